@@ -1,0 +1,31 @@
+# `make run` and `make test` need Python >= 3.11 and nothing else: they make .venv first.
+# PYTHON=... chooses the interpreter.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup run test clean
+
+setup: $(READY)
+
+# The stamp is written last, so an interrupted installation is done again from the start.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "fibration needs Python >= 3.11; found none. Name one: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "creating $(VENV) with $(PYTHON) (once; about a minute)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+run: setup
+	@$(BIN)/fibration run fiberpo_domain --verify specs --out out
+
+test: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -n 2
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info

@@ -1,0 +1,165 @@
+"""IR → IR: the reverse sweep, one rule per kind of node (theory.md 4).
+
+    Push (sum)  ↔  Pull          the transpose of a sum over fibres is a broadcast, and the reverse
+    Map(body)   →  Map(∂body)    branch by branch: the branch that holds at a point is the one differentiated
+    Detach      →  nothing
+
+The result is ordinary IR and takes the same road as the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fibration.errors import IRError
+from fibration.ir import Const, Detach, Map, Node, Program, Pull, Push, Scalar, arg, const, scalar
+
+ONE, ZERO = const(1.0), const(0.0)
+
+
+def adjoint(program: Program, output: str, wrt: str, *, seed: Node | None = None, result: str) -> Program:
+    """`program` with one more output, the derivative of `output` with respect to the input `wrt`.
+
+    `seed` is the cotangent of `output`; a scalar objective takes 1. The result has the stratum of `wrt`.
+    """
+    target = next((i for i in program.inputs if i.name == wrt), None)
+    if target is None:
+        raise IRError(f"program '{program.name}' has no input '{wrt}'")
+    order = list(program.nodes())
+    depends: set[Node] = {target}
+    for node in order:
+        if not isinstance(node, Detach) and any(o in depends for o in node.operands):
+            depends.add(node)
+
+    root = program.outputs[output]
+    cotangents: dict[Node, list[Node]] = {root: [seed or Const(1.0, root.stratum)]}
+    names = dict(program.names)
+    for node in reversed(order):
+        if node not in depends or node not in cotangents or node is target:
+            continue
+        cotangent = total(cotangents.pop(node))
+        if node in program.names:
+            names.setdefault(cotangent, f"d_{program.names[node]}")
+        for operand, contribution in _transpose(node, cotangent, depends):
+            cotangents.setdefault(operand, []).append(contribution)
+    gradient = total(cotangents.get(target, [Const(0.0, target.stratum)]))
+    return replace(program, outputs={**program.outputs, result: gradient}, names=names).validate()
+
+
+def total(nodes: list[Node]) -> Node:
+    """The sum of several vectors over one stratum."""
+    unique = list(dict.fromkeys(nodes))
+    weights = [nodes.count(n) for n in unique]
+    terms = [arg(i) if w == 1 else scalar("mul", const(w), arg(i)) for i, w in enumerate(weights)]
+    body = terms[0]
+    for term in terms[1:]:
+        body = scalar("add", body, term)
+    return unique[0] if body == arg(0) else Map(body, tuple(unique))
+
+
+def _transpose(node: Node, cotangent: Node, depends: set[Node]) -> list[tuple[Node, Node]]:
+    if isinstance(node, Push):
+        if node.reduce != "sum":
+            raise IRError(f"a push with reduction '{node.reduce}' has no derivative here")
+        return [(node.operand, Pull(node.source, node.target, cotangent))]
+    if isinstance(node, Pull):
+        return [(node.operand, Push(node.source, node.target, cotangent))]
+    if isinstance(node, Map):
+        bound = tuple(node.inputs)
+        pairs = []
+        for i, operand in enumerate(bound):
+            slope = derivative(node.body, i)
+            if operand in depends and slope is not ZERO:
+                product = times(slope, arg(len(bound)))
+                pairs.append((operand, _used((*bound, cotangent), product)))
+        return pairs
+    return []
+
+
+def _used(operands: tuple[Node, ...], body: Scalar) -> Node:
+    """A Map over just those operands that its body reads."""
+    positions: dict[int, int] = {}
+
+    def renumber(s: Scalar) -> Scalar:
+        if s.op == "arg":
+            return arg(positions.setdefault(int(s.value or 0), len(positions)))
+        return Scalar(s.op, tuple(renumber(a) for a in s.args), s.value)
+
+    renumbered = renumber(body)
+    if not positions:
+        return Const(float(renumbered.value or 0.0), operands[0].stratum)
+    chosen = tuple(operands[i] for i in positions)
+    return chosen[0] if renumbered is arg(0) else Map(renumbered, chosen)
+
+
+def times(slope: Scalar, factor: Scalar) -> Scalar:
+    """`slope · factor`, with the factor inside the branches: `0 · inf` must not turn a dead branch into NaN."""
+    if slope is ZERO or factor is ZERO:
+        return ZERO
+    if slope is ONE:
+        return factor
+    if factor is ONE:
+        return slope
+    if slope is const(-1.0):
+        return scalar("neg", factor)
+    if slope.op == "select":
+        c, a, b = slope.args
+        return scalar("select", c, times(a, factor), times(b, factor))
+    if slope.op == "neg":
+        return scalar("neg", times(slope.args[0], factor))
+    return scalar("mul", slope, factor)
+
+
+def plus(a: Scalar, b: Scalar) -> Scalar:
+    if a is ZERO:
+        return b
+    return a if b is ZERO else scalar("add", a, b)
+
+
+# One row per scalar operator: (the node, the derivatives of its arguments) -> the derivative of the node.
+RULES: dict[str, Callable[[Scalar, tuple[Scalar, ...]], Scalar]] = {
+    "const": lambda s, d: ZERO,
+    "add": lambda s, d: plus(d[0], d[1]),
+    "sub": lambda s, d: plus(d[0], times(const(-1.0), d[1])),
+    "mul": lambda s, d: plus(times(d[0], s.args[1]), times(d[1], s.args[0])),
+    "div": lambda s, d: plus(
+        _over(d[0], s.args[1]), times(const(-1.0), _over(times(d[1], s), s.args[1]))
+    ),
+    "neg": lambda s, d: times(const(-1.0), d[0]),
+    "exp": lambda s, d: times(d[0], s),
+    "log": lambda s, d: _over(d[0], s.args[0]),
+    "expm1": lambda s, d: times(d[0], scalar("exp", s.args[0])),
+    "log1p": lambda s, d: _over(d[0], scalar("add", ONE, s.args[0])),
+    "tanh": lambda s, d: times(d[0], scalar("sub", ONE, scalar("mul", s, s))),
+    "sigmoid": lambda s, d: times(d[0], scalar("mul", s, scalar("sub", ONE, s))),
+    "sqrt": lambda s, d: _over(d[0], scalar("mul", const(2.0), s)),
+    "select": lambda s, d: d[1] if d[1] is d[2] else scalar("select", s.args[0], d[1], d[2]),
+}  # fmt: skip
+
+
+def _over(a: Scalar, b: Scalar) -> Scalar:
+    if a is ZERO:
+        return ZERO
+    if a.op == "select":
+        return scalar("select", a.args[0], _over(a.args[1], b), _over(a.args[2], b))
+    return scalar("div", a, b)
+
+
+def derivative(body: Scalar, position: int) -> Scalar:
+    """`∂body/∂arg(position)`: conditions are constants, and the branch taken is the branch differentiated."""
+    known: dict[Scalar, Scalar] = {}
+
+    def of(s: Scalar) -> Scalar:
+        if s not in known:
+            if s.op == "arg":
+                known[s] = ONE if s.value == position else ZERO
+            elif s.op in ("lt", "le", "and", "or", "not"):
+                known[s] = ZERO
+            else:
+                known[s] = RULES[s.op](s, tuple(of(a) for a in s.args))
+        return known[s]
+
+    return of(body)
+
+

@@ -1,0 +1,95 @@
+"""One registry for everything that is declared by calling a function: gates, kernels, decompositions, objectives.
+
+A constructor is one function in one place. Decorating it records how its result was written, lets JSON and the command
+line name it, and enrols it, with its examples, in the tests of laws, derivatives and backends.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fibration.errors import SpecError
+from fibration.expressions import Expression, as_expression
+from fibration.grammar import Invocation, Names, Tree, arguments, build, read, write
+from fibration.symbols import Declared
+
+T = TypeVar("T", bound="Written")
+
+
+class Written(Declared):
+    """An object that remembers the call that made it; equal objects are written equally."""
+
+    written: str = ""
+
+    def __repr__(self) -> str:
+        return self.written
+
+
+@dataclass(frozen=True)
+class Constructor:
+    """A registered function: what it makes, and arguments to try it with in tests."""
+
+    name: str
+    kind: type[Written]
+    function: Callable[..., Any]
+    examples: tuple[str, ...]
+
+
+CONSTRUCTORS: dict[str, Constructor] = {}
+
+
+def constructor(kind: type[T], *, examples: tuple[str, ...]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Register a function that declares a `kind`; `examples` are calls of it in the written grammar."""
+
+    def register(function: Callable[..., T]) -> Callable[..., T]:
+        name, signature = function.__name__, inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> T:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise SpecError(f"{name}: {error}", required=f"{name}{signature}") from None
+            values = {k: as_expression(v, f"{name}: argument '{k}'") for k, v in bound.arguments.items()}
+            result = function(**values)
+            parts = [
+                write(v) if i < len(args) else f"{k}={write(v)}" for i, (k, v) in enumerate(values.items())
+            ]
+            return result.model_copy(update={"written": f"{name}({', '.join(parts)})"})
+
+        CONSTRUCTORS[name] = Constructor(name, kind, call, examples)
+        return call
+
+    return register
+
+
+def construct(kind: type[T], text: object, names: Names, what: str, bare: Callable[[Expression], T] | None = None) -> T:
+    """Read a `kind` from its written form; a bare expression goes to `bare`, if there is one."""
+    tree = read(text, what)
+    if isinstance(tree, Invocation):
+        if tree.name == kind.__name__ and bare is not None and len(tree.positional) == 1 and not tree.named:
+            return _methods(bare(build(tree.positional[0], names, what)), tree.methods, names, what)
+        found = CONSTRUCTORS.get(tree.name)
+        if found is not None and issubclass(found.kind, kind):
+            positional, named = arguments(tree, names, what)
+            return _methods(found.function(*positional, **named), tree.methods, names, what)
+    if bare is not None and not _is_unknown_call(tree):
+        return bare(build(tree, names, what))
+    known = sorted(n for n, c in CONSTRUCTORS.items() if issubclass(c.kind, kind))
+    raise SpecError(f"{what}: {str(text)[:80]!r} is no {kind.__name__.lower()}", required=f"a call of {', '.join(known)}")
+
+
+def _is_unknown_call(tree: Tree) -> bool:
+    return isinstance(tree, Invocation) and bool(tree.methods)
+
+
+def _methods(value: T, methods: tuple[Invocation, ...], names: Names, what: str) -> T:
+    for method in methods:
+        if method.name != "per" or not hasattr(value, "per") or len(method.positional) != 1 or method.named:
+            raise SpecError(f"{what}: unknown method '.{method.name}(...)'", required="gate.per(scale)")
+        value = value.per(build(method.positional[0], names, what))
+    return value

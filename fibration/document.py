@@ -1,0 +1,110 @@
+"""The JSON form of a hierarchy, and its published schema.
+
+Expressions and constructor calls are text in the grammar of `grammar.py`. Reading a document builds objects and runs
+nothing: every name is looked up in the document's own tables and in the registry of constructors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fibration.constructors import construct
+from fibration.decomposition import Decomposition
+from fibration.errors import SpecError
+from fibration.gates import Gate
+from fibration.grammar import MAX_TEXT
+from fibration.kernels import MarkovKernel
+from fibration.objective import Objective
+from fibration.spec import Fibration, Hierarchy
+from fibration.symbols import SOURCE, TARGET, Attribute, Parameter, Stratum
+
+NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63)]
+
+
+def _text(description: str, *examples: str) -> Any:
+    return Field(max_length=MAX_TEXT, description=description, examples=list(examples))
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ParameterDocument(_Document):
+    """A number chosen when the operator is called; the bounds are strict and are assumptions of the proofs."""
+
+    name: NameText
+    default: float | dict[str, float] | None = None
+    lower: float | None = 0.0
+    upper: float | None = None
+    per_channel: bool = False
+    on: NameText | None = None
+
+
+class AttributeDocument(_Document):
+    """A number given per element of a stratum when an index is built."""
+
+    name: NameText
+    on: NameText
+    positive: bool = True
+
+
+class FibrationDocument(_Document):
+    """Every element of `source` lies over one element of `target`."""
+
+    source: NameText
+    target: NameText
+    kernel: Annotated[str, _text("a kernel, or its weight", "uniform()", "proportional(count(trajectory))")]
+
+
+class HierarchyDocument(_Document):
+    """A fibration gating hierarchy as `fibration` writes and reads it."""
+
+    name: NameText
+    strata: Annotated[list[NameText], Field(min_length=1, max_length=64)]
+    parameters: Annotated[list[ParameterDocument], Field(max_length=256)] = []
+    attributes: Annotated[list[AttributeDocument], Field(max_length=256)] = []
+    fibrations: Annotated[list[FibrationDocument], Field(max_length=64)] = []
+    gates: dict[NameText, Annotated[str, _text("a gate, or its formula", "clip_gate(epsilon)", "minimum(residual, high)")]]
+    decomposition: Annotated[str, _text("how ratios become densities", "signed_log_ratio(scale=1/count(token, over=trajectory))")]
+    objective: Annotated[str, _text("the weights of the objective", "trajectory_mean()", "token_mean()")]
+    gives_up: dict[str, Annotated[str, Field(max_length=1000)]] = {}
+    rows: NameText = "trajectory"
+
+    def build(self) -> Hierarchy:
+        """The hierarchy, or a SpecError naming the entry that cannot be read."""
+        here = f"hierarchy '{self.name}'"
+        strata = {n: Stratum(n) for n in self.strata}
+
+        def stratum(name: str, what: str) -> Stratum:
+            if name not in strata:
+                raise SpecError(f"{here}: {what} names the stratum '{name}'", required=f"one of {', '.join(strata)}")
+            return strata[name]
+
+        names: dict[str, object] = {"source": SOURCE, "target": TARGET, **strata}
+        for p in self.parameters:
+            on = None if p.on is None else stratum(p.on, f"parameter '{p.name}'")
+            names[p.name] = Parameter(
+                p.name, default=p.default, lower=p.lower, upper=p.upper, per_channel=p.per_channel, on=on
+            )
+        for a in self.attributes:
+            names[a.name] = Attribute(a.name, on=stratum(a.on, f"attribute '{a.name}'"), positive=a.positive)
+        return Hierarchy(
+            name=self.name,
+            fibrations=[
+                Fibration(
+                    stratum(f.source, "a fibration"),
+                    stratum(f.target, "a fibration"),
+                    construct(MarkovKernel, f.kernel, names, f"{here}: kernel {f.source} → {f.target}", MarkovKernel),
+                )
+                for f in self.fibrations
+            ],
+            gates={
+                stratum(s, "a gate"): construct(Gate, g, names, f"{here}: gate on {s}", Gate) for s, g in self.gates.items()
+            },
+            decomposition=construct(Decomposition, self.decomposition, names, f"{here}: decomposition"),
+            objective=construct(Objective, self.objective, names, f"{here}: objective"),
+            gives_up=self.gives_up,
+            rows=Stratum(self.rows),
+        )

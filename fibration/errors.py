@@ -1,0 +1,64 @@
+"""One class per failure.
+
+Every message names the user's object, the rule, a concrete witness and the next step, in that order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fibration.report import Report
+
+
+class FibrationError(Exception):
+    """Base of everything this library raises on purpose."""
+
+    def __init__(self, what: str, *, required: str = "", found: str = "", remedy: str = "") -> None:
+        self.what, self.required, self.found, self.remedy = what, required, found, remedy
+        lines = [what]
+        if required:
+            lines.append(f"  required: {required}")
+        if found:
+            lines.append(f"  found:    {found}")
+        if remedy:
+            lines.append(f"  {remedy}")
+        super().__init__("\n".join(lines))
+
+
+class SpecError(FibrationError):
+    """A declaration that cannot be read or does not fit together; raised while it is built or loaded."""
+
+
+class LawError(FibrationError):
+    """A hierarchy that breaks a law, or whose law could not be decided. Carries the whole `report`."""
+
+    report: Report | None = None
+
+
+class ParameterError(FibrationError):
+    """A parameter's value is unknown, missing, out of bounds, or of the wrong shape."""
+
+
+class HierarchyIndexError(FibrationError):
+    """Masks, offsets or labels do not describe a hierarchy of the declared form."""
+
+
+class BatchError(FibrationError):
+    """Log-probs, advantages or an index do not fit each other, or hold a value that has no meaning."""
+
+
+class BackendError(FibrationError):
+    """A backend is unknown, not available, or lacks an operator."""
+
+
+class IRError(FibrationError):
+    """An intermediate program breaks an invariant of the IR: a defect of this library, not of a spec."""
+
+
+class RolloutsError(FibrationError):
+    """A file of recorded rollouts is damaged or is no such file."""
+
+
+class MissingDependency(FibrationError):
+    """An optional package is needed and not installed."""

@@ -1,0 +1,371 @@
+"""The written form of expressions and of constructor calls: one small grammar, read and written here.
+
+    text      := where | or | comparison | sum | product | power | call
+    call      := name "(" arguments ")" ("." name "(" arguments ")")*
+    arguments := positional and name=value, separated by commas; a value may also be a quoted channel
+
+It looks like Python and is not: nothing is evaluated, a name means only what the caller's table says it means, and
+length and nesting are limited before anything is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fibration.errors import SpecError
+from fibration.expressions import MAX_DEPTH, Apply, Expression, Number, apply, as_expression
+from fibration.symbols import (
+    Component,
+    Count,
+    Density,
+    Gated,
+    Place,
+    Reading,
+    Stratum,
+    Total,
+    advantage,
+    count,
+    density,
+    gated,
+    residual,
+    token_log_ratio,
+    total,
+)
+
+MAX_TEXT = 10_000
+
+# ---------------------------------------------------------------- writing
+
+_BINDING = {"or": 1, "and": 2, "not": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "+": 5, "-": 5, "*": 6, "/": 6, "neg": 7, "**": 8}
+_WORD = {"and": "&", "or": "|"}
+
+
+def write_number(value: Fraction) -> str:
+    """A whole number or a decimal; a `Number` always terminates (see `as_expression`)."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    text = repr(float(value))
+    if Fraction(text) == value:
+        return text
+    digits = 0
+    while value.denominator != 1:
+        value, digits = value * 10, digits + 1
+    return f"{value.numerator}e-{digits}"
+
+
+def write(expression: Expression) -> str:
+    """The text of an expression, with the fewest parentheses that keep its structure."""
+    return _write(expression)[0]
+
+
+def _write(e: Expression) -> tuple[str, int]:
+    """Text and binding strength of its outermost operator."""
+    if isinstance(e, Number):
+        text = write_number(e.value)
+        return text, 5 if e.value < 0 else 9
+    if not isinstance(e, Apply):
+        return _write_atom(e), 9
+    op = e.operator
+    if op not in _BINDING:
+        return f"{op}({', '.join(write(a) for a in e.arguments)})", 9
+    strength = _BINDING[op]
+
+    def operand(argument: Expression, at_least: int) -> str:
+        text, binding = _write(argument)
+        return text if binding >= at_least else f"({text})"
+
+    if op == "neg":
+        return f"-{operand(e.arguments[0], 7)}", strength
+    if op == "not":
+        return f"~{operand(e.arguments[0], 9)}", strength
+    left, right = e.arguments
+    if op in ("<", "<=", ">", ">="):
+        return f"{operand(left, 5)} {op} {operand(right, 5)}", strength
+    if op in _WORD:  # & and | bind tighter than comparisons in Python, so comparisons take parentheses
+        return f"{operand(left, 9)} {_WORD[op]} {operand(right, 9)}", 4
+    if op == "**":
+        return f"{operand(left, 9)}**{operand(right, 9)}", strength
+    gap = "" if op in "*/" else " "
+    return f"{operand(left, strength)}{gap}{op}{gap}{operand(right, strength + 1)}", strength
+
+
+def _write_atom(atom: Expression) -> str:
+    if isinstance(atom, Count):
+        over = "" if atom.over is None else f", over={atom.over!r}"
+        return f"count({atom.of!r}{over})"
+    if isinstance(atom, Total):
+        over = "" if atom.over is None else f", over={atom.over!r}"
+        return f"total({atom.attribute.name}{over})"
+    if isinstance(atom, Density):
+        own = "" if atom.channel is None else f', "{atom.channel}"'
+        return f"density({atom.stratum!r}{own})"
+    if isinstance(atom, Gated):
+        return f'gated("{atom.channel}")'
+    if isinstance(atom, Component):
+        return f"{atom.parameter.name}[{atom.channel}]"
+    if isinstance(atom, Reading):
+        return atom.name
+    return atom.name  # type: ignore[attr-defined, no-any-return]  # parameters and attributes
+
+
+# ---------------------------------------------------------------- reading
+
+TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)|(?P<name>[A-Za-z_]\w*)"
+    r"|\"(?P<string>[^\"\n]{0,64})\"|(?P<sign>\*\*|<=|>=|[-+*/()<>,=.&|~\[\]{}:]))"
+)
+
+
+@dataclass(frozen=True)
+class Word:
+    """A name as it was read."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """A quoted string as it was read."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """`name(arguments)`, with the methods called on it, as it was read."""
+
+    name: str
+    positional: tuple[Tree, ...]
+    named: tuple[tuple[str, Tree], ...]
+    methods: tuple[Invocation, ...] = ()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An infix or prefix operator on what was read."""
+
+    operator: str
+    operands: tuple[Tree, ...]
+
+
+Tree = Fraction | Word | Quoted | Invocation | Operation
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class _Reader:
+    def __init__(self, text: object, what: str) -> None:
+        if not isinstance(text, str):
+            raise SpecError(f"{what} is a {type(text).__name__}: {_shorten(repr(text))}", required="text in the expression grammar")
+        if len(text) > MAX_TEXT:
+            raise SpecError(f"{what} has {len(text)} characters", required=f"at most {MAX_TEXT}")
+        self.text, self.what, self.depth = text, what, 0
+        self.tokens: list[tuple[str, str, int]] = []
+        position = 0
+        while position < len(text.rstrip()):
+            match = TOKEN.match(text, position)
+            if match is None:
+                at = position + len(text[position:]) - len(text[position:].lstrip())
+                raise self.error(f"the character {text[at]!r}", at)
+            kind = match.lastgroup or ""
+            self.tokens.append((kind, match.group(kind), match.start(kind)))
+            position = match.end()
+        self.position = 0
+
+    def error(self, found: str, at: int | None = None) -> SpecError:
+        if at is None:
+            at = self.tokens[self.position][2] if self.position < len(self.tokens) else len(self.text)
+        return SpecError(
+            f"{self.what} cannot be read: {_shorten(self.text)!r}",
+            required="an expression in the grammar of `fibration.grammar`: numbers, atoms, + - * / **, comparisons, functions",
+            found=f"{found} at character {at + 1}",
+            remedy="nothing in a spec is ever executed; write the formula itself",
+        )
+
+    def peek(self) -> str:
+        if self.position >= len(self.tokens):
+            return ""
+        kind, text, _ = self.tokens[self.position]
+        return text if kind in ("sign", "name") else kind
+
+    def take(self) -> tuple[str, str]:
+        if self.position >= len(self.tokens):
+            raise self.error("the end")
+        kind, text, _ = self.tokens[self.position]
+        self.position += 1
+        return kind, text
+
+    def expect(self, sign: str) -> None:
+        if self.peek() != sign:
+            raise self.error(f"{self.peek() or 'the end'!s} where '{sign}' is needed")
+        self.position += 1
+
+    def whole(self) -> Tree:
+        tree = self.expression(0)
+        if self.position < len(self.tokens):
+            raise self.error(f"'{self.tokens[self.position][1]}' after the end of the expression")
+        return tree
+
+    # From loosest to tightest. Comparisons bind tighter than & and |, as in mathematics; `write` always puts
+    # parentheses there, because Python disagrees.
+    LEVELS = (("|",), ("&",), ("<", "<=", ">", ">="), ("+", "-"), ("*", "/"))
+    MEANING = {"|": "or", "&": "and"}
+
+    def expression(self, level: int) -> Tree:
+        self.depth += 1
+        if self.depth > 12 * MAX_DEPTH:
+            raise self.error(f"more than {MAX_DEPTH} levels of nesting")
+        try:
+            if level == len(self.LEVELS):
+                return self.prefix()
+            left = self.expression(level + 1)
+            while (sign := self.peek()) in self.LEVELS[level]:
+                self.position += 1
+                right = self.expression(level + 1)
+                left = Operation(self.MEANING.get(sign, sign), (left, right))
+                if level == 2:
+                    break
+            return left
+        finally:
+            self.depth -= 1
+
+    def prefix(self) -> Tree:
+        sign = self.peek()
+        if sign in ("-", "~"):
+            self.position += 1
+            self.depth += 1
+            if self.depth > 12 * MAX_DEPTH:
+                raise self.error(f"more than {MAX_DEPTH} levels of nesting")
+            operand = self.prefix()
+            self.depth -= 1
+            if sign == "-" and isinstance(operand, Fraction):
+                return -operand
+            return Operation("neg" if sign == "-" else "not", (operand,))
+        base = self.primary()
+        if self.peek() == "**":
+            self.position += 1
+            return Operation("**", (base, self.primary()))
+        return base
+
+    def primary(self) -> Tree:
+        kind, text = self.take()
+        if kind == "number":
+            return Fraction(text)
+        if kind == "string":
+            return Quoted(text)
+        if kind == "name":
+            if self.peek() != "(":
+                return Word(text)
+            call = self.call(text)
+            methods = []
+            while self.peek() == ".":
+                self.position += 1
+                kind, method = self.take()
+                if kind != "name":
+                    raise self.error(f"'{method}' where a method's name is needed")
+                methods.append(self.call(method))
+            return Invocation(call.name, call.positional, call.named, tuple(methods))
+        if text == "(":
+            inside = self.expression(0)
+            self.expect(")")
+            return inside
+        self.position -= 1
+        raise self.error(f"'{text}'")
+
+    def call(self, name: str) -> Invocation:
+        self.expect("(")
+        positional: list[Tree] = []
+        named: list[tuple[str, Tree]] = []
+        while self.peek() != ")":
+            is_named = (
+                self.position + 1 < len(self.tokens)
+                and self.tokens[self.position][0] == "name"
+                and self.tokens[self.position + 1][1] == "="
+            )
+            if is_named:
+                key = self.take()[1]
+                self.position += 1
+                named.append((key, self.expression(0)))
+            elif named:
+                raise self.error("a positional argument after a named one")
+            else:
+                positional.append(self.expression(0))
+            if self.peek() != ")":
+                self.expect(",")
+        self.expect(")")
+        return Invocation(name, tuple(positional), tuple(named))
+
+
+def read(text: object, what: str = "an expression") -> Tree:
+    """Parse text into a tree; builds nothing and knows no names."""
+    return _Reader(text, what).whole()
+
+
+Names = Mapping[str, object]
+_FUNCTIONS = ("where", "minimum", "maximum", "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt")
+_READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio}
+_ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
+
+
+def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
+    """Turn a tree into an Expression; `names` maps words to strata, parameters and attributes."""
+    if isinstance(tree, Fraction):
+        return Number(tree)
+    if isinstance(tree, Word):
+        found = _READINGS[tree.text] if tree.text in _READINGS else names.get(tree.text)
+        if isinstance(found, Expression):
+            return found
+        known = sorted([*_READINGS, *(n for n, v in names.items() if isinstance(v, Expression))])
+        kind = "is a stratum, not a number" if isinstance(found, (Stratum, Place)) else "means nothing here"
+        raise SpecError(f"{what}: the name '{tree.text}' {kind}", required=f"one of {', '.join(known)}")
+    if isinstance(tree, Quoted):
+        raise SpecError(f"{what}: the text {tree.text!r} stands where a number belongs")
+    if isinstance(tree, Operation):
+        if tree.operator == "**":
+            exponent = tree.operands[1]
+            if not isinstance(exponent, Fraction) or exponent.denominator != 1:
+                raise SpecError(f"{what}: a power needs a whole number as its exponent")
+            return build(tree.operands[0], names, what) ** int(exponent)
+        return apply(tree.operator, *(build(o, names, what) for o in tree.operands))
+    if tree.methods:
+        raise SpecError(f"{what}: '.{tree.methods[0].name}(...)' belongs to a gate, not to a number")
+    if tree.name in _FUNCTIONS and not tree.named:
+        return apply(tree.name, *(build(a, names, what) for a in tree.positional))
+    if tree.name in _ATOM_CALLS:
+        positional, named = arguments(tree, names, what)
+        try:
+            return _ATOM_CALLS[tree.name](*positional, **named)
+        except TypeError:
+            raise SpecError(f"{what}: wrong arguments to '{tree.name}'") from None
+    raise SpecError(
+        f"{what}: unknown operator '{tree.name}'",
+        required=f"one of {', '.join((*_FUNCTIONS, *_ATOM_CALLS))}",
+        remedy="a new function is added to fibration.expressions.OPERATORS, in one row",
+    )
+
+
+def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], dict[str, object]]:
+    """The arguments of a call: strata and channels as themselves, everything else as an Expression."""
+
+    def value(tree: Tree) -> object:
+        if isinstance(tree, Quoted):
+            return tree.text
+        if isinstance(tree, Word) and isinstance(names.get(tree.text), (Stratum, Place)):
+            return names[tree.text]
+        return build(tree, names, what)
+
+    keys = [k for k, _ in call.named]
+    if len(set(keys)) != len(keys):
+        raise SpecError(f"{what}: an argument of '{call.name}' is given twice")
+    return [value(t) for t in call.positional], {k: value(t) for k, t in call.named}
+
+
+def parse(text: object, names: Names, what: str = "an expression") -> Expression:
+    """Read and build in one step."""
+    return as_expression(build(read(text, what), names, what))
+

@@ -1,0 +1,41 @@
+"""Objectives: the weights `μ_i` of `J = Σ_i μ_i · 𝒢(r)_i · A_i` (def:rgf).
+
+Every sum and count runs over the whole optimisation batch, never over a micro-batch. A trajectory without a single
+unmasked token does not count.
+"""
+
+from __future__ import annotations
+
+from fibration.constructors import Written, constructor
+from fibration.expressions import Expression
+from fibration.symbols import BATCH, Place, count
+
+# Resolved by lowering: the sampled stratum, the rows of the batch, the batch itself.
+LEAF, ROWS, WHOLE = Place("leaf"), Place("rows"), Place(BATCH)
+
+
+class Objective(Written):
+    """`weight` is `μ`, in counts over a trajectory and over the batch."""
+
+    weight: Expression
+
+
+@constructor(Objective, examples=("trajectory_mean()",))
+def trajectory_mean() -> Objective:
+    """Mean over trajectories of the mean over tokens: `μ_i = 1/(trajectories · T_τ)` (eq:fiberpo_main)."""
+    return Objective(weight=1 / (count(ROWS, over=WHOLE) * count(LEAF, over=ROWS)))
+
+
+@constructor(Objective, examples=("token_mean()",))
+def token_mean() -> Objective:
+    """Mean over all tokens of the batch: `μ_i = 1/tokens` (DAPO)."""
+    return Objective(weight=1 / count(LEAF, over=WHOLE))
+
+
+@constructor(Objective, examples=("constant_normaliser(1024)",))
+def constant_normaliser(length: Expression) -> Objective:
+    """Sum over tokens by a constant, mean over trajectories: `μ_i = 1/(trajectories · length)` (Dr. GRPO).
+
+    `length` is a number of tokens, usually the longest response allowed, or a Parameter.
+    """
+    return Objective(weight=1 / (count(ROWS, over=WHOLE) * length))

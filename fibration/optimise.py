@@ -1,0 +1,164 @@
+"""IR → IR: rewrite rules that never change a value by more than a rounding, applied until nothing changes.
+
+Sharing is free (nodes are interned), and dead nodes are those no output reaches. What is left for rules: constants,
+neutral elements, and maps that run directly into one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from fibration.adjoint import times
+from fibration.ir import CONDITIONS, Const, Map, Node, Program, Scalar, arg, const, scalar
+from fibration.scalars import compute
+
+ONE, ZERO, MINUS_ONE = const(1.0), const(0.0), const(-1.0)
+FUSED_SIZE = 60  # a longer body is harder to read, and no faster
+
+
+def optimise(program: Program) -> Program:
+    """Simplify every body, then fuse a map into its only user."""
+    program = _rebuild(program, lambda node: node)
+    while True:
+        uses = Counter(o for n in program.nodes() for o in n.operands)
+        kept = set(program.outputs.values()) | set(program.names)
+        fusable = {
+            n for n in program.nodes() if isinstance(n, Map) and uses[n] == 1 and n not in kept and size(n.body) < FUSED_SIZE
+        }
+        fused = _rebuild(program, lambda node, inner=fusable: _fuse(node, inner))  # type: ignore[misc]
+        if list(fused.outputs.values()) == list(program.outputs.values()):
+            return fused.validate()
+        program = fused
+
+
+def size(body: Scalar) -> int:
+    return 1 + sum(size(a) for a in body.args)
+
+
+def _rebuild(program: Program, rule) -> Program:  # type: ignore[no-untyped-def]
+    """Apply `rule`, then `simplify`, to every node, bottom-up."""
+    done: dict[Node, Node] = {}
+    for node in program.nodes():
+        done[node] = _tidy(_with_operands(rule(node), done))
+    names: dict[Node, str] = {}
+    for node, name in program.names.items():
+        if node in done:
+            names.setdefault(done[node], name)
+    return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names)
+
+
+def _with_operands(node: Node, done: dict[Node, Node]) -> Node:
+    if isinstance(node, Map):
+        return Map(node.body, tuple(done[o] for o in node.inputs))
+    if not node.operands:
+        return node
+    return replace(node, operand=done[node.operands[0]])  # type: ignore[call-arg]
+
+
+def _fuse(node: Node, inner: set[Node]) -> Node:
+    if not isinstance(node, Map) or not any(o in inner for o in node.inputs):
+        return node
+    operands: dict[Node, int] = {}
+    substitution = []
+    for o in node.inputs:
+        if o in inner and isinstance(o, Map):
+            table = [arg(operands.setdefault(x, len(operands))) for x in o.inputs]
+            substitution.append(_bind(o.body, table))
+        else:
+            substitution.append(arg(operands.setdefault(o, len(operands))))
+    return Map(_bind(node.body, substitution), tuple(operands))
+
+
+def _bind(body: Scalar, table: list[Scalar]) -> Scalar:
+    if body.op == "arg":
+        return table[int(body.value or 0)]
+    return Scalar(body.op, tuple(_bind(a, table) for a in body.args), body.value)
+
+
+def _tidy(node: Node) -> Node:
+    """Simplify a map's body, bind constant operands, drop unused ones."""
+    if not isinstance(node, Map):
+        return node
+    operands: dict[Node, int] = {}
+    table: list[Scalar] = []
+    for o in node.inputs:
+        table.append(const(o.value) if isinstance(o, Const) else arg(operands.setdefault(o, len(operands))))
+    body = simplify(_bind(node.body, table))
+    used = sorted(_arguments(body))
+    if not used:
+        return Const(float(body.value or 0.0), node.stratum)
+    renumber = {old: arg(new) for new, old in enumerate(used)}
+    chosen = tuple(list(operands)[i] for i in used)
+    body = _bind(body, [renumber.get(i, ZERO) for i in range(len(operands))])
+    return chosen[0] if body is arg(0) else Map(body, chosen)
+
+
+def _arguments(body: Scalar) -> set[int]:
+    if body.op == "arg":
+        return {int(body.value or 0)}
+    return set().union(*(_arguments(a) for a in body.args)) if body.args else set()
+
+
+def simplify(body: Scalar) -> Scalar:
+    """Fold constants and neutral elements, bottom-up."""
+    if not body.args:
+        return body
+    args = tuple(simplify(a) for a in body.args)
+    s = Scalar(body.op, args, body.value)
+    if all(a.op == "const" for a in args) and s.op not in CONDITIONS and s.op != "select":
+        value = compute(s.op, *(float(a.value or 0.0) for a in args))
+        return const(value) if math.isfinite(value) else s
+    return _rule(s)
+
+
+def _rule(s: Scalar) -> Scalar:
+    a = s.args[0]
+    b = s.args[1] if len(s.args) > 1 else ZERO
+    match s.op:
+        case "add":
+            if b.op == "neg":
+                return _rule(scalar("sub", a, b.args[0]))
+            return b if a is ZERO else a if b is ZERO else s
+        case "sub":
+            if b.op == "neg":
+                return _rule(scalar("add", a, b.args[0]))
+            return a if b is ZERO else _rule(scalar("neg", b)) if a is ZERO else s
+        case "mul":
+            if a is ZERO or b is ZERO:
+                return ZERO
+            if a is ONE:
+                return b
+            if b is ONE:
+                return a
+            if a is MINUS_ONE or b is MINUS_ONE:
+                return _rule(scalar("neg", b if a is MINUS_ONE else a))
+            if a.op == "div" and a.args[1] is b:  # (x/n)·n, as when means of means are weighted
+                return a.args[0]
+            for branch, factor in ((a, b), (b, a)):
+                if branch.op == "select" and ZERO in branch.args[1:]:
+                    return _deep(times(branch, factor))
+            return s
+        case "div":
+            return a if b is ONE else ZERO if a is ZERO else s
+        case "neg":
+            if a.op == "neg":
+                return a.args[0]
+            if a.op == "sub":
+                return scalar("sub", a.args[1], a.args[0])
+            return s
+        case "select":
+            c = s.args[0]
+            if c.op == "le" and c.args[0] is c.args[1]:
+                return s.args[1]
+            return s.args[1] if s.args[1] is s.args[2] else s
+        case _:
+            return s
+
+
+def _deep(s: Scalar) -> Scalar:
+    """Simplify the branches that a factor was just moved into."""
+    if s.op == "select":
+        return scalar("select", s.args[0], _deep(s.args[1]), _deep(s.args[2]))
+    return simplify(s)

@@ -1,0 +1,331 @@
+"""Fibrations and hierarchies: what a user declares, immutable, validated, printing as it was written.
+
+Construction checks that a declaration can be *read*: names, types, references. Whether it is *right* is for the laws
+(`verify.py`), so a cycle or a kernel that does not sum to 1 can be declared, and is then refused with its witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pydantic import GetJsonSchemaHandler, ModelWrapValidatorHandler, ValidationInfo, model_serializer, model_validator
+from pydantic_core import CoreSchema
+
+import fibration.gates
+import fibration.kernels
+import fibration.objective
+from fibration.constructors import construct
+from fibration.decomposition import Decomposition
+from fibration.errors import SpecError
+from fibration.expressions import Expression, atoms
+from fibration.gates import Gate
+from fibration.kernels import MarkovKernel
+from fibration.objective import Objective
+from fibration.symbols import (
+    BATCH,
+    SOURCE,
+    Attribute,
+    Count,
+    Declared,
+    Density,
+    Name,
+    Parameter,
+    Place,
+    Stratum,
+    Total,
+    at,
+    check_name,
+    put,
+)
+
+if TYPE_CHECKING:
+    from fibration.report import Report
+
+
+class Fibration(Declared):
+    """`π: source → target`, every source element over exactly one target element, with its reflecting kernel."""
+
+    source: Stratum
+    target: Stratum
+    kernel: MarkovKernel
+
+    def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel) -> None:
+        for end, value, kind in (("source", source, Stratum), ("target", target, Stratum), ("kernel", kernel, MarkovKernel)):
+            if not isinstance(value, kind):
+                remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
+                raise SpecError(f"a fibration's {end} is {value!r}", required=f"a {kind.__name__}", remedy=remedy)
+        super().__init__(source=source, target=target, kernel=kernel)  # type: ignore[call-arg]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.name} → {self.target.name}"
+
+    @cached_property
+    def weight(self) -> Expression:
+        """`K(a|b)` read at a source element, with every count and total naming its stratum."""
+        return put(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
+
+    def __repr__(self) -> str:
+        return f"Fibration({self.source!r}, {self.target!r}, kernel={self.kernel!r})"
+
+
+class Hierarchy(Declared):
+    """A fibration gating hierarchy (def:fgh): strata and fibrations, a gate on every stratum, `F` and `R`, an objective.
+
+    The strata are those that the fibrations join, or the single gated one. `rows` is the stratum whose elements are
+    the rows of a batch, one sampled sequence each; it need not be part of the hierarchy. `gives_up` maps laws to the
+    reason why this loss breaks them on purpose.
+    """
+
+    name: Name
+    fibrations: tuple[Fibration, ...] = ()
+    gates: Mapping[Stratum, Gate]
+    decomposition: Decomposition
+    objective: Objective
+    gives_up: Mapping[str, str] = {}
+    rows: Stratum = Stratum("trajectory")
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        gates: Mapping[Stratum, Gate],
+        decomposition: Decomposition,
+        objective: Objective,
+        fibrations: Any = (),
+        gives_up: Mapping[str, str] | None = None,
+        rows: Stratum | None = None,
+    ) -> None:
+        check_name(name, "a hierarchy")
+        _expect(name, "decomposition", decomposition, Decomposition, "signed_log_ratio(scale=...)")
+        _expect(name, "objective", objective, Objective, "trajectory_mean()")
+        for f in fibrations:
+            _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
+        for stratum, gate in gates.items():
+            _expect(name, "gated stratum", stratum, Stratum, "a Stratum as the key")
+            _expect(name, f"gate on {stratum}", gate, Gate, "Gate(expression), or a gate made by one of the functions")
+        super().__init__(  # type: ignore[call-arg]
+            name=name,
+            fibrations=tuple(fibrations),
+            gates=FrozenMap(gates),
+            decomposition=decomposition,
+            objective=objective,
+            gives_up=FrozenMap(gives_up or {}),
+            rows=rows or Stratum("trajectory"),
+        )
+        self._check_references()
+
+    # ------------------------------------------------------------ structure
+
+    @cached_property
+    def strata(self) -> tuple[Stratum, ...]:
+        """Every stratum, in the order of the fibrations (finest first when they are written so)."""
+        found: dict[Stratum, None] = {}
+        for f in self.fibrations:
+            found.update({f.source: None, f.target: None})
+        for s in self.gates:
+            found.setdefault(s, None)
+        return tuple(found)
+
+    def above(self, stratum: Stratum) -> tuple[Fibration, ...]:
+        """The fibrations whose target is `stratum`."""
+        return tuple(f for f in self.fibrations if f.target == stratum)
+
+    def below(self, stratum: Stratum) -> tuple[Fibration, ...]:
+        """The fibrations whose source is `stratum`."""
+        return tuple(f for f in self.fibrations if f.source == stratum)
+
+    @cached_property
+    def leaves(self) -> tuple[Stratum, ...]:
+        """The sampled strata: those over which nothing lies."""
+        return tuple(s for s in self.strata if not self.above(s))
+
+    @cached_property
+    def roots(self) -> tuple[Stratum, ...]:
+        return tuple(s for s in self.strata if not self.below(s))
+
+    def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
+        """Every stratum that `stratum` lies over, nearest first; terminates on cycles too."""
+        found: dict[Stratum, None] = {}
+        frontier = [stratum]
+        while frontier:
+            for f in self.below(frontier.pop(0)):
+                if f.target not in found:
+                    found[f.target] = None
+                    frontier.append(f.target)
+        return tuple(found)
+
+    @property
+    def leaf(self) -> Stratum:
+        """The sampled stratum of a chain."""
+        return self.leaves[0]
+
+    @property
+    def chain(self) -> tuple[Stratum, ...]:
+        """From the root to the leaf; defined once the law of structure holds."""
+        return (*reversed(self.coarser(self.leaf)), self.leaf)
+
+    def edge(self, source: Stratum) -> Fibration:
+        """The fibration out of a stratum of a chain."""
+        return self.below(source)[0]
+
+    # ------------------------------------------------------------ vocabulary
+
+    def gate(self, stratum: Stratum) -> Expression:
+        """The gate's formula with every count and total naming its stratum."""
+        return at(self.gates[stratum].expression, stratum)
+
+    def _expressions(self) -> Iterator[Expression]:
+        yield from (f.weight for f in self.fibrations)
+        yield from (self.gate(s) for s in self.gates)
+        yield from (e for _, e in self.decomposition.densities)
+        yield self.decomposition.recovery
+        yield self.decomposition.scale
+        yield self.objective.weight
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Every parameter, by name, in the order in which it is met."""
+        return self._named(Parameter)
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Every attribute, by name."""
+        return self._named(Attribute)
+
+    def _named(self, kind: type[Any]) -> Mapping[str, Any]:
+        found: dict[str, Any] = {}
+        for expression in self._expressions():
+            for atom in atoms(expression):
+                value = atom.attribute if isinstance(atom, Total) else atom
+                if isinstance(value, kind):
+                    known = found.setdefault(value.name, value)
+                    if known != value:
+                        raise SpecError(
+                            f"hierarchy '{self.name}' declares '{value.name}' twice, differently",
+                            required="one declaration per name",
+                            found=f"{_declaration(known)} and {_declaration(value)}",
+                            remedy="reuse one object, or give the second another name",
+                        )
+        return FrozenMap(found)
+
+    def _check_references(self) -> None:
+        where_ = f"hierarchy '{self.name}'"
+        if not self.gates:
+            raise SpecError(f"{where_} has no gate", required="one gate per stratum")
+        for stratum in self.strata:
+            if stratum not in self.gates:
+                raise SpecError(
+                    f"{where_} has no gate on {stratum}", required="one gate per stratum",
+                    remedy=f"add {stratum}: identity_gate() to let the level pass, or zero_gate() to remove it",
+                )
+        if self.fibrations:
+            joined = {s for f in self.fibrations for s in (f.source, f.target)}
+            for stratum in self.gates:
+                if stratum not in joined:
+                    raise SpecError(
+                        f"{where_} has a gate on {stratum}, which no fibration joins",
+                        required=f"one of {', '.join(s.name for s in self.strata if s in joined)}",
+                    )
+        names = [s.name for s in self.strata]
+        words = [*names, *self.parameters, *self.attributes]
+        for word in words:
+            if words.count(word) > 1:
+                raise SpecError(f"{where_} uses the name '{word}' for two things", required="one meaning per name")
+        from fibration.laws import LAWS
+
+        for law, why in self.gives_up.items():
+            if law not in LAWS:
+                raise SpecError(f"{where_} gives up '{law}'", required=f"one of {', '.join(LAWS)}")
+            if not LAWS[law].may_be_given_up:
+                raise SpecError(f"{where_} gives up '{law}', on which all the others rest", remedy="mend the hierarchy instead")
+            if not why.strip():
+                raise SpecError(f"{where_} gives up '{law}' without a reason", required="a sentence that the report can show")
+
+    # ------------------------------------------------------------ use
+
+    def verify(self) -> Report:
+        """Decide every law for all sizes at once (theory.md 8). See `fibration.verify.verify`."""
+        from fibration.verify import verify
+
+        return verify(self)
+
+    def replace(self, **changes: Any) -> Hierarchy:
+        """A copy with some of the arguments changed, validated again."""
+        fields = {k: getattr(self, k) for k in type(self).model_fields}
+        return Hierarchy(**{**fields, **changes})
+
+    def __repr__(self) -> str:
+        fibrations = "".join(f"\n        {f!r}," for f in self.fibrations)
+        gates = "".join(f"\n        {s!r}: {g!r}," for s, g in self.gates.items())
+        extra = "".join(f"\n    {k}={v!r}," for k, v in [("gives_up", dict(self.gives_up))] if v)
+        extra += f"\n    rows={self.rows!r}," if self.rows.name != "trajectory" else ""
+        middle = f"\n    fibrations=[{fibrations}\n    ]," if fibrations else ""
+        return (
+            f"Hierarchy(\n    name={self.name!r},{middle}\n    gates={{{gates}\n    }},"
+            f"\n    decomposition={self.decomposition!r},\n    objective={self.objective!r},{extra}\n)"
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.fibrations, self.gates, self.decomposition, self.objective))
+
+    # ------------------------------------------------------------ JSON
+
+    @model_serializer(mode="plain")
+    def _to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "strata": [s.name for s in self.strata],
+            "parameters": [p.model_dump(mode="json") for p in self.parameters.values()],
+            "attributes": [a.model_dump(mode="json") for a in self.attributes.values()],
+            "fibrations": [
+                {"source": f.source.name, "target": f.target.name, "kernel": f.kernel.written} for f in self.fibrations
+            ],
+            "gates": {s.name: g.written for s, g in self.gates.items()},
+            "decomposition": self.decomposition.written,
+            "objective": self.objective.written,
+            "gives_up": dict(self.gives_up),
+            "rows": self.rows.name,
+        }
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_json(cls, data: Any, handler: ModelWrapValidatorHandler[Hierarchy], info: ValidationInfo) -> Hierarchy:
+        if isinstance(data, Mapping) and "strata" in data:
+            from fibration.document import HierarchyDocument
+
+            return HierarchyDocument.model_validate(data).build()
+        return handler(data)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        from fibration.document import HierarchyDocument
+
+        return HierarchyDocument.model_json_schema()
+
+
+class FrozenMap(dict[Any, Any]):
+    """A hashable dictionary that keeps its order and cannot be changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def _readonly(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("a hierarchy is immutable; use hierarchy.replace(...)")
+
+    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
+
+
+def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:
+    if not isinstance(value, kind):
+        raise SpecError(
+            f"hierarchy '{name}': the {what} is {value!r}", required=f"a {kind.__name__}", remedy=f"for example {example}"
+        )
+
+
+def _declaration(value: Any) -> str:
+    return value.declaration() if isinstance(value, Parameter) else repr(value.model_dump())
+
+

@@ -1,0 +1,331 @@
+"""The atoms of the language: strata, counts, attributes, parameters, and what a gate reads at its element.
+
+Every quantity is read *at an element*: at the element of the gate's stratum, or at the source element of a kernel.
+An atom of a coarser stratum means the value at the one element that lies below the current one.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+from fibration.errors import ParameterError, SpecError
+from fibration.expressions import Expression, transform
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
+BATCH = "batch"
+
+# Words of the expression grammar, and of the generated code, that a user's object may not take.
+RESERVED = frozenset(
+    "residual advantage token_log_ratio gated density count total where minimum maximum clip abs sign exp expm1 log "
+    "log1p tanh sigmoid sqrt and or not source target objective coefficients log_ratio cotangent torch".split()
+)
+
+
+def check_name(name: object, what: str) -> str:
+    """Names become identifiers of generated code, so they are validated on entry."""
+    rule = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
+    if not isinstance(name, str) or not NAME.match(name) or keyword.iskeyword(name) or name in RESERVED or "__" in name:
+        raise SpecError(f"{what} cannot be called {name!r}", required=rule, remedy="choose another name")
+    return name
+
+
+Name = Annotated[str, BeforeValidator(lambda v: check_name(v, "an object of a hierarchy"))]
+
+
+class Declared(BaseModel):
+    """A frozen, validated declaration that prints as it was written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
+class Stratum(Declared):
+    """A finite set of one kind of element: tokens, trajectories, prompt groups, domains (`B_k`, def:uniform_fibration)."""
+
+    name: Name
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=check_name(name, "a stratum"))  # type: ignore[call-arg]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def strata(names: str) -> tuple[Stratum, ...]:
+    """Declare several strata: `token, trajectory = strata("token trajectory")`."""
+    return tuple(Stratum(n) for n in names.replace(",", " ").split())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Stands for the source or the target stratum of the fibration that a kernel will be put on."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+SOURCE, TARGET = Place("source"), Place("target")
+Where = Stratum | Place | None
+
+
+def _of(of: object, what: str) -> Stratum | Place:
+    if isinstance(of, (Stratum, Place)):
+        return of
+    raise SpecError(f"{what} takes a stratum, not {of!r}", remedy="declare it: token, trajectory = strata('token trajectory')")
+
+
+@dataclass(frozen=True, repr=False)
+class Count(Expression):
+    """How many elements of `of` lie over the current element of `over`. Written `count(of, over=...)`."""
+
+    of: Stratum | Place
+    over: Where = None
+
+
+def count(of: Stratum | Place, over: Where = None) -> Count:
+    """Number of `of` elements over the `over` element at or below the current one; `over=None` is the current stratum."""
+    return Count(_of(of, "count"), None if over is None else _of(over, "count(..., over=)"))
+
+
+class PerChannel(dict[str, float]):
+    """A hashable mapping from sign channel to value."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))
+
+    def _readonly(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("a parameter's default is immutable; declare another Parameter")
+
+    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
+
+
+class Attribute(Declared, Expression):
+    """A number that the user gives for every element of a stratum, when the index is built.
+
+    `positive=True` is an assumption of the proofs and is checked on the data.
+    """
+
+    name: Name
+    on: Stratum
+    positive: bool = True
+
+    def __init__(self, name: str, *, on: Stratum, positive: bool = True) -> None:
+        super().__init__(name=check_name(name, "an attribute"), on=on, positive=positive)  # type: ignore[call-arg]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True, repr=False)
+class Total(Expression):
+    """The sum of an attribute over the current element of `over`. Written `total(attribute, over=...)`."""
+
+    attribute: Attribute
+    over: Where = None
+
+
+def total(attribute: Attribute, over: Where = None) -> Total:
+    """Sum of `attribute` over the `over` element at or below the current one: an additive measure, like `count`."""
+    if not isinstance(attribute, Attribute):
+        raise SpecError(f"total takes an Attribute, not {attribute!r}")
+    return Total(attribute, None if over is None else _of(over, "total(..., over=)"))
+
+
+def _as_default(value: object) -> object:
+    if isinstance(value, Mapping):
+        return PerChannel({str(k): float(v) for k, v in value.items()})
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return None if value is None else float(value)
+    raise SpecError(f"a parameter's default is a number, or one per channel, not {value!r}")
+
+
+Default = Annotated[
+    Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)
+]
+
+
+class Parameter(Declared, Expression):
+    """A number that is chosen when the operator is called: a budget, a clip range, a temperature.
+
+    `lower` and `upper` are strict bounds, `lower < value < upper`. They are assumptions of the proofs, so they are
+    strict (a budget of exactly 0 lets nothing pass, and first-order agreement would be false there), and every value
+    is checked against them. `None` means unbounded. `per_channel=True` gives each sign channel its own value. A value
+    may also be given per element of the stratum whose gate reads it, or of the coarser stratum named by `on`.
+    """
+
+    name: Name
+    default: Default = None
+    lower: float | None = 0.0
+    upper: float | None = None
+    per_channel: bool = False
+    on: Stratum | None = None
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        default: float | Mapping[str, float] | None = None,
+        lower: float | None = 0.0,
+        upper: float | None = None,
+        per_channel: bool = False,
+        on: Stratum | None = None,
+    ) -> None:
+        super().__init__(  # type: ignore[call-arg]
+            name=check_name(name, "a parameter"), default=default, lower=lower, upper=upper, per_channel=per_channel, on=on
+        )
+        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+            raise SpecError(f"parameter '{name}' has the empty range {self.range}", required="lower < upper")
+        if isinstance(self.default, dict) and not per_channel:
+            raise SpecError(
+                f"parameter '{name}' has a default per channel: {self.default}", required="one number",
+                remedy="declare it with per_channel=True",
+            )
+        for channel, value in self.default_items():
+            self.check(value, f"the default{channel and f' of channel {channel!r}'}")
+
+    def default_items(self) -> list[tuple[str, float]]:
+        if self.default is None:
+            return []
+        return list(self.default.items()) if isinstance(self.default, dict) else [("", self.default)]
+
+    @property
+    def range(self) -> str:
+        low = "-inf" if self.lower is None else f"{self.lower:g}"
+        high = "inf" if self.upper is None else f"{self.upper:g}"
+        return f"({low}, {high})"
+
+    def check(self, value: float, what: str) -> float:
+        """`value` as a float, or a ParameterError naming `what`."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ParameterError(f"parameter '{self.name}': {what} is {value!r}", required="a number") from None
+        above = self.lower is None or number > self.lower
+        below = self.upper is None or number < self.upper
+        if not (math.isfinite(number) and above and below):
+            raise ParameterError(
+                f"parameter '{self.name}': {what} is {number:g}",
+                required=f"a finite number strictly inside {self.range}",
+                remedy="the bounds are assumptions of the proofs: pass a value inside them, or declare other bounds and verify again",
+            )
+        return number
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+    def declaration(self) -> str:
+        """The call that declares this parameter."""
+        extra = "".join(
+            f", {k}={v!r}"
+            for k, v, usual in [
+                ("lower", self.lower, 0.0),
+                ("upper", self.upper, None),
+                ("per_channel", self.per_channel, False),
+                ("on", self.on, None),
+            ]
+            if v != usual
+        )
+        default = dict(self.default) if isinstance(self.default, dict) else self.default
+        return f"Parameter({self.name!r}, default={default!r}{extra})"
+
+
+@dataclass(frozen=True, repr=False)
+class Component(Expression):
+    """One channel of a per-channel parameter; written by the compiler, never by a user."""
+
+    parameter: Parameter
+    channel: str
+
+
+@dataclass(frozen=True, repr=False)
+class Reading(Expression):
+    """What a gate reads at its element: the residual density, the advantage; or the log ratio of a token."""
+
+    name: str
+
+
+residual = Reading("residual")
+advantage = Reading("advantage")
+token_log_ratio = Reading("token_log_ratio")
+
+
+@dataclass(frozen=True, repr=False)
+class Density(Expression):
+    """The density of a coarser stratum below the current element (`p_{<k}`, def:fgh); `channel=None` is the gate's own."""
+
+    stratum: Stratum
+    channel: str | None = None
+
+
+def density(stratum: Stratum, channel: str | None = None) -> Density:
+    """Density at the `stratum` element that the current element lies over."""
+    if not isinstance(stratum, Stratum):
+        raise SpecError(f"density takes a stratum, not {stratum!r}")
+    return Density(stratum, channel)
+
+
+@dataclass(frozen=True, repr=False)
+class Gated(Expression):
+    """The gated density of one channel on the leaf stratum, as a recovery reads it."""
+
+    channel: str
+
+
+def gated(channel: str) -> Gated:
+    """What the recovery map gets back on `channel`."""
+    return Gated(channel)
+
+
+def at(expression: Expression, place: Where) -> Expression:
+    """Read the counts and totals that name no `over` at `place`."""
+
+    def resolve(atom: Expression) -> Expression:
+        if isinstance(atom, Count) and atom.over is None:
+            return Count(atom.of, place)
+        if isinstance(atom, Total) and atom.over is None:
+            return Total(atom.attribute, place)
+        return atom
+
+    return transform(expression, resolve)
+
+
+def put(expression: Expression, places: Callable[[Place], Stratum]) -> Expression:
+    """Replace the places `source` and `target` by strata."""
+
+    def resolve(atom: Expression) -> Expression:
+        if isinstance(atom, Count):
+            of = places(atom.of) if isinstance(atom.of, Place) else atom.of
+            return Count(of, places(atom.over) if isinstance(atom.over, Place) else atom.over)
+        if isinstance(atom, Total) and isinstance(atom.over, Place):
+            return Total(atom.attribute, places(atom.over))
+        return atom
+
+    return transform(expression, resolve)
+
+
+def in_channel(expression: Expression, channel: str) -> Expression:
+    """The expression as read on one sign channel: per-channel parameters and own-channel densities resolved."""
+
+    def resolve(atom: Expression) -> Expression:
+        if isinstance(atom, Parameter) and atom.per_channel:
+            return Component(atom, channel)
+        if isinstance(atom, Density) and atom.channel is None:
+            return Density(atom.stratum, channel)
+        return atom
+
+    return transform(expression, resolve)
