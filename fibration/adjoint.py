@@ -108,6 +108,8 @@ def times(slope: Scalar, factor: Scalar) -> Scalar:
         return scalar("select", c, times(a, factor), times(b, factor))
     if slope.op == "neg":
         return scalar("neg", times(slope.args[0], factor))
+    if slope.op == "div" and slope.args[0] is ONE:
+        return scalar("div", factor, slope.args[1])
     return scalar("mul", slope, factor)
 
 

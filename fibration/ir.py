@@ -33,6 +33,7 @@ SCALAR_ARITY: Mapping[str, int] = {
     "exp": 1, "log": 1, "expm1": 1, "log1p": 1, "tanh": 1, "sigmoid": 1, "sqrt": 1,
     "lt": 2, "le": 2, "and": 2, "or": 2, "not": 1, "select": 3,
 }  # fmt: skip
+BATCH = "batch"  # the stratum of one element, over which everything lies
 CONDITIONS = frozenset({"lt", "le", "and", "or", "not"})
 
 
@@ -79,6 +80,13 @@ def scalar(op: str, *args: Scalar) -> Scalar:
     return Scalar(op, args)
 
 
+def bind(body: Scalar, table: list[Scalar]) -> Scalar:
+    """`body` with its arguments replaced by the entries of `table`."""
+    if body.op == "arg":
+        return table[int(body.value or 0)]
+    return Scalar(body.op, tuple(bind(a, table) for a in body.args), body.value)
+
+
 @dataclass(frozen=True, eq=False)
 class Node(metaclass=_Interned):
     """A vector over `stratum`."""
@@ -102,6 +110,11 @@ class Input(Node):
     @property
     def stratum(self) -> str:
         return self.over
+
+
+def count_input(of: str, over: str) -> Input:
+    """How many `of` elements lie over each `over` element."""
+    return Input(f"count_{of}_over_{over}", over, "count", (of, over))
 
 
 @dataclass(frozen=True, eq=False)

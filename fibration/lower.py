@@ -202,7 +202,7 @@ class _Lowering:
             of, over = name_of(atom.of), name_of(atom.over)
             if of == over:
                 return Const(1.0, over)
-            return Input(f"count_{of}_over_{over}", over, "count", (of, over))
+            return ir.count_input(of, over)
         if isinstance(atom, Total):
             over = name_of(atom.over)
             return Input(f"total_{atom.attribute.name}_over_{over}", over, "total", (atom.attribute.name, over))

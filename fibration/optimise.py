@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from fibration.adjoint import times
-from fibration.ir import CONDITIONS, Const, Map, Node, Program, Scalar, arg, const, scalar
+from fibration.ir import CONDITIONS, Const, Map, Node, Program, Pull, Push, Scalar, arg, bind, const, count_input, scalar
 from fibration.scalars import compute
 
 ONE, ZERO, MINUS_ONE = const(1.0), const(0.0), const(-1.0)
@@ -65,33 +65,32 @@ def _fuse(node: Node, inner: set[Node]) -> Node:
     for o in node.inputs:
         if o in inner and isinstance(o, Map):
             table = [arg(operands.setdefault(x, len(operands))) for x in o.inputs]
-            substitution.append(_bind(o.body, table))
+            substitution.append(bind(o.body, table))
         else:
             substitution.append(arg(operands.setdefault(o, len(operands))))
-    return Map(_bind(node.body, substitution), tuple(operands))
-
-
-def _bind(body: Scalar, table: list[Scalar]) -> Scalar:
-    if body.op == "arg":
-        return table[int(body.value or 0)]
-    return Scalar(body.op, tuple(_bind(a, table) for a in body.args), body.value)
+    return Map(bind(node.body, substitution), tuple(operands))
 
 
 def _tidy(node: Node) -> Node:
-    """Simplify a map's body, bind constant operands, drop unused ones."""
+    """Simplify a map's body, bind constant operands, drop unused ones; a sum of a constant is a count."""
+    if isinstance(node, (Push, Pull)) and isinstance(node.operand, Const):
+        value = node.operand.value
+        if isinstance(node, Pull) or node.reduce == "max" or value == 0.0:
+            return Const(value, node.stratum)
+        return _tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
     if not isinstance(node, Map):
         return node
     operands: dict[Node, int] = {}
     table: list[Scalar] = []
     for o in node.inputs:
         table.append(const(o.value) if isinstance(o, Const) else arg(operands.setdefault(o, len(operands))))
-    body = simplify(_bind(node.body, table))
+    body = simplify(bind(node.body, table))
     used = sorted(_arguments(body))
     if not used:
         return Const(float(body.value or 0.0), node.stratum)
     renumber = {old: arg(new) for new, old in enumerate(used)}
     chosen = tuple(list(operands)[i] for i in used)
-    body = _bind(body, [renumber.get(i, ZERO) for i in range(len(operands))])
+    body = bind(body, [renumber.get(i, ZERO) for i in range(len(operands))])
     return chosen[0] if body is arg(0) else Map(body, chosen)
 
 
@@ -149,12 +148,18 @@ def _rule(s: Scalar) -> Scalar:
                 return scalar("sub", a.args[1], a.args[0])
             return s
         case "select":
-            c = s.args[0]
-            if c.op == "le" and c.args[0] is c.args[1]:
+            if _always(s.args[0]):
                 return s.args[1]
             return s.args[1] if s.args[1] is s.args[2] else s
         case _:
             return s
+
+
+def _always(condition: Scalar) -> bool:
+    """Whether a condition holds whatever its operands are."""
+    if condition.op == "and":
+        return all(_always(a) for a in condition.args)
+    return condition.op == "le" and condition.args[0] is condition.args[1]
 
 
 def _deep(s: Scalar) -> Scalar:

@@ -1,0 +1,175 @@
+"""Scheduled IR → one standalone torch module, made to be read.
+
+Everything is computed in float64, whatever the inputs are: this backend is the reference, and rounds once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from fibration.errors import BackendError
+from fibration.ir import BATCH, SCALAR_ARITY, Const, Detach, Input, Map, Node, Pull, Push, Scalar
+from fibration.schedule import Schedule, Step
+
+# One row per scalar operator of the IR; a missing row is an error when this module is imported.
+OPERATORS: Mapping[str, str] = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "exp": "torch.exp({})", "log": "torch.log({})", "expm1": "torch.expm1({})", "log1p": "torch.log1p({})",
+    "tanh": "torch.tanh({})", "sigmoid": "torch.sigmoid({})", "sqrt": "torch.sqrt({})",
+    "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
+    "select": "where({}, {}, {})",
+}  # fmt: skip
+INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
+
+if OPERATORS.keys() != SCALAR_ARITY.keys() - {"arg", "const"}:
+    raise BackendError("the torch backend lacks a scalar operator, or has one too many")
+
+SKELETON = '''\
+{header}
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Fibre(NamedTuple):
+    """Who lies over whom: `parent[i]` is the target of source element `i`.
+
+    `order` sorts the sources by target (None if they are sorted), `offsets[b]:offsets[b + 1]` is the fibre of `b` in it.
+    """
+
+    parent: Tensor  # int64 [source]
+    order: Tensor | None  # int64 [source]
+    offsets: Tensor  # int64 [target + 1]
+
+
+def fibre(parent: Tensor, targets: int) -> Fibre:
+    """The fibration with this parent per source element, over `targets` elements."""
+    sizes = torch.bincount(parent, minlength=targets)
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    is_sorted = bool((parent[1:] >= parent[:-1]).all())
+    return Fibre(parent, None if is_sorted else torch.argsort(parent, stable=True), offsets)
+
+
+def push(x: Tensor, f: Fibre, reduce: str = "sum") -> Tensor:
+    """Sum (or maximum) over every fibre: [source] -> [target]. In a fixed order, so the bits do not vary."""
+    x = x if f.order is None else x[f.order]
+    start = 0.0 if reduce == "sum" else float("-inf")
+    return torch.segment_reduce(x.contiguous(), reduce, offsets=f.offsets, initial=start, unsafe=True)
+
+
+def pull(x: Tensor, f: Fibre) -> Tensor:
+    """Every source element gets the value of its target: [target] -> [source]."""
+    return x[f.parent]
+
+
+def spread(x: Tensor, f: Fibre) -> Tensor:
+    """The batch's single value for every source element, as a view: [1] -> [source]."""
+    return x.expand(f.parent.shape[0])
+
+
+def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
+    """torch.where that keeps two constants in float64."""
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        a = torch.tensor(a, dtype=torch.float64, device=condition.device)
+    return torch.where(condition, a, b)
+
+{functions}'''
+
+FUNCTION = '''
+def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]) -> dict[str, Tensor]:
+    """{title}
+
+{arguments}
+    """
+{body}
+    return {{
+{results}
+    }}
+'''
+
+
+def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, str]) -> str:
+    """The source of a module with one function per schedule. `header` is a comment block."""
+    functions = "\n".join(_function(name, s, titles[name]) for name, s in schedules.items())
+    return SKELETON.replace("{header}", header.rstrip()).replace("{functions}", functions)
+
+
+def _function(name: str, schedule: Schedule, title: str) -> str:
+    inputs = [s for s in schedule.steps if isinstance(s.node, Input)]
+    width = max(len(s.name) for s in inputs)
+    arguments = "\n".join(f"    {s.name:<{width}}  [{s.node.stratum}]" for s in inputs)
+    lines = [line for step in schedule.steps for line in _step(step, schedule.names)]
+    results = "\n".join(f"        {k!r}: {v}," for k, v in schedule.results.items())
+    return FUNCTION.format(name=name, title=title, arguments=arguments, body="\n".join(lines), results=results)
+
+
+def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
+    node, shape = step.node, f"  # [{step.node.stratum}]"
+    operands = [names[o] for o in node.operands]
+    before: list[str] = []
+    if isinstance(node, Input):
+        value = f"inputs[{node.name!r}]"
+    elif isinstance(node, Const):
+        value = f"torch.tensor([{node.value!r}], dtype=torch.float64)"
+    elif isinstance(node, Push):
+        reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
+        value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"
+    elif isinstance(node, Pull):
+        verb = "spread" if node.target == BATCH else "pull"
+        value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
+    elif isinstance(node, Map):
+        before, value = _body(node.body, operands, step.name)
+    elif isinstance(node, Detach):
+        value = f"{operands[0]}.detach()"
+    else:
+        raise BackendError(f"the torch backend cannot emit {type(node).__name__}")
+    lines = [f"    {line}" for line in [*before, f"{step.name} = {value}"]]
+    lines[-1] += shape
+    if step.dead:
+        lines.append(f"    del {', '.join(step.dead)}")
+    return lines
+
+
+def _body(body: Scalar, operands: list[str], name: str) -> tuple[list[str], str]:
+    """The expression of a map; what it uses twice gets a name of its own first."""
+    uses: Counter[Scalar] = Counter()
+
+    def visit(s: Scalar) -> None:
+        uses[s] += 1
+        if uses[s] == 1:
+            for a in s.args:
+                visit(a)
+
+    visit(body)
+    lines: list[str] = []
+    text: dict[Scalar, str] = {}
+
+    def show(s: Scalar) -> str:
+        if s in text:
+            return text[s]
+        if s.op == "arg":
+            return operands[int(s.value or 0)]
+        if s.op == "const":
+            return _constant(float(s.value or 0.0))
+        inner = [f"({t})" if s.op in INFIX and a.op in INFIX else t for a, t in ((a, show(a)) for a in s.args) ]
+        inner = [show(a) if a in text else t for a, t in zip(s.args, inner, strict=True)]
+        written = OPERATORS[s.op].format(*inner)
+        if uses[s] > 1 and s is not body:
+            text[s] = f"{name}_{len(lines) + 1}"
+            lines.append(f"{text[s]} = {written}")
+            return text[s]
+        return written
+
+    return lines, show(body)
+
+
+def _constant(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value) if value >= 0 else f"({value!r})"
+    return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "(-math.inf)")

@@ -1,0 +1,118 @@
+"""IR → IR: what a training run wants to see of every level, as sums that add up over ranks.
+
+Every stratum and channel gets, per element of the root stratum: how many elements passed, rolled back, were zeroed,
+limited or attenuated, and the sum and maximum of the drift (the absolute residual in intensive coordinates). The
+counts that they are divided by are counts of the hierarchy. The batch gets the range of the gated ratio and the TV and
+KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fibration.adjoint import derivative
+from fibration.ir import BATCH, Const, Map, Node, Program, Push, Scalar, arg, bind, const, count_input, scalar
+
+# What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
+REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
+ZERO = const(0.0)
+
+
+def absolute(x: Scalar) -> Scalar:
+    return scalar("select", scalar("le", ZERO, x), x, scalar("neg", x))
+
+
+def equal(a: Scalar, b: Scalar) -> Scalar:
+    return scalar("and", scalar("le", a, b), scalar("le", b, a))
+
+
+def regimes(rho: Scalar, value: Scalar, slope: Scalar) -> dict[str, Scalar]:
+    """A condition per regime, for a gate with this value and slope at the residual `rho`."""
+    passed = equal(rho, value)
+    back = scalar("and", scalar("not", passed), scalar("lt", slope, ZERO))
+    flat = scalar("and", scalar("not", passed), equal(slope, ZERO))
+    at_zero = equal(value, ZERO)
+    return {
+        "passed": passed,
+        "rolled_back": back,
+        "zeroed": scalar("and", flat, at_zero),
+        "limited": scalar("and", flat, scalar("not", at_zero)),
+        "attenuated": scalar("and", scalar("not", passed), scalar("lt", ZERO, slope)),
+    }
+
+
+def slope_of(gated: Node, residual: Node) -> Scalar | None:
+    """The gate's slope as a body over the gate's own operands, or None where it is constant in its residual."""
+    if gated is residual:
+        return const(1.0)
+    if isinstance(gated, Map) and residual in gated.inputs:
+        return derivative(gated.body, gated.inputs.index(residual))
+    return None
+
+
+def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
+    """One vector of zeros and ones per regime."""
+    operands = dict.fromkeys([residual, *([] if isinstance(gated, Const) else [gated])])
+    slope = slope_of(gated, residual)
+    if slope is not None and isinstance(gated, Map):
+        operands.update(dict.fromkeys(gated.inputs))
+    order = list(operands)
+    rho = arg(order.index(residual))
+    value = const(gated.value) if isinstance(gated, Const) else arg(order.index(gated))
+    if slope is None:
+        slope = ZERO
+    elif isinstance(gated, Map):
+        slope = bind(slope, [arg(order.index(o)) for o in gated.inputs])
+    return {
+        name: Map(scalar("select", condition, const(1.0), ZERO), tuple(order))
+        for name, condition in regimes(rho, value, slope).items()
+    }
+
+
+def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str], row_path: list[str]) -> Program:
+    """`program` with metric outputs. `levels` are (stratum, channel word), `chain` runs root first."""
+    outputs: dict[str, Node] = {k: v for k, v in program.outputs.items() if not k.startswith(("residual_", "gated_"))}
+    outputs["gated_ratio"] = program.outputs["gated_ratio"]
+    root = chain[0]
+
+    def to_root(node: Node, reduce: str = "sum") -> Node:
+        while node.stratum != root:
+            node = Push(node.stratum, chain[chain.index(node.stratum) - 1], node, reduce)
+        return node
+
+    changed: list[Node] = []
+    for stratum, word in levels:
+        residual, gated = program.outputs[f"residual_{stratum}{word}"], program.outputs[f"gated_{stratum}{word}"]
+        seen = regime_nodes(residual, gated)
+        for name, node in seen.items():
+            outputs[f"{name}_{stratum}{word}"] = to_root(node)
+        drift = Map(absolute(arg(0)), (residual,))
+        outputs[f"drift_{stratum}{word}"] = to_root(drift)
+        outputs[f"peak_{stratum}{word}"] = to_root(drift, "max")
+        if stratum == program.leaf:
+            changed.append(seen["passed"])
+
+    # A token is clipped when any of its channels did not pass.
+    body = arg(0)
+    for i in range(1, len(changed)):
+        body = scalar("mul", body, arg(i))
+    clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(changed)))
+    outputs["clipped"] = to_root(clipped)
+
+    x = next(i for i in program.inputs if i.name == "log_ratio")
+    ratio = program.outputs["gated_ratio"]
+    outputs["ratio_max"] = _along([*reversed(chain), BATCH], ratio, "max")
+    outputs["ratio_min_negated"] = _along([*reversed(chain), BATCH], Map(scalar("neg", arg(0)), (ratio,)), "max")
+    deviation = Map(absolute(scalar("expm1", arg(0))), (x,))
+    rows = row_path[-1]
+    tokens = count_input(program.leaf, rows)
+    for name, node in (("tv", deviation), ("kl", Map(scalar("neg", arg(0)), (x,)))):
+        mean = Map(scalar("div", arg(0), arg(1)), (_along(row_path, node, "sum"), tokens))
+        outputs[name] = Push(rows, BATCH, mean)
+    return replace(program, outputs=outputs).validate()
+
+
+def _along(path: list[str], node: Node, reduce: str) -> Node:
+    for source, target in zip(path, path[1:], strict=False):
+        node = Push(source, target, node, reduce)
+    return node

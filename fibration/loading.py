@@ -1,0 +1,130 @@
+"""Find a hierarchy: `path.py`, `path.py:NAME`, a JSON file, or the name of a shipped one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import importlib
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import ValidationError
+
+from fibration.errors import FibrationError, SpecError
+from fibration.spec import Hierarchy
+
+MAX_BYTES = 1_000_000
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the hierarchies that come with the package."""
+    files = resources.files("fibration.specs").iterdir()
+    return tuple(sorted(f.name[:-3] for f in files if f.name.endswith(".py") and not f.name.startswith("_")))
+
+
+def load(spec: str | Path) -> Hierarchy:
+    """The hierarchy that `spec` names: `path.py`, `path.py:NAME`, a JSON file or a shipped name.
+
+    A Python file is imported, so it runs; a JSON file is only read. Raises SpecError for anything that holds no
+    hierarchy, or more than one without a NAME.
+    """
+    text = str(spec)
+    if text in shipped():
+        return _pick(importlib.import_module(f"fibration.specs.{text}"), text, None)
+    path_text, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+    path = Path(path_text)
+    if path.suffix == ".py" and path.is_file():
+        return _pick(_import(path), path_text, name if colon else None)
+    if path.suffix == ".json" and path.is_file():
+        return from_json(path)
+    problem = "there is no such file" if path.suffix in (".py", ".json") else "it is neither a file nor a shipped name"
+    raise SpecError(
+        f"cannot load '{text}': {problem}", required="path.py, path.py:NAME, path.json, or a shipped name",
+        remedy=f"shipped: {', '.join(shipped())}",
+    )
+
+
+def load_all(spec: str | Path) -> list[Hierarchy]:
+    """Every hierarchy in a file, or in every .py and .json file of a folder, sorted by file name."""
+    path = Path(spec)
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix in (".py", ".json") and not p.name.startswith(("_", ".")))
+        if not files:
+            raise SpecError(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
+        return [h for f in files for h in load_all(f)]
+    if path.suffix == ".py" and path.is_file():
+        found = list(_hierarchies(_import(path)).values())
+        return found or [_pick(_import(path), str(path), None)]
+    return [load(spec)]
+
+
+def from_json(path: Path) -> Hierarchy:
+    """Read one hierarchy from a JSON file; nothing in it is executed."""
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise SpecError(f"'{path}' has {size} bytes", required=f"at most {MAX_BYTES}")
+    try:
+        return Hierarchy.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"]) or "the document"
+        raise SpecError(
+            f"'{path}' is no hierarchy: {where}", required=first["msg"],
+            found=repr(first["input"])[:80], remedy="the schema: fibration show fiberpo --format schema",
+        ) from None
+    except RecursionError:
+        raise SpecError(f"'{path}' is nested too deeply") from None
+
+
+def _import(path: Path) -> ModuleType:
+    name = f"_fibration_spec_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        found.loader.exec_module(module)
+    except FibrationError:
+        raise
+    except (Exception, SystemExit) as error:
+        line = _line_in(path, error)
+        raise SpecError(
+            f"'{path}' does not import", required="a Python file that declares a Hierarchy",
+            found=f"{type(error).__name__}: {error}{line}", remedy=f"run it by itself: python {path}",
+        ) from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = f" (line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return line
+
+
+def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:
+    found: dict[str, Hierarchy] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, Hierarchy) and not name.startswith("_") and value not in found.values():
+            found[name] = value
+    return found
+
+
+def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
+    found = _hierarchies(module)
+    if name is not None:
+        if name not in found:
+            raise SpecError(f"'{where}' holds no hierarchy called '{name}'", required=f"one of {', '.join(found) or 'none there'}")
+        return found[name]
+    if len(found) != 1:
+        raise SpecError(
+            f"'{where}' holds {'no hierarchy' if not found else f'{len(found)} hierarchies'}",
+            required="exactly one Hierarchy at the top level, or a name",
+            found=", ".join(found), remedy=f"name one: {where}:{next(iter(found))}" if found else "declare one: my_loss = Hierarchy(...)",
+        )
+    return next(iter(found.values()))

@@ -1,0 +1,117 @@
+"""What a verification found: verdicts, facts, and how to read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from fibration.errors import LawError
+
+if TYPE_CHECKING:
+    from fibration.laws.concrete import Witness
+    from fibration.spec import Hierarchy
+
+Status = Literal["proved", "refuted", "undecided"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One law on one subject (a kernel, a gate, the whole hierarchy).
+
+    `argument` says why, in a line a person can follow. A refuted law carries what was `required`, what was `found`,
+    the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law on purpose.
+    """
+
+    law: str
+    subject: str
+    status: Status
+    argument: str
+    required: str = ""
+    found: str = ""
+    remedy: str = ""
+    counterexample: Witness | None = None
+    given_up: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Proved, or broken as declared."""
+        return self.status == "proved" or bool(self.given_up)
+
+    def error(self, name: str) -> LawError:
+        """The LawError for a verdict that is not accepted."""
+        verb = {"refuted": "breaks", "undecided": "could not be shown to obey", "proved": "gives up, but obeys,"}[self.status]
+        found = self.found or self.argument
+        if self.counterexample is not None:
+            found = f"{found}; {self.counterexample}" if found else str(self.counterexample)
+        return LawError(
+            f"{self.subject} of '{name}' {verb} the law '{self.law}'", required=self.required, found=found, remedy=self.remedy
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"law": self.law, "subject": self.subject, "status": self.status, "accepted": self.accepted}
+        for key in ("argument", "required", "found", "remedy", "given_up"):
+            if getattr(self, key):
+                result[key] = getattr(self, key)
+        if self.counterexample is not None:
+            result["counterexample"] = self.counterexample.to_dict()
+        return result
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something certified beside the laws: `name` of `subject` is `value`, because of `argument`."""
+
+    name: str
+    subject: str
+    value: str
+    argument: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if v}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All verdicts and facts of one hierarchy, in the order of the laws."""
+
+    hierarchy: Hierarchy
+    verdicts: tuple[Verdict, ...]
+    facts: tuple[Fact, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Every law is proved, or broken exactly as declared."""
+        return all(v.accepted for v in self.verdicts)
+
+    @property
+    def failures(self) -> tuple[Verdict, ...]:
+        return tuple(v for v in self.verdicts if not v.accepted)
+
+    def raise_for_status(self) -> None:
+        """Raise LawError for the first law that is not accepted; the error carries this report."""
+        if not self.ok:
+            error = self.failures[0].error(self.hierarchy.name)
+            error.report = self
+            raise error
+
+    def fact(self, name: str) -> str:
+        """The value of a fact about the whole hierarchy, or '' if there is none."""
+        return next((f.value for f in self.facts if f.name == name), "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "hierarchy": self.hierarchy.name,
+            "ok": self.ok,
+            "verdicts": [v.to_dict() for v in self.verdicts],
+            "facts": [f.to_dict() for f in self.facts],
+        }
+
+    def __str__(self) -> str:
+        mark = {"proved": "✓", "refuted": "✗", "undecided": "?"}
+        lines = [f"{self.hierarchy.name}: {'verified' if self.ok else 'refused'}"]
+        for v in self.verdicts:
+            sign = "–" if v.given_up else mark[v.status]
+            why = f"given up: {v.given_up}" if v.given_up else v.argument or v.found
+            lines.append(f"  {sign} {v.law:<16} {v.subject}: {why}")
+        lines += [f"  · {f.name:<16} {f.subject}: {f.value}" for f in self.facts]
+        return "\n".join(lines)

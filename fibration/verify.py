@@ -1,0 +1,2 @@
+from fibration.report import Report
+def verify(h): return Report(h, ())

@@ -1,0 +1,14 @@
+"""DAPO (Yu et al. 2025): PPO's gate with a wider upper bound, averaged over all tokens of the batch."""
+
+from fibration import Hierarchy, Parameter, pessimistic_clip_gate, ratio_deviation, strata, token_mean
+
+(token,) = strata("token")
+low = Parameter("epsilon_low", default=0.2, upper=1)
+high = Parameter("epsilon_high", default=0.28)
+
+dapo = Hierarchy(
+    name="dapo",
+    gates={token: pessimistic_clip_gate(low, high)},
+    decomposition=ratio_deviation(),
+    objective=token_mean(),
+)

@@ -1,0 +1,15 @@
+"""Dr. GRPO (Liu et al. 2025): PPO's gate, summed over tokens by a constant length, so that long answers weigh more."""
+
+from fibration import Hierarchy, Parameter, constant_normaliser, pessimistic_clip_gate, ratio_deviation, strata
+
+(token,) = strata("token")
+low = Parameter("epsilon_low", default=0.2, upper=1)
+high = Parameter("epsilon_high", default=0.2)
+length = Parameter("length", default=1024)  # usually the longest response allowed, in tokens
+
+dr_grpo = Hierarchy(
+    name="dr_grpo",
+    gates={token: pessimistic_clip_gate(low, high)},
+    decomposition=ratio_deviation(),
+    objective=constant_normaliser(length),
+)

@@ -1,0 +1,29 @@
+"""FiberPO (def:fiberpo_main): a budget on each trajectory's drift per sign channel, a clip on what tokens add to it."""
+
+from fibration import (
+    Fibration,
+    Hierarchy,
+    Parameter,
+    aggregate_gate,
+    clip_gate,
+    count,
+    signed_log_ratio,
+    strata,
+    trajectory_mean,
+    uniform,
+)
+
+token, trajectory = strata("token trajectory")
+budget = Parameter("C_trajectory", per_channel=True, default={"+": 0.2, "-": 0.1})
+epsilon = Parameter("epsilon", default=0.05)
+
+fiberpo = Hierarchy(
+    name="fiberpo",
+    fibrations=[Fibration(token, trajectory, kernel=uniform())],
+    gates={
+        trajectory: aggregate_gate(budget, rollback=count(token)),
+        token: clip_gate(epsilon).per(1 / count(token, over=trajectory)),
+    },
+    decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
+    objective=trajectory_mean(),
+)

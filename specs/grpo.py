@@ -1,0 +1,14 @@
+"""GRPO (app:xxpo_rgf): PPO's gate, averaged over the tokens of a trajectory first and then over trajectories."""
+
+from fibration import Hierarchy, Parameter, pessimistic_clip_gate, ratio_deviation, strata, trajectory_mean
+
+(token,) = strata("token")
+low = Parameter("epsilon_low", default=0.2, upper=1)
+high = Parameter("epsilon_high", default=0.2)
+
+grpo = Hierarchy(
+    name="grpo",
+    gates={token: pessimistic_clip_gate(low, high)},
+    decomposition=ratio_deviation(),
+    objective=trajectory_mean(),
+)

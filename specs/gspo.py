@@ -1,0 +1,20 @@
+"""GSPO (Zheng et al. 2025; app:apc_obj_to_gspo): one ratio per trajectory, the geometric mean of its tokens' ratios.
+
+What a token does beyond its trajectory's mean is removed, so token by token the gradient is not that of the policy;
+for advantages that are constant on trajectories, as GRPO's are, it is.
+"""
+
+from fibration import Fibration, Hierarchy, Parameter, count, log_clip_gate, log_ratio, strata, trajectory_mean, uniform, zero_gate
+
+token, trajectory = strata("token trajectory")
+low = Parameter("epsilon_low", default=0.0003, upper=1)
+high = Parameter("epsilon_high", default=0.0004)
+
+gspo = Hierarchy(
+    name="gspo",
+    fibrations=[Fibration(token, trajectory, kernel=uniform())],
+    gates={trajectory: log_clip_gate(low, high), token: zero_gate()},
+    decomposition=log_ratio(scale=1 / count(token, over=trajectory)),
+    objective=trajectory_mean(),
+    gives_up={"first_order": "one ratio per trajectory: what single tokens do beyond their mean is dropped on purpose"},
+)
