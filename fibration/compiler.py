@@ -63,8 +63,8 @@ def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
 def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
     """Source for one backend, from a hierarchy that is known to verify."""
     programs = {name: optimise(program) for name, program in build(hierarchy).items()}
-    schedules = {name: schedule(program) for name, program in programs.items()}
     emitter = import_module(f"fibration.backends.{backend}.emit")
+    schedules = {name: schedule(program, emitter.RESERVED) for name, program in programs.items()}
     source = emitter.emit(header(hierarchy, backend, programs), schedules, TITLES)
     if os.environ.get("FIBRATION_PRINT") == "1":
         print(source, file=sys.stderr)

@@ -33,10 +33,13 @@ class Schedule:
         return "\n".join(lines)
 
 
-def schedule(program: Program) -> Schedule:
-    """Depth-first from the outputs, so that a value is used soon after it is made."""
+def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedule:
+    """Depth-first from the outputs, so that a value is used soon after it is made.
+
+    `reserved` are the words of the backend's language and skeleton, which no value may take.
+    """
     order = list(program.nodes())
-    names = _names(program, order)
+    names = _names(program, order, reserved)
     last = {o: i for i, node in enumerate(order) for o in node.operands}
     kept = set(program.outputs.values())
     steps = []
@@ -48,17 +51,20 @@ def schedule(program: Program) -> Schedule:
     return Schedule(program, tuple(steps), {k: names[v] for k, v in program.outputs.items()}, names)
 
 
-def _names(program: Program, order: list[Node]) -> dict[Node, str]:
-    """The user's words where there are any, else the kind and the stratum; every name once."""
+def _names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
+    """The user's words where there are any, else the kind and the stratum; every name once, inputs first."""
     outputs = {v: k for k, v in reversed(program.outputs.items())}
-    taken: dict[str, int] = {n.name: 1 for n in order if isinstance(n, Input)}
+    taken = set(reserved)
     names: dict[Node, str] = {}
-    for node in order:
+    for node in sorted(order, key=lambda n: not isinstance(n, Input)):  # stable: the order of computation otherwise
         if isinstance(node, Input):
-            names[node] = node.name
-            continue
-        word = program.names.get(node) or outputs.get(node) or f"{_KIND[type(node)]}_{node.stratum}"
-        count = taken[word] = taken.get(word, 0) + 1
-        names[node] = word if count == 1 else f"{word}_{count}"
-        taken.setdefault(names[node], 1)
+            word = node.name
+        else:
+            word = program.names.get(node) or outputs.get(node) or f"{_KIND[type(node)]}_{node.stratum}"
+        name, count = word, 1
+        while name in taken:
+            count += 1
+            name = f"{word}_{count}"
+        taken.add(name)
+        names[node] = name
     return names

@@ -5,6 +5,8 @@ Everything is computed in float64, whatever the inputs are: this backend is the 
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +23,8 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
     "select": "where({}, {}, {})",
 }  # fmt: skip
+# Words that the skeleton uses; no value of a program is called so.
+RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "torch", "math", "Tensor", "Fibre", "NamedTuple", "fibre", "push", "pull", "spread", "where", "inputs", "over"})
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
 
 if OPERATORS.keys() != SCALAR_ARITY.keys() - {"arg", "const"}:

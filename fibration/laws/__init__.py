@@ -1,3 +1,15 @@
-from collections import namedtuple
-_L=namedtuple("_L","may_be_given_up")
-LAWS={"first_order":_L(True)}
+"""The laws of a fibration gating hierarchy (theory: what must hold for all sizes at once), one short file per subject.
+
+A law is a statement, a decision procedure and a counterexample search. `LAWS` is their order: foundations first, then
+kernels, decomposition, gates, and what follows from them together.
+"""
+
+from __future__ import annotations
+
+from fibration.laws import kernels, locality, outcome, recovery, reference, structure
+from fibration.laws.law import Law
+
+LAWS: dict[str, Law] = {
+    law.name: law
+    for law in (structure.LAW, locality.LAW, *kernels.LAWS, recovery.LAW, *reference.LAWS, *outcome.LAWS)
+}

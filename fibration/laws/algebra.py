@@ -1,0 +1,263 @@
+"""Expressions as sympy sees them, and what can be said about the sign of one.
+
+sympy is used for polynomial arithmetic alone: `together`, `cancel`, `Poly`, `diff` of branch-free expressions. It never
+sees a `where`, a `min` or a `sign`; cases are split before (`cases.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from sympy import Dummy, Expr
+
+from fibration.errors import SpecError
+from fibration.expressions import Apply, Expression, Number, as_expression, where
+from fibration.grammar import write
+from fibration.symbols import Attribute, Component, Count, Parameter, Total
+
+_ATOM_OF: dict[Dummy, Expression] = {}
+
+_TO: dict[str, Callable[..., Any]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "**": lambda a, b: a**b, "neg": lambda a: -a, "exp": sympy.exp, "expm1": lambda a: sympy.exp(a) - 1,
+    "log": sympy.log, "log1p": lambda a: sympy.log(1 + a), "tanh": sympy.tanh,
+    "sigmoid": lambda a: 1 / (1 + sympy.exp(-a)), "sqrt": sympy.sqrt,
+    "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "and": sympy.And, "or": sympy.Or, "not": sympy.Not,
+    "where": lambda c, a, b: sympy.Piecewise((a, c), (b, True)), "abs": sympy.Abs, "sign": sympy.sign,
+    "minimum": sympy.Min, "maximum": sympy.Max, "clip": lambda a, lo, hi: sympy.Min(sympy.Max(a, lo), hi),
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def symbol(atom: Expression) -> Dummy:
+    """One sympy symbol per atom: equal atoms, equal symbols."""
+    if isinstance(atom, Count):
+        made = Dummy(write(atom), positive=True, integer=True)
+    elif isinstance(atom, (Attribute, Total)):
+        positive = (atom.attribute if isinstance(atom, Total) else atom).positive
+        made = Dummy(write(atom), positive=True) if positive else Dummy(write(atom), real=True)
+    else:
+        made = Dummy(write(atom), real=True)
+    _ATOM_OF[made] = atom
+    return made
+
+
+def to_sympy(expression: Expression) -> Any:
+    """The sympy form; counts of a stratum over itself are 1."""
+    if isinstance(expression, Number):
+        return sympy.Rational(expression.value.numerator, expression.value.denominator)
+    if isinstance(expression, Apply):
+        return _TO[expression.operator](*(to_sympy(a) for a in expression.arguments))
+    if isinstance(expression, Count) and expression.of == expression.over:
+        return sympy.Integer(1)
+    return symbol(expression)
+
+
+def from_sympy(value: Any) -> Expression:
+    """The way back, for printing and for users who build formulas with sympy."""
+    from fibration import expressions as x
+
+    if value in _ATOM_OF:
+        return _ATOM_OF[value]
+    if isinstance(value, sympy.Rational):
+        return as_expression(Fraction(int(value.p), int(value.q)))
+    if isinstance(value, sympy.Float):
+        return as_expression(float(value))
+    if isinstance(value, sympy.Piecewise):
+        result = from_sympy(value.args[-1][0])
+        for branch, condition in reversed(value.args[:-1]):
+            result = where(from_sympy(condition), from_sympy(branch), result)
+        return result
+    if isinstance(value, sympy.Pow) and value.exp == sympy.Rational(1, 2):
+        return x.sqrt(from_sympy(value.base))
+    if isinstance(value, sympy.Pow) and value.exp.is_Integer:
+        base, n = from_sympy(value.base), int(value.exp)
+        power = base if abs(n) == 1 else base ** abs(n)
+        return power if n > 0 else 1 / power
+    if isinstance(value, sympy.Mul):
+        top, bottom = value.as_numer_denom()
+        if bottom != 1:
+            return from_sympy(top) / from_sympy(bottom)
+        if value.args[0] == -1:
+            return -from_sympy(sympy.Mul(*value.args[1:]))
+    heads: dict[Any, str] = {
+        sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.Abs: "abs", sympy.sign: "sign", sympy.StrictLessThan: "<",
+        sympy.LessThan: "<=", sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
+    }  # fmt: skip
+    folds = {sympy.Add: "+", sympy.Mul: "*", sympy.Min: "minimum", sympy.Max: "maximum", sympy.And: "and", sympy.Or: "or"}
+    args = [from_sympy(a) for a in value.args]
+    if value.func in heads:
+        return x.apply(heads[value.func], *args)
+    if value.func in folds and args:
+        if value.func is sympy.Add:  # positive terms first, so that differences read as differences
+            args.sort(key=lambda a: isinstance(a, Apply) and a.operator == "neg")
+        result = args[0]
+        for a in args[1:]:
+            negative = value.func is sympy.Add and isinstance(a, Apply) and a.operator == "neg"
+            result = result - a.arguments[0] if negative else x.apply(folds[value.func], result, a)  # type: ignore[attr-defined]
+        return result
+    raise SpecError(f"the sympy expression {value} cannot be used here", required="numbers, our atoms, and + - * / ** exp log tanh sqrt Abs sign Min Max Piecewise")
+
+
+def show(value: Any) -> str:
+    """A sympy result in the written grammar."""
+    return write(from_sympy(sympy.cancel(value) if value.is_rational_function() else value))
+
+
+def vanishes(value: Any) -> bool:
+    """Whether an expression is identically zero; complete for rational functions."""
+    return _vanishes(sympy.sympify(value))
+
+
+@lru_cache(maxsize=65536)
+def _vanishes(value: Any) -> bool:
+    if value == 0:
+        return True
+    reduced = sympy.cancel(sympy.together(value))
+    return bool(reduced == 0 or sympy.expand(reduced) == 0)
+
+
+Signs = frozenset[int]
+ANY: Signs = frozenset({-1, 0, 1})
+
+
+class Assumptions:
+    """Strict bounds of parameters, positivity of counts and attributes, and their order along a chain of strata."""
+
+    def __init__(self, chain: tuple[Any, ...], extra: dict[Any, Signs] | None = None) -> None:
+        self.depth = {s: i for i, s in enumerate(chain)}
+        self.extra = extra or {}
+        self._known: dict[Any, Signs] = {}
+        self._family: dict[Any, Assumptions] = {}
+
+    def with_signs(self, extra: dict[Any, Signs]) -> Assumptions:
+        """These assumptions, and the signs of some expressions besides."""
+        if not extra:
+            return self
+        merged = {**self.extra, **extra}
+        key = frozenset(merged.items())
+        if key not in self._family:
+            made = Assumptions((), merged)
+            made.depth, made._family = self.depth, self._family
+            self._family[key] = made
+        return self._family[key]
+
+    def signs(self, value: Any) -> Signs:
+        """The signs that an expression can take; never too few, sometimes too many."""
+        value = sympy.sympify(value)
+        if value not in self._known:
+            self._known[value] = self._signs(value)
+        return self._known[value]
+
+    def _signs(self, value: Any) -> Signs:
+        value = sympy.together(value)
+        if value.is_number:
+            return frozenset({int(sympy.sign(value))}) if value.is_real else ANY
+        for known, signs in self.extra.items():
+            for factor in (1, -1):
+                ratio = sympy.cancel(value / known) if value.is_rational_function() else None
+                if ratio is not None and ratio.is_number and ratio * factor > 0:
+                    return frozenset(factor * s for s in signs)
+        top, bottom = sympy.fraction(value)
+        numerator, denominator = self._polynomial(top), self._polynomial(bottom)
+        if 0 in denominator:
+            return ANY
+        return frozenset(a * b for a in numerator for b in denominator)
+
+    def _polynomial(self, value: Any) -> Signs:
+        """All coefficients of one sign, in variables that are never negative, decide."""
+        replaced, positive, nonnegative = self._shift(value)
+        replaced = sympy.expand(sympy.together(replaced).as_numer_denom()[0])
+        if replaced.is_number:
+            return frozenset({int(sympy.sign(replaced))})
+        known = positive | nonnegative
+        symbols = sorted(replaced.free_symbols, key=str)
+        if not replaced.is_polynomial(*symbols):
+            return ANY
+        possible: set[int] = set()
+        strict: set[int] = set()
+        for monomial, coefficient in sympy.Poly(replaced, *symbols).terms():
+            odd_unknown = any(s not in known and p % 2 for s, p in zip(symbols, monomial, strict=True))
+            if odd_unknown:
+                return ANY
+            sign = 1 if coefficient > 0 else -1
+            possible.add(sign)
+            if all(p == 0 or s in positive for s, p in zip(symbols, monomial, strict=True)):
+                strict.add(sign)
+        if len(possible) > 1:
+            return ANY
+        return frozenset(possible) if strict else frozenset(possible | {0})
+
+    def _shift(self, value: Any) -> tuple[Any, set[Any], set[Any]]:
+        """Rewrite atoms through variables that are positive (or not negative) and nothing else."""
+        positive: set[Any] = set()
+        nonnegative: set[Any] = set()
+
+        def fresh(strict: bool) -> Any:
+            made = Dummy("t", positive=True)
+            (positive if strict else nonnegative).add(made)
+            return made
+
+        for function in sorted(value.atoms(sympy.Function), key=lambda f: -sympy.count_ops(f)):
+            signs = self._function_signs(function)
+            if len(signs) == 1 and 0 not in signs:
+                value = value.subs(function, next(iter(signs)) * fresh(True))
+            elif signs == {0, 1}:
+                value = value.subs(function, fresh(False))
+            else:
+                value = value.subs(function, Dummy("u", real=True))
+        counts = sorted((s for s in value.free_symbols if isinstance(_ATOM_OF.get(s), Count)), key=self._rank)
+        replacement: dict[Any, Any] = {}
+        for i, s in enumerate(counts):  # smaller counts first, so that each is the largest below it plus a slack
+            below = [t for t in counts[:i] if self._at_most(t, s)]
+            replacement[s] = (replacement[below[-1]] if below else 1) + fresh(False)
+        for s in value.free_symbols:
+            atom = _ATOM_OF.get(s)
+            if s in replacement or s in positive or s in nonnegative:
+                continue
+            if s in self.extra and self.extra[s] != ANY:
+                signs = self.extra[s]
+                if signs == {0}:
+                    replacement[s] = 0
+                elif -1 not in signs or 1 not in signs:
+                    replacement[s] = fresh(0 not in signs) * (1 if 1 in signs else -1)
+            elif isinstance(atom, (Attribute, Total)):
+                if s.is_positive:
+                    replacement[s] = fresh(True)
+            elif isinstance(atom, (Parameter, Component)):
+                p = atom.parameter if isinstance(atom, Component) else atom
+                lower = None if p.lower is None else sympy.Rational(str(p.lower))
+                upper = None if p.upper is None else sympy.Rational(str(p.upper))
+                if lower is not None and upper is not None:
+                    t = fresh(True)
+                    replacement[s] = (lower + upper * t) / (1 + t)
+                elif lower is not None:
+                    replacement[s] = lower + fresh(True)
+                elif upper is not None:
+                    replacement[s] = upper - fresh(True)
+        return value.subs(replacement, simultaneous=True), positive, nonnegative
+
+    def _function_signs(self, function: Any) -> Signs:
+        argument = function.args[0]
+        if isinstance(function, sympy.exp):
+            return frozenset({1})
+        if isinstance(function, sympy.log):
+            return self.signs(argument - 1) if self.signs(argument) == {1} else ANY
+        return self.signs(argument) if isinstance(function, sympy.tanh) else ANY
+
+    def _rank(self, s: Any) -> tuple[int, int]:
+        atom = _ATOM_OF[s]
+        assert isinstance(atom, Count)
+        return (-self.depth.get(atom.over, 0), self.depth.get(atom.of, 0))
+
+    def _at_most(self, small: Any, large: Any) -> bool:
+        """count(X over Y) <= count(X' over Y') when X is as coarse as X' or coarser, and Y as fine as Y' or finer."""
+        a, b = _ATOM_OF[small], _ATOM_OF[large]
+        assert isinstance(a, Count) and isinstance(b, Count)
+        if not {a.of, a.over, b.of, b.over} <= self.depth.keys():
+            return False
+        return self.depth[a.of] <= self.depth[b.of] and self.depth[a.over] >= self.depth[b.over]

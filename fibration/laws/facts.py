@@ -1,0 +1,178 @@
+"""Facts certified beside the laws: how far ratios pass unchanged, what each level can contribute, where gates push back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+from sympy import oo
+
+from fibration.laws.algebra import symbol, to_sympy, vanishes
+from fibration.laws.law import Subject
+from fibration.laws.outcome import domain, is_logarithmic, lines, normal_recovery
+from fibration.laws.pieces import Line, extremes, text
+from fibration.laws.reference import RHO, gates
+from fibration.report import Fact
+from fibration.spec import Hierarchy
+from fibration.symbols import Stratum, gated
+
+Lines = dict[tuple[Stratum, str], list[Line] | None]
+
+
+def facts(subject: Subject) -> Iterator[Fact]:
+    """Everything that can be certified of a hierarchy whose laws have been decided."""
+    h = subject.hierarchy
+    table = lines(h, subject)
+    yield from _radius(subject, table)
+    yield from _bounds(subject, table)
+    yield from _shapes(h, table)
+    yield _blocks(h, subject)
+
+
+# ---------------------------------------------------------------- pass-through radius
+
+
+def _radius(subject: Subject, table: Lines) -> Iterator[Fact]:
+    """`max{R : |x_i| <= R for all i implies 𝒢(r) = r}`, the least over all sizes."""
+    h = subject.hierarchy
+    exact = all(subject.germ(g).passes for _, _, g in gates(h))
+    if not exact:
+        smooth = subject.proved("first_order", "hierarchy")
+        why = "some gate is not the identity on any neighbourhood of 0"
+        yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""))
+        return
+    limits: list[Any] = []
+    for (stratum, channel), found in table.items():
+        if found is None:
+            return
+        for line in found:
+            interval = line.passes()
+            if interval is None:
+                return
+            limits += _reach(h, stratum, channel, *interval)
+    finite = [v for v in limits if v != oo]
+    smallest = extremes(finite, subject.assume, -1) if finite else [oo]
+    unit = "|log r|"
+    value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
+    yield Fact("radius", "hierarchy", value, f"𝒢(r) = r while every {unit} is at most this: no residual leaves its gate's pass-through interval")
+
+
+def _reach(h: Hierarchy, stratum: Stratum, channel: str, low: Any, high: Any) -> list[Any]:
+    """How large `|x|` may be so that this gate's residual stays in `[low, high]`, whatever the sizes."""
+    root = stratum == h.chain[0]
+    if not is_logarithmic(h):
+        up = oo if high == oo else sympy.log(1 + high)
+        down = oo if low == -oo or vanishes(1 + low) else -sympy.log(1 + low)
+        return [up, down] if root else [0]
+    below = oo if low == -oo else -low
+    if channel:  # means of max(±x, 0) lie in [0, R], their differences in [-R, R]
+        return [high] if root else [below, high]
+    factor = 1 if root else 2  # a token and the mean of its siblings may lie at opposite ends of [-R, R]
+    return [v if v == oo else v / factor for v in (below, high)]
+
+
+# ---------------------------------------------------------------- bounds of log 𝒢
+
+
+def _bounds(subject: Subject, table: Lines) -> Iterator[Fact]:
+    h = subject.hierarchy
+    total_low: Any = 0
+    total_high: Any = 0
+    level_facts = []
+    for stratum in h.chain:
+        found = _level(h, stratum, table, subject)
+        if found is None:
+            return
+        low, high = found
+        level_facts.append((stratum, low, high))
+        total_low = -oo if -oo in (low, total_low) else total_low + low
+        total_high = oo if oo in (high, total_high) else total_high + high
+    if is_logarithmic(h):
+        yield Fact("bounds", "log 𝒢", f"[{text(total_low)}, {text(total_high)}]", "the sum of what the levels contribute at most")
+        for stratum, low, high in level_facts:
+            yield Fact("bounds", f"{stratum} level", f"[{text(low)}, {text(high)}]", "range of its gates over the residuals that can reach them")
+    elif vanishes(to_sympy(normal_recovery(h)) - 1 - symbol(gated(""))):
+        low = "0" if total_low in (-1, -oo) else text(1 + total_low)
+        yield Fact("bounds", "𝒢", f"[{low}, {text(1 + total_high)}]", "1 plus the range of the gate over r > 0 and every advantage")
+
+
+def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject) -> tuple[Any, Any] | None:
+    """Infimum and supremum of one level's contribution to the recovery's argument."""
+    channels = h.decomposition.channels
+    ranges: dict[tuple[str, str], tuple[Any, Any]] = {}
+    for channel in channels:
+        full = domain(h, stratum, channel)
+        for name, (low, high) in {"full": full, "down": (full[0], min(full[1], 0))}.items():
+            bounds = _range(table[stratum, channel], low, high, subject)
+            if bounds is None:
+                return None
+            ranges[channel, name] = bounds
+    if channels == ("",):
+        return ranges["", "full"]
+    pairs = [("full", "full")]
+    if stratum == h.leaf and stratum != h.chain[0]:
+        # a token lies in one channel: in the other its density is 0, and its residual minus a mean, so not above 0
+        pairs = [("full", "down"), ("down", "full")]
+    lows = [_minus(ranges["+", a][0], ranges["-", b][1]) for a, b in pairs]
+    highs = [_minus(ranges["+", a][1], ranges["-", b][0]) for a, b in pairs]
+    low, high = extremes(lows, subject.assume, -1), extremes(highs, subject.assume, 1)
+    return (low[0], high[0]) if len(low) == len(high) == 1 else None
+
+
+def _minus(a: Any, b: Any) -> Any:
+    return a if a in (oo, -oo) else -b if b in (oo, -oo) else sympy.cancel(a - b)
+
+
+def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> tuple[Any, Any] | None:
+    if found is None:
+        return None
+    lows: list[Any] = []
+    highs: list[Any] = []
+    for line in found:
+        bounds = line.range(0 if low == 0 else -oo, 0 if high == 0 else oo)
+        if bounds is None:
+            return None
+        lows += bounds[0]
+        highs += bounds[1]
+    least, most = extremes(lows, subject.assume, -1), extremes(highs, subject.assume, 1)
+    return (least[0], most[0]) if len(least) == len(most) == 1 else None
+
+
+# ---------------------------------------------------------------- shape of the gates
+
+
+def _shapes(h: Hierarchy, table: Lines) -> Iterator[Fact]:
+    for stratum in h.chain:
+        found = [table[stratum, c] for c in h.decomposition.channels]
+        known = [line for f in found if f is not None for line in f]
+        if any(f is None for f in found):
+            yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
+            continue
+        yield Fact("continuity", f"gate on {stratum}", "continuous" if all(line.continuous() for line in known) else "has a jump")
+        regions = dict.fromkeys(
+            f"({text(p.low)}, {text(p.high)}), slope {text(sympy.diff(p.value, RHO))}" for line in known for p in line.restorative()
+        )
+        if regions:
+            yield Fact("restorative", f"gate on {stratum}", "; ".join(regions), "there the gradient opposes further drift")
+
+
+def _blocks(h: Hierarchy, subject: Subject) -> Fact:
+    """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
+    leading = 0
+    for stratum in h.chain:
+        own = [g for s, _, g in gates(h) if s == stratum]
+        if not all(vanishes(to_sympy(g) - RHO) if not _has_branches(g) else False for g in own):
+            break
+        leading += 1
+    # levels that pass unchanged telescope: D_k = σ_k, so the first real gate sees one element of the level below it
+    stratum = h.leaf if leading == len(h.chain) else h.chain[max(leading - 1, 0)]
+    return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {stratum}", "no gate reads beyond the element of this stratum that it lies over")
+
+
+def _has_branches(e: Any) -> bool:
+    return getattr(e, "operator", "") in ("where", "clip", "minimum", "maximum", "abs", "sign") or any(
+        _has_branches(a) for a in getattr(e, "arguments", ())
+    )
+
+

@@ -1,0 +1,99 @@
+"""Recovery (def:fgh ii): `R ∘ F = id` on `r > 0`, decided case by case over the sign of the log ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import sympy
+
+from fibration.expressions import Expression, evaluate, exp, substitute
+from fibration.laws.algebra import show, symbol, vanishes
+from fibration.laws.cases import TooManyCases, cases
+from fibration.laws.concrete import Witness, concretes
+from fibration.laws.law import Law, Subject
+from fibration.report import Verdict
+from fibration.spec import Hierarchy
+from fibration.symbols import gated, token_log_ratio
+
+STATEMENT = "R(F(r)) = r for every r > 0"
+X = symbol(token_log_ratio)
+
+
+def composed(h: Hierarchy) -> Expression:
+    """`R(F(r))` of one token, as an expression in its log ratio."""
+    return substitute(h.decomposition.recovery, {gated(c): e for c, e in h.decomposition.densities})
+
+
+def log_of(ratio: Any) -> Any:
+    """`log` of a branch-free ratio, with `exp(a)/exp(b)` and `1 + (exp(x) - 1)` taken apart."""
+    ratio = sympy.powsimp(sympy.expand(sympy.together(_exponents(ratio))))
+    if isinstance(ratio, sympy.exp):
+        return ratio.args[0]
+    return sympy.log(ratio)
+
+
+def _exponents(value: Any) -> Any:
+    return value.replace(sympy.exp, lambda a: sympy.exp(sympy.cancel(sympy.together(a))))
+
+
+def decide(subject: Subject) -> Iterator[Verdict]:
+    h = subject.hierarchy
+    argument = _proof(h, subject)
+    if argument:
+        yield Verdict("recovery", "decomposition", "proved", argument)
+        return
+    witness = _search(h)
+    if witness:
+        yield Verdict(
+            "recovery", "decomposition", "refuted", "", required=STATEMENT, found=f"R(F(r)) = {composed(h)}",
+            remedy="divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)", counterexample=witness,
+        )
+    else:
+        yield Verdict(
+            "recovery", "decomposition", "undecided", "", required=STATEMENT, found=f"R(F(r)) = {composed(h)}",
+            remedy="use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)",
+        )
+
+
+def _proof(h: Hierarchy, subject: Subject) -> str:
+    lines = []
+    try:
+        for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
+            assume = subject.assume.with_signs({X: frozenset({sign})})
+            for case in cases(composed(h), assume):
+                log_ratio = log_of(case.sympy())
+                difference = log_ratio - X
+                if sign == 0:
+                    difference = difference.subs(X, 0)
+                if not vanishes(sympy.simplify(difference) if difference.has(sympy.log) else difference):
+                    return ""
+                lines.append(f"{word}: log R(F(r)) = {show(log_ratio) if sign else '0'}")
+    except TooManyCases:
+        return ""
+    return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
+
+
+def _search(h: Hierarchy) -> Witness | None:
+    whole = composed(h)
+    probes = [Fraction(n, d) for n, d in ((0, 1), (1, 1), (-1, 1), (1, 2), (-1, 2), (3, 1), (-3, 1), (1, 10), (-1, 10))]
+    for tried, concrete in enumerate(concretes(h, [whole])):
+        if tried > 200:
+            break
+        for x in probes:
+            try:
+                value = concrete.value(whole, h.leaf, 0, {token_log_ratio: x})
+            except (ZeroDivisionError, ArithmeticError, TypeError):
+                value = None
+            truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
+            if value is None or abs(value - truth) > Fraction(1, 10**30):
+                got = "no value" if value is None else f"{float(value):.6g}"
+                place = "" if h.leaf == h.chain[0] else f"in {concrete.describe(h.chain[0])}, "
+                text = f"{place}a {h.leaf} with log ratio {x} comes back as {got} instead of {float(truth):.6g}"
+                return Witness(text, concrete, {"log_ratio": x, "recovered": got})
+    return None
+
+
+LAW = Law("recovery", STATEMENT, decide)
+

