@@ -45,29 +45,36 @@ class Task:
     answer: str = r"(.*?)\.?$"  # its group 1 is the part of a completion that is scored
 
 
-_LAST_AFTER_EQUALS = r"(?:.*=)?\s*(\S+?)\.?$"
+_AFTER_EQUALS = r"(?:.*=)?\s*(\S+?)\.?$"
 
-# A domain is a category of reasoning-gym. Chosen so that most groups of 8 samples hold right and wrong answers.
+# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples hold right and wrong
+# answers, and differ in how long and how uniform their answers are.
 DOMAINS: Mapping[str, tuple[Task, ...]] = {
     "arithmetic": (
-        Task("products", {"max_digits": 1}, r": (.*?)\. Give", "{question} = {answer}", _LAST_AFTER_EQUALS),
-        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _LAST_AFTER_EQUALS),
+        Task("chain_sum", {"max_terms": 2, "max_digits": 1}, r": (.*) =$", "{question} = {answer}", _AFTER_EQUALS),
+        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _AFTER_EQUALS),
+        Task("count_bits", {"max_n": 31}, completion="{binary} has {answer} ones", answer=r"has (\d+)"),
     ),
     "algebra": (
-        Task("simple_equations", {"max_terms": 2, "max_value": 9}, completion="{variable} = {answer}", answer=_LAST_AFTER_EQUALS),
+        Task(
+            "simple_equations",
+            {"min_terms": 1, "max_terms": 1, "max_value": 9, "operators": ["*"], "operators_weights": [1.0]},
+            completion="{variable} = {answer}",
+            answer=_AFTER_EQUALS,
+        ),
     ),
     "algorithmic": (
-        Task(
-            "letter_counting",
-            {"min_words": 4, "max_words": 6},
-            completion='The letter "{target_letter}" appears {answer} times',
-            answer=r"appears (\d+)",
-        ),
+        Task("letter_counting", {"min_words": 5, "max_words": 8}, completion="{answer} times", answer=r"(\d+)"),
         Task(
             "ransom_note",
             {"max_note_length": 4, "max_magazine_length": 8},
             r"(Ransom note: .*)\n(Magazine: .*)",
             answer=r"(\w+)",
+        ),
+        Task(
+            "number_filtering",
+            {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
+            r"(.*)\n",
         ),
     ),
     "logic": (
@@ -78,14 +85,6 @@ DOMAINS: Mapping[str, tuple[Task, ...]] = {
             answer=r"(\w+)",
         ),
         Task("knights_knaves", question=r"(?s)inhabitants: (.*) \("),
-    ),
-    "probability": (
-        Task(
-            "coin_flip",
-            {"min_trials": 2, "max_trials": 3},
-            completion="The probability is {answer}",
-            answer=r"probability is (\S+?)\.?$",
-        ),
     ),
 }
 

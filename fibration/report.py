@@ -39,12 +39,15 @@ class Verdict:
 
     def error(self, name: str) -> LawError:
         """The LawError for a verdict that is not accepted."""
-        verb = {"refuted": "breaks", "undecided": "could not be shown to obey", "proved": "gives up, but obeys,"}[self.status]
         found = self.found or self.argument
         if self.counterexample is not None:
             found = f"{found}; {self.counterexample}" if found else str(self.counterexample)
+        verb = "breaks" if self.status == "refuted" else "could not be shown to obey"
+        what = f"{self.subject} of '{name}' {verb} the law '{self.law}'"
+        if self.law == "given_up":
+            what = f"'{name}' gives up {self.subject}, which holds"
         return LawError(
-            f"{self.subject} of '{name}' {verb} the law '{self.law}'", required=self.required, found=found, remedy=self.remedy
+            what, required=self.required, found=found, remedy=self.remedy
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,9 +91,10 @@ class Report:
         return tuple(v for v in self.verdicts if not v.accepted)
 
     def raise_for_status(self) -> None:
-        """Raise LawError for the first law that is not accepted; the error carries this report."""
+        """Raise LawError for the first law that is refuted, else undecided; the error carries this report."""
         if not self.ok:
-            error = self.failures[0].error(self.hierarchy.name)
+            worst = min(self.failures, key=lambda v: v.status == "undecided")
+            error = worst.error(self.hierarchy.name)
             error.report = self
             raise error
 

@@ -82,8 +82,8 @@ def from_sympy(value: Any) -> Expression:
         top, bottom = value.as_numer_denom()
         if bottom != 1:
             return from_sympy(top) / from_sympy(bottom)
-        if value.args[0] == -1:
-            return -from_sympy(sympy.Mul(*value.args[1:]))
+        if value.args[0].is_Rational and value.args[0] < 0:
+            return -from_sympy(-value)
     heads: dict[Any, str] = {
         sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.Abs: "abs", sympy.sign: "sign", sympy.StrictLessThan: "<",
         sympy.LessThan: "<=", sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
@@ -105,7 +105,7 @@ def from_sympy(value: Any) -> Expression:
 
 def show(value: Any) -> str:
     """A sympy result in the written grammar."""
-    return write(from_sympy(sympy.cancel(value) if value.is_rational_function() else value))
+    return write(from_sympy(sympy.factor(value) if value.is_rational_function() else value))
 
 
 def vanishes(value: Any) -> bool:

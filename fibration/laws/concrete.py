@@ -87,11 +87,12 @@ class Concrete:
             return f"a {stratum}"
         source = self.chain[i + 1]
         inside = self.over(source, stratum, element)
-        text = f"a {stratum} of {_plural(len(inside), source)}"
+        text = f"a {stratum} of {len(inside)} {source.name if len(inside) == 1 else plural(source.name)}"
         if i + 2 < len(self.chain):
             sizes = [len(self.over(self.chain[i + 2], source, a)) for a in inside]
             if len(sizes) <= 6:
-                text += f" with {' and '.join(map(str, sizes))} {self.chain[i + 2]}{'s' if sum(sizes) > 1 else ''}"
+                finer = self.chain[i + 2].name
+                text += f" with {' and '.join(map(str, sizes))} {plural(finer) if sum(sizes) > 1 else finer}"
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,8 +105,11 @@ class Concrete:
         }
 
 
-def _plural(n: int, stratum: Stratum) -> str:
-    return f"{n} {stratum}{'' if n == 1 else 's'}"
+def plural(name: str) -> str:
+    """`trajectories` for `trajectory`."""
+    if name.endswith("y") and name[-2:-1] not in "aeiou":
+        return name[:-1] + "ies"
+    return name + ("es" if name.endswith(("s", "x", "ch")) else "s")
 
 
 @dataclass(frozen=True)

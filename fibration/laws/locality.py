@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fibration.expressions import Expression, atoms
-from fibration.laws.concrete import Concrete, Witness
+from fibration.laws.concrete import Concrete, Witness, plural
 from fibration.laws.law import Law, Subject
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
@@ -101,10 +101,10 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
             return None
         if atom.stratum == stratum:
             return (
-                f"{atom}, the density of its own stratum", f"two siblings with equal residuals would be gated differently",
+                f"{atom}, the density of its own stratum", "two siblings with equal residuals would be gated differently",
                 "read `residual`, or the density of a coarser stratum",
             )
-        return f"{atom}", _finer(h, stratum, atom.stratum) or f"no {stratum} lies over a '{atom.stratum}'", f"use one of {_names(here[1:])}"
+        return f"{atom}", _finer(h, stratum, atom.stratum) or f"no {stratum} lies over a '{atom.stratum}'", f"use one of {_names(here[1:])}" if here[1:] else "the root reads only its own residual"
     if isinstance(atom, Reading):
         if atom.name == "residual":
             return None
@@ -122,7 +122,7 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
 
 def _finer(h: Hierarchy, stratum: Stratum, other: object) -> str:
     if isinstance(other, Stratum) and stratum in h.coarser(other):
-        return f"two {other}s over one {stratum} would have to agree"
+        return f"two {plural(other.name)} over one {stratum} would have to agree"
     return ""
 
 

@@ -99,15 +99,18 @@ def _affine_proof(h: Hierarchy, subject: Subject, recovery: Expression) -> str:
         return ""
     for line in found:
         for p in line.pieces:
-            if p.high != oo and line.assume.signs(p.high + 1) <= {-1, 0}:
-                continue  # r = 1 + ρ > 0 never comes here
+            assume = line.assume
+            if p.high != oo:  # r = 1 + ρ > 0 comes here only if the piece reaches above ρ = -1
+                if assume.signs(p.high + 1) <= {-1, 0}:
+                    continue
+                assume = assume.with_signs({p.high + 1: frozenset({1})})
             ends = [e for e in (p.low, p.high) if e not in (oo, -oo)]
-            low_end = p.low if p.low != -oo and line.assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
+            low_end = p.low if p.low != -oo and assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
             slope = sympy.diff(p.value, line_rho())
-            rising = line.assume.signs(slope) <= {0, 1}
+            rising = assume.signs(slope) <= {0, 1}
             inside = [low_end] if rising and slope != 0 else ends or [sympy.Integer(0)]
             for end in inside:
-                signs = line.assume.signs(p.value.subs(line_rho(), end) + 1)
+                signs = assume.signs(p.value.subs(line_rho(), end) + 1)
                 # at the open end r -> 0 a rising piece may tend to 0, since r > 0 is strict
                 allowed = {1} if end != -1 else ({0, 1} if slope != 0 else {1})
                 if not signs <= allowed:

@@ -1,8 +1,11 @@
 """Identity at the reference, and first-order agreement (thm:fbg_first_order).
 
-At the on-policy point every residual is 0 in log-ratio and deviation coordinates. A gate is examined at 0 and in the
-germ on both sides of it: which branches can hold there, for any value of its parameters, counts and advantage, and
-whether each has value 0 and slope 1. A branch that *is* the residual passes a whole neighbourhood.
+At the on-policy point every residual and every density is 0 in log-ratio and deviation coordinates. A gate is examined
+at 0 and in the germ on both sides of it: which branches can hold there, for any value of its parameters, counts and
+advantage, and whether each has value 0 and slope 1. A branch that *is* the residual passes a whole neighbourhood.
+
+A gate that reads coarser densities must have value 0 at residual 0 *whatever* they are: a level without drift of its
+own adds nothing. (A residual taken against the gated base fails here.) Its slope is asked near density 0.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Count, Density, Stratum, advantage, gated, in_channel, put, residual
 
-IDENTITY = "g(ρ*) = ρ* and g'(ρ*) = 1 at the on-policy residual ρ* = 0, from both sides"
+IDENTITY = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 FIRST_ORDER = "near on-policy 𝒢(r) = r to first order, so that value and gradient are those of the true objective"
 RHO = symbol(residual)
 SIDES = ((-1, "below 0"), (0, "at 0"), (1, "above 0"))
@@ -52,35 +55,41 @@ def gates(h: Hierarchy) -> Iterator[tuple[Stratum, str, Expression]]:
 
 def germ(gate: Expression, assume: Assumptions) -> Germ:
     """Examine a gate at 0 and on both sides."""
-    value_ok = slope_ok = passes = True
+    on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)}
+    slope_ok = passes = True
+    value_ok = all(vanishes(c.sympy().subs(RHO, 0)) for c in near_zero(gate, 0, assume, {}))
     for side, _ in SIDES:
-        for case in near_zero(gate, side, assume):
+        for case in near_zero(gate, side, assume, on_policy):
             value = case.sympy()
-            value_ok &= vanishes(value.subs(RHO, 0))
-            slope_ok &= vanishes(sympy.diff(value, RHO).subs(RHO, 0) - 1)
+            value_ok &= vanishes(value.subs(RHO, 0).subs(on_policy))
+            slope_ok &= vanishes(sympy.diff(value, RHO).subs(RHO, 0).subs(on_policy) - 1)
             passes &= vanishes(value - RHO)
     return Germ(value_ok, slope_ok, passes)
 
 
-def near_zero(gate: Expression, side: int, assume: Assumptions) -> list[Case]:
-    """The branches that can hold at 0 (`side` 0), or arbitrarily close to it on one side."""
+def near_zero(gate: Expression, side: int, assume: Assumptions, on_policy: dict[Any, int]) -> list[Case]:
+    """The branches that can hold at 0 (`side` 0), or arbitrarily close to it on one side, with densities near theirs."""
     at_zero = assume.with_signs({RHO: frozenset({side})})
-    return [c for c in cases(gate, at_zero) if all(_germ_signs(d, side, assume) & signs for d, signs in c.signs)]
+    return [
+        c for c in cases(gate, at_zero) if all(_germ_signs(d, side, assume, on_policy) & signs for d, signs in c.signs)
+    ]
 
 
-def _germ_signs(difference: Any, side: int, assume: Assumptions) -> Signs:
+def _germ_signs(difference: Any, side: int, assume: Assumptions, on_policy: dict[Any, int]) -> Signs:
     """Signs of a difference as the residual tends to 0 from one side: those of its first term that does not vanish."""
     term = difference
     for order in range(3):
-        try:
-            value = term.subs(RHO, 0)
-        except (ZeroDivisionError, ValueError):
-            return ANY
+        at_zero = term.subs(RHO, 0)
+        value = at_zero.subs(on_policy)
         if value.has(sympy.nan, sympy.zoo, sympy.oo):
             return ANY
         signs = assume.signs(value)
-        if signs != {0} or side == 0:
-            return signs if 0 not in signs or signs == {0} else ANY
+        if signs != {0}:
+            return signs if 0 not in signs else ANY
+        if at_zero.has(*on_policy) if on_policy else False:
+            return ANY  # it vanishes only at the reference densities
+        if side == 0:
+            return signs
         term = sympy.diff(term, RHO) * side / (order + 1)
     return frozenset({0}) if vanishes(difference) else ANY
 
@@ -201,7 +210,7 @@ def decide_first_order(subject: Subject) -> Iterator[Verdict]:
     if coarse is not None:
         yield Verdict(
             "first_order", f"advantages constant on each {coarse}", "proved",
-            f"gates from {h.chain[0]} to {coarse} are the identity near 0, finer residuals sum to 0 over a {coarse}, "
+            f"{_span(h, coarse)} near 0, finer residuals sum to 0 over a {coarse}, "
             f"and μ is proportional to the kernels' measure there",
         )
 
@@ -216,6 +225,12 @@ def _declared_slope(h: Hierarchy, subject: Subject) -> Any:
         outer = [r.subs({symbol(gated(k)): 0 for k in h.decomposition.channels}) for r in recovery]
         total += inner[0] * outer[0]
     return sympy.cancel(total)
+
+
+def _span(h: Hierarchy, coarse: Stratum) -> str:
+    if coarse == h.chain[0]:
+        return f"the gate on {coarse} is the identity"
+    return f"the gates from {h.chain[0]} to {coarse} are the identity"
 
 
 def _subspace(h: Hierarchy, subject: Subject) -> Stratum | None:
