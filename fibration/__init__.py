@@ -20,7 +20,21 @@ from fibration.errors import (
     RolloutsError,
     SpecError,
 )
-from fibration.expressions import absolute, clip, exp, expm1, log, log1p, maximum, minimum, sigmoid, sign, sqrt, tanh, where
+from fibration.expressions import (
+    absolute,
+    clip,
+    exp,
+    expm1,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    sigmoid,
+    sign,
+    sqrt,
+    tanh,
+    where,
+)
 from fibration.gates import (
     Gate,
     aggregate_gate,
@@ -34,14 +48,45 @@ from fibration.gates import (
 from fibration.kernels import MarkovKernel, proportional, uniform
 from fibration.objective import Objective, constant_normaliser, token_mean, trajectory_mean
 from fibration.spec import Fibration, Hierarchy
-from fibration.symbols import Attribute, Parameter, Stratum, advantage, count, density, gated, residual, strata, token_log_ratio, total
-
-
+from fibration.symbols import (
+    Attribute,
+    Parameter,
+    Stratum,
+    advantage,
+    count,
+    density,
+    gated,
+    residual,
+    strata,
+    token_log_ratio,
+    total,
+)
 
 if TYPE_CHECKING:
     from fibration.compiler import compile
     from fibration.loading import load
     from fibration.rollouts import Rollouts, load_rollouts
+
+__all__ = [
+    "Decomposition",
+    "Fibration",
+    "Hierarchy",
+    "MarkovKernel",
+    "Objective",
+    "Rollouts",
+    "compile",
+    "constant_normaliser",
+    "decomposition",
+    "load",
+    "load_rollouts",
+    "log_ratio",
+    "proportional",
+    "ratio_deviation",
+    "signed_log_ratio",
+    "token_mean",
+    "trajectory_mean",
+    "uniform",
+]
 
 _LAZY = {
     "compile": "fibration.compiler",

@@ -163,5 +163,3 @@ def derivative(body: Scalar, position: int) -> Scalar:
         return known[s]
 
     return of(body)
-
-

@@ -15,7 +15,9 @@ from fibration.spec import Hierarchy
 from fibration.symbols import Parameter
 
 
-def bind_parameters(hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]) -> dict[str, Tensor]:
+def bind_parameters(
+    hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """One float64 vector `[elements of its stratum]` per parameter input.
 
     A value is a number, one per channel (`{"+": 0.2, "-": 0.1}`), or one of these per element of the parameter's
@@ -32,7 +34,8 @@ def bind_parameters(hierarchy: Hierarchy, program: Program, index: Index, given:
             value = given.get(parameter.name, parameter.default)
             if value is None:
                 raise ParameterError(
-                    f"parameter '{parameter.name}' of '{hierarchy.name}' has no value", required="a default or a value",
+                    f"parameter '{parameter.name}' of '{hierarchy.name}' has no value",
+                    required="a default or a value",
                     remedy=f"pass parameters={{'{parameter.name}': ...}}",
                 )
             result[node.name] = _vector(parameter, node, value, index)
@@ -44,7 +47,8 @@ def _vector(parameter: Parameter, node: Input, value: Any, index: Index) -> Tens
     if isinstance(value, Tensor) and value.ndim:
         if tuple(value.shape) != (size,):
             raise ParameterError(
-                f"parameter '{parameter.name}' has shape {list(value.shape)}", required=f"a number, or one per {stratum}: [{size}]"
+                f"parameter '{parameter.name}' has shape {list(value.shape)}",
+                required=f"a number, or one per {stratum}: [{size}]",
             )
         numbers = [parameter.check(v, f"the value of {stratum} {i}") for i, v in enumerate(value.tolist())]
     elif isinstance(value, Mapping) and not _is_channels(value):
@@ -63,22 +67,28 @@ def _in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> fl
     if isinstance(value, Mapping):
         if not channel:
             raise ParameterError(
-                f"parameter '{parameter.name}': {what} is one number per channel", required="one number: it is not declared per channel"
+                f"parameter '{parameter.name}': {what} is one number per channel",
+                required="one number: it is not declared per channel",
             )
         unknown = [c for c in value if c not in ("+", "-")]
         if channel not in value or unknown:
             found = f"channels {', '.join(map(repr, value)) or 'none'}"
-            raise ParameterError(f"parameter '{parameter.name}': {what} lacks a channel", required="both '+' and '-'", found=found)
+            raise ParameterError(
+                f"parameter '{parameter.name}': {what} lacks a channel", required="both '+' and '-'", found=found
+            )
         return parameter.check(value[channel], f"{what} of channel '{channel}'")
     return parameter.check(value, what)
 
 
-def _per_element(parameter: Parameter, stratum: str, channel: str, value: Mapping[Any, Any], index: Index) -> list[float]:
+def _per_element(
+    parameter: Parameter, stratum: str, channel: str, value: Mapping[Any, Any], index: Index
+) -> list[float]:
     numbers = index.element_numbers.get(stratum)
     if numbers is None:
         raise ParameterError(
             f"parameter '{parameter.name}' is given per element: {', '.join(map(repr, list(value)[:3]))}",
-            required="one number", found=f"it is read on '{stratum}', whose elements have no labels",
+            required="one number",
+            found=f"it is read on '{stratum}', whose elements have no labels",
             remedy=f"declare Parameter('{parameter.name}', on=...) with the stratum over which it varies",
         )
     # A value for an element that this batch lacks is fine: domains come and go from batch to batch.

@@ -88,8 +88,8 @@ def _common(total: Apply) -> Expression:
     shared = {e: min(f[e], g[e], key=abs) for e in f if e in g and f[e] * g[e] > 0}
     if not shared:
         return total
-    left, right = ({e: p - shared.get(e, 0) for e, p in t.items() if p != shared.get(e, 0)} for t in (f, g))
-    inner = Apply(total.operator, (_join(c, left), _join(d, right)))
+    rest = [{e: p - shared.get(e, 0) for e, p in t.items() if p != shared.get(e, 0)} for t in (f, g)]
+    inner = Apply(total.operator, (_join(c, rest[0]), _join(d, rest[1])))
     return _join(Fraction(1), {inner: 1, **shared})
 
 

@@ -56,9 +56,7 @@ def constructor(kind: type[T], *, examples: tuple[str, ...]) -> Callable[[Callab
                 raise SpecError(f"{name}: {error}", required=f"{name}{signature}") from None
             values = {k: as_expression(v, f"{name}: argument '{k}'") for k, v in bound.arguments.items()}
             result = function(**values)
-            parts = [
-                write(v) if i < len(args) else f"{k}={write(v)}" for i, (k, v) in enumerate(values.items())
-            ]
+            parts = [write(v) if i < len(args) else f"{k}={write(v)}" for i, (k, v) in enumerate(values.items())]
             return result.model_copy(update={"written": f"{name}({', '.join(parts)})"})
 
         CONSTRUCTORS[name] = Constructor(name, kind, call, examples)
@@ -80,7 +78,9 @@ def construct(kind: type[T], text: object, names: Names, what: str, bare: Callab
     if bare is not None and not _is_unknown_call(tree):
         return bare(build(tree, names, what))
     known = sorted(n for n, c in CONSTRUCTORS.items() if issubclass(c.kind, kind))
-    raise SpecError(f"{what}: {str(text)[:80]!r} is no {kind.__name__.lower()}", required=f"a call of {', '.join(known)}")
+    raise SpecError(
+        f"{what}: {str(text)[:80]!r} is no {kind.__name__.lower()}", required=f"a call of {', '.join(known)}"
+    )
 
 
 def _is_unknown_call(tree: Tree) -> bool:

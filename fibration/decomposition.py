@@ -28,7 +28,7 @@ class Decomposition(Written):
         if names not in (("",), ("+", "-")):
             raise SpecError(f"a decomposition has the channels {names}", required="one channel '' or the two '+', '-'")
         back, factor = as_expression(recovery, "a recovery"), as_expression(scale, "a scale")
-        super().__init__(densities=pairs, recovery=back, scale=factor, **data)
+        super().__init__(densities=pairs, recovery=back, scale=factor, **data)  # type: ignore[call-arg]
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ class Decomposition(Written):
         return dict(self.densities)[channel]
 
 
-@constructor(Decomposition, examples=("decomposition(density=token_log_ratio, recovery=exp(gated(\"\")))",))
+@constructor(Decomposition, examples=('decomposition(density=token_log_ratio, recovery=exp(gated("")))',))
 def decomposition(
     *,
     recovery: Expression,

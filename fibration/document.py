@@ -66,8 +66,12 @@ class HierarchyDocument(_Document):
     parameters: Annotated[list[ParameterDocument], Field(max_length=256)] = []
     attributes: Annotated[list[AttributeDocument], Field(max_length=256)] = []
     fibrations: Annotated[list[FibrationDocument], Field(max_length=64)] = []
-    gates: dict[NameText, Annotated[str, _text("a gate, or its formula", "clip_gate(epsilon)", "minimum(residual, high)")]]
-    decomposition: Annotated[str, _text("how ratios become densities", "signed_log_ratio(scale=1/count(token, over=trajectory))")]
+    gates: dict[
+        NameText, Annotated[str, _text("a gate, or its formula", "clip_gate(epsilon)", "minimum(residual, high)")]
+    ]
+    decomposition: Annotated[
+        str, _text("how ratios become densities", "signed_log_ratio(scale=1/count(token, over=trajectory))")
+    ]
     objective: Annotated[str, _text("the weights of the objective", "trajectory_mean()", "token_mean()")]
     gives_up: dict[str, Annotated[str, Field(max_length=1000)]] = {}
     rows: NameText = "trajectory"
@@ -101,7 +105,8 @@ class HierarchyDocument(_Document):
                 for f in self.fibrations
             ],
             gates={
-                stratum(s, "a gate"): construct(Gate, g, names, f"{here}: gate on {s}", Gate) for s, g in self.gates.items()
+                stratum(s, "a gate"): construct(Gate, g, names, f"{here}: gate on {s}", Gate)
+                for s, g in self.gates.items()
             },
             decomposition=construct(Decomposition, self.decomposition, names, f"{here}: decomposition"),
             objective=construct(Objective, self.objective, names, f"{here}: objective"),

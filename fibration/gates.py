@@ -9,7 +9,18 @@ from typing import Any
 
 from fibration.constructors import Written, constructor
 from fibration.errors import SpecError
-from fibration.expressions import Expression, absolute, as_expression, clip, log1p, maximum, minimum, sign, substitute, where
+from fibration.expressions import (
+    Expression,
+    absolute,
+    as_expression,
+    clip,
+    log1p,
+    maximum,
+    minimum,
+    sign,
+    substitute,
+    where,
+)
 from fibration.symbols import advantage, residual
 
 
@@ -25,8 +36,10 @@ class Gate(Written):
     def __init__(self, expression: object, **data: Any) -> None:
         value = as_expression(expression, "a gate")
         if value.is_condition:
-            raise SpecError(f"a gate cannot be the condition {value}", required="a number", remedy="use where(condition, a, b)")
-        super().__init__(expression=value, **{"written": f"Gate({value})", **data})
+            raise SpecError(
+                f"a gate cannot be the condition {value}", required="a number", remedy="use where(condition, a, b)"
+            )
+        super().__init__(expression=value, **{"written": f"Gate({value})", **data})  # type: ignore[call-arg]
 
     def per(self, scale: object) -> Gate:
         """`scale · g(residual / scale)`: the same gate for a density that is `scale` times as large."""

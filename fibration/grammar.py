@@ -39,7 +39,21 @@ MAX_TEXT = 10_000
 
 # ---------------------------------------------------------------- writing
 
-_BINDING = {"or": 1, "and": 2, "not": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "+": 5, "-": 5, "*": 6, "/": 6, "neg": 7, "**": 8}
+_BINDING = {
+    "or": 1,
+    "and": 2,
+    "not": 3,
+    "<": 4,
+    "<=": 4,
+    ">": 4,
+    ">=": 4,
+    "+": 5,
+    "-": 5,
+    "*": 6,
+    "/": 6,
+    "neg": 7,
+    "**": 8,
+}
 _WORD = {"and": "&", "or": "|"}
 
 
@@ -161,7 +175,9 @@ def _shorten(text: str) -> str:
 class _Reader:
     def __init__(self, text: object, what: str) -> None:
         if not isinstance(text, str):
-            raise SpecError(f"{what} is a {type(text).__name__}: {_shorten(repr(text))}", required="text in the expression grammar")
+            raise SpecError(
+                f"{what} is a {type(text).__name__}: {_shorten(repr(text))}", required="text in the expression grammar"
+            )
         if len(text) > MAX_TEXT:
             raise SpecError(f"{what} has {len(text)} characters", required=f"at most {MAX_TEXT}")
         self.text, self.what, self.depth = text, what, 0
@@ -307,7 +323,21 @@ def read(text: object, what: str = "an expression") -> Tree:
 
 
 Names = Mapping[str, object]
-_FUNCTIONS = ("where", "minimum", "maximum", "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt")
+_FUNCTIONS = (
+    "where",
+    "minimum",
+    "maximum",
+    "clip",
+    "abs",
+    "sign",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "tanh",
+    "sigmoid",
+    "sqrt",
+)
 _READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio}
 _ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
 
@@ -368,4 +398,3 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
 def parse(text: object, names: Names, what: str = "an expression") -> Expression:
     """Read and build in one step."""
     return as_expression(build(read(text, what), names, what))
-

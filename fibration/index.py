@@ -131,17 +131,25 @@ class _Builder:
         self.leaf, self.rows = hierarchy.leaf.name, hierarchy.rows.name
         if mask is None and offsets is None:
             raise HierarchyIndexError(
-                f"{self.here}: neither mask nor offsets", required="mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones"
+                f"{self.here}: neither mask nor offsets",
+                required="mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones",
             )
         given = mask if mask is not None else offsets
-        self.device = torch.device(device) if device is not None else given.device if isinstance(given, Tensor) else torch.device("cpu")
+        self.device = (
+            torch.device(device)
+            if device is not None
+            else given.device
+            if isinstance(given, Tensor)
+            else torch.device("cpu")
+        )
         keep = None if mask is None else self._mask(mask)
         if offsets is None:
             assert keep is not None
             self.shape: tuple[int, ...] = tuple(keep.shape)
             if keep.ndim != 2:
                 raise HierarchyIndexError(
-                    f"{self.here}: the mask has shape {list(keep.shape)}", required="[B, T], or a packed [N] together with offsets"
+                    f"{self.here}: the mask has shape {list(keep.shape)}",
+                    required="[B, T], or a packed [N] together with offsets",
                 )
             row = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
             self.n_rows = self.shape[0]
@@ -150,12 +158,17 @@ class _Builder:
             self.shape, self.n_rows = (int(bounds[-1]),), len(bounds) - 1
             row = np.repeat(np.arange(self.n_rows), np.diff(bounds))
             if keep is not None and keep.shape != self.shape:
-                raise HierarchyIndexError(f"{self.here}: the mask has shape {list(keep.shape)}", required=f"{list(self.shape)}, as the offsets say")
+                raise HierarchyIndexError(
+                    f"{self.here}: the mask has shape {list(keep.shape)}",
+                    required=f"{list(self.shape)}, as the offsets say",
+                )
         self.positions = np.arange(row.size) if keep is None else np.flatnonzero(keep)
         if not len(self.positions):
             raise HierarchyIndexError(
-                f"{self.here}: the batch is empty", required="at least one unmasked token",
-                found=f"shape {list(self.shape)}, nothing unmasked", remedy="skip the update for this batch",
+                f"{self.here}: the batch is empty",
+                required="at least one unmasked token",
+                found=f"shape {list(self.shape)}, nothing unmasked",
+                remedy="skip the update for this batch",
             )
         raw_rows = row.reshape(-1)[self.positions]
         self.row_numbers, self.row_of_token = np.unique(raw_rows, return_inverse=True)
@@ -165,17 +178,25 @@ class _Builder:
         if array.dtype == np.bool_:
             return array
         if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
-            raise HierarchyIndexError(f"{self.here}: the mask holds values other than 0 and 1", required="booleans, or 0 and 1")
+            raise HierarchyIndexError(
+                f"{self.here}: the mask holds values other than 0 and 1", required="booleans, or 0 and 1"
+            )
         return array.astype(np.bool_)
 
     def _offsets(self, offsets: Any) -> Codes:
         array = _to_numpy(offsets)
         rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
         if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
-            raise HierarchyIndexError(f"{self.here}: offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule)
+            raise HierarchyIndexError(
+                f"{self.here}: offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule
+            )
         steps = np.diff(array.astype(np.int64))
         if array[0] != 0 or (steps < 0).any():
-            bad = f"they start at {array[0]}" if array[0] else f"offsets[{int(np.argmax(steps < 0)) + 1}] is smaller than the one before"
+            bad = (
+                f"they start at {array[0]}"
+                if array[0]
+                else f"offsets[{int(np.argmax(steps < 0)) + 1}] is smaller than the one before"
+            )
             raise HierarchyIndexError(f"{self.here}: the offsets do not delimit rows", required=rule, found=bad)
         return array.astype(np.int64)
 
@@ -188,15 +209,22 @@ class _Builder:
         for name in labels:
             if name not in accepted:
                 raise HierarchyIndexError(
-                    f"{self.here}: unknown label '{name}'", required=f"labels for {', '.join(wanted) or 'nothing'}",
+                    f"{self.here}: unknown label '{name}'",
+                    required=f"labels for {', '.join(wanted) or 'nothing'}",
                     found=f"the hierarchy is {' → '.join(reversed(chain))}",
                 )
         for name in wanted:
             if labels.get(name) is None:
-                hint = f"if the rows of the batch are its elements, declare Hierarchy(rows={name})" if self.rows not in chain else ""
+                hint = (
+                    f"if the rows of the batch are its elements, declare Hierarchy(rows={name})"
+                    if self.rows not in chain
+                    else ""
+                )
                 raise HierarchyIndexError(
-                    f"{self.here}: no labels for '{name}'", required=f"{name}=[one label per row], any hashable values",
-                    found=f"labels for {', '.join(labels) or 'nothing'}", remedy=hint or f"pass {name}=...",
+                    f"{self.here}: no labels for '{name}'",
+                    required=f"{name}=[one label per row], any hashable values",
+                    found=f"labels for {', '.join(labels) or 'nothing'}",
+                    remedy=hint or f"pass {name}=...",
                 )
 
         tokens, rows = len(self.positions), len(self.row_numbers)
@@ -223,7 +251,9 @@ class _Builder:
         values = {a.name: self._attribute(a, attributes, size, names) for a in self.h.attributes.values()}
         for name in attributes:
             if name not in values:
-                raise HierarchyIndexError(f"{self.here}: unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}")
+                raise HierarchyIndexError(
+                    f"{self.here}: unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
+                )
         move = {k: torch.from_numpy(np.ascontiguousarray(v)).to(self.device) for k, v in parents.items()}
         return Index(
             hierarchy=self.h,
@@ -243,12 +273,16 @@ class _Builder:
         """Numbers in the order of first appearance; per row, or per token where the labels have the tokens' shape."""
         given = _to_list(given)
         if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-            raise HierarchyIndexError(f"{self.here}: the labels for '{name}' are a {type(given).__name__}", required="one label per row")
+            raise HierarchyIndexError(
+                f"{self.here}: the labels for '{name}' are a {type(given).__name__}", required="one label per row"
+            )
         nested = len(self.shape) == 2 and len(given) == self.n_rows and all(isinstance(g, list) for g in given)
         per_token = nested or (len(self.shape) == 1 and len(given) == self.shape[0] != self.n_rows)
         if nested:
             if any(len(g) != self.shape[1] for g in given):
-                raise HierarchyIndexError(f"{self.here}: the labels for '{name}' are ragged", required=f"shape {list(self.shape)}")
+                raise HierarchyIndexError(
+                    f"{self.here}: the labels for '{name}' are ragged", required=f"shape {list(self.shape)}"
+                )
             given = [label for line in given for label in line]
         if not per_token and len(given) != self.n_rows:
             raise HierarchyIndexError(
@@ -281,7 +315,9 @@ class _Builder:
         codes, names, by_row = self._encode(self.rows, given)
         if not by_row or len(names) != len(self.row_numbers):
             twice = next((names[c] for i, c in enumerate(codes) if c in codes[:i]), "?")
-            raise HierarchyIndexError(f"{self.here}: two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one")
+            raise HierarchyIndexError(
+                f"{self.here}: two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
+            )
         return names
 
     def _parent(
@@ -302,16 +338,24 @@ class _Builder:
         return parent
 
     def _attribute(
-        self, attribute: Attribute, given: Mapping[str, Any], size: Mapping[str, int], names: Mapping[str, tuple[Hashable, ...]]
+        self,
+        attribute: Attribute,
+        given: Mapping[str, Any],
+        size: Mapping[str, int],
+        names: Mapping[str, tuple[Hashable, ...]],
     ) -> NDArray[np.float64]:
         stratum, what = attribute.on.name, f"{self.here}: attribute '{attribute.name}'"
         if attribute.name not in given:
-            raise HierarchyIndexError(f"{what} is not given", required=f"attributes={{'{attribute.name}': one number per {stratum}}}")
+            raise HierarchyIndexError(
+                f"{what} is not given", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"
+            )
         value = given[attribute.name]
         if isinstance(value, Mapping):
             lacking = [n for n in names.get(stratum, ()) if n not in value]
             if lacking or stratum not in names:
-                raise HierarchyIndexError(f"{what} has no value for {stratum} {lacking[:1]}", required=f"a value for every {stratum}")
+                raise HierarchyIndexError(
+                    f"{what} has no value for {stratum} {lacking[:1]}", required=f"a value for every {stratum}"
+                )
             array = np.array([float(value[n]) for n in names[stratum]])
         else:
             array = _to_numpy(value).astype(np.float64)
@@ -322,14 +366,19 @@ class _Builder:
             elif array.ndim == 0:
                 array = np.full(size[stratum], float(array))
             elif array.shape != (size[stratum],):
-                raise HierarchyIndexError(f"{what} has shape {list(array.shape)}", required=f"one number per {stratum}: [{size[stratum]}]")
+                raise HierarchyIndexError(
+                    f"{what} has shape {list(array.shape)}", required=f"one number per {stratum}: [{size[stratum]}]"
+                )
         bad = ~np.isfinite(array) | ((array <= 0) if attribute.positive else False)
         if bad.any():
             i = int(np.argmax(bad))
             label = names[stratum][i] if stratum in names else i
             raise HierarchyIndexError(
-                f"{what} of {stratum} {label!r} is {array[i]:g}", required="a finite number" + (" above 0" if attribute.positive else ""),
-                remedy="positivity is an assumption of the proofs; declare positive=False to drop it" if attribute.positive else "",
+                f"{what} of {stratum} {label!r} is {array[i]:g}",
+                required="a finite number" + (" above 0" if attribute.positive else ""),
+                remedy="positivity is an assumption of the proofs; declare positive=False to drop it"
+                if attribute.positive
+                else "",
             )
         return array
 

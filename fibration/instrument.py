@@ -8,6 +8,7 @@ KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from fibration.adjoint import derivative
@@ -113,6 +114,6 @@ def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str]
 
 
 def _along(path: list[str], node: Node, reduce: str) -> Node:
-    for source, target in zip(path, path[1:], strict=False):
+    for source, target in itertools.pairwise(path):
         node = Push(source, target, node, reduce)
     return node

@@ -197,7 +197,7 @@ class Program:
     def nodes(self) -> Iterator[Node]:
         """Every node that an output needs, operands before users, in a fixed order."""
         seen: set[Node] = set()
-        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(self.outputs.values())]
+        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(self.outputs.values()))]
         while stack:
             node, ready = stack.pop()
             if ready:

@@ -22,7 +22,7 @@ class MarkovKernel(Written):
         value = as_expression(weight, "a kernel weight")
         if value.is_condition:
             raise SpecError(f"a kernel weight cannot be the condition {value}", required="a number")
-        super().__init__(weight=value, **{"written": f"MarkovKernel({value})", **data})
+        super().__init__(weight=value, **{"written": f"MarkovKernel({value})", **data})  # type: ignore[call-arg]
 
 
 @constructor(MarkovKernel, examples=("uniform()",))

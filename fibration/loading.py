@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
-import importlib
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +40,8 @@ def load(spec: str | Path) -> Hierarchy:
         return from_json(path)
     problem = "there is no such file" if path.suffix in (".py", ".json") else "it is neither a file nor a shipped name"
     raise SpecError(
-        f"cannot load '{text}': {problem}", required="path.py, path.py:NAME, path.json, or a shipped name",
+        f"cannot load '{text}': {problem}",
+        required="path.py, path.py:NAME, path.json, or a shipped name",
         remedy=f"shipped: {', '.join(shipped())}",
     )
 
@@ -70,8 +71,10 @@ def from_json(path: Path) -> Hierarchy:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"]) or "the document"
         raise SpecError(
-            f"'{path}' is no hierarchy: {where}", required=first["msg"],
-            found=repr(first["input"])[:80], remedy="the schema: fibration show fiberpo --format schema",
+            f"'{path}' is no hierarchy: {where}",
+            required=first["msg"],
+            found=repr(first["input"])[:80],
+            remedy="the schema: fibration show fiberpo --format schema",
         ) from None
     except RecursionError:
         raise SpecError(f"'{path}' is nested too deeply") from None
@@ -90,8 +93,10 @@ def _import(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         line = _line_in(path, error)
         raise SpecError(
-            f"'{path}' does not import", required="a Python file that declares a Hierarchy",
-            found=f"{type(error).__name__}: {error}{line}", remedy=f"run it by itself: python {path}",
+            f"'{path}' does not import",
+            required="a Python file that declares a Hierarchy",
+            found=f"{type(error).__name__}: {error}{line}",
+            remedy=f"run it by itself: python {path}",
         ) from error
     finally:
         sys.path.pop(0)
@@ -119,12 +124,15 @@ def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
     found = _hierarchies(module)
     if name is not None:
         if name not in found:
-            raise SpecError(f"'{where}' holds no hierarchy called '{name}'", required=f"one of {', '.join(found) or 'none there'}")
+            raise SpecError(
+                f"'{where}' holds no hierarchy called '{name}'", required=f"one of {', '.join(found) or 'none there'}"
+            )
         return found[name]
     if len(found) != 1:
         raise SpecError(
             f"'{where}' holds {'no hierarchy' if not found else f'{len(found)} hierarchies'}",
             required="exactly one Hierarchy at the top level, or a name",
-            found=", ".join(found), remedy=f"name one: {where}:{next(iter(found))}" if found else "declare one: my_loss = Hierarchy(...)",
+            found=", ".join(found),
+            remedy=f"name one: {where}:{next(iter(found))}" if found else "declare one: my_loss = Hierarchy(...)",
         )
     return next(iter(found.values()))

@@ -7,7 +7,7 @@ disintegrations the kernels are. A pushforward is then a weighted mean, a reflec
 
 from __future__ import annotations
 
-
+import itertools
 
 from fibration import ir
 from fibration.cancel import cancel, factors_over
@@ -53,7 +53,7 @@ def measures(hierarchy: Hierarchy) -> dict[str, Expression]:
     root = chain[0]
     kernels = {s: hierarchy.edge(s).weight for s in chain[1:]}
     result = {root.name: as_expression(1)}
-    for below, s in zip(chain, chain[1:], strict=False):
+    for below, s in itertools.pairwise(chain):
         result[s.name] = cancel(result[below.name] * kernels[s])
     factor = cancel(hierarchy.decomposition.scale / result[hierarchy.leaf.name])
     outside = [a for a in atoms(factor) if not (isinstance(a, (Count, Total)) and a.over == root)]
@@ -143,7 +143,7 @@ class _Lowering:
         path = [self.leaf, self.rows]
         if self.rows in self.chain:
             path = list(reversed(self.chain[self.chain.index(self.rows) :]))
-        for source, target in zip(path, path[1:], strict=False):
+        for source, target in itertools.pairwise(path):
             total = Push(source, target, total)
         return Push(self.rows, BATCH, _binary("mul", weight, total))
 
@@ -235,6 +235,6 @@ def to_scalar(expression: Expression, atom) -> Scalar:  # type: ignore[no-untype
 
 
 def _binary(op: str, a: Node, b: Node) -> Map:
-    return Map(ir.scalar(op, ir.arg(0), ir.arg(1)), (a, b)) if a != b else Map(ir.scalar(op, ir.arg(0), ir.arg(0)), (a,))
-
-
+    return (
+        Map(ir.scalar(op, ir.arg(0), ir.arg(1)), (a, b)) if a != b else Map(ir.scalar(op, ir.arg(0), ir.arg(0)), (a,))
+    )

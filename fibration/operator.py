@@ -80,7 +80,9 @@ class Operator:
         (a stratum below the rows takes a label per token). `attributes`: `{name: values}` for declared attributes.
         Raises HierarchyIndexError naming the row, label or element that does not fit.
         """
-        return build_index(self.hierarchy, mask=mask, offsets=offsets, attributes=attributes, device=device, labels=labels)
+        return build_index(
+            self.hierarchy, mask=mask, offsets=offsets, attributes=attributes, device=device, labels=labels
+        )
 
     def loss(
         self,
@@ -94,8 +96,8 @@ class Operator:
     ) -> Loss:
         """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob.
 
-        `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`: per token,
-        or per row `[B]`. The gradient flows into `log_probs` alone. For batches that do not fit, use `coefficients`.
+        `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
+        per token, or per row `[B]`. The gradient flows into `log_probs` alone. For batches that do not fit, use `coefficients`.
         """
         result = self.coefficients(log_probs, old_log_probs, advantages, index, parameters, metrics=metrics)
         objective = _Objective.apply(log_probs, result.values, result.objective)
@@ -177,7 +179,8 @@ class Operator:
             raise BatchError(f"the index is a {type(index).__name__}", required="what operator.index(...) returned")
         if index.hierarchy is not self.hierarchy and index.hierarchy != self.hierarchy:
             raise BatchError(
-                f"the index was built for '{index.hierarchy.name}'", required=f"an index of '{self.hierarchy.name}'",
+                f"the index was built for '{index.hierarchy.name}'",
+                required=f"an index of '{self.hierarchy.name}'",
                 remedy="build it with this operator's index(...)",
             )
         for name, tensor in tensors.items():
@@ -186,11 +189,13 @@ class Operator:
                 raise BatchError(f"{name}: {found}", required="a tensor of float32, bfloat16, float16 or float64")
             if tuple(tensor.shape) != index.shape:
                 raise BatchError(
-                    f"{name} has shape {list(tensor.shape)}", required=f"{list(index.shape)}, as the index was built for"
+                    f"{name} has shape {list(tensor.shape)}",
+                    required=f"{list(index.shape)}, as the index was built for",
                 )
             if tensor.device != index.device:
                 raise BatchError(
-                    f"{name} is on {tensor.device}", required=f"{index.device}, where the index lies",
+                    f"{name} is on {tensor.device}",
+                    required=f"{index.device}, where the index lies",
                     remedy="pass device= to operator.index(...), or move the tensor",
                 )
 
@@ -207,7 +212,9 @@ class Operator:
                     remedy="mask the token, or look for an overflow in the model's log-probs",
                 )
         token = int((~torch.isfinite(x)).nonzero()[0])
-        raise BatchError(f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}", required="finite values")
+        raise BatchError(
+            f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}", required="finite values"
+        )
 
     def _inputs(
         self, index: Index, x: Tensor, advantages: Tensor | None, parameters: Mapping[str, Any] | None, program: str
@@ -235,10 +242,14 @@ class Operator:
         if advantages is None:
             raise BatchError(
                 f"a gate of '{self.hierarchy.name}' reads the advantage, and none is given",
-                required="advantages per token or per row", remedy="pass advantages=...",
+                required="advantages per token or per row",
+                remedy="pass advantages=...",
             )
         if not isinstance(advantages, Tensor) or advantages.dtype not in FLOATS:
-            raise BatchError(f"advantages: {getattr(advantages, 'dtype', type(advantages).__name__)}", required="a floating-point tensor")
+            raise BatchError(
+                f"advantages: {getattr(advantages, 'dtype', type(advantages).__name__)}",
+                required="a floating-point tensor",
+            )
         if advantages.device != index.device:
             raise BatchError(f"advantages are on {advantages.device}", required=f"{index.device}, where the index lies")
         flat = advantages.detach()
@@ -274,7 +285,7 @@ class Operator:
             raise BatchError(
                 f"the gate on {stratum} reads its advantage, and the advantages vary within a {stratum}",
                 required=f"one advantage per {stratum}",
-                found=f"{float(values[token]):g} and {float(result[parent[token]]):g} around {index.describe_token(token)}",
+                found=f"{float(values[token]):g} and {float(result[parent[token]]):g} at {index.describe_token(token)}",
                 remedy="pass advantages per row, or gate tokens instead",
             )
         return result
@@ -321,5 +332,3 @@ class _Gate(torch.autograd.Function):
         cotangent = gradient.reshape(-1)[ctx.index.positions].double()
         outputs = ctx.operator._run("gate_adjoint", {**ctx.inputs, "cotangent": cotangent}, ctx.index)
         return _scatter(outputs["log_ratio_gradient"], ctx.index, ctx.dtype, 0.0), None, None, None
-
-

@@ -11,7 +11,21 @@ from collections import Counter
 from dataclasses import replace
 
 from fibration.adjoint import times
-from fibration.ir import CONDITIONS, Const, Map, Node, Program, Pull, Push, Scalar, arg, bind, const, count_input, scalar
+from fibration.ir import (
+    CONDITIONS,
+    Const,
+    Map,
+    Node,
+    Program,
+    Pull,
+    Push,
+    Scalar,
+    arg,
+    bind,
+    const,
+    count_input,
+    scalar,
+)
 from fibration.scalars import compute
 
 ONE, ZERO, MINUS_ONE = const(1.0), const(0.0), const(-1.0)
@@ -25,7 +39,9 @@ def optimise(program: Program) -> Program:
         uses = Counter(o for n in program.nodes() for o in n.operands)
         kept = set(program.outputs.values()) | set(program.names)
         fusable = {
-            n for n in program.nodes() if isinstance(n, Map) and uses[n] == 1 and n not in kept and size(n.body) < FUSED_SIZE
+            n
+            for n in program.nodes()
+            if isinstance(n, Map) and uses[n] == 1 and n not in kept and size(n.body) < FUSED_SIZE
         }
         fused = _rebuild(program, lambda node, inner=fusable: _fuse(node, inner))  # type: ignore[misc]
         if list(fused.outputs.values()) == list(program.outputs.values()):

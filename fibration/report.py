@@ -46,12 +46,15 @@ class Verdict:
         what = f"{self.subject} of '{name}' {verb} the law '{self.law}'"
         if self.law == "given_up":
             what = f"'{name}' gives up {self.subject}, which holds"
-        return LawError(
-            what, required=self.required, found=found, remedy=self.remedy
-        )
+        return LawError(what, required=self.required, found=found, remedy=self.remedy)
 
     def to_dict(self) -> dict[str, Any]:
-        result: dict[str, Any] = {"law": self.law, "subject": self.subject, "status": self.status, "accepted": self.accepted}
+        result: dict[str, Any] = {
+            "law": self.law,
+            "subject": self.subject,
+            "status": self.status,
+            "accepted": self.accepted,
+        }
         for key in ("argument", "required", "found", "remedy", "given_up"):
             if getattr(self, key):
                 result[key] = getattr(self, key)

@@ -1,10 +1,12 @@
 """Recorded rollouts: what a policy sampled, how it was scored, and its log-probs before and after some updates.
 
-One file holds one optimisation batch, packed: the tokens of all trajectories one after the other, as a trainer has them
-when it calls the operator. It is a safetensors file; `FORMAT` names its layout. Reading and writing need no torch.
+One file holds one optimisation batch, packed: the tokens of all trajectories one after the other. It is a
+safetensors file, and `FORMAT` names its layout. Reading and writing need no torch.
 
     rollouts = load_rollouts()
-    index = op.index(offsets=rollouts.offsets, prompt_group=rollouts.prompt_group_labels, domain=rollouts.domain_labels)
+    index = op.index(
+        offsets=rollouts.offsets, prompt_group=rollouts.prompt_group_labels, domain=rollouts.domain_labels
+    )
 """
 
 from __future__ import annotations
@@ -27,35 +29,34 @@ from fibration.errors import RolloutsError
 FORMAT = "fibration.rollouts/1"
 SHIPPED = "data/rollouts.safetensors"
 
-# Name in the file -> dtype in numpy's words and in the file's. Everything is one-dimensional.
-_COLUMNS: Mapping[str, tuple[type[np.generic], str]] = {
-    "log_probs": (np.float32, "F32"),
-    "old_log_probs": (np.float32, "F32"),
-    "token_ids": (np.int32, "I32"),
-    "offsets": (np.int64, "I64"),
-    "advantages": (np.float32, "F32"),
-    "rewards": (np.float32, "F32"),
-    "prompt_group": (np.int32, "I32"),
-    "domain_of_group": (np.int32, "I32"),
+# Everything is one-dimensional. Name -> dtype, in the file's words and in numpy's.
+_COLUMNS = {
+    "log_probs": ("F32", "float32"),
+    "old_log_probs": ("F32", "float32"),
+    "token_ids": ("I32", "int32"),
+    "offsets": ("I64", "int64"),
+    "advantages": ("F32", "float32"),
+    "rewards": ("F32", "float32"),
+    "prompt_group": ("I32", "int32"),
+    "domain_of_group": ("I32", "int32"),
 }
 _PER_TOKEN = ("log_probs", "old_log_probs", "token_ids")
 _PER_TRAJECTORY = ("advantages", "rewards", "prompt_group")
-# exp(1e-6) - 1 is what float32 arithmetic can leave above a probability of 1.
-_LOG_PROB_SLACK = 1e-6
+_POSITIVE = 1e-6  # float32 arithmetic leaves a probability of 1 within this of log 1 = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
     """A batch of `n` trajectories with `N` tokens in all, in prompt groups, in domains. Arrays are numpy's."""
 
-    log_probs: NDArray[np.float32]  # [N] natural log of the probability of each token, after the updates
+    log_probs: NDArray[np.float32]  # [N] of the sampled tokens after the updates, in nats
     old_log_probs: NDArray[np.float32]  # [N] the same under the policy that sampled them
     token_ids: NDArray[np.int32]  # [N]
     offsets: NDArray[np.int64]  # [n + 1] trajectory t has the tokens offsets[t] : offsets[t + 1]
     advantages: NDArray[np.float32]  # [n]
     rewards: NDArray[np.float32]  # [n]
-    prompt_group: NDArray[np.int32]  # [n] a position in prompt_groups
-    domain_of_group: NDArray[np.int32]  # [groups] a position in domains
+    prompt_group: NDArray[np.int32]  # [n] positions in prompt_groups
+    domain_of_group: NDArray[np.int32]  # [groups] positions in domains
     prompt_groups: tuple[str, ...]  # labels, such as "chain_sum/3"
     domains: tuple[str, ...]  # labels, such as "arithmetic"
     provenance: Mapping[str, Any]  # how the batch was made; JSON
@@ -82,28 +83,28 @@ class Rollouts:
 def load_rollouts(path: str | os.PathLike[str] | None = None) -> Rollouts:
     """Read recorded rollouts; `None` reads the batch that ships with this package.
 
-    Everything that `Rollouts` promises is checked. Raises `RolloutsError`, which names the file, the rule, and the key,
-    trajectory or token that breaks it.
+    Everything that `Rollouts` promises is checked. Raises `RolloutsError`, which names the file, the rule, and the
+    key, trajectory or token that breaks it.
     """
     if path is None:
-        with as_file(files("fibration") / SHIPPED) as shipped:
+        with as_file(files("fibration").joinpath(SHIPPED)) as shipped:
             return _load(shipped)
     return _load(Path(path))
 
 
 def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
-    """Check `rollouts` as `load_rollouts` does, then write them; a crash leaves the old file or the new one, whole."""
+    """Check `rollouts` like `load_rollouts`, then write them. A crash leaves the old file or the new one, whole."""
     target = Path(path)
     arrays = {name: np.ascontiguousarray(getattr(rollouts, name)) for name in _COLUMNS}
-    types = {np.dtype(dtype): code for dtype, code in _COLUMNS.values()}
+    codes = {dtype: code for code, dtype in _COLUMNS.values()}
     for name, array in arrays.items():
-        _check_column(target, name, types.get(array.dtype, str(array.dtype)), array.shape)
+        _check_column(target, name, codes.get(array.dtype.name, array.dtype.name), array.shape)
     _check(target, rollouts)
     metadata = {
         "format": FORMAT,
         "domains": json.dumps(rollouts.domains),
         "prompt_groups": json.dumps(rollouts.prompt_groups),
-        "provenance": json.dumps(rollouts.provenance, allow_nan=False),
+        "provenance": json.dumps(rollouts.provenance),
     }
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -116,115 +117,105 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+_REWRITE = "write such files with fibration.rollouts.save_rollouts"
+_CUMULATE = "'offsets' are the cumulative lengths of the trajectories, after a 0"
+
+
 def _load(path: Path) -> Rollouts:
     if not path.is_file():
-        _fail(path, "a file that exists", "a folder" if path.is_dir() else "nothing", "check the path")
+        _fail(path, "a file", "a folder" if path.is_dir() else "nothing of this name", "check the path")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                found = f"format {metadata['format']!r}" if "format" in metadata else "no format in the metadata"
-                _fail(path, f"metadata with format {FORMAT!r}", found, "read it with the release that wrote it, or record it anew")
-            arrays = {}
-            for name in _COLUMNS:
-                if name not in file.keys():  # noqa: SIM118 (the file is no dict)
-                    _fail(path, f"the keys {', '.join(_COLUMNS)}", f"no {name!r}", _REWRITE)
-                header = file.get_slice(name)
-                _check_column(path, name, header.get_dtype(), tuple(header.get_shape()))
-                arrays[name] = file.get_tensor(name)
+                found = repr(metadata.get("format", "no format at all"))
+                _fail(path, f"the format '{FORMAT}' in the metadata", found, "record it anew with this release")
+            arrays = {name: _column(path, file, name) for name in _COLUMNS}
     except SafetensorError as error:
-        _fail(path, "a complete safetensors file", str(error), "the file is truncated or of another kind: copy or record it anew")
+        _fail(path, "a whole safetensors file", str(error), "it is truncated or of another kind: copy it anew")
     rollouts = Rollouts(
         **arrays,
-        prompt_groups=_labels(path, metadata, "prompt_groups"),
-        domains=_labels(path, metadata, "domains"),
+        prompt_groups=tuple(_json(path, metadata, "prompt_groups", list)),
+        domains=tuple(_json(path, metadata, "domains", list)),
         provenance=_json(path, metadata, "provenance", dict),
     )
     _check(path, rollouts)
     return rollouts
 
 
-_REWRITE = "write such files with fibration.rollouts.save_rollouts"
-
-
-def _fail(path: Path, required: str, found: str, remedy: str) -> NoReturn:
-    raise RolloutsError(f"'{path}' holds no usable rollouts", required=required, found=found, remedy=remedy)
+def _column(path: Path, file: Any, name: str) -> NDArray[Any]:
+    if name not in list(file.keys()):
+        _fail(path, f"the keys {', '.join(_COLUMNS)}", f"no '{name}'", _REWRITE)
+    header = file.get_slice(name)
+    _check_column(path, name, header.get_dtype(), tuple(header.get_shape()))
+    column: NDArray[Any] = file.get_tensor(name)
+    return column
 
 
 def _json(path: Path, metadata: Mapping[str, str], key: str, kind: type) -> Any:
     if key not in metadata:
-        _fail(path, f"metadata with {key!r}", f"only {', '.join(sorted(metadata))}", _REWRITE)
+        _fail(path, f"'{key}' in the metadata", f"only {', '.join(sorted(metadata))}", _REWRITE)
     try:
         value = json.loads(metadata[key])
     except json.JSONDecodeError as error:
-        _fail(path, f"JSON in the metadata {key!r}", str(error), _REWRITE)
+        _fail(path, f"JSON in the metadata '{key}'", str(error), _REWRITE)
     if not isinstance(value, kind):
-        _fail(path, f"a JSON {kind.__name__} in the metadata {key!r}", f"{value!r:.60}", _REWRITE)
+        _fail(path, f"a JSON {kind.__name__} in the metadata '{key}'", f"{value!r:.60}", _REWRITE)
     return value
 
 
-def _labels(path: Path, metadata: Mapping[str, str], key: str) -> tuple[str, ...]:
-    return tuple(_json(path, metadata, key, list))
-
-
 def _check_column(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-    wanted = _COLUMNS[name][1]
-    if dtype != wanted:
-        _fail(path, f"{name!r} of dtype {wanted}", dtype, f"convert it to {np.dtype(_COLUMNS[name][0])}")
+    code, numpy_name = _COLUMNS[name]
+    if dtype != code:
+        _fail(path, f"'{name}' of dtype {code}", dtype, f"convert it to {numpy_name}")
     if len(shape) != 1:
-        _fail(path, f"{name!r} with one dimension", f"shape {list(shape)}", "pack the tokens: concatenate the trajectories, without padding")
+        remedy = "pack it: the trajectories one after the other, without padding"
+        _fail(path, f"'{name}' with one dimension", f"shape {list(shape)}", remedy)
 
 
 def _check(path: Path, rollouts: Rollouts) -> None:
     """Every rule that relates columns to each other and to the labels, and every rule on values."""
-    offsets, n_tokens = rollouts.offsets, rollouts.n_tokens
     for key, labels in (("domains", rollouts.domains), ("prompt_groups", rollouts.prompt_groups)):
-        odd = next((label for label in labels if not isinstance(label, str)), None)
-        if odd is not None:
-            _fail(path, f"strings in {key!r}", f"{odd!r:.60}", "name the elements with strings")
-        twice = next((label for k, label in enumerate(labels) if label in labels[:k]), None)
-        if twice is not None:
-            _fail(path, f"different labels in {key!r}", f"{twice!r} twice", "two elements of one name would become one: rename one of them")
+        for k, label in enumerate(labels):
+            if not isinstance(label, str):
+                _fail(path, f"strings in '{key}'", f"{label!r:.60}", "name every element by a string")
+            if label in labels[:k]:
+                _fail(path, f"different labels in '{key}'", f"{label!r} twice", "elements of one name would merge")
 
+    offsets, n_tokens = rollouts.offsets, rollouts.n_tokens
     if len(offsets) < 2:
-        _fail(path, "at least one trajectory, so 'offsets' of 2 entries", f"{len(offsets)}", "record at least one trajectory")
+        _fail(path, "'offsets' of at least one trajectory", f"{len(offsets)} entries", _CUMULATE)
     if offsets[0] != 0:
         _fail(path, "'offsets' that start at 0", f"{offsets[0]}", _CUMULATE)
-    drops = np.flatnonzero(np.diff(offsets) < 0)
-    if len(drops):
-        t = int(drops[0])
-        _fail(path, "'offsets' that never decrease", f"{offsets[t]} then {offsets[t + 1]} at trajectory {t}", _CUMULATE)
+    for t in np.flatnonzero(np.diff(offsets) < 0)[:1]:
+        found = f"{offsets[t]}, then {offsets[t + 1]} at trajectory {t}"
+        _fail(path, "'offsets' that never decrease", found, _CUMULATE)
     if offsets[-1] != n_tokens:
-        _fail(path, "'offsets' that end at the number of tokens", f"{offsets[-1]} for {n_tokens} log_probs", _CUMULATE)
+        _fail(path, f"'offsets' that end at {n_tokens}, the length of 'log_probs'", f"{offsets[-1]}", _CUMULATE)
 
-    def length(names: tuple[str, ...], wanted: int, unit: str) -> None:
+    def one_per(unit: str, count: int, *names: str) -> None:
         for name in names:
-            if len(getattr(rollouts, name)) != wanted:
-                _fail(path, f"{name!r} with one entry per {unit}, {wanted}", f"{len(getattr(rollouts, name))}", f"write one entry per {unit}")
+            if len(getattr(rollouts, name)) != count:
+                found = f"{len(getattr(rollouts, name))}"
+                _fail(path, f"'{name}' with {count} entries, one per {unit}", found, f"add or drop a {unit}'s entry")
 
-    length(_PER_TOKEN, n_tokens, "token")
-    length(_PER_TRAJECTORY, rollouts.n_trajectories, "trajectory")
-    length(("domain_of_group",), len(rollouts.prompt_groups), "prompt group")
+    one_per("token", n_tokens, *_PER_TOKEN)
+    one_per("trajectory", rollouts.n_trajectories, *_PER_TRAJECTORY)
+    one_per("prompt group", len(rollouts.prompt_groups), "domain_of_group")
 
-    def values(name: str, bad: Callable[[NDArray[Any]], NDArray[np.bool_]], rule: str, remedy: str) -> None:
+    def all_of(name: str, good: Callable[[NDArray[Any]], NDArray[np.bool_]], rule: str, remedy: str) -> None:
         column = getattr(rollouts, name)
-        where = np.flatnonzero(bad(column))
-        if len(where):
-            _fail(path, f"{name!r} {rule}", f"{column[where[0]]} at {_place(rollouts, name, int(where[0]))}", remedy)
+        for k in np.flatnonzero(~good(column))[:1]:
+            _fail(path, f"'{name}' {rule}", f"{column[k]} at {_place(rollouts, name, int(k))}", remedy)
 
-    def out_of(labels: tuple[str, ...]) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
-        return lambda column: (column < 0) | (column >= len(labels))
-
-    values("prompt_group", out_of(rollouts.prompt_groups), f"in 0 ... {len(rollouts.prompt_groups) - 1}", "number the prompt groups as in the metadata")
-    values("domain_of_group", out_of(rollouts.domains), f"in 0 ... {len(rollouts.domains) - 1}", "number the domains as in the metadata")
+    for name, labels in (("prompt_group", rollouts.prompt_groups), ("domain_of_group", rollouts.domains)):
+        rule = f"in 0 ... {len(labels) - 1}, positions in the metadata's labels"
+        all_of(name, lambda x, n=len(labels): (x >= 0) & (x < n), rule, "count from 0")  # type: ignore[misc]
     for name in ("log_probs", "old_log_probs", "advantages", "rewards"):
-        values(name, lambda column: ~np.isfinite(column), "with finite values", "record it anew; a policy that gives NaN has diverged")
+        all_of(name, np.isfinite, "of finite values", "find out where it came from, and record anew")
     for name in ("log_probs", "old_log_probs"):
-        values(name, lambda column: column > _LOG_PROB_SLACK, "with values of at most 0", "store natural logs of probabilities")
-    values("token_ids", lambda column: column < 0, "with values of at least 0", "store the tokenizer's ids, without padding")
-
-
-_CUMULATE = "'offsets' are the cumulative lengths of the trajectories, with a 0 in front"
+        all_of(name, lambda x: x <= _POSITIVE, "of at most 0", "store natural logs of probabilities")
+    all_of("token_ids", lambda x: x >= 0, "of at least 0", "store the tokenizer's ids, and no padding")
 
 
 def _place(rollouts: Rollouts, name: str, k: int) -> str:
@@ -235,4 +226,8 @@ def _place(rollouts: Rollouts, name: str, k: int) -> str:
         return f"prompt group {k} ({rollouts.prompt_groups[k]})"
     trajectory = int(np.searchsorted(rollouts.offsets, k, side="right")) - 1
     group = rollouts.prompt_groups[rollouts.prompt_group[trajectory]]
-    return f"token {k}, which is number {k - int(rollouts.offsets[trajectory])} of trajectory {trajectory} ({group})"
+    return f"token {k}, number {k - int(rollouts.offsets[trajectory])} of trajectory {trajectory} ({group})"
+
+
+def _fail(path: Path, required: str, found: str, remedy: str) -> NoReturn:
+    raise RolloutsError(f"'{path}' holds no rollouts", required=required, found=found, remedy=remedy)

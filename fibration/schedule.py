@@ -29,7 +29,9 @@ class Schedule:
 
     def __str__(self) -> str:
         lines = [f"schedule of {self.program.name}: {len(self.steps)} steps"]
-        lines += [f"  {s.name}: {s.node.stratum}" + (f"   drop {', '.join(s.dead)}" if s.dead else "") for s in self.steps]
+        lines += [
+            f"  {s.name}: {s.node.stratum}" + (f"   drop {', '.join(s.dead)}" if s.dead else "") for s in self.steps
+        ]
         return "\n".join(lines)
 
 
@@ -45,7 +47,9 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
     steps = []
     for i, node in enumerate(order):
         dead = sorted(
-            names[o] for o in dict.fromkeys(node.operands) if last[o] == i and o not in kept and o.stratum == program.leaf
+            names[o]
+            for o in dict.fromkeys(node.operands)
+            if last[o] == i and o not in kept and o.stratum == program.leaf
         )
         steps.append(Step(names[node], node, tuple(dead)))
     return Schedule(program, tuple(steps), {k: names[v] for k, v in program.outputs.items()}, names)
@@ -53,7 +57,7 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
 
 def _names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
     """The user's words where there are any, else the kind and the stratum; every name once, inputs first."""
-    outputs = {v: k for k, v in reversed(program.outputs.items())}
+    outputs = {v: k for k, v in reversed(list(program.outputs.items()))}
     taken = set(reserved)
     names: dict[Node, str] = {}
     for node in sorted(order, key=lambda n: not isinstance(n, Input)):  # stable: the order of computation otherwise

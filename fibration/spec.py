@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import GetJsonSchemaHandler, ModelWrapValidatorHandler, ValidationInfo, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
-import fibration.gates
-import fibration.kernels
-import fibration.objective
-from fibration.constructors import construct
 from fibration.decomposition import Decomposition
 from fibration.errors import SpecError
 from fibration.expressions import Expression, atoms
@@ -24,15 +27,11 @@ from fibration.gates import Gate
 from fibration.kernels import MarkovKernel
 from fibration.objective import Objective
 from fibration.symbols import (
-    BATCH,
     SOURCE,
     Attribute,
-    Count,
     Declared,
-    Density,
     Name,
     Parameter,
-    Place,
     Stratum,
     Total,
     at,
@@ -44,6 +43,22 @@ if TYPE_CHECKING:
     from fibration.report import Report
 
 
+class FrozenMap(dict[Any, Any]):
+    """A hashable dictionary that keeps its order and cannot be changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
+        return type(self), (dict(self),)
+
+    def _readonly(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("a hierarchy is immutable; use hierarchy.replace(...)")
+
+    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
+    __ior__ = _readonly  # type: ignore[assignment]
+
+
 class Fibration(Declared):
     """`π: source → target`, every source element over exactly one target element, with its reflecting kernel."""
 
@@ -52,7 +67,11 @@ class Fibration(Declared):
     kernel: MarkovKernel
 
     def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel) -> None:
-        for end, value, kind in (("source", source, Stratum), ("target", target, Stratum), ("kernel", kernel, MarkovKernel)):
+        for end, value, kind in (
+            ("source", source, Stratum),
+            ("target", target, Stratum),
+            ("kernel", kernel, MarkovKernel),
+        ):
             if not isinstance(value, kind):
                 remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
                 raise SpecError(f"a fibration's {end} is {value!r}", required=f"a {kind.__name__}", remedy=remedy)
@@ -72,7 +91,7 @@ class Fibration(Declared):
 
 
 class Hierarchy(Declared):
-    """A fibration gating hierarchy (def:fgh): strata and fibrations, a gate on every stratum, `F` and `R`, an objective.
+    """A fibration gating hierarchy (def:fgh): strata, fibrations, a gate on every stratum, `F` and `R`, an objective.
 
     The strata are those that the fibrations join, or the single gated one. `rows` is the stratum whose elements are
     the rows of a batch, one sampled sequence each; it need not be part of the hierarchy. `gives_up` maps laws to the
@@ -81,10 +100,10 @@ class Hierarchy(Declared):
 
     name: Name
     fibrations: tuple[Fibration, ...] = ()
-    gates: Mapping[Stratum, Gate]
+    gates: Annotated[Mapping[Stratum, Gate], AfterValidator(FrozenMap)]
     decomposition: Decomposition
     objective: Objective
-    gives_up: Mapping[str, str] = {}
+    gives_up: Annotated[Mapping[str, str], AfterValidator(FrozenMap)] = FrozenMap()
     rows: Stratum = Stratum("trajectory")
 
     def __init__(
@@ -218,7 +237,8 @@ class Hierarchy(Declared):
         for stratum in self.strata:
             if stratum not in self.gates:
                 raise SpecError(
-                    f"{where_} has no gate on {stratum}", required="one gate per stratum",
+                    f"{where_} has no gate on {stratum}",
+                    required="one gate per stratum",
                     remedy=f"add {stratum}: identity_gate() to let the level pass, or zero_gate() to remove it",
                 )
         if self.fibrations:
@@ -240,9 +260,13 @@ class Hierarchy(Declared):
             if law not in LAWS:
                 raise SpecError(f"{where_} gives up '{law}'", required=f"one of {', '.join(LAWS)}")
             if not LAWS[law].may_be_given_up:
-                raise SpecError(f"{where_} gives up '{law}', on which all the others rest", remedy="mend the hierarchy instead")
+                raise SpecError(
+                    f"{where_} gives up '{law}', on which all the others rest", remedy="mend the hierarchy instead"
+                )
             if not why.strip():
-                raise SpecError(f"{where_} gives up '{law}' without a reason", required="a sentence that the report can show")
+                raise SpecError(
+                    f"{where_} gives up '{law}' without a reason", required="a sentence that the report can show"
+                )
 
     # ------------------------------------------------------------ use
 
@@ -306,26 +330,14 @@ class Hierarchy(Declared):
         return HierarchyDocument.model_json_schema()
 
 
-class FrozenMap(dict[Any, Any]):
-    """A hashable dictionary that keeps its order and cannot be changed."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    def _readonly(self, *args: object, **kwargs: object) -> None:
-        raise TypeError("a hierarchy is immutable; use hierarchy.replace(...)")
-
-    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
-
-
 def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:
     if not isinstance(value, kind):
         raise SpecError(
-            f"hierarchy '{name}': the {what} is {value!r}", required=f"a {kind.__name__}", remedy=f"for example {example}"
+            f"hierarchy '{name}': the {what} is {value!r}",
+            required=f"a {kind.__name__}",
+            remedy=f"for example {example}",
         )
 
 
 def _declaration(value: Any) -> str:
     return value.declaration() if isinstance(value, Parameter) else repr(value.model_dump())
-
-

@@ -22,10 +22,11 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
 BATCH = "batch"
 
 # Words of the expression grammar, and of the generated code, that a user's object may not take.
-RESERVED = frozenset(
-    "residual advantage token_log_ratio gated density count total where minimum maximum clip abs sign exp expm1 log "
-    "log1p tanh sigmoid sqrt and or not source target objective coefficients log_ratio cotangent torch".split()
-)
+RESERVED = frozenset({
+    "residual", "advantage", "token_log_ratio", "gated", "density", "count", "total", "where", "minimum", "maximum",
+    "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not", "source",
+    "target", "objective", "coefficients", "log_ratio", "cotangent", "torch",
+})  # fmt: skip
 
 
 def check_name(name: object, what: str) -> str:
@@ -49,7 +50,7 @@ class Declared(BaseModel):
 
 
 class Stratum(Declared):
-    """A finite set of one kind of element: tokens, trajectories, prompt groups, domains (`B_k`, def:uniform_fibration)."""
+    """A finite set of one kind of element: tokens, trajectories, domains (`B_k`, def:uniform_fibration)."""
 
     name: Name
 
@@ -82,7 +83,9 @@ Where = Stratum | Place | None
 def _of(of: object, what: str) -> Stratum | Place:
     if isinstance(of, (Stratum, Place)):
         return of
-    raise SpecError(f"{what} takes a stratum, not {of!r}", remedy="declare it: token, trajectory = strata('token trajectory')")
+    raise SpecError(
+        f"{what} takes a stratum, not {of!r}", remedy="declare it: token, trajectory = strata('token trajectory')"
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +97,7 @@ class Count(Expression):
 
 
 def count(of: Stratum | Place, over: Where = None) -> Count:
-    """Number of `of` elements over the `over` element at or below the current one; `over=None` is the current stratum."""
+    """Number of `of` elements over the `over` element at or below the current one (None: the current one itself)."""
     return Count(_of(of, "count"), None if over is None else _of(over, "count(..., over=)"))
 
 
@@ -104,10 +107,14 @@ class PerChannel(dict[str, float]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(sorted(self.items())))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
+        return type(self), (dict(self),)
+
     def _readonly(self, *args: object, **kwargs: object) -> None:
         raise TypeError("a parameter's default is immutable; declare another Parameter")
 
     __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
+    __ior__ = _readonly  # type: ignore[assignment]
 
 
 class Attribute(Declared, Expression):
@@ -152,9 +159,7 @@ def _as_default(value: object) -> object:
     raise SpecError(f"a parameter's default is a number, or one per channel, not {value!r}")
 
 
-Default = Annotated[
-    Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)
-]
+Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)]
 
 
 class Parameter(Declared, Expression):
@@ -184,13 +189,19 @@ class Parameter(Declared, Expression):
         on: Stratum | None = None,
     ) -> None:
         super().__init__(  # type: ignore[call-arg]
-            name=check_name(name, "a parameter"), default=default, lower=lower, upper=upper, per_channel=per_channel, on=on
+            name=check_name(name, "a parameter"),
+            default=default,
+            lower=lower,
+            upper=upper,
+            per_channel=per_channel,
+            on=on,
         )
         if self.lower is not None and self.upper is not None and not self.lower < self.upper:
             raise SpecError(f"parameter '{name}' has the empty range {self.range}", required="lower < upper")
         if isinstance(self.default, dict) and not per_channel:
             raise SpecError(
-                f"parameter '{name}' has a default per channel: {self.default}", required="one number",
+                f"parameter '{name}' has a default per channel: {self.default}",
+                required="one number",
                 remedy="declare it with per_channel=True",
             )
         for channel, value in self.default_items():
@@ -219,7 +230,7 @@ class Parameter(Declared, Expression):
             raise ParameterError(
                 f"parameter '{self.name}': {what} is {number:g}",
                 required=f"a finite number strictly inside {self.range}",
-                remedy="the bounds are assumptions of the proofs: pass a value inside them, or declare other bounds and verify again",
+                remedy="the bounds are assumptions of the proofs: pass a value inside them, or declare others and verify",
             )
         return number
 
@@ -266,7 +277,7 @@ token_log_ratio = Reading("token_log_ratio")
 
 @dataclass(frozen=True, repr=False)
 class Density(Expression):
-    """The density of a coarser stratum below the current element (`p_{<k}`, def:fgh); `channel=None` is the gate's own."""
+    """The density of a coarser stratum below the element (`p_{<k}`, def:fgh); `channel=None` is the gate's own."""
 
     stratum: Stratum
     channel: str | None = None

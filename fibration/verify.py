@@ -37,11 +37,14 @@ def _account(hierarchy: Hierarchy, verdicts: list[Verdict]) -> list[Verdict]:
         if any(v.law == law for v in verdicts) and not broken:
             result.append(
                 Verdict(
-                    "given_up", f"law '{law}'", "refuted", "", required="a law is given up only if it is broken",
-                    found=f"'{law}' holds", remedy=f"remove '{law}' from gives_up",
+                    "given_up",
+                    f"law '{law}'",
+                    "refuted",
+                    "",
+                    required="a law is given up only if it is broken",
+                    found=f"'{law}' holds",
+                    remedy=f"remove '{law}' from gives_up",
                 )
             )
-        result = [
-            replace(v, given_up=why) if v.law in covered and v.status != "proved" else v for v in result
-        ]
+        result = [replace(v, given_up=why) if v.law in covered and v.status != "proved" else v for v in result]
     return result

@@ -4,7 +4,18 @@ What a token does beyond its trajectory's mean is removed, so token by token the
 for advantages that are constant on trajectories, as GRPO's are, it is.
 """
 
-from fibration import Fibration, Hierarchy, Parameter, count, log_clip_gate, log_ratio, strata, trajectory_mean, uniform, zero_gate
+from fibration import (
+    Fibration,
+    Hierarchy,
+    Parameter,
+    count,
+    log_clip_gate,
+    log_ratio,
+    strata,
+    trajectory_mean,
+    uniform,
+    zero_gate,
+)
 
 token, trajectory = strata("token trajectory")
 low = Parameter("epsilon_low", default=0.0003, upper=1)
@@ -16,5 +27,5 @@ gspo = Hierarchy(
     gates={trajectory: log_clip_gate(low, high), token: zero_gate()},
     decomposition=log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),
-    gives_up={"first_order": "one ratio per trajectory: what single tokens do beyond their mean is dropped on purpose"},
+    gives_up={"first_order": "one ratio per trajectory: what single tokens do beyond their mean is dropped"},
 )

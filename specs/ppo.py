@@ -1,4 +1,4 @@
-"""PPO with dual clip (app:xxpo_rgf; dual clip: Ye et al. 2020): every token is gated alone, against its advantage.
+"""PPO with dual clip (app:xxpo_rgf; dual clip: Ye et al. 2020): tokens are gated alone, against their advantage.
 
 `min(r·A, clip(r, 1-low, 1+high)·A)`, and for negative advantages the ratio counts as at most `ceiling`.
 """

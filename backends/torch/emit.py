@@ -24,7 +24,24 @@ OPERATORS: Mapping[str, str] = {
     "select": "where({}, {}, {})",
 }  # fmt: skip
 # Words that the skeleton uses; no value of a program is called so.
-RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "torch", "math", "Tensor", "Fibre", "NamedTuple", "fibre", "push", "pull", "spread", "where", "inputs", "over"})
+RESERVED = frozenset(
+    {
+        *keyword.kwlist,
+        *dir(builtins),
+        "torch",
+        "math",
+        "Tensor",
+        "Fibre",
+        "NamedTuple",
+        "fibre",
+        "push",
+        "pull",
+        "spread",
+        "where",
+        "inputs",
+        "over",
+    }
+)
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
 
 if OPERATORS.keys() != SCALAR_ARITY.keys() - {"arg", "const"}:
@@ -44,7 +61,7 @@ from torch import Tensor
 class Fibre(NamedTuple):
     """Who lies over whom: `parent[i]` is the target of source element `i`.
 
-    `order` sorts the sources by target (None if they are sorted), `offsets[b]:offsets[b + 1]` is the fibre of `b` in it.
+    `order` sorts the sources by target (None if they are sorted); `offsets[b]:offsets[b + 1]` is the fibre of `b`.
     """
 
     parent: Tensor  # int64 [source]
@@ -161,7 +178,7 @@ def _body(body: Scalar, operands: list[str], name: str) -> tuple[list[str], str]
             return operands[int(s.value or 0)]
         if s.op == "const":
             return _constant(float(s.value or 0.0))
-        inner = [f"({t})" if s.op in INFIX and a.op in INFIX else t for a, t in ((a, show(a)) for a in s.args) ]
+        inner = [f"({t})" if s.op in INFIX and a.op in INFIX else t for a, t in ((a, show(a)) for a in s.args)]
         inner = [show(a) if a in text else t for a, t in zip(s.args, inner, strict=True)]
         written = OPERATORS[s.op].format(*inner)
         if uses[s] > 1 and s is not body:

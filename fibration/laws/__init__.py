@@ -10,6 +10,5 @@ from fibration.laws import kernels, locality, outcome, recovery, reference, stru
 from fibration.laws.law import Law
 
 LAWS: dict[str, Law] = {
-    law.name: law
-    for law in (structure.LAW, locality.LAW, *kernels.LAWS, recovery.LAW, *reference.LAWS, *outcome.LAWS)
+    law.name: law for law in (structure.LAW, locality.LAW, *kernels.LAWS, recovery.LAW, *reference.LAWS, *outcome.LAWS)
 }

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import sympy
-from sympy import Dummy, Expr
+from sympy import Dummy
 
 from fibration.errors import SpecError
 from fibration.expressions import Apply, Expression, Number, as_expression, where
@@ -79,16 +79,23 @@ def from_sympy(value: Any) -> Expression:
         power = base if abs(n) == 1 else base ** abs(n)
         return power if n > 0 else 1 / power
     if isinstance(value, sympy.Mul):
+        if value.args[0].is_Rational and value.args[0] < 0:
+            return -from_sympy(-value)
         top, bottom = value.as_numer_denom()
         if bottom != 1:
             return from_sympy(top) / from_sympy(bottom)
-        if value.args[0].is_Rational and value.args[0] < 0:
-            return -from_sympy(-value)
     heads: dict[Any, str] = {
-        sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.Abs: "abs", sympy.sign: "sign", sympy.StrictLessThan: "<",
-        sympy.LessThan: "<=", sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
+        sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.Abs: "abs", sympy.sign: "sign",
+        sympy.StrictLessThan: "<", sympy.LessThan: "<=", sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
     }  # fmt: skip
-    folds = {sympy.Add: "+", sympy.Mul: "*", sympy.Min: "minimum", sympy.Max: "maximum", sympy.And: "and", sympy.Or: "or"}
+    folds = {
+        sympy.Add: "+",
+        sympy.Mul: "*",
+        sympy.Min: "minimum",
+        sympy.Max: "maximum",
+        sympy.And: "and",
+        sympy.Or: "or",
+    }
     args = [from_sympy(a) for a in value.args]
     if value.func in heads:
         return x.apply(heads[value.func], *args)
@@ -100,7 +107,10 @@ def from_sympy(value: Any) -> Expression:
             negative = value.func is sympy.Add and isinstance(a, Apply) and a.operator == "neg"
             result = result - a.arguments[0] if negative else x.apply(folds[value.func], result, a)  # type: ignore[attr-defined]
         return result
-    raise SpecError(f"the sympy expression {value} cannot be used here", required="numbers, our atoms, and + - * / ** exp log tanh sqrt Abs sign Min Max Piecewise")
+    raise SpecError(
+        f"the sympy expression {value} cannot be used here",
+        required="numbers, our atoms, and + - * / ** exp log tanh sqrt Abs sign Min Max Piecewise",
+    )
 
 
 def show(value: Any) -> str:

@@ -178,10 +178,14 @@ def _constants(e: Expression) -> Iterator[int]:
             yield from _constants(a)
 
 
-def _valued(chain: tuple[Stratum, ...], parents: dict[Stratum, tuple[int, ...]], used: list[Expression]) -> Iterator[Concrete]:
+def _valued(
+    chain: tuple[Stratum, ...], parents: dict[Stratum, tuple[int, ...]], used: list[Expression]
+) -> Iterator[Concrete]:
     """A tree with several choices of attribute and parameter values."""
     size = {chain[0]: 1, **{s: len(p) for s, p in parents.items()}}
-    attributes = list(dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in used if isinstance(a, (Attribute, Total))))
+    attributes = list(
+        dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in used if isinstance(a, (Attribute, Total)))
+    )
     parameters = [a for a in used if isinstance(a, (Parameter, Component))]
     choices = [parameter_values(p.parameter if isinstance(p, Component) else p) for p in parameters]
     patterns: list[Mapping[Attribute, tuple[Fraction, ...]]] = [{}]
@@ -193,11 +197,15 @@ def _valued(chain: tuple[Stratum, ...], parents: dict[Stratum, tuple[int, ...]],
             if kind in signed and all(a.positive for a in attributes):
                 continue
             plain = kinds[0] if kind in signed else kind
-            patterns.append({a: tuple((plain if a.positive else kind)(i) for i in range(size[a.on])) for a in attributes})
+            patterns.append(
+                {a: tuple((plain if a.positive else kind)(i) for i in range(size[a.on])) for a in attributes}
+            )
     longest = max((len(c) for c in choices), default=1)
     for pattern in patterns:
         for k in range(longest):
-            yield Concrete(chain, parents, pattern, {p: c[k % len(c)] for p, c in zip(parameters, choices, strict=True)})
+            yield Concrete(
+                chain, parents, pattern, {p: c[k % len(c)] for p, c in zip(parameters, choices, strict=True)}
+            )
 
 
 def parameter_values(parameter: Parameter) -> list[Fraction]:

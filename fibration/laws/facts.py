@@ -1,4 +1,4 @@
-"""Facts certified beside the laws: how far ratios pass unchanged, what each level can contribute, where gates push back."""
+"""Facts certified beside the laws: how far ratios pass unchanged, what each level adds at most, where gates push back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,12 @@ def _radius(subject: Subject, table: Lines) -> Iterator[Fact]:
     smallest = extremes(finite, subject.assume, -1) if finite else [oo]
     unit = "|log r|"
     value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
-    yield Fact("radius", "hierarchy", value, f"𝒢(r) = r while every {unit} is at most this: no residual leaves its gate's pass-through interval")
+    yield Fact(
+        "radius",
+        "hierarchy",
+        value,
+        f"𝒢(r) = r while every {unit} is at most this: no residual leaves its gate's pass-through interval",
+    )
 
 
 def _reach(h: Hierarchy, stratum: Stratum, channel: str, low: Any, high: Any) -> list[Any]:
@@ -89,12 +94,27 @@ def _bounds(subject: Subject, table: Lines) -> Iterator[Fact]:
         total_low = -oo if -oo in (low, total_low) else total_low + low
         total_high = oo if oo in (high, total_high) else total_high + high
     if is_logarithmic(h):
-        yield Fact("bounds", "log 𝒢", f"[{text(total_low)}, {text(total_high)}]", "the sum of what the levels contribute at most")
+        yield Fact("bounds", "log 𝒢", _interval(total_low, total_high), "the sum of what the levels contribute at most")
         for stratum, low, high in level_facts:
-            yield Fact("bounds", f"{stratum} level", f"[{text(low)}, {text(high)}]", "range of its gates over the residuals that can reach them")
+            yield Fact(
+                "bounds",
+                f"{stratum} level",
+                _interval(low, high),
+                "range of its gates over the residuals that can reach them",
+            )
     elif vanishes(to_sympy(normal_recovery(h)) - 1 - symbol(gated(""))):
-        low = "0" if total_low in (-1, -oo) else text(1 + total_low)
-        yield Fact("bounds", "𝒢", f"[{low}, {text(1 + total_high)}]", "1 plus the range of the gate over r > 0 and every advantage")
+        low = sympy.Integer(-1) if total_low == -oo else total_low
+        shown = _interval(1 + low, 1 + total_high)
+        yield Fact(
+            "bounds",
+            "𝒢",
+            f"({shown[1:]}" if low == -1 else shown,
+            "1 plus the range of the gate over r > 0 and every advantage",
+        )
+
+
+def _interval(low: Any, high: Any) -> str:
+    return f"{'(' if low == -oo else '['}{text(low)}, {text(high)}{')' if high == oo else ']'}"
 
 
 def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject) -> tuple[Any, Any] | None:
@@ -149,12 +169,30 @@ def _shapes(h: Hierarchy, table: Lines) -> Iterator[Fact]:
         if any(f is None for f in found):
             yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
             continue
-        yield Fact("continuity", f"gate on {stratum}", "continuous" if all(line.continuous() for line in known) else "has a jump")
-        regions = dict.fromkeys(
-            f"({text(p.low)}, {text(p.high)}), slope {text(sympy.diff(p.value, RHO))}" for line in known for p in line.restorative()
+        yield Fact(
+            "continuity",
+            f"gate on {stratum}",
+            "continuous" if all(line.continuous() for line in known) else "has a jump",
         )
+        regions = dict.fromkeys(r for line in known for r in _regions(line))
         if regions:
-            yield Fact("restorative", f"gate on {stratum}", "; ".join(regions), "there the gradient opposes further drift")
+            yield Fact(
+                "restorative", f"gate on {stratum}", "; ".join(regions), "there the gradient opposes further drift"
+            )
+
+
+def _regions(line: Line) -> Iterator[str]:
+    """Where a gate has negative slope, in the words of the positive side if it is the same on both."""
+    found = [(p.low, p.high, sympy.diff(p.value, RHO)) for p in line.restorative()]
+    for low, high, slope in found:
+        mirrored = any(
+            vanishes(low + h) and vanishes(high + w) and vanishes(slope - s) for w, h, s in found if oo not in (h, high)
+        )
+        if mirrored and line.assume.signs(high) <= {-1, 0}:
+            continue
+        name = "|ρ|" if mirrored else "ρ"
+        # the two channels differ only in their budgets' names
+        yield f"{text(low)} < {name} < {text(high)} with slope {text(slope)}".replace("[+]", "").replace("[-]", "")
 
 
 def _blocks(h: Hierarchy, subject: Subject) -> Fact:
@@ -167,12 +205,15 @@ def _blocks(h: Hierarchy, subject: Subject) -> Fact:
         leading += 1
     # levels that pass unchanged telescope: D_k = σ_k, so the first real gate sees one element of the level below it
     stratum = h.leaf if leading == len(h.chain) else h.chain[max(leading - 1, 0)]
-    return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {stratum}", "no gate reads beyond the element of this stratum that it lies over")
+    return Fact(
+        "blocks",
+        "Jacobian of 𝒢",
+        f"block-diagonal over {stratum}",
+        "no gate reads beyond the element of this stratum that it lies over",
+    )
 
 
 def _has_branches(e: Any) -> bool:
     return getattr(e, "operator", "") in ("where", "clip", "minimum", "maximum", "abs", "sign") or any(
         _has_branches(a) for a in getattr(e, "arguments", ())
     )
-
-

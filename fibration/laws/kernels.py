@@ -1,9 +1,9 @@
 """Markov and reflecting (def:fgh i): weights are never negative, and sum to 1 over every fibre.
 
 Counts and totals are *additive*: summed over a fibre they give the count or total of what lies below. They are also
-algebraically independent, so a weight that is linear in the additive measures of its element, with coefficients that are
-constant on the fibre, sums to 1 for all sizes exactly when one rational function vanishes. That decides it completely;
-any other weight is searched for a counterexample.
+algebraically independent, so a weight that is linear in the additive measures of its element, with coefficients that
+are constant on the fibre, sums to 1 for all sizes exactly when one rational function vanishes. That decides it
+completely; any other weight is searched for a counterexample.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression, atoms
+from fibration.expressions import Expression
 from fibration.laws.algebra import show, symbol, to_sympy, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
 from fibration.laws.concrete import Concrete, Witness, concretes
@@ -31,7 +31,7 @@ def weights(h: Hierarchy, f: Fibration) -> Iterator[tuple[Concrete, int, list[tu
     """On candidate hierarchies, for every target element: its fibre with the weights (None where undefined)."""
     for concrete in concretes(h, [f.weight]):
         for b in range(concrete.size[f.target]):
-            fibre = []
+            fibre: list[tuple[int, Fraction | None]] = []
             for a in concrete.over(f.source, f.target, b):
                 try:
                     fibre.append((a, concrete.value(f.weight, f.source, a)))
@@ -58,14 +58,26 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
                 value = "no value" if bad[1] is None else str(bad[1])
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, bad[0])} {f.source} {value}"
                 yield Verdict(
-                    "markov", what, "refuted", "", required=MARKOV, found=str(f.weight),
+                    "markov",
+                    what,
+                    "refuted",
+                    "",
+                    required=MARKOV,
+                    found=str(f.weight),
                     remedy="use uniform(), or proportional(m) with a count or the total of a positive attribute",
-                    counterexample=Witness(text + _settings(concrete), concrete, {"element": b, "source": bad[0], "weight": value}),
+                    counterexample=Witness(
+                        text + _settings(concrete), concrete, {"element": b, "source": bad[0], "weight": value}
+                    ),
                 )
                 break
         else:
             yield Verdict(
-                "markov", what, "undecided", "", required=MARKOV, found=f"{f.weight}, whose sign could not be decided",
+                "markov",
+                what,
+                "undecided",
+                "",
+                required=MARKOV,
+                found=f"{f.weight}, whose sign could not be decided",
                 remedy="write it as a quotient of sums of positive terms, or declare attributes positive",
             )
 
@@ -99,21 +111,34 @@ def decide_reflecting(subject: Subject) -> Iterator[Verdict]:
             yield Verdict("reflecting", what, "proved", argument)
             continue
         for concrete, b, fibre in weights(h, f):
-            total = None if any(w is None for _, w in fibre) else sum((w for _, w in fibre if w is not None), Fraction(0))
+            total = (
+                None if any(w is None for _, w in fibre) else sum((w for _, w in fibre if w is not None), Fraction(0))
+            )
             if total != 1:
                 value = "no sum, since a weight has no value" if total is None else str(total)
                 yield Verdict(
-                    "reflecting", what, "refuted", "", required="the weights over each " + f"{f.target} sum to 1",
-                    found=_short(f.weight, f), remedy=f"use uniform(), or divide by count({f.source}, over={f.target})",
+                    "reflecting",
+                    what,
+                    "refuted",
+                    "",
+                    required="the weights over each " + f"{f.target} sum to 1",
+                    found=_short(f.weight, f),
+                    remedy=f"use uniform(), or divide by count({f.source}, over={f.target})",
                     counterexample=Witness(
-                        f"{concrete.describe(f.target, b)} gives {value}{_settings(concrete)}", concrete, {"element": b, "sum": value}
+                        f"{concrete.describe(f.target, b)} gives {value}{_settings(concrete)}",
+                        concrete,
+                        {"element": b, "sum": value},
                     ),
                 )
                 break
         else:
             yield Verdict(
-                "reflecting", what, "undecided", "", required=REFLECTING,
-                found=f"{f.weight}, which is not linear in the measures of a {f.source}; no counterexample among small hierarchies",
+                "reflecting",
+                what,
+                "undecided",
+                "",
+                required=REFLECTING,
+                found=f"{f.weight}, not linear in the measures of a {f.source}; no small hierarchy contradicts it",
                 remedy="write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)",
             )
 
@@ -149,7 +174,9 @@ def fibre_sum(weight: Any, f: Fibration) -> Any | None:
     result: Any = 0
     for monomial, coefficient in polynomial.terms():
         measure = next((s for s, p in zip(varying, monomial, strict=True) if p), None)
-        result += coefficient * (symbol(Count(f.source, f.target)) if measure is None else symbol(_summed(_atom(measure), f)))
+        result += coefficient * (
+            symbol(Count(f.source, f.target)) if measure is None else symbol(_summed(_atom(measure), f))
+        )
     return result
 
 
@@ -210,4 +237,3 @@ LAWS = (
     Law("markov", MARKOV, decide_markov, may_be_given_up=False),
     Law("reflecting", REFLECTING, decide_reflecting, may_be_given_up=False),
 )
-

@@ -54,5 +54,3 @@ class Law:
     decide: Callable[[Subject], Iterator[Verdict]]
     may_be_given_up: bool = True
     foundation: bool = False
-
-

@@ -46,7 +46,13 @@ def _verdict(h: Hierarchy, what: str, stratum: Stratum, expression: Expression, 
 def _refuted(h: Hierarchy, what: str, stratum: Stratum, found: str, witness: str, remedy: str) -> Verdict:
     concrete = _two_over(h)
     return Verdict(
-        "locality", what, "refuted", "", required=STATEMENT, found=found, remedy=remedy,
+        "locality",
+        what,
+        "refuted",
+        "",
+        required=STATEMENT,
+        found=found,
+        remedy=remedy,
         counterexample=Witness(witness, concrete, {"stratum": stratum.name}),
     )
 
@@ -67,7 +73,8 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
         p = atom.parameter if isinstance(atom, Component) else atom
         if p.on is not None and p.on not in here:
             return (
-                f"parameter '{p.name}', which varies over {p.on}", f"a {stratum} lies over no single {p.on}",
+                f"parameter '{p.name}', which varies over {p.on}",
+                f"a {stratum} lies over no single {p.on}",
                 f"let it vary over one of {_names(here)}",
             )
         if p.per_channel and (kernel or len(h.decomposition.channels) == 1):
@@ -78,22 +85,30 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
         over = atom.over
         if over not in here:
             return (
-                f"{atom}, a sum over '{over}'", _finer(h, stratum, over) or f"no {stratum} lies over a '{over}'",
+                f"{atom}, a sum over '{over}'",
+                _finer(h, stratum, over) or f"no {stratum} lies over a '{over}'",
                 f"use over= one of {_names(here)}",
             )
         of = atom.of if isinstance(atom, Count) else atom.attribute.on
-        if of != over and over not in h.coarser(of):
+        if of != over and not (isinstance(of, Stratum) and over in h.coarser(of)):
             return f"{atom}", f"no '{of}' lies over a '{over}'", f"the strata are {_names(h.strata)}"
         return None
     if isinstance(atom, Attribute):
         if atom.on in here:
             return None
         return (
-            f"attribute '{atom.name}' of {atom.on}", _finer(h, stratum, atom.on) or f"no {stratum} lies over a '{atom.on}'",
-            f"use total({atom.name}), which is one number per {stratum}" if stratum in h.coarser(atom.on) else "declare it on this stratum",
+            f"attribute '{atom.name}' of {atom.on}",
+            _finer(h, stratum, atom.on) or f"no {stratum} lies over a '{atom.on}'",
+            f"use total({atom.name}), which is one number per {stratum}"
+            if stratum in h.coarser(atom.on)
+            else "declare it on this stratum",
         )
     if kernel:
-        return f"'{atom}'", "the weight would change with the policy, and the pushforward of a kernel with it", "weights read counts and attributes"
+        return (
+            f"'{atom}'",
+            "the weight would change with the policy, and the pushforward of a kernel with it",
+            "weights read counts and attributes",
+        )
     if isinstance(atom, Density):
         if atom.channel is not None and atom.channel not in h.decomposition.channels:
             return f"{atom}", f"the channels are {', '.join(map(repr, h.decomposition.channels))}", "name one of them"
@@ -101,10 +116,15 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
             return None
         if atom.stratum == stratum:
             return (
-                f"{atom}, the density of its own stratum", "two siblings with equal residuals would be gated differently",
+                f"{atom}, the density of its own stratum",
+                "two siblings with equal residuals would be gated differently",
                 "read `residual`, or the density of a coarser stratum",
             )
-        return f"{atom}", _finer(h, stratum, atom.stratum) or f"no {stratum} lies over a '{atom.stratum}'", f"use one of {_names(here[1:])}" if here[1:] else "the root reads only its own residual"
+        return (
+            f"{atom}",
+            _finer(h, stratum, atom.stratum) or f"no {stratum} lies over a '{atom.stratum}'",
+            f"use one of {_names(here[1:])}" if here[1:] else "the root reads only its own residual",
+        )
     if isinstance(atom, Reading):
         if atom.name == "residual":
             return None
@@ -112,7 +132,8 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
             coarse = stratum != h.leaf and h.rows in h.strata and stratum in h.coarser(h.rows)
             if coarse:
                 return (
-                    "its advantage", f"a {stratum} of two trajectories with advantages +1 and -1 has no single advantage",
+                    "its advantage",
+                    f"a {stratum} of two trajectories with advantages +1 and -1 has no single advantage",
                     f"read it on {h.leaf} or {h.rows}",
                 )
             return None

@@ -34,8 +34,14 @@ def decide_orthogonality(subject: Subject) -> Iterator[Verdict]:
             yield Verdict("orthogonality", what, "proved", "π_*(σ - K π_*σ) = π_*σ - (Σ K)·π_*σ = 0, since ΣK = 1")
         else:
             yield Verdict(
-                "orthogonality", what, kernel.status, "", required=ORTHOGONALITY,
-                found="π_*(σ - K π_*σ) = (1 - ΣK)·π_*σ, which is not 0", remedy=kernel.remedy, counterexample=kernel.counterexample,
+                "orthogonality",
+                what,
+                kernel.status,
+                "",
+                required=ORTHOGONALITY,
+                found="π_*(σ - K π_*σ) = (1 - ΣK)·π_*σ, which is not 0",
+                remedy=kernel.remedy,
+                counterexample=kernel.counterexample,
             )
 
 
@@ -83,9 +89,14 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
         return
     witness = _search(h)
     yield Verdict(
-        "positivity", "hierarchy", "refuted" if witness else "undecided", "", required=POSITIVITY,
+        "positivity",
+        "hierarchy",
+        "refuted" if witness else "undecided",
+        "",
+        required=POSITIVITY,
         found=f"𝒢(r) = {recovery}, whose lower bound is not above 0",
-        remedy="bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios", counterexample=witness,
+        remedy="bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios",
+        counterexample=witness,
     )
 
 
@@ -147,4 +158,3 @@ def _search(h: Hierarchy) -> Witness | None:
 
 
 LAWS = (Law("orthogonality", ORTHOGONALITY, decide_orthogonality), Law("positivity", POSITIVITY, decide_positivity))
-

@@ -6,6 +6,7 @@ anything else `pieces` says None, and facts that rest on it are not certified.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cmp_to_key
@@ -72,7 +73,10 @@ class Line:
                 high == 0 and p.high != 0 and self.assume.signs(p.high) == {1} and not self._reaches(p.low, down=True)
             ):
                 continue
-            ends = [max(p.low, 0) if low == 0 and p.low == -oo else p.low, min(p.high, 0) if high == 0 and p.high == oo else p.high]
+            ends = [
+                max(p.low, 0) if low == 0 and p.low == -oo else p.low,
+                min(p.high, 0) if high == 0 and p.high == oo else p.high,
+            ]
             for end in ends:
                 value = _limit(p.value, end)
                 if value is None:
@@ -121,7 +125,7 @@ def _limit(value: Any, end: Any) -> Any | None:
 
 
 def _neighbours(pieces: tuple[Piece, ...]) -> Iterator[tuple[Piece, Piece, Any]]:
-    for left, right in zip(pieces, pieces[1:], strict=False):
+    for left, right in itertools.pairwise(pieces):
         yield left, right, left.high
 
 
@@ -177,7 +181,8 @@ def _line(selector: tuple[tuple[Any, Signs], ...], members: list[Case], assume: 
     if ordered is None:
         return None
     table = {
-        d: _Affine(next(i for i, p in enumerate(ordered) if vanishes(p - root)), slope) for d, (root, slope) in roots.items()
+        d: _Affine(next(i for i, p in enumerate(ordered) if vanishes(p - root)), slope)
+        for d, (root, slope) in roots.items()
     }
     bounds = [-oo, *ordered, oo]
     result = []
@@ -228,4 +233,4 @@ def _value_on(low: int, high: int, members: list[Case], table: dict[Any, _Affine
 
 def text(value: Any) -> str:
     """A bound in the written grammar."""
-    return {oo: "inf", -oo: "-inf"}.get(value) or show(value)
+    return {oo: "inf", -oo: "-inf"}.get(value) or show(sympy.sympify(value))

@@ -47,12 +47,23 @@ def decide(subject: Subject) -> Iterator[Verdict]:
     witness = _search(h)
     if witness:
         yield Verdict(
-            "recovery", "decomposition", "refuted", "", required=STATEMENT, found=f"R(F(r)) = {composed(h)}",
-            remedy="divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)", counterexample=witness,
+            "recovery",
+            "decomposition",
+            "refuted",
+            "",
+            required=STATEMENT,
+            found=f"R(F(r)) = {composed(h)}",
+            remedy="divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)",
+            counterexample=witness,
         )
     else:
         yield Verdict(
-            "recovery", "decomposition", "undecided", "", required=STATEMENT, found=f"R(F(r)) = {composed(h)}",
+            "recovery",
+            "decomposition",
+            "undecided",
+            "",
+            required=STATEMENT,
+            found=f"R(F(r)) = {composed(h)}",
             remedy="use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)",
         )
 
@@ -96,4 +107,3 @@ def _search(h: Hierarchy) -> Witness | None:
 
 
 LAW = Law("recovery", STATEMENT, decide)
-

@@ -8,7 +8,7 @@ import networkx as nx
 
 from fibration.laws.concrete import Witness
 from fibration.laws.law import Law, Subject
-from fibration.report import Verdict
+from fibration.report import Status, Verdict
 from fibration.spec import Hierarchy
 
 STATEMENT = "the fibrations are acyclic and connected, and lead from the sampled stratum to one root"
@@ -31,12 +31,18 @@ def decide(subject: Subject) -> Iterator[Verdict]:
     else:
         status, found, remedy, witness = problem
         yield Verdict(
-            "structure", "hierarchy", status, "", required=STATEMENT, found=found, remedy=remedy,  # type: ignore[arg-type]
+            "structure",
+            "hierarchy",
+            status,
+            "",
+            required=STATEMENT,
+            found=found,
+            remedy=remedy,
             counterexample=None if witness is None else Witness(witness),
         )
 
 
-def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> tuple[str, str, str, str | None] | None:
+def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> tuple[Status, str, str, str | None] | None:
     if not nx.is_directed_acyclic_graph(g):
         edges = [(e[0], e[1]) for e in nx.find_cycle(g)]
         cycle = " → ".join([edges[0][0], *(b for _, b in edges)])
@@ -50,15 +56,19 @@ def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> tuple[str, str, str, str | Non
             return "refuted", "a fibration declared twice", "keep one", f"two fibrations {s} → {other}"
     if h.rows == h.leaf and len(h.leaves) == 1:
         return (
-            "refuted", f"the rows of the batch are the sampled stratum '{h.leaf}'",
-            "declare rows= as a stratum that the sampled one lies over", f"rows={h.rows} has no tokens over it",
+            "refuted",
+            f"the rows of the batch are the sampled stratum '{h.leaf}'",
+            "declare rows= as a stratum that the sampled one lies over",
+            f"rows={h.rows} has no tokens over it",
         )
     for s in g:
         for kind, near in (("lies over", list(g.successors(s))), ("has over it", list(g.predecessors(s)))):
             if len(near) > 1:
                 return (
-                    "undecided", f"{s} {kind} {' and '.join(sorted(near))}",
-                    "this version decides the laws of chains; declare a chain", None,
+                    "undecided",
+                    f"{s} {kind} {' and '.join(sorted(near))}",
+                    "this version decides the laws of chains; declare a chain",
+                    None,
                 )
     return None
 

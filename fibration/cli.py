@@ -1,0 +1,235 @@
+"""The command line. Exit codes: 0 fine, 1 a law does not hold (or results disagree), 2 unusable input.
+
+Everything that needs torch or matplotlib is imported by the command that uses it, so that `verify` starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from fibration.errors import FibrationError, LawError
+
+
+class Commands(TyperGroup):
+    """What the library raises on purpose becomes a message and an exit code; anything else is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LawError as error:
+            fail(error, 1)
+        except FibrationError as error:
+            fail(error, 2)
+        except BrokenPipeError:  # `| head`, which typer knows how to treat
+            raise
+        except OSError as error:
+            fail(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else error, 2)
+
+
+def fail(error: object, code: int) -> NoReturn:
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(code)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Declare hierarchies of importance-ratio gates, prove their laws, compile them, run them.\n\n"
+    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped hierarchy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class VerifyFormat(StrEnum):
+    text = "text"
+    json = "json"
+    junit = "junit"
+    github = "github"
+
+
+class ShowFormat(StrEnum):
+    text = "text"
+    mermaid = "mermaid"
+    latex = "latex"
+    json = "json"
+    schema = "schema"
+
+
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)]
+
+
+def console() -> Console:
+    """Made per command, for whatever stdout is then. Numbers and brackets are not to be coloured or read as markup."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fibration {metadata.version('fibration')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_default=False)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def verify(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC|DIR...", help="specs, or folders of them", show_default=False)
+    ],
+    format: Annotated[VerifyFormat, typer.Option("--format", "-f", help="How to report.")] = VerifyFormat.text,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
+    ] = None,
+) -> None:
+    """Decide every law of every hierarchy, for all sizes at once.
+
+    Exit code 0: all proved, or given up as declared. 1: a law is refuted or undecided. 2: some input is unusable.
+    """
+    from fibration import formats
+
+    outcomes = formats.check(specs)
+    for outcome in outcomes:
+        if outcome.error:
+            typer.echo(f"error: {outcome.error}", err=True)
+    if output is not None:
+        formats.write_file(output, formats.rendered(outcomes, format))
+        typer.echo(f"{formats.summary(outcomes)}; report in {output}")
+    elif format is VerifyFormat.text:
+        console().print(formats.as_text(outcomes))
+    else:
+        typer.echo(formats.rendered(outcomes, format), nl=False)
+    raise typer.Exit(formats.exit_code(outcomes))
+
+
+@app.command()
+def show(
+    spec: Spec,
+    format: Annotated[ShowFormat, typer.Option("--format", "-f", help="How to show it.")] = ShowFormat.text,
+) -> None:
+    """Print a hierarchy as text, mermaid, LaTeX or JSON, or the JSON Schema of all hierarchies. Proves nothing."""
+    from fibration import show as shows
+
+    hierarchy = load(spec)
+    if format is ShowFormat.json:
+        typer.echo(hierarchy.model_dump_json(indent=2))
+    elif format is ShowFormat.schema:
+        typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
+    else:
+        typer.echo({"text": shows.text, "mermaid": shows.mermaid, "latex": shows.latex}[format](hierarchy))
+
+
+@app.command()
+def compile(
+    spec: Spec,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="Backend, or auto.")] = "auto",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json there."),
+    ] = None,
+) -> None:
+    """Verify a hierarchy and print, or write, the module generated for it, with a certificate of what was proved."""
+    from fibration import formats
+    from fibration.run import certificate, generated
+
+    artifact, report = generated(load(spec), backend)
+    if output is None:
+        typer.echo(artifact.source, nl=False)
+        return
+    module = output / f"{artifact.hierarchy.name}_{artifact.backend}.py"
+    proof = output / f"{artifact.hierarchy.name}_certificate.json"
+    formats.write_file(module, artifact.source)
+    formats.write_file(proof, certificate(artifact, report, module.name))
+    typer.echo(f"{formats.heading(report).plain}\n{module}\n{proof}")
+
+
+@app.command()
+def run(
+    spec: Spec,
+    rollouts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts; the shipped batch if left out.")
+    ] = None,
+    verify: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC|DIR", help="Verify these first. May be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pictures go.")] = Path("out"),
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
+    ] = None,
+) -> None:
+    """Verify, compile, gate a recorded batch, print what every level did, and draw the pictures."""
+    from fibration.run import run as run_batch
+
+    with_values = parameters(param or [])
+    raise typer.Exit(run_batch(console(), load(spec), rollouts, verify or [], out, with_values))
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The safetensors file to write.", show_default=False)],
+    prompts_per_domain: Annotated[int, typer.Option(min=1)] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Trajectories per prompt.")] = 8,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps on the batch.")] = 4,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Record a batch: a small language model answers questions, is scored, and is updated a few times."""
+    from fibration.record import record as record_batch
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    record_batch(
+        out, prompts_per_domain=prompts_per_domain, samples_per_prompt=samples, updates=updates, seed=seed, progress=typer.echo
+    )
+    typer.echo(f"written to {out}")
+
+
+def load(spec: str) -> Any:
+    from fibration.formats import quiet_import
+    from fibration.loading import load as load_spec
+
+    with quiet_import():
+        return load_spec(spec)
+
+
+def parameters(given: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` pairs; whether the names and values fit is for the operator to say."""
+    from fibration.errors import ParameterError
+
+    result = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        try:
+            result[name.strip()] = json.loads(value)
+        except ValueError:
+            raise ParameterError(
+                f"--param {text!r} cannot be read", required="NAME=VALUE, where VALUE is a number or JSON",
+                found=f"the value {value!r}" if equals else "no '='",
+                remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
+            ) from None
+    return result
+
+
+def main() -> None:
+    """The entry point. A terminal that cannot show a sign gets a replacement, not a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    app()
