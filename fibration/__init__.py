@@ -1,6 +1,6 @@
 """fibration: declare hierarchies of importance-ratio gates, prove their laws, compile them, train with them.
 
-Declarations are imported at once; everything that needs torch or sympy is imported when it is first used.
+Declarations are imported at once; what needs torch is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -65,35 +65,79 @@ from fibration.symbols import (
 if TYPE_CHECKING:
     from fibration.compiler import compile
     from fibration.loading import load
+    from fibration.operator import Operator
     from fibration.rollouts import Rollouts, load_rollouts
-
-__all__ = [
-    "Decomposition",
-    "Fibration",
-    "Hierarchy",
-    "MarkovKernel",
-    "Objective",
-    "Rollouts",
-    "compile",
-    "constant_normaliser",
-    "decomposition",
-    "load",
-    "load_rollouts",
-    "log_ratio",
-    "proportional",
-    "ratio_deviation",
-    "signed_log_ratio",
-    "token_mean",
-    "trajectory_mean",
-    "uniform",
-]
 
 _LAZY = {
     "compile": "fibration.compiler",
     "load": "fibration.loading",
+    "Operator": "fibration.operator",
     "Rollouts": "fibration.rollouts",
     "load_rollouts": "fibration.rollouts",
 }
+
+__all__ = [
+    "Attribute",
+    "BackendError",
+    "BatchError",
+    "Decomposition",
+    "Fibration",
+    "FibrationError",
+    "Gate",
+    "Hierarchy",
+    "HierarchyIndexError",
+    "LawError",
+    "MarkovKernel",
+    "MissingDependency",
+    "Objective",
+    "Operator",
+    "Parameter",
+    "ParameterError",
+    "Rollouts",
+    "RolloutsError",
+    "SpecError",
+    "Stratum",
+    "absolute",
+    "advantage",
+    "aggregate_gate",
+    "clip",
+    "clip_gate",
+    "compile",
+    "constant_normaliser",
+    "count",
+    "decomposition",
+    "density",
+    "dual_clip_gate",
+    "exp",
+    "expm1",
+    "gated",
+    "identity_gate",
+    "load",
+    "load_rollouts",
+    "log",
+    "log1p",
+    "log_clip_gate",
+    "log_ratio",
+    "maximum",
+    "minimum",
+    "pessimistic_clip_gate",
+    "proportional",
+    "ratio_deviation",
+    "residual",
+    "sigmoid",
+    "sign",
+    "signed_log_ratio",
+    "sqrt",
+    "strata",
+    "tanh",
+    "token_log_ratio",
+    "token_mean",
+    "total",
+    "trajectory_mean",
+    "uniform",
+    "where",
+    "zero_gate",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -102,3 +146,7 @@ def __getattr__(name: str) -> object:
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fibration' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

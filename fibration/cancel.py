@@ -7,6 +7,7 @@ choose a form that is equal in the reals and wrong in floating point.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 
 from fibration.expressions import Apply, Expression, Number, as_expression, atoms
 from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
@@ -15,6 +16,7 @@ ZERO, ONE = as_expression(0), as_expression(1)
 Factors = dict[Expression, int]
 
 
+@lru_cache(maxsize=10_000)  # without it, sums in sums take time exponential in their depth
 def cancel(expression: Expression) -> Expression:
     """The same expression with common factors of products, quotients and simple sums cancelled."""
     if not isinstance(expression, Apply):

@@ -20,6 +20,7 @@ from fibration.errors import SpecError
 
 MAX_DEPTH = 100
 MAX_SIZE = 4_000
+SMALLEST, LARGEST = Fraction(1, 10**300), Fraction(10**300)
 
 
 class Expression:
@@ -231,13 +232,15 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
     if isinstance(value, bool):
         raise SpecError(f"{what} cannot be {value!r}", required="a number or an expression in the language's atoms")
     if isinstance(value, (int, Fraction)):
+        if value and not SMALLEST < abs(value) < LARGEST:
+            raise SpecError(f"{what} holds a number that float64 does not", required="0, or a size from 1e-300 to 1e300")
         if terminates(Fraction(value)):
             return Number(Fraction(value))
         return Apply("/", (Number(Fraction(value.numerator)), Number(Fraction(value.denominator))))
     if isinstance(value, float):
         if not math.isfinite(value):
             raise SpecError(f"{what} cannot hold {value!r}", required="finite numbers")
-        return Number(Fraction(repr(float(value))))
+        return as_expression(Fraction(repr(float(value))), what)
     if type(value).__module__.partition(".")[0] == "sympy":
         from fibration.laws.algebra import from_sympy
 

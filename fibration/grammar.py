@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import ClassVar
 
 from fibration.errors import SpecError
 from fibration.expressions import MAX_DEPTH, Apply, Expression, Number, apply, as_expression
@@ -36,6 +37,7 @@ from fibration.symbols import (
 )
 
 MAX_TEXT = 10_000
+MAX_DIGITS = 1_000
 
 # ---------------------------------------------------------------- writing
 
@@ -159,10 +161,15 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Operation:
-    """An infix or prefix operator on what was read."""
+    """An infix or prefix operator on what was read; `depth` counts the operations in one another."""
 
     operator: str
     operands: tuple[Tree, ...]
+    depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        depth = 1 + max(o.depth if isinstance(o, Operation) else 0 for o in self.operands)
+        object.__setattr__(self, "depth", depth)
 
 
 Tree = Fraction | Word | Quoted | Invocation | Operation
@@ -222,7 +229,7 @@ class _Reader:
         self.position += 1
 
     def whole(self) -> Tree:
-        tree = self.expression(0)
+        tree = self.expression()
         if self.position < len(self.tokens):
             raise self.error(f"'{self.tokens[self.position][1]}' after the end of the expression")
         return tree
@@ -230,47 +237,52 @@ class _Reader:
     # From loosest to tightest. Comparisons bind tighter than & and |, as in mathematics; `write` always puts
     # parentheses there, because Python disagrees.
     LEVELS = (("|",), ("&",), ("<", "<=", ">", ">="), ("+", "-"), ("*", "/"))
-    MEANING = {"|": "or", "&": "and"}
+    STRENGTH: ClassVar = {sign: level for level, signs in enumerate(LEVELS) for sign in signs}
+    MEANING: ClassVar = {"|": "or", "&": "and"}
+    COMPARISON = 2  # does not chain
 
-    def expression(self, level: int) -> Tree:
-        self.depth += 1
-        if self.depth > 12 * MAX_DEPTH:
-            raise self.error(f"more than {MAX_DEPTH} levels of nesting")
-        try:
-            if level == len(self.LEVELS):
-                return self.prefix()
-            left = self.expression(level + 1)
-            while (sign := self.peek()) in self.LEVELS[level]:
-                self.position += 1
-                right = self.expression(level + 1)
-                left = Operation(self.MEANING.get(sign, sign), (left, right))
-                if level == 2:
-                    break
-            return left
-        finally:
-            self.depth -= 1
+    def expression(self, level: int = 0) -> Tree:
+        """Operands joined by operators that bind at least as tightly as `level`."""
+        left, loosest = self.prefix(), len(self.LEVELS)
+        while level <= (strength := self.STRENGTH.get(sign := self.peek(), -1)) < loosest:
+            self.position += 1
+            left = self.operation(self.MEANING.get(sign, sign), left, self.expression(strength + 1))
+            if strength == self.COMPARISON:
+                loosest = strength
+        return left
+
+    def operation(self, operator: str, *operands: Tree) -> Operation:
+        made = Operation(operator, operands)
+        if made.depth > MAX_DEPTH:
+            raise self.error(f"more than {MAX_DEPTH} operations in one another")
+        return made
 
     def prefix(self) -> Tree:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(f"more than {MAX_DEPTH} levels of nesting")
         sign = self.peek()
         if sign in ("-", "~"):
             self.position += 1
-            self.depth += 1
-            if self.depth > 12 * MAX_DEPTH:
-                raise self.error(f"more than {MAX_DEPTH} levels of nesting")
             operand = self.prefix()
-            self.depth -= 1
             if sign == "-" and isinstance(operand, Fraction):
-                return -operand
-            return Operation("neg" if sign == "-" else "not", (operand,))
-        base = self.primary()
-        if self.peek() == "**":
-            self.position += 1
-            return Operation("**", (base, self.primary()))
-        return base
+                tree: Tree = -operand
+            else:
+                tree = self.operation("neg" if sign == "-" else "not", operand)
+        else:
+            tree = self.primary()
+            if self.peek() == "**":
+                self.position += 1
+                tree = self.operation("**", tree, self.primary())
+        self.depth -= 1
+        return tree
 
     def primary(self) -> Tree:
         kind, text = self.take()
         if kind == "number":
+            if len(text) > MAX_DIGITS:
+                self.position -= 1
+                raise self.error(f"a number of {len(text)} characters")
             return Fraction(text)
         if kind == "string":
             return Quoted(text)
@@ -287,7 +299,7 @@ class _Reader:
                 methods.append(self.call(method))
             return Invocation(call.name, call.positional, call.named, tuple(methods))
         if text == "(":
-            inside = self.expression(0)
+            inside = self.expression()
             self.expect(")")
             return inside
         self.position -= 1
@@ -306,11 +318,11 @@ class _Reader:
             if is_named:
                 key = self.take()[1]
                 self.position += 1
-                named.append((key, self.expression(0)))
+                named.append((key, self.expression()))
             elif named:
                 raise self.error("a positional argument after a named one")
             else:
-                positional.append(self.expression(0))
+                positional.append(self.expression())
             if self.peek() != ")":
                 self.expect(",")
         self.expect(")")
@@ -345,7 +357,7 @@ _ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": to
 def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
     """Turn a tree into an Expression; `names` maps words to strata, parameters and attributes."""
     if isinstance(tree, Fraction):
-        return Number(tree)
+        return as_expression(tree, what)
     if isinstance(tree, Word):
         found = _READINGS[tree.text] if tree.text in _READINGS else names.get(tree.text)
         if isinstance(found, Expression):

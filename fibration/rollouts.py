@@ -176,11 +176,13 @@ def _check_column(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> 
 def _check(path: Path, rollouts: Rollouts) -> None:
     """Every rule that relates columns to each other and to the labels, and every rule on values."""
     for key, labels in (("domains", rollouts.domains), ("prompt_groups", rollouts.prompt_groups)):
-        for k, label in enumerate(labels):
+        seen: set[str] = set()
+        for label in labels:
             if not isinstance(label, str):
                 _fail(path, f"strings in '{key}'", f"{label!r:.60}", "name every element by a string")
-            if label in labels[:k]:
+            if label in seen:
                 _fail(path, f"different labels in '{key}'", f"{label!r} twice", "elements of one name would merge")
+            seen.add(label)
 
     offsets, n_tokens = rollouts.offsets, rollouts.n_tokens
     if len(offsets) < 2:
@@ -208,9 +210,11 @@ def _check(path: Path, rollouts: Rollouts) -> None:
         for k in np.flatnonzero(~good(column))[:1]:
             _fail(path, f"'{name}' {rule}", f"{column[k]} at {_place(rollouts, name, int(k))}", remedy)
 
-    for name, labels in (("prompt_group", rollouts.prompt_groups), ("domain_of_group", rollouts.domains)):
-        rule = f"in 0 ... {len(labels) - 1}, positions in the metadata's labels"
-        all_of(name, lambda x, n=len(labels): (x >= 0) & (x < n), rule, "count from 0")  # type: ignore[misc]
+    def positions(name: str, key: str, count: int) -> None:
+        all_of(name, lambda x: (x >= 0) & (x < count), f"in 0 ... {count - 1}, positions in '{key}'", "count from 0")
+
+    positions("prompt_group", "prompt_groups", len(rollouts.prompt_groups))
+    positions("domain_of_group", "domains", len(rollouts.domains))
     for name in ("log_probs", "old_log_probs", "advantages", "rewards"):
         all_of(name, np.isfinite, "of finite values", "find out where it came from, and record anew")
     for name in ("log_probs", "old_log_probs"):

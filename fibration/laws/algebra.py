@@ -86,7 +86,8 @@ def from_sympy(value: Any) -> Expression:
             return from_sympy(top) / from_sympy(bottom)
     heads: dict[Any, str] = {
         sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.Abs: "abs", sympy.sign: "sign",
-        sympy.StrictLessThan: "<", sympy.LessThan: "<=", sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
+        sympy.StrictLessThan: "<", sympy.LessThan: "<=",
+        sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
     }  # fmt: skip
     folds = {
         sympy.Add: "+",

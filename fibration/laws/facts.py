@@ -1,4 +1,4 @@
-"""Facts certified beside the laws: how far ratios pass unchanged, what each level adds at most, where gates push back."""
+"""Facts certified beside the laws: how far ratios pass unchanged, what each level adds at most, where it pushes back."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject) -> tu
     lows = [_minus(ranges["+", a][0], ranges["-", b][1]) for a, b in pairs]
     highs = [_minus(ranges["+", a][1], ranges["-", b][0]) for a, b in pairs]
     low, high = extremes(lows, subject.assume, -1), extremes(highs, subject.assume, 1)
-    return (low[0], high[0]) if len(low) == len(high) == 1 else None
+    return sympy.Min(*low), sympy.Max(*high)
 
 
 def _minus(a: Any, b: Any) -> Any:
@@ -156,7 +156,7 @@ def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> t
         lows += bounds[0]
         highs += bounds[1]
     least, most = extremes(lows, subject.assume, -1), extremes(highs, subject.assume, 1)
-    return (least[0], most[0]) if len(least) == len(most) == 1 else None
+    return sympy.Min(*least), sympy.Max(*most)
 
 
 # ---------------------------------------------------------------- shape of the gates
