@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fibration.errors import SpecError
-from fibration.expressions import Expression, as_expression
-from fibration.grammar import Invocation, Names, Tree, arguments, build, read, write
+from fibration.expressions import Expression, as_expression, write
+from fibration.grammar import Invocation, Names, Tree, arguments, build, read
 from fibration.symbols import Declared
 
 T = TypeVar("T", bound="Written")

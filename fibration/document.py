@@ -15,9 +15,8 @@ from fibration.decomposition import Decomposition
 from fibration.errors import SpecError
 from fibration.gates import Gate
 from fibration.grammar import MAX_TEXT
-from fibration.kernels import MarkovKernel
+from fibration.kernels import Fibration, MarkovKernel
 from fibration.objective import Objective
-from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import SOURCE, TARGET, Attribute, Parameter, Stratum
 
 NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63)]
@@ -76,8 +75,8 @@ class HierarchyDocument(_Document):
     gives_up: dict[str, Annotated[str, Field(max_length=1000)]] = {}
     rows: NameText = "trajectory"
 
-    def build(self) -> Hierarchy:
-        """The hierarchy, or a SpecError naming the entry that cannot be read."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `Hierarchy`, or a SpecError naming the entry that cannot be read."""
         here = f"hierarchy '{self.name}'"
         strata = {n: Stratum(n) for n in self.strata}
 
@@ -94,7 +93,7 @@ class HierarchyDocument(_Document):
             )
         for a in self.attributes:
             names[a.name] = Attribute(a.name, on=stratum(a.on, f"attribute '{a.name}'"), positive=a.positive)
-        return Hierarchy(
+        return dict(
             name=self.name,
             fibrations=[
                 Fibration(

@@ -5,10 +5,7 @@ Every message names the user's object, the rule, a concrete witness and the next
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fibration.report import Report
+from typing import Any
 
 
 class FibrationError(Exception):
@@ -33,7 +30,7 @@ class SpecError(FibrationError):
 class LawError(FibrationError):
     """A hierarchy that breaks a law, or whose law could not be decided. Carries the whole `report`."""
 
-    report: Report | None = None
+    report: Any = None
 
 
 class ParameterError(FibrationError):

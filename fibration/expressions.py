@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from importlib import import_module
 from typing import Any
 
 from fibration.errors import SpecError
@@ -98,18 +99,18 @@ class Expression:
             remedy="write where(condition, value, otherwise); join conditions with & and |",
         )
 
-    def __str__(self) -> str:
-        from fibration.grammar import write
+    def text(self) -> str:
+        """How an atom is written; numbers and applications are written by `write`."""
+        raise NotImplementedError
 
+    def __str__(self) -> str:
         return write(self)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _sympy_(self) -> Any:
-        from fibration.laws.algebra import to_sympy
-
-        return to_sympy(self)
+        return _adapter("sympy", "to_sympy")(self)
 
 
 Operand = Expression | int | float | Fraction
@@ -232,24 +233,33 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
     if isinstance(value, bool):
         raise SpecError(f"{what} cannot be {value!r}", required="a number or an expression in the language's atoms")
     if isinstance(value, (int, Fraction)):
-        if value and not SMALLEST < abs(value) < LARGEST:
-            raise SpecError(f"{what} holds a number that float64 does not", required="0, or a size from 1e-300 to 1e300")
-        if terminates(Fraction(value)):
-            return Number(Fraction(value))
-        return Apply("/", (Number(Fraction(value.numerator)), Number(Fraction(value.denominator))))
+        number = Fraction(value)
+        if number and not SMALLEST < abs(number) < LARGEST:
+            raise SpecError(
+                f"{what} holds a number that float64 does not", required="0, or a size from 1e-300 to 1e300"
+            )
+        if terminates(number):
+            return Number(number)
+        return Apply("/", (Number(Fraction(number.numerator)), Number(Fraction(number.denominator))))
     if isinstance(value, float):
         if not math.isfinite(value):
             raise SpecError(f"{what} cannot hold {value!r}", required="finite numbers")
         return as_expression(Fraction(repr(float(value))), what)
-    if type(value).__module__.partition(".")[0] == "sympy":
-        from fibration.laws.algebra import from_sympy
-
-        return from_sympy(value)
+    if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
+        return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
     raise SpecError(
         f"{what} cannot be a {type(value).__name__}: {value!r}",
         required="a number or an expression in the language's atoms",
         remedy="use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration.expressions",
     )
+
+
+# Where other systems' expressions are translated; imported only when one of them is met.
+ADAPTERS = {"sympy": "fibration.laws.algebra"}
+
+
+def _adapter(package: str, function: str) -> Callable[[Any], Any]:
+    return getattr(import_module(ADAPTERS[package]), function)  # type: ignore[no-any-return]
 
 
 def terminates(value: Fraction) -> bool:
@@ -335,6 +345,73 @@ def sigmoid(a: Operand) -> Expression:
 
 def sqrt(a: Operand) -> Expression:
     return apply("sqrt", a)
+
+
+_BINDING = {
+    "or": 1,
+    "and": 2,
+    "not": 3,
+    "<": 4,
+    "<=": 4,
+    ">": 4,
+    ">=": 4,
+    "+": 5,
+    "-": 5,
+    "*": 6,
+    "/": 6,
+    "neg": 7,
+    "**": 8,
+}
+_WORD = {"and": "&", "or": "|"}
+
+
+def write_number(value: Fraction) -> str:
+    """A whole number or a decimal; a `Number` always terminates (see `as_expression`)."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    text = repr(float(value))
+    if Fraction(text) == value:
+        return text
+    digits = 0
+    while value.denominator != 1:
+        value, digits = value * 10, digits + 1
+    return f"{value.numerator}e-{digits}"
+
+
+def write(expression: Expression) -> str:
+    """The text of an expression, with the fewest parentheses that keep its structure."""
+    return _write(expression)[0]
+
+
+def _write(e: Expression) -> tuple[str, int]:
+    """Text and binding strength of its outermost operator."""
+    if isinstance(e, Number):
+        text = write_number(e.value)
+        return text, 5 if e.value < 0 else 9
+    if not isinstance(e, Apply):
+        return e.text(), 9
+    op = e.operator
+    if op not in _BINDING:
+        return f"{op}({', '.join(write(a) for a in e.arguments)})", 9
+    strength = _BINDING[op]
+
+    def operand(argument: Expression, at_least: int) -> str:
+        text, binding = _write(argument)
+        return text if binding >= at_least else f"({text})"
+
+    if op == "neg":
+        return f"-{operand(e.arguments[0], 7)}", strength
+    if op == "not":
+        return f"~{operand(e.arguments[0], 9)}", strength
+    left, right = e.arguments
+    if op in ("<", "<=", ">", ">="):
+        return f"{operand(left, 5)} {op} {operand(right, 5)}", strength
+    if op in _WORD:  # & and | bind tighter than comparisons in Python, so comparisons take parentheses
+        return f"{operand(left, 9)} {_WORD[op]} {operand(right, 9)}", 4
+    if op == "**":
+        return f"{operand(left, 9)}**{operand(right, 9)}", strength
+    gap = "" if op in "*/" else " "
+    return f"{operand(left, strength)}{gap}{op}{gap}{operand(right, strength + 1)}", strength
 
 
 def atoms(expression: Expression) -> Iterator[Expression]:

@@ -128,8 +128,8 @@ def table(report: Report) -> RenderableType:
         shown = kind(v)
         grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(v))
     for f in report.facts:
-        because = f": {f.argument}" if f.argument else ""
-        grid.add_row("", Text("· fact", "dim"), Text(f.name), Text.assemble(f.subject, " is ", (f.value, "bold"), (because, "dim")))
+        because = f" ({f.argument})" if f.argument else ""
+        grid.add_row("", Text("· fact", "dim"), Text(f.name), Text.assemble(f.subject, ": ", (f.value, "bold"), (because, "dim")))
     return Group(heading(report), grid)
 
 

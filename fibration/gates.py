@@ -77,14 +77,14 @@ def pessimistic_clip_gate(low: Expression, high: Expression) -> Gate:
 
 @constructor(Gate, examples=("dual_clip_gate(low, high, ceiling)",))
 def dual_clip_gate(low: Expression, high: Expression, ceiling: Expression) -> Gate:
-    """`pessimistic_clip_gate` with a second bound: for negative advantages the ratio stays below `ceiling` (above 1)."""
+    """`pessimistic_clip_gate` with a second bound: for negative advantages the ratio stays below `ceiling`."""
     lower = minimum(maximum(residual, -low), ceiling - 1)
     return Gate(where(advantage >= 0, minimum(residual, high), lower))
 
 
 @constructor(Gate, examples=("log_clip_gate(low, high)",))
 def log_clip_gate(low: Expression, high: Expression) -> Gate:
-    """`pessimistic_clip_gate` for a log ratio: its exponential stays inside `[1-low, 1+high]` where the advantage pushes."""
+    """`pessimistic_clip_gate` for a log ratio: its exponential is kept in `[1-low, 1+high]`."""
     return Gate(where(advantage >= 0, minimum(residual, log1p(high)), maximum(residual, log1p(-low))))
 
 

@@ -14,19 +14,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from fibration.errors import SpecError
-from fibration.expressions import MAX_DEPTH, Apply, Expression, Number, apply, as_expression
+from fibration.expressions import MAX_DEPTH, Expression, apply, as_expression
 from fibration.symbols import (
-    Component,
-    Count,
-    Density,
-    Gated,
     Place,
-    Reading,
     Stratum,
-    Total,
     advantage,
     count,
     density,
@@ -36,102 +30,14 @@ from fibration.symbols import (
     total,
 )
 
+T = TypeVar("T")
 MAX_TEXT = 10_000
 MAX_DIGITS = 1_000
 
-# ---------------------------------------------------------------- writing
-
-_BINDING = {
-    "or": 1,
-    "and": 2,
-    "not": 3,
-    "<": 4,
-    "<=": 4,
-    ">": 4,
-    ">=": 4,
-    "+": 5,
-    "-": 5,
-    "*": 6,
-    "/": 6,
-    "neg": 7,
-    "**": 8,
-}
-_WORD = {"and": "&", "or": "|"}
-
-
-def write_number(value: Fraction) -> str:
-    """A whole number or a decimal; a `Number` always terminates (see `as_expression`)."""
-    if value.denominator == 1:
-        return str(value.numerator)
-    text = repr(float(value))
-    if Fraction(text) == value:
-        return text
-    digits = 0
-    while value.denominator != 1:
-        value, digits = value * 10, digits + 1
-    return f"{value.numerator}e-{digits}"
-
-
-def write(expression: Expression) -> str:
-    """The text of an expression, with the fewest parentheses that keep its structure."""
-    return _write(expression)[0]
-
-
-def _write(e: Expression) -> tuple[str, int]:
-    """Text and binding strength of its outermost operator."""
-    if isinstance(e, Number):
-        text = write_number(e.value)
-        return text, 5 if e.value < 0 else 9
-    if not isinstance(e, Apply):
-        return _write_atom(e), 9
-    op = e.operator
-    if op not in _BINDING:
-        return f"{op}({', '.join(write(a) for a in e.arguments)})", 9
-    strength = _BINDING[op]
-
-    def operand(argument: Expression, at_least: int) -> str:
-        text, binding = _write(argument)
-        return text if binding >= at_least else f"({text})"
-
-    if op == "neg":
-        return f"-{operand(e.arguments[0], 7)}", strength
-    if op == "not":
-        return f"~{operand(e.arguments[0], 9)}", strength
-    left, right = e.arguments
-    if op in ("<", "<=", ">", ">="):
-        return f"{operand(left, 5)} {op} {operand(right, 5)}", strength
-    if op in _WORD:  # & and | bind tighter than comparisons in Python, so comparisons take parentheses
-        return f"{operand(left, 9)} {_WORD[op]} {operand(right, 9)}", 4
-    if op == "**":
-        return f"{operand(left, 9)}**{operand(right, 9)}", strength
-    gap = "" if op in "*/" else " "
-    return f"{operand(left, strength)}{gap}{op}{gap}{operand(right, strength + 1)}", strength
-
-
-def _write_atom(atom: Expression) -> str:
-    if isinstance(atom, Count):
-        over = "" if atom.over is None else f", over={atom.over!r}"
-        return f"count({atom.of!r}{over})"
-    if isinstance(atom, Total):
-        over = "" if atom.over is None else f", over={atom.over!r}"
-        return f"total({atom.attribute.name}{over})"
-    if isinstance(atom, Density):
-        own = "" if atom.channel is None else f', "{atom.channel}"'
-        return f"density({atom.stratum!r}{own})"
-    if isinstance(atom, Gated):
-        return f'gated("{atom.channel}")'
-    if isinstance(atom, Component):
-        return f"{atom.parameter.name}[{atom.channel}]"
-    if isinstance(atom, Reading):
-        return atom.name
-    return atom.name  # type: ignore[attr-defined, no-any-return]  # parameters and attributes
-
-
-# ---------------------------------------------------------------- reading
-
 TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)|(?P<name>[A-Za-z_]\w*)"
-    r"|\"(?P<string>[^\"\n]{0,64})\"|(?P<sign>\*\*|<=|>=|[-+*/()<>,=.&|~\[\]{}:]))"
+    r"|\"(?P<string>[^\"\n]{0,64})\"|(?P<sign>\*\*|<=|>=|[-+*/()<>,=.&|~\[\]{}:]))",
+    re.ASCII,
 )
 
 
@@ -157,22 +63,31 @@ class Invocation:
     positional: tuple[Tree, ...]
     named: tuple[tuple[str, Tree], ...]
     methods: tuple[Invocation, ...] = ()
+    depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = (*self.positional, *(t for _, t in self.named), *self.methods)
+        object.__setattr__(self, "depth", _depth(parts))
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An infix or prefix operator on what was read; `depth` counts the operations in one another."""
+    """An infix or prefix operator on what was read."""
 
     operator: str
     operands: tuple[Tree, ...]
     depth: int = field(init=False)
 
     def __post_init__(self) -> None:
-        depth = 1 + max(o.depth if isinstance(o, Operation) else 0 for o in self.operands)
-        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "depth", _depth(self.operands))
 
 
 Tree = Fraction | Word | Quoted | Invocation | Operation
+
+
+def _depth(parts: tuple[Tree, ...]) -> int:
+    """Of calls and operations in one another: what recursion over the tree has to go through."""
+    return 1 + max((p.depth for p in parts if isinstance(p, (Invocation, Operation))), default=0)
 
 
 def _shorten(text: str) -> str:
@@ -205,7 +120,7 @@ class _Reader:
             at = self.tokens[self.position][2] if self.position < len(self.tokens) else len(self.text)
         return SpecError(
             f"{self.what} cannot be read: {_shorten(self.text)!r}",
-            required="an expression in the grammar of `fibration.grammar`: numbers, atoms, + - * / **, comparisons, functions",
+            required="the expression grammar: numbers, names, + - * / **, comparisons, calls of known functions",
             found=f"{found} at character {at + 1}",
             remedy="nothing in a spec is ever executed; write the formula itself",
         )
@@ -252,10 +167,12 @@ class _Reader:
         return left
 
     def operation(self, operator: str, *operands: Tree) -> Operation:
-        made = Operation(operator, operands)
-        if made.depth > MAX_DEPTH:
+        return self.bounded(Operation(operator, operands))
+
+    def bounded(self, tree: T) -> T:
+        if isinstance(tree, (Invocation, Operation)) and tree.depth > MAX_DEPTH:
             raise self.error(f"more than {MAX_DEPTH} operations in one another")
-        return made
+        return tree
 
     def prefix(self) -> Tree:
         self.depth += 1
@@ -297,7 +214,7 @@ class _Reader:
                 if kind != "name":
                     raise self.error(f"'{method}' where a method's name is needed")
                 methods.append(self.call(method))
-            return Invocation(call.name, call.positional, call.named, tuple(methods))
+            return self.bounded(Invocation(call.name, call.positional, call.named, tuple(methods)))
         if text == "(":
             inside = self.expression()
             self.expect(")")
@@ -326,7 +243,7 @@ class _Reader:
             if self.peek() != ")":
                 self.expect(",")
         self.expect(")")
-        return Invocation(name, tuple(positional), tuple(named))
+        return self.bounded(Invocation(name, tuple(positional), tuple(named)))
 
 
 def read(text: object, what: str = "an expression") -> Tree:

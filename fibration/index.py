@@ -142,6 +142,7 @@ class _Builder:
             if isinstance(given, Tensor)
             else torch.device("cpu")
         )
+        self.device = torch.empty(0, device=self.device).device  # "cuda" means the current one: "cuda:0"
         keep = None if mask is None else self._mask(mask)
         if offsets is None:
             assert keep is not None
@@ -174,7 +175,7 @@ class _Builder:
         self.row_numbers, self.row_of_token = np.unique(raw_rows, return_inverse=True)
 
     def _mask(self, mask: Any) -> NDArray[np.bool_]:
-        array = _to_numpy(mask)
+        array = _to_numpy(mask, f"{self.here}: the mask")
         if array.dtype == np.bool_:
             return array
         if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
@@ -184,7 +185,7 @@ class _Builder:
         return array.astype(np.bool_)
 
     def _offsets(self, offsets: Any) -> Codes:
-        array = _to_numpy(offsets)
+        array = _to_numpy(offsets, f"{self.here}: the offsets")
         rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
         if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
             raise HierarchyIndexError(
@@ -356,9 +357,9 @@ class _Builder:
                 raise HierarchyIndexError(
                     f"{what} has no value for {stratum} {lacking[:1]}", required=f"a value for every {stratum}"
                 )
-            array = np.array([float(value[n]) for n in names[stratum]])
+            array = _numbers([value[n] for n in names[stratum]], what)
         else:
-            array = _to_numpy(value).astype(np.float64)
+            array = _numbers(_to_numpy(value, what), what)
             if stratum == self.leaf and array.shape == self.shape:
                 array = array.reshape(-1)[self.positions]
             elif stratum == self.rows and array.shape == (self.n_rows,):
@@ -383,11 +384,24 @@ class _Builder:
         return array
 
 
-def _to_numpy(value: Any) -> NDArray[Any]:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+def _to_numpy(value: Any, what: str) -> NDArray[Any]:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # type: ignore[no-any-return]
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise HierarchyIndexError(f"{what}: rows of several lengths", required="rows of one length, or offsets") from None
 
 
 def _to_list(value: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         return value.tolist()
     return value
+
+
+def _numbers(values: Any, what: str) -> NDArray[np.float64]:
+    try:
+        return np.array(values, np.float64)
+    except (TypeError, ValueError):
+        raise HierarchyIndexError(f"{what} holds values that are no numbers", required="numbers") from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from fibration.adjoint import derivative
+from fibration.derivative import derivative
 from fibration.ir import BATCH, Const, Map, Node, Program, Push, Scalar, arg, bind, const, count_input, scalar
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.

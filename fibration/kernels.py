@@ -1,16 +1,17 @@
-"""Reflecting Markov kernels (object 2 of def:fgh): how the density of an element is spread over its fibre.
+"""Fibrations and their reflecting Markov kernels (objects 1 and 2 of def:fgh): who lies over whom, with what weight.
 
 To add a kernel, write one function here and decorate it.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from fibration.constructors import Written, constructor
 from fibration.errors import SpecError
 from fibration.expressions import Expression, as_expression
-from fibration.symbols import SOURCE, TARGET, at, count
+from fibration.symbols import SOURCE, TARGET, Declared, Stratum, at, count, put
 
 
 class MarkovKernel(Written):
@@ -35,3 +36,34 @@ def uniform() -> MarkovKernel:
 def proportional(measure: Expression) -> MarkovKernel:
     """Shares proportional to an additive measure: `m(a)/m(b)`, for a count or the total of an attribute."""
     return MarkovKernel(at(measure, SOURCE) / at(measure, TARGET))
+
+
+class Fibration(Declared):
+    """`π: source → target`, every source element over exactly one target element, with its reflecting kernel."""
+
+    source: Stratum
+    target: Stratum
+    kernel: MarkovKernel
+
+    def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel) -> None:
+        for end, value, kind in (
+            ("source", source, Stratum),
+            ("target", target, Stratum),
+            ("kernel", kernel, MarkovKernel),
+        ):
+            if not isinstance(value, kind):
+                remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
+                raise SpecError(f"a fibration's {end} is {value!r}", required=f"a {kind.__name__}", remedy=remedy)
+        super().__init__(source=source, target=target, kernel=kernel)  # type: ignore[call-arg]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.name} → {self.target.name}"
+
+    @cached_property
+    def weight(self) -> Expression:
+        """`K(a|b)` read at a source element, with every count and total naming its stratum."""
+        return put(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
+
+    def __repr__(self) -> str:
+        return f"Fibration({self.source!r}, {self.target!r}, kernel={self.kernel!r})"

@@ -75,6 +75,9 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -
     named = list(enumerate(names)) if 1 < len(names) <= FEW else []
     result: dict[str, Metric] = {}
 
+    def at_root(name: str) -> Tensor:  # a constant of the program comes as a single number
+        return outputs[name].to(index.device).expand(index.size[root])
+
     def share(key: str, sums: Tensor, counts: Tensor) -> None:
         result[key] = Mean(sums.sum(), counts.sum())
         for i, label in named:
@@ -85,13 +88,13 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -
         word = stratum + CHANNEL_WORD[channel]
         counts = index.count(stratum, root)
         for regime in REGIMES:
-            share(f"{key}/{regime}", outputs[f"{regime}_{word}"], counts)
-        share(f"{key}/drift", outputs[f"drift_{word}"], counts)
-        peaks = outputs[f"peak_{word}"]
+            share(f"{key}/{regime}", at_root(f"{regime}_{word}"), counts)
+        share(f"{key}/drift", at_root(f"drift_{word}"), counts)
+        peaks = at_root(f"peak_{word}")
         result[f"{key}/drift_max"] = Extreme(peaks.max(), True)
         for i, label in named:
             result[f"{key}/drift_max[{root}={label}]"] = Extreme(peaks[i], True)
-    share(f"{hierarchy.leaf.name}/clipped", outputs["clipped"], index.count(hierarchy.leaf.name, root))
+    share(f"{hierarchy.leaf.name}/clipped", at_root("clipped"), index.count(hierarchy.leaf.name, root))
     result["ratio/max"] = Extreme(outputs["ratio_max"].max(), True)
     result["ratio/min"] = Extreme(-outputs["ratio_min_negated"].max(), False)
     rows = index.count(hierarchy.rows.name, "batch").sum()

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fibration import metrics as diagnostics
 from fibration.bind import bind_parameters
@@ -167,7 +166,7 @@ class Operator:
             found = {}
             for stratum, channel in diagnostics.levels(self.hierarchy):
                 value = outputs[f"{word}_{stratum}{diagnostics.CHANNEL_WORD[channel]}"]
-                found[stratum, channel] = value.expand(index.size[stratum])
+                found[stratum, channel] = value.to(index.device).expand(index.size[stratum])
             return found
 
         return Levels(pick("residual"), pick("gated"))
@@ -298,7 +297,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _scatter(values: Tensor, index: Index, dtype: torch.dtype, fill: float) -> Tensor:
     result = torch.full(index.shape, fill, dtype=dtype, device=index.device)
-    result.view(-1)[index.positions] = values.to(dtype).expand(len(index.positions))
+    values = values.to(device=index.device, dtype=dtype)
+    result.view(-1)[index.positions] = values.expand(len(index.positions))
     return result
 
 
@@ -308,14 +308,13 @@ class _Objective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, objective: Tensor) -> Tensor:
         ctx.save_for_backward(coefficients)
-        ctx.dtype = log_probs.dtype
+        ctx.source = log_probs
         return objective.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (coefficients,) = ctx.saved_tensors
-        return (gradient * coefficients).to(ctx.dtype), None, None
+        return _once((gradient * coefficients).to(ctx.source.dtype), ctx.source), None, None
 
 
 class _Gate(torch.autograd.Function):
@@ -323,12 +322,34 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_ratio: Tensor, operator: Operator, index: Index, inputs: dict[str, Tensor]) -> Tensor:
-        ctx.operator, ctx.index, ctx.inputs, ctx.dtype = operator, index, inputs, log_ratio.dtype
+        ctx.operator, ctx.index, ctx.inputs, ctx.source = operator, index, inputs, log_ratio
         return _scatter(operator._run("gate", inputs, index)["gated_ratio"], index, log_ratio.dtype, 1.0)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        cotangent = gradient.reshape(-1)[ctx.index.positions].double()
-        outputs = ctx.operator._run("gate_adjoint", {**ctx.inputs, "cotangent": cotangent}, ctx.index)
-        return _scatter(outputs["log_ratio_gradient"], ctx.index, ctx.dtype, 0.0), None, None, None
+        with torch.no_grad():
+            cotangent = gradient.reshape(-1)[ctx.index.positions].double()
+            outputs = ctx.operator._run("gate_adjoint", {**ctx.inputs, "cotangent": cotangent}, ctx.index)
+            result = _scatter(outputs["log_ratio_gradient"], ctx.index, ctx.source.dtype, 0.0)
+        return _once(result, ctx.source), None, None, None
+
+
+def _once(gradient: Tensor, source: Tensor) -> Tensor:
+    """`gradient`, which depends on `source`; where a graph is asked for, differentiating it again raises."""
+    return _Once.apply(gradient, source) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient without a derivative of its own: a constant here would be silently wrong in a second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        raise BatchError(
+            "a gradient of this operator is differentiated again",
+            required="first derivatives: the coefficients are constants of the backward pass",
+            remedy="call backward() without create_graph=True, or detach() the operator's gradient first",
+        )

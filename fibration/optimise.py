@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from fibration.adjoint import times
+from fibration.derivative import times
 from fibration.ir import (
     CONDITIONS,
     Const,
@@ -29,6 +29,7 @@ from fibration.ir import (
 from fibration.scalars import compute
 
 ONE, ZERO, MINUS_ONE = const(1.0), const(0.0), const(-1.0)
+TRUE, FALSE = scalar("le", ZERO, ZERO), scalar("lt", ZERO, ZERO)
 FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
 
@@ -103,11 +104,16 @@ def _tidy(node: Node) -> Node:
     body = simplify(bind(node.body, table))
     used = sorted(_arguments(body))
     if not used:
-        return Const(float(body.value or 0.0), node.stratum)
+        return Const(_value(body), node.stratum)
     renumber = {old: arg(new) for new, old in enumerate(used)}
     chosen = tuple(list(operands)[i] for i in used)
     body = bind(body, [renumber.get(i, ZERO) for i in range(len(operands))])
     return chosen[0] if body is arg(0) else Map(body, chosen)
+
+
+def _value(body: Scalar) -> float:
+    """Of a body without arguments."""
+    return float(body.value or 0.0) if body.op == "const" else compute(body.op, *(_value(a) for a in body.args))
 
 
 def _arguments(body: Scalar) -> set[int]:
@@ -163,19 +169,22 @@ def _rule(s: Scalar) -> Scalar:
             if a.op == "sub":
                 return scalar("sub", a.args[1], a.args[0])
             return s
+        case "lt" | "le":
+            if a is b or (a.op == b.op == "const"):
+                return TRUE if (s.op == "le" and a is b) or (a is not b and _value(s)) else FALSE
+            return s
+        case "and":
+            return FALSE if FALSE in (a, b) else b if a is TRUE else a if b is TRUE else s
+        case "or":
+            return TRUE if TRUE in (a, b) else b if a is FALSE else a if b is FALSE else s
+        case "not":
+            return FALSE if a is TRUE else TRUE if a is FALSE else s
         case "select":
-            if _always(s.args[0]):
-                return s.args[1]
+            if a is TRUE or a is FALSE:
+                return s.args[1 if a is TRUE else 2]
             return s.args[1] if s.args[1] is s.args[2] else s
         case _:
             return s
-
-
-def _always(condition: Scalar) -> bool:
-    """Whether a condition holds whatever its operands are."""
-    if condition.op == "and":
-        return all(_always(a) for a in condition.args)
-    return condition.op == "le" and condition.args[0] is condition.args[1]
 
 
 def _deep(s: Scalar) -> Scalar:

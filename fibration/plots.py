@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, SymLogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
@@ -95,7 +95,7 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     """Strata with their gates as boxes, fibrations with their kernels as arrows; beside a chain, a batch's drift."""
     rows = layers(graph(h))
     figure = Figure(figsize=(13 if gated else 6.5, 1.2 + 1.75 * len(rows)))
-    grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], left=0.015, right=0.985, top=1 - 0.75 / figure.get_figheight(), bottom=0.09, wspace=0.05)
+    grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], left=0.015, right=0.92 if gated else 0.985, top=1 - 0.75 / figure.get_figheight(), bottom=0.09, wspace=0.05)
     axes = figure.add_subplot(grid[0, 0])
     axes.set(xlim=(0, 1), ylim=(len(rows), 0))
     axes.axis("off")
@@ -113,7 +113,7 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     for f in h.fibrations:
         (x, y), (to_x, to_y) = place[f.source], place[f.target]
         axes.add_patch(FancyArrowPatch((x, y - 0.36), (to_x, to_y + 0.29), arrowstyle="-|>", mutation_scale=14, color="#44546A", linewidth=1.2, shrinkA=1, shrinkB=1))
-        axes.text((x + to_x) / 2 + 0.02, (y - 0.36 + to_y + 0.29) / 2, str(f.kernel), fontsize=8.5, family="monospace", va="center", color="#44546A")
+        axes.text((x + to_x) / 2 + 0.02, (y - 0.36 + to_y + 0.29) / 2, f"kernel {f.kernel}", fontsize=8.5, family="monospace", va="center", color="#44546A")
     figure.suptitle(f"{h.name}: gates on strata, kernels on fibrations", x=0.03, ha="left", fontsize=14, y=1 - 0.22 / figure.get_figheight())
     if gated is not None:
         _icicle(figure, figure.add_subplot(grid[0, 1]), gated)
@@ -130,11 +130,11 @@ def _icicle(figure: Figure, axes: Axes, gated: Gated) -> None:
     parents = [index.parent(leaf, s).numpy() for s in chain[:-1]]
     order = np.lexsort((np.arange(len(x)), *reversed(parents), who.of[leaf]))
     means = [(np.bincount(p, x) / np.bincount(p))[p] for p in parents] + [x]
-    limit = max(float(np.quantile(np.abs(x), 0.99)), 1e-6)
-    norm = SymLogNorm(linthresh=limit / 30, vmin=-limit, vmax=limit)
+    limit = max(float(np.quantile(np.abs(x), 0.9)), 1e-9)
+    norm = Normalize(-limit, limit)
     for depth, values in enumerate(means):
         band = [0, len(x), depth + 0.81, depth + 0.13]
-        axes.imshow(values[order][None, :], aspect="auto", cmap="RdBu_r", norm=norm, extent=band, interpolation="nearest" if depth + 1 < len(means) else "antialiased")
+        axes.imshow(values[order][None, :], aspect="auto", cmap="RdBu_r", norm=norm, extent=band, interpolation="nearest")
         edges = np.flatnonzero(np.diff(parents[depth][order])) + 1 if depth < len(parents) else np.array([], int)
         if len(edges) <= 400:
             axes.vlines(edges, depth + 0.13, depth + 0.81, color="white", linewidth=0.9 if len(edges) < 60 else 0.25)
@@ -145,11 +145,8 @@ def _icicle(figure: Figure, axes: Axes, gated: Gated) -> None:
     axes.set(xlim=(0, len(x)), ylim=(len(chain), 0), yticks=[], xlabel="tokens, ordered by the element that they lie over")
     axes.spines[:].set_visible(False)
     axes.set_title("the batch: mean log ratio of every element", fontsize=11, loc="left", pad=8)
-    bar = figure.colorbar(ScalarMappable(norm, "RdBu_r"), ax=axes, fraction=0.03, pad=0.02, extend="both")
-    bar.set_label("log r, nats per token", fontsize=9.5)
-    ticks = [t for t in (-1, -0.1, -0.01, 0, 0.01, 0.1, 1) if abs(t) <= limit and (t == 0 or abs(t) >= limit / 30)]
-    bar.set_ticks(ticks, labels=[f"{t:g}" for t in ticks], minor=False)
-    bar.ax.minorticks_off()
+    bar = figure.colorbar(ScalarMappable(norm, "RdBu_r"), cax=axes.inset_axes((1.02, 0.1, 0.02, 0.8)), extend="both")
+    bar.set_label("mean log ratio (nats)", fontsize=10)
 
 
 # ---------------------------------------------------------------- regimes
@@ -180,7 +177,7 @@ class Curve:
         slope = np.diff(g)
         same = np.abs(g - rho) <= 1e-12
         flat = np.abs(slope) <= 1e-12
-        return [
+        found = [
             "passed" if same[i] and same[i + 1]
             else "zeroed" if flat[i] and g[i] == 0
             else "limited" if flat[i]
@@ -188,6 +185,11 @@ class Curve:
             else "attenuated"
             for i in range(len(slope))
         ]  # fmt: skip
+        # The cell in which a gate bends is neither what lies before nor what lies after it.
+        for k, start, stop in _runs(found):
+            if k == "attenuated" and stop - start == 1:
+                found[start] = found[start - 1] if start else found[min(stop, len(found) - 1)]
+        return found
 
 
 def curves(gated: Gated, stratum: str, channel: str, grid: Vector) -> list[Curve]:
@@ -222,9 +224,9 @@ def regimes(gated: Gated) -> Figure:
     h, who = gated.op.hierarchy, colours(gated)
     strata, channels = [s.name for s in h.chain], h.decomposition.channels
     n = len(who.names)
-    figure = Figure(figsize=(6.2 * len(channels) + 0.6, 3.7 * len(strata) + 1.3))
+    figure = Figure(figsize=(6.2 * len(channels) + (0.6 if len(channels) > 1 else 3.2), 3.5 * len(strata) + 1.6))
     height = figure.get_figheight()
-    outer = figure.add_gridspec(len(strata), len(channels), left=0.115 if len(channels) > 1 else 0.2, right=0.985, top=1 - 1.25 / height, bottom=0.55 / height, hspace=0.34, wspace=0.27)
+    outer = figure.add_gridspec(len(strata), len(channels), left=0.115, right=0.985, top=1 - 1.6 / height, bottom=0.55 / height, hspace=0.34, wspace=0.27)
     seen: set[str] = set()
     for i, stratum in enumerate(strata):
         for j, channel in enumerate(channels):
@@ -234,9 +236,10 @@ def regimes(gated: Gated) -> Figure:
             seen |= _level(gated, who, stratum, channel, upper, lower)
             upper.set_title(f"{stratum}{f', channel {CHANNELS[channel]}' if channel else ''}", fontsize=12, loc="left", fontweight="bold")
             lower.set_xlabel(f"residual drift beyond the level above ({unit(h)})" if i else f"drift ({unit(h)})", fontsize=10)
-    handles: list[Any] = [Line2D([], [], color="black", label="gate (median element)"), Line2D([], [], color="black", linestyle=":", label="end of the budget")]
+    handles: list[Any] = [Line2D([], [], color="black", label="gate (median element)"), Line2D([], [], color="black", linestyle=":", label="end of the pass-through interval")]
+    # Columns are filled from the top, so that the regimes stand beside the lines.
     handles += [Patch(facecolor=r.colour, alpha=0.25, label=f"{r.title}: {r.meaning}") for k, r in REGIMES.items() if k in seen]
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.03, 1 - 0.42 / height), ncols=3, fontsize=9.5, frameon=False)
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.03, 1 - 0.45 / height), ncols=2, fontsize=9.5, frameon=False)
     figure.suptitle(f"{h.name}: every element of the batch on its gate", x=0.035, ha="left", fontsize=14, y=1 - 0.18 / height)
     return figure
 
@@ -246,9 +249,10 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     residual = gated.levels.residual[stratum, channel].numpy()
     after = gated.levels.gated[stratum, channel].numpy()
     widest = max(float(np.abs(residual).max()), 1e-9)
-    bound = _budget(curves(gated, stratum, channel, np.linspace(-1.05 * widest, 1.05 * widest, 4001)), widest)
-    # All elements if they fit, else as much beyond the budget as leaves the budget readable.
-    limit = min(max(1.08 * widest, 1.3 * bound), 5 * bound)
+    magnitudes = widest * np.geomspace(1e-4, 1e2, 2001)
+    bound = _budget(curves(gated, stratum, channel, np.concatenate([-magnitudes[::-1], [0.0], magnitudes])), widest)
+    # All elements and the budget if both can be read on one axis; else the smaller of the two decides.
+    limit = min(max(1.08 * widest, 1.3 * bound), 5 * bound) if bound < 12 * widest else 1.08 * widest
     lines = curves(gated, stratum, channel, np.linspace(-limit, limit, 4001))
     shown = lines[0].regime() if len(lines) == 1 else []
     for k, start, stop in _runs(shown):
@@ -270,9 +274,9 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
         y = i + shuffle.uniform(-0.3, 0.3, int(mine.sum())) * (mine.sum() > 1)
         lower.scatter(residual[mine], y, s=size, color=who.colour(i), alpha=alpha, linewidths=0, rasterized=True)
     outside = int((np.abs(residual) > limit).sum())
-    if outside:
-        upper.text(0.985, 0.03, f"{outside} of {len(residual)} lie further out", transform=upper.transAxes, ha="right", fontsize=9)
-    upper.set(xlim=(-limit, limit))
+    note = f"{outside} of {len(residual)} elements lie further out" if outside else f"budget: ±{bound:.3g}" if bound > limit else ""
+    upper.text(0.985, 0.04, note, transform=upper.transAxes, ha="right", fontsize=9)
+    upper.set(xlim=(-limit if residual.min() < 0 else -0.06 * limit, limit))
     upper.set_ylabel("gated drift", fontsize=10)
     upper.tick_params(labelbottom=False)
     lower.set(ylim=(len(who.names) - 0.4, -0.6), yticks=range(len(who.names)))
@@ -310,16 +314,16 @@ def ratios(gated: Gated) -> Figure:
     reach = 1.1 * max(float(np.abs(y).max()), 1e-6)
     bins_x, bins_y = np.linspace(-limit, limit, 141), np.linspace(-reach, reach, 141)
     *_, mesh = main.hist2d(x, y, bins=[bins_x, bins_y], norm=LogNorm(), cmap="viridis", rasterized=True)
-    main.plot([-limit, limit], [-limit, limit], color="#D55E00", linewidth=1.2, label="𝒢(r) = r")
+    main.plot([-limit, limit], [-limit, limit], color="#D55E00", linewidth=1.2, label=r"$\mathcal{G}(r) = r$")
     main.axhline(0, color="grey", linewidth=0.6)
     main.axvline(0, color="grey", linewidth=0.6)
-    main.set(xlim=(-limit, limit), ylim=(-reach, reach), xlabel="log r, before gating (nats)", ylabel="log 𝒢(r), after gating (nats)")
+    main.set(xlim=(-limit, limit), ylim=(-reach, reach), xlabel="log r, before gating (nats)", ylabel=r"log $\mathcal{G}(r)$, after gating (nats)")
     main.legend(loc="upper left", fontsize=10)
     for i, name in enumerate(who.names):
         mine = who.of[h.leaf.name] == i
         if mine.any():
-            top.hist(x[mine], bins=bins_x[::2], histtype="step", color=who.colour(i), linewidth=1.4, label=name)
-            right.hist(y[mine], bins=bins_y[::2], histtype="step", color=who.colour(i), linewidth=1.4, orientation="horizontal")
+            top.hist(x[mine], bins=bins_x[::4], histtype="step", color=who.colour(i), linewidth=1.4, label=name)
+            right.hist(y[mine], bins=bins_y[::4], histtype="step", color=who.colour(i), linewidth=1.4, orientation="horizontal")
     for axes, which in ((top, "y"), (right, "x")):
         axes.set(**{f"{which}scale": "log", f"{which}label": "tokens"})
         axes.grid(alpha=0.2)
@@ -331,6 +335,7 @@ def ratios(gated: Gated) -> Figure:
     bar = figure.colorbar(mesh, cax=corner.inset_axes((0.08, 0.2, 0.85, 0.08)), orientation="horizontal")
     bar.set_label("tokens per cell", fontsize=9.5)
     outside = int((np.abs(x) > limit).sum())
-    note = f"; {outside} of {len(x):,} tokens lie outside the axis".replace(",", "\u202f") if outside else ""
-    figure.suptitle(f"{h.name}: ratios before and after gating{note}", x=0.09, ha="left", fontsize=13)
+    if outside:
+        main.text(0.985, 0.02, f"{outside} of {len(x)} tokens lie further out", transform=main.transAxes, ha="right", fontsize=9.5)
+    figure.suptitle(f"{h.name}: ratios of {len(x)} tokens, before and after gating", x=0.09, ha="left", fontsize=14)
     return figure

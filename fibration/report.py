@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from fibration.errors import LawError
 
-if TYPE_CHECKING:
-    from fibration.laws.concrete import Witness
-    from fibration.spec import Hierarchy
-
 Status = Literal["proved", "refuted", "undecided"]
+
+
+class Named(Protocol):
+    """What a report is about."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Evidence(Protocol):
+    """A counterexample: a sentence, and the numbers behind it (see `fibration.laws.concrete.Witness`)."""
+
+    def __str__(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ class Verdict:
     required: str = ""
     found: str = ""
     remedy: str = ""
-    counterexample: Witness | None = None
+    counterexample: Evidence | None = None
     given_up: str = ""
 
     @property
@@ -80,7 +91,7 @@ class Fact:
 class Report:
     """All verdicts and facts of one hierarchy, in the order of the laws."""
 
-    hierarchy: Hierarchy
+    hierarchy: Named
     verdicts: tuple[Verdict, ...]
     facts: tuple[Fact, ...] = field(default=())
 

@@ -238,10 +238,10 @@ def _verdicts(outcomes: Sequence[formats.Outcome]) -> Table:
 def _batch(rollouts: Rollouts, index: Index) -> str:
     model = rollouts.provenance.get("model", {})
     by = f", sampled by {model['name']}" if isinstance(model, Mapping) and "name" in model else ""
-    used = " → ".join(f"{n} {s}" for s, n in index.size.items() if s != BATCH)
+    used = " → ".join(f"{index.size[s.name]} {s}" for s in reversed(index.hierarchy.chain))
     return (
         f"{rollouts.n_tokens} tokens in {rollouts.n_trajectories} trajectories, {len(rollouts.prompt_groups)} prompt groups, "
-        f"{len(rollouts.domains)} domains{by}; elements: {used}"
+        f"{len(rollouts.domains)} domains{by}\nelements: {used}"
     )
 
 

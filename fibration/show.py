@@ -13,7 +13,7 @@ import networkx as nx
 
 from fibration.cancel import cancel
 from fibration.expressions import Apply, Expression, Number, transform
-from fibration.grammar import write_number
+from fibration.expressions import write_number
 from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import (
     BATCH,

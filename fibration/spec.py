@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -21,13 +22,14 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from fibration.decomposition import Decomposition
+from fibration.document import HierarchyDocument
 from fibration.errors import SpecError
 from fibration.expressions import Expression, atoms
 from fibration.gates import Gate
-from fibration.kernels import MarkovKernel
+from fibration.kernels import Fibration
 from fibration.objective import Objective
+from fibration.report import Report
 from fibration.symbols import (
-    SOURCE,
     Attribute,
     Declared,
     Name,
@@ -36,11 +38,11 @@ from fibration.symbols import (
     Total,
     at,
     check_name,
-    put,
 )
 
-if TYPE_CHECKING:
-    from fibration.report import Report
+# The laws (`fibration.laws`), by whether a loss may break them on purpose.
+FOUNDATIONS = ("structure", "locality", "markov", "reflecting")
+CAN_BE_GIVEN_UP = ("recovery", "identity", "first_order", "orthogonality", "positivity")
 
 
 class FrozenMap(dict[Any, Any]):
@@ -57,37 +59,6 @@ class FrozenMap(dict[Any, Any]):
 
     __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
     __ior__ = _readonly  # type: ignore[assignment]
-
-
-class Fibration(Declared):
-    """`π: source → target`, every source element over exactly one target element, with its reflecting kernel."""
-
-    source: Stratum
-    target: Stratum
-    kernel: MarkovKernel
-
-    def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel) -> None:
-        for end, value, kind in (
-            ("source", source, Stratum),
-            ("target", target, Stratum),
-            ("kernel", kernel, MarkovKernel),
-        ):
-            if not isinstance(value, kind):
-                remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
-                raise SpecError(f"a fibration's {end} is {value!r}", required=f"a {kind.__name__}", remedy=remedy)
-        super().__init__(source=source, target=target, kernel=kernel)  # type: ignore[call-arg]
-
-    @property
-    def name(self) -> str:
-        return f"{self.source.name} → {self.target.name}"
-
-    @cached_property
-    def weight(self) -> Expression:
-        """`K(a|b)` read at a source element, with every count and total naming its stratum."""
-        return put(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
-
-    def __repr__(self) -> str:
-        return f"Fibration({self.source!r}, {self.target!r}, kernel={self.kernel!r})"
 
 
 class Hierarchy(Declared):
@@ -254,15 +225,13 @@ class Hierarchy(Declared):
         for word in words:
             if words.count(word) > 1:
                 raise SpecError(f"{where_} uses the name '{word}' for two things", required="one meaning per name")
-        from fibration.laws import LAWS
-
         for law, why in self.gives_up.items():
-            if law not in LAWS:
-                raise SpecError(f"{where_} gives up '{law}'", required=f"one of {', '.join(LAWS)}")
-            if not LAWS[law].may_be_given_up:
+            if law in FOUNDATIONS:
                 raise SpecError(
                     f"{where_} gives up '{law}', on which all the others rest", remedy="mend the hierarchy instead"
                 )
+            if law not in CAN_BE_GIVEN_UP:
+                raise SpecError(f"{where_} gives up '{law}'", required=f"one of {', '.join(CAN_BE_GIVEN_UP)}")
             if not why.strip():
                 raise SpecError(
                     f"{where_} gives up '{law}' without a reason", required="a sentence that the report can show"
@@ -272,9 +241,9 @@ class Hierarchy(Declared):
 
     def verify(self) -> Report:
         """Decide every law for all sizes at once (theory.md 8). See `fibration.verify.verify`."""
-        from fibration.verify import verify
-
-        return verify(self)
+        # a facade over a later stage, imported when it is called so that declaring stays light
+        report: Report = import_module("fibration.verify").verify(self)
+        return report
 
     def replace(self, **changes: Any) -> Hierarchy:
         """A copy with some of the arguments changed, validated again."""
@@ -318,15 +287,11 @@ class Hierarchy(Declared):
     @classmethod
     def _from_json(cls, data: Any, handler: ModelWrapValidatorHandler[Hierarchy], info: ValidationInfo) -> Hierarchy:
         if isinstance(data, Mapping) and "strata" in data:
-            from fibration.document import HierarchyDocument
-
-            return HierarchyDocument.model_validate(data).build()
+            return cls(**HierarchyDocument.model_validate(data).arguments())
         return handler(data)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        from fibration.document import HierarchyDocument
-
         return HierarchyDocument.model_json_schema()
 
 

@@ -80,6 +80,10 @@ SOURCE, TARGET = Place("source"), Place("target")
 Where = Stratum | Place | None
 
 
+def _over(place: Where) -> str:
+    return "" if place is None else f", over={place!r}"
+
+
 def _of(of: object, what: str) -> Stratum | Place:
     if isinstance(of, (Stratum, Place)):
         return of
@@ -94,6 +98,9 @@ class Count(Expression):
 
     of: Stratum | Place
     over: Where = None
+
+    def text(self) -> str:
+        return f"count({self.of!r}{_over(self.over)})"
 
 
 def count(of: Stratum | Place, over: Where = None) -> Count:
@@ -130,10 +137,10 @@ class Attribute(Declared, Expression):
     def __init__(self, name: str, *, on: Stratum, positive: bool = True) -> None:
         super().__init__(name=check_name(name, "an attribute"), on=on, positive=positive)  # type: ignore[call-arg]
 
-    def __repr__(self) -> str:
+    def text(self) -> str:
         return self.name
 
-    __str__ = __repr__
+    __repr__ = __str__ = text
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,6 +149,9 @@ class Total(Expression):
 
     attribute: Attribute
     over: Where = None
+
+    def text(self) -> str:
+        return f"total({self.attribute.name}{_over(self.over)})"
 
 
 def total(attribute: Attribute, over: Where = None) -> Total:
@@ -230,14 +240,14 @@ class Parameter(Declared, Expression):
             raise ParameterError(
                 f"parameter '{self.name}': {what} is {number:g}",
                 required=f"a finite number strictly inside {self.range}",
-                remedy="the bounds are assumptions of the proofs: pass a value inside them, or declare others and verify",
+                remedy="the bounds are assumptions of the proofs: pass a value inside them, or declare others",
             )
         return number
 
-    def __repr__(self) -> str:
+    def text(self) -> str:
         return self.name
 
-    __str__ = __repr__
+    __repr__ = __str__ = text
 
     def declaration(self) -> str:
         """The call that declares this parameter."""
@@ -262,12 +272,18 @@ class Component(Expression):
     parameter: Parameter
     channel: str
 
+    def text(self) -> str:
+        return f"{self.parameter.name}[{self.channel}]"
+
 
 @dataclass(frozen=True, repr=False)
 class Reading(Expression):
     """What a gate reads at its element: the residual density, the advantage; or the log ratio of a token."""
 
     name: str
+
+    def text(self) -> str:
+        return self.name
 
 
 residual = Reading("residual")
@@ -282,6 +298,10 @@ class Density(Expression):
     stratum: Stratum
     channel: str | None = None
 
+    def text(self) -> str:
+        own = "" if self.channel is None else f', "{self.channel}"'
+        return f"density({self.stratum!r}{own})"
+
 
 def density(stratum: Stratum, channel: str | None = None) -> Density:
     """Density at the `stratum` element that the current element lies over."""
@@ -295,6 +315,9 @@ class Gated(Expression):
     """The gated density of one channel on the leaf stratum, as a recovery reads it."""
 
     channel: str
+
+    def text(self) -> str:
+        return f'gated("{self.channel}")'
 
 
 def gated(channel: str) -> Gated:

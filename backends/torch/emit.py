@@ -6,6 +6,7 @@ Everything is computed in float64, whatever the inputs are: this backend is the 
 from __future__ import annotations
 
 import builtins
+import itertools
 import keyword
 import math
 from collections import Counter
@@ -118,12 +119,12 @@ def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]) -> dic
 def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, str]) -> str:
     """The source of a module with one function per schedule. `header` is a comment block."""
     functions = "\n".join(_function(name, s, titles[name]) for name, s in schedules.items())
-    return SKELETON.replace("{header}", header.rstrip()).replace("{functions}", functions)
+    return SKELETON.replace("{functions}", functions).replace("{header}", header.rstrip())  # free text comes last
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
     inputs = [s for s in schedule.steps if isinstance(s.node, Input)]
-    width = max(len(s.name) for s in inputs)
+    width = max((len(s.name) for s in inputs), default=0)
     arguments = "\n".join(f"    {s.name:<{width}}  [{s.node.stratum}]" for s in inputs)
     lines = [line for step in schedule.steps for line in _step(step, schedule.names)]
     results = "\n".join(f"        {k!r}: {v}," for k, v in schedule.results.items())
@@ -137,7 +138,7 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
     if isinstance(node, Input):
         value = f"inputs[{node.name!r}]"
     elif isinstance(node, Const):
-        value = f"torch.tensor([{node.value!r}], dtype=torch.float64)"
+        value = f"torch.tensor([{_constant(node.value)}], dtype=torch.float64)"
     elif isinstance(node, Push):
         reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
         value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"
@@ -145,7 +146,7 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
         verb = "spread" if node.target == BATCH else "pull"
         value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
     elif isinstance(node, Map):
-        before, value = _body(node.body, operands, step.name)
+        before, value = _body(node.body, operands, step.name, frozenset(names.values()))
     elif isinstance(node, Detach):
         value = f"{operands[0]}.detach()"
     else:
@@ -157,8 +158,9 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
     return lines
 
 
-def _body(body: Scalar, operands: list[str], name: str) -> tuple[list[str], str]:
-    """The expression of a map; what it uses twice gets a name of its own first."""
+def _body(body: Scalar, operands: list[str], name: str, taken: frozenset[str]) -> tuple[list[str], str]:
+    """The expression of a map; what it uses twice gets a name of its own first, one that no value of the program has."""
+    free = (word for i in itertools.count(1) if (word := f"{name}_{i}") not in taken)
     uses: Counter[Scalar] = Counter()
 
     def visit(s: Scalar) -> None:
@@ -182,7 +184,7 @@ def _body(body: Scalar, operands: list[str], name: str) -> tuple[list[str], str]
         inner = [show(a) if a in text else t for a, t in zip(s.args, inner, strict=True)]
         written = OPERATORS[s.op].format(*inner)
         if uses[s] > 1 and s is not body:
-            text[s] = f"{name}_{len(lines) + 1}"
+            text[s] = next(free)
             lines.append(f"{text[s]} = {written}")
             return text[s]
         return written

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from fibration.laws import kernels, locality, outcome, recovery, reference, structure
 from fibration.laws.law import Law
+from fibration.spec import CAN_BE_GIVEN_UP, FOUNDATIONS
 
 LAWS: dict[str, Law] = {
     law.name: law for law in (structure.LAW, locality.LAW, *kernels.LAWS, recovery.LAW, *reference.LAWS, *outcome.LAWS)
 }
+
+if {n for n, law in LAWS.items() if law.may_be_given_up} != set(
+    CAN_BE_GIVEN_UP
+) or LAWS.keys() - CAN_BE_GIVEN_UP != set(FOUNDATIONS):
+    raise AssertionError("fibration.spec and fibration.laws name different laws")

@@ -15,8 +15,7 @@ import sympy
 from sympy import Dummy
 
 from fibration.errors import SpecError
-from fibration.expressions import Apply, Expression, Number, as_expression, where
-from fibration.grammar import write
+from fibration.expressions import Apply, Expression, Number, as_expression, where, write
 from fibration.symbols import Attribute, Component, Count, Parameter, Total
 
 _ATOM_OF: dict[Dummy, Expression] = {}

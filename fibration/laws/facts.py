@@ -1,4 +1,4 @@
-"""Facts certified beside the laws: how far ratios pass unchanged, what each level adds at most, where it pushes back."""
+"""Facts certified beside the laws: how far ratios pass unchanged, what each level adds at most, where it resists."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sympy
 from sympy import oo
 
 from fibration.laws.algebra import symbol, to_sympy, vanishes
+from fibration.laws.germ import RHO
 from fibration.laws.law import Subject
 from fibration.laws.outcome import domain, is_logarithmic, lines, normal_recovery
 from fibration.laws.pieces import Line, extremes, text
-from fibration.laws.reference import RHO, gates
+from fibration.laws.reference import gates
 from fibration.report import Fact
 from fibration.spec import Hierarchy
 from fibration.symbols import Stratum, gated

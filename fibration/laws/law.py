@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from fibration.expressions import Expression
 from fibration.laws.algebra import Assumptions
+from fibration.laws.germ import Germ, germ
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
-
-if TYPE_CHECKING:
-    from fibration.laws.reference import Germ
 
 
 @dataclass
@@ -30,8 +27,6 @@ class Subject:
 
     def germ(self, gate: Expression) -> Germ:
         """`reference.germ`, once per gate."""
-        from fibration.laws.reference import germ
-
         if gate not in self._germs:
             self._germs[gate] = germ(gate, self.assume)
         return self._germs[gate]

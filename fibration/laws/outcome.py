@@ -13,6 +13,7 @@ from fibration.cancel import cancel
 from fibration.expressions import Expression, substitute
 from fibration.laws.algebra import symbol, to_sympy
 from fibration.laws.concrete import Witness, concretes
+from fibration.laws.germ import RHO
 from fibration.laws.law import Law, Subject
 from fibration.laws.pieces import Line, pieces
 from fibration.laws.reference import gates
@@ -117,11 +118,11 @@ def _affine_proof(h: Hierarchy, subject: Subject, recovery: Expression) -> str:
                 assume = assume.with_signs({p.high + 1: frozenset({1})})
             ends = [e for e in (p.low, p.high) if e not in (oo, -oo)]
             low_end = p.low if p.low != -oo and assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
-            slope = sympy.diff(p.value, line_rho())
+            slope = sympy.diff(p.value, RHO)
             rising = assume.signs(slope) <= {0, 1}
             inside = [low_end] if rising and slope != 0 else ends or [sympy.Integer(0)]
             for end in inside:
-                signs = assume.signs(p.value.subs(line_rho(), end) + 1)
+                signs = assume.signs(p.value.subs(RHO, end) + 1)
                 # at the open end r -> 0 a rising piece may tend to 0, since r > 0 is strict
                 allowed = {1} if end != -1 else ({0, 1} if slope != 0 else {1})
                 if not signs <= allowed:
@@ -129,10 +130,6 @@ def _affine_proof(h: Hierarchy, subject: Subject, recovery: Expression) -> str:
             if not rising and p.high == oo:
                 return ""
     return "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
-
-
-def line_rho() -> Any:
-    return symbol(residual)
 
 
 def _search(h: Hierarchy) -> Witness | None:

@@ -18,7 +18,7 @@ from sympy import oo
 from fibration.expressions import Expression
 from fibration.laws.algebra import Assumptions, Signs, show, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
-from fibration.laws.reference import RHO
+from fibration.laws.germ import RHO
 
 
 @dataclass(frozen=True)
