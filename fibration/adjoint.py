@@ -64,15 +64,22 @@ def _transpose(node: Node, cotangent: Node, depends: set[Node]) -> list[tuple[No
     if isinstance(node, Pull):
         return [(node.operand, Push(node.source, node.target, cotangent))]
     if isinstance(node, Map):
-        bound = tuple(node.inputs)
+        bound = (*node.inputs, cotangent, node)
         pairs = []
-        for i, operand in enumerate(bound):
+        for i, operand in enumerate(node.inputs):
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
-                product = times(slope, arg(len(bound)))
-                pairs.append((operand, _used((*bound, cotangent), product)))
+                # exp, tanh and their kin have themselves in their slopes: read the value, do not compute it again
+                slope = _replace(slope, node.body, arg(len(bound) - 1))
+                pairs.append((operand, _used(bound, times(slope, arg(len(bound) - 2)))))
         return pairs
     return []
+
+
+def _replace(body: Scalar, part: Scalar, by: Scalar) -> Scalar:
+    if body is part:
+        return by
+    return Scalar(body.op, tuple(_replace(a, part, by) for a in body.args), body.value) if body.args else body
 
 
 def _used(operands: tuple[Node, ...], body: Scalar) -> Node:

@@ -9,6 +9,7 @@ import builtins
 import itertools
 import keyword
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 
@@ -43,6 +44,7 @@ RESERVED = frozenset(
         "over",
     }
 )
+WIDE = 80  # a choice that is longer than this gets one line per branch
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
 
 if OPERATORS.keys() != SCALAR_ARITY.keys() - {"arg", "const"}:
@@ -151,7 +153,7 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
         value = f"{operands[0]}.detach()"
     else:
         raise BackendError(f"the torch backend cannot emit {type(node).__name__}")
-    lines = [f"    {line}" for line in [*before, f"{step.name} = {value}"]]
+    lines = [textwrap.indent(line, "    ") for line in [*before, f"{step.name} = {value}"]]
     lines[-1] += shape
     if step.dead:
         lines.append(f"    del {', '.join(step.dead)}")
@@ -159,7 +161,7 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
 
 
 def _body(body: Scalar, operands: list[str], name: str, taken: frozenset[str]) -> tuple[list[str], str]:
-    """The expression of a map; what it uses twice gets a name of its own first, one that no value of the program has."""
+    """The expression of a map; what it uses twice first gets a name that no value of the program has."""
     free = (word for i in itertools.count(1) if (word := f"{name}_{i}") not in taken)
     uses: Counter[Scalar] = Counter()
 
@@ -183,6 +185,8 @@ def _body(body: Scalar, operands: list[str], name: str, taken: frozenset[str]) -
         inner = [f"({t})" if s.op in INFIX and a.op in INFIX else t for a, t in ((a, show(a)) for a in s.args)]
         inner = [show(a) if a in text else t for a, t in zip(s.args, inner, strict=True)]
         written = OPERATORS[s.op].format(*inner)
+        if s.op == "select" and len(written) > WIDE:
+            written = "where(\n" + "".join(textwrap.indent(t, "    ") + ",\n" for t in inner) + ")"
         if uses[s] > 1 and s is not body:
             text[s] = next(free)
             lines.append(f"{text[s]} = {written}")

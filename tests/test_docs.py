@@ -1,0 +1,62 @@
+"""What the documentation shows is what the library does."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import fibration
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def first_hierarchy(edit=lambda text: text):
+    scope = {}
+    exec(edit(BLOCKS[0]), scope)
+    return scope["my_loss"]
+
+
+def test_the_published_schema_is_the_current_one():
+    published = json.loads((ROOT / "docs" / "hierarchy.schema.json").read_text())
+    assert published == fibration.Hierarchy.model_json_schema()
+
+
+def test_the_readmes_first_hierarchy_verifies(capsys):
+    assert first_hierarchy().verify().ok
+    assert "my_loss: verified" in capsys.readouterr().out
+
+
+def test_the_readmes_refusal_is_what_a_user_sees(capsys):
+    wrong = first_hierarchy(
+        lambda text: text.replace("kernel=uniform()", "kernel=MarkovKernel(1 / (T + 1))").replace("uniform)", "MarkovKernel)")
+    )
+    with pytest.raises(fibration.LawError) as refused:
+        fibration.compile(wrong)
+    assert str(refused.value) in README.replace("\n    ", "\n")
+
+
+def test_the_readmes_trainer_snippet_runs():
+    import torch
+
+    scope = {
+        "fibration": fibration,
+        "my_loss": first_hierarchy(),
+        "response_mask": torch.tensor([[True, True, False], [True, True, True]]),
+        "log_probs": torch.full((2, 3), -1.0, requires_grad=True),
+        "old_log_probs": torch.full((2, 3), -1.0),
+        "advantages": torch.tensor([1.0, -2.0]),
+    }
+    exec(BLOCKS[1], scope)
+    scope["loss"].backward()
+    expected = torch.tensor([[1 / 4, 1 / 4, 0], [-2 / 6, -2 / 6, -2 / 6]])
+    torch.testing.assert_close(scope["log_probs"].grad, -expected)
+    torch.testing.assert_close(scope["coef"], expected)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md"], ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
