@@ -1,6 +1,6 @@
 """fibration: declare hierarchies of importance-ratio gates, prove their laws, compile them, train with them.
 
-Declarations are imported at once; what needs torch is imported when it is first used.
+Declarations and laws are imported at once; what needs torch is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from fibration.gates import (
 )
 from fibration.kernels import MarkovKernel, proportional, uniform
 from fibration.objective import Objective, constant_normaliser, token_mean, trajectory_mean
+from fibration.report import Report
 from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import (
     Attribute,
@@ -61,6 +62,7 @@ from fibration.symbols import (
     token_log_ratio,
     total,
 )
+from fibration.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 
 if TYPE_CHECKING:
     from fibration.compiler import compile
@@ -93,6 +95,7 @@ __all__ = [
     "Operator",
     "Parameter",
     "ParameterError",
+    "Report",
     "Rollouts",
     "RolloutsError",
     "SpecError",

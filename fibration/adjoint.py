@@ -39,7 +39,7 @@ def adjoint(program: Program, output: str, wrt: str, *, seed: Node | None = None
         cotangent = total(cotangents.pop(node))
         if node in program.names:
             names.setdefault(cotangent, f"d_{program.names[node]}")
-        for operand, contribution in _transpose(node, cotangent, depends):
+        for operand, contribution in _transpose(node, cotangent, depends, target):
             cotangents.setdefault(operand, []).append(contribution)
     gradient = total(cotangents.get(target, [Const(0.0, target.stratum)]))
     return replace(program, outputs={**program.outputs, result: gradient}, names=names).validate()
@@ -56,7 +56,7 @@ def total(nodes: list[Node]) -> Node:
     return unique[0] if body == arg(0) else Map(body, tuple(unique))
 
 
-def _transpose(node: Node, cotangent: Node, depends: set[Node]) -> list[tuple[Node, Node]]:
+def _transpose(node: Node, cotangent: Node, depends: set[Node], target: Node) -> list[tuple[Node, Node]]:
     if isinstance(node, Push):
         if node.reduce != "sum":
             raise IRError(f"a push with reduction '{node.reduce}' has no derivative here")
@@ -69,11 +69,21 @@ def _transpose(node: Node, cotangent: Node, depends: set[Node]) -> list[tuple[No
         for i, operand in enumerate(node.inputs):
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
+                overflows = operand is target and "exp" in _operators(slope)
                 # exp, tanh and their kin have themselves in their slopes: read the value, do not compute it again
                 slope = _replace(slope, node.body, arg(len(bound) - 1))
-                pairs.append((operand, _used(bound, times(slope, arg(len(bound) - 2)))))
+                received = arg(len(bound) - 2)
+                product = times(slope, received)
+                if overflows:  # a gate has closed and nothing flows, however steep F is
+                    closed = scalar("and", scalar("le", received, ZERO), scalar("le", ZERO, received))
+                    product = scalar("select", closed, ZERO, product)
+                pairs.append((operand, _used(bound, product)))
         return pairs
     return []
+
+
+def _operators(body: Scalar) -> set[str]:
+    return {body.op}.union(*(_operators(a) for a in body.args))
 
 
 def _replace(body: Scalar, part: Scalar, by: Scalar) -> Scalar:

@@ -21,7 +21,7 @@ from fibration.errors import FibrationError, LawError
 
 
 class Commands(TyperGroup):
-    """What the library raises on purpose becomes a message and an exit code; anything else is a bug and keeps its traceback."""
+    """What the library raises on purpose becomes a message and an exit code; a bug keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -67,7 +67,9 @@ class ShowFormat(StrEnum):
     schema = "schema"
 
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)]
+Spec = Annotated[
+    str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
+]
 
 
 def console() -> Console:
@@ -114,7 +116,7 @@ def verify(
         formats.write_file(output, formats.rendered(outcomes, format))
         typer.echo(f"{formats.summary(outcomes)}; report in {output}")
     elif format is VerifyFormat.text:
-        console().print(formats.as_text(outcomes))
+        formats.emit(console(), formats.as_text(outcomes))
     else:
         typer.echo(formats.rendered(outcomes, format), nl=False)
     raise typer.Exit(formats.exit_code(outcomes))
@@ -125,10 +127,14 @@ def show(
     spec: Spec,
     format: Annotated[ShowFormat, typer.Option("--format", "-f", help="How to show it.")] = ShowFormat.text,
 ) -> None:
-    """Print a hierarchy as text, mermaid, LaTeX or JSON, or the JSON Schema of all hierarchies. Proves nothing."""
-    from fibration import show as shows
+    """Print a hierarchy as text, mermaid, LaTeX or JSON.
 
-    hierarchy = load(spec)
+    `schema` is the JSON Schema of all hierarchies. Nothing is proved here.
+    """
+    from fibration import show as shows
+    from fibration.formats import load_quietly
+
+    hierarchy = load_quietly(spec)
     if format is ShowFormat.json:
         typer.echo(hierarchy.model_dump_json(indent=2))
     elif format is ShowFormat.schema:
@@ -146,18 +152,23 @@ def compile(
         typer.Option("--output", "-o", metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json there."),
     ] = None,
 ) -> None:
-    """Verify a hierarchy and print, or write, the module generated for it, with a certificate of what was proved."""
-    from fibration import formats
-    from fibration.run import certificate, generated
+    """Verify a hierarchy and print its generated module.
 
-    artifact, report = generated(load(spec), backend)
+    With -o, the module and a certificate of what was proved are written instead.
+    """
+    from fibration import formats
+    from fibration.compiler import choose, generate
+
+    hierarchy, chosen = formats.load_quietly(spec), choose(backend)
+    report = hierarchy.verify()
+    report.raise_for_status()
+    artifact = generate(hierarchy, chosen)
     if output is None:
         typer.echo(artifact.source, nl=False)
         return
-    module = output / f"{artifact.hierarchy.name}_{artifact.backend}.py"
-    proof = output / f"{artifact.hierarchy.name}_certificate.json"
+    module, proof = output / f"{hierarchy.name}_{chosen}.py", output / f"{hierarchy.name}_certificate.json"
     formats.write_file(module, artifact.source)
-    formats.write_file(proof, certificate(artifact, report, module.name))
+    formats.write_file(proof, formats.certificate(artifact, report, module.name))
     typer.echo(f"{formats.heading(report).plain}\n{module}\n{proof}")
 
 
@@ -176,11 +187,13 @@ def run(
         typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
     ] = None,
 ) -> None:
-    """Verify, compile, gate a recorded batch, print what every level did, and draw the pictures."""
+    """Gate a recorded batch and show what every level did.
+
+    Verifies, compiles, gates, compares with the float64 interpreter, prints tables and draws pictures.
+    """
     from fibration.run import run as run_batch
 
-    with_values = parameters(param or [])
-    raise typer.Exit(run_batch(console(), load(spec), rollouts, verify or [], out, with_values))
+    raise typer.Exit(run_batch(console(), spec, rollouts, verify or [], out, parameters(param or [])))
 
 
 @app.command()
@@ -191,22 +204,22 @@ def record(
     updates: Annotated[int, typer.Option(min=0, help="Optimiser steps on the batch.")] = 4,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Record a batch: a small language model answers questions, is scored, and is updated a few times."""
+    """Record a batch of rollouts with a small model.
+
+    It answers questions, is scored, and is updated a few times on its own answers. Takes minutes.
+    """
     from fibration.record import record as record_batch
 
     out.parent.mkdir(parents=True, exist_ok=True)
     record_batch(
-        out, prompts_per_domain=prompts_per_domain, samples_per_prompt=samples, updates=updates, seed=seed, progress=typer.echo
+        out,
+        prompts_per_domain=prompts_per_domain,
+        samples_per_prompt=samples,
+        updates=updates,
+        seed=seed,
+        progress=typer.echo,
     )
     typer.echo(f"written to {out}")
-
-
-def load(spec: str) -> Any:
-    from fibration.formats import quiet_import
-    from fibration.loading import load as load_spec
-
-    with quiet_import():
-        return load_spec(spec)
 
 
 def parameters(given: Sequence[str]) -> dict[str, Any]:
@@ -220,7 +233,8 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
             result[name.strip()] = json.loads(value)
         except ValueError:
             raise ParameterError(
-                f"--param {text!r} cannot be read", required="NAME=VALUE, where VALUE is a number or JSON",
+                f"--param {text!r} cannot be read",
+                required="NAME=VALUE, where VALUE is a number or JSON",
                 found=f"the value {value!r}" if equals else "no '='",
                 remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
             ) from None

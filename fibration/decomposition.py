@@ -9,6 +9,8 @@ from fibration.errors import SpecError
 from fibration.expressions import Expression, as_expression, exp, expm1, where
 from fibration.symbols import gated, token_log_ratio
 
+CHANNEL_ARGUMENT = {"": "density", "+": "plus", "-": "minus"}
+
 
 class Decomposition(Written):
     """`F`: one density per channel, as expressions in `token_log_ratio`; `R`: the ratio, in `gated(channel)`.
@@ -28,6 +30,11 @@ class Decomposition(Written):
         if names not in (("",), ("+", "-")):
             raise SpecError(f"a decomposition has the channels {names}", required="one channel '' or the two '+', '-'")
         back, factor = as_expression(recovery, "a recovery"), as_expression(scale, "a scale")
+        formulas = {"recovery": back, **{CHANNEL_ARGUMENT[c]: e for c, e in pairs}, "scale": factor}
+        if factor == as_expression(1):
+            del formulas["scale"]
+        written = f"decomposition({', '.join(f'{k}={v}' for k, v in formulas.items())})"
+        data = {"written": written, **data}
         super().__init__(densities=pairs, recovery=back, scale=factor, **data)  # type: ignore[call-arg]
 
     @property

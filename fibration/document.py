@@ -27,7 +27,7 @@ def _text(description: str, *examples: str) -> Any:
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ParameterDocument(_Document):
@@ -85,6 +85,10 @@ class HierarchyDocument(_Document):
                 raise SpecError(f"{here}: {what} names the stratum '{name}'", required=f"one of {', '.join(strata)}")
             return strata[name]
 
+        words = [*self.strata, *(p.name for p in self.parameters), *(a.name for a in self.attributes)]
+        twice = next((w for w in words if words.count(w) > 1), None)
+        if twice is not None:
+            raise SpecError(f"{here} declares '{twice}' twice", required="one declaration per name")
         names: dict[str, object] = {"source": SOURCE, "target": TARGET, **strata}
         for p in self.parameters:
             on = None if p.on is None else stratum(p.on, f"parameter '{p.name}'")
@@ -108,7 +112,7 @@ class HierarchyDocument(_Document):
                 for s, g in self.gates.items()
             },
             decomposition=construct(Decomposition, self.decomposition, names, f"{here}: decomposition"),
-            objective=construct(Objective, self.objective, names, f"{here}: objective"),
+            objective=construct(Objective, self.objective, names, f"{here}: objective", Objective),
             gives_up=self.gives_up,
             rows=Stratum(self.rows),
         )

@@ -1,4 +1,4 @@
-"""Verify specs, and write what was found: for people, as JSON, as JUnit XML, as GitHub annotations."""
+"""Verify specs, and write what was found: for people, as JSON, as JUnit XML, as GitHub annotations. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console, Group, RenderableType
@@ -20,8 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fibration.errors import FibrationError
-from fibration.loading import load_all
-from fibration.report import Report, Verdict
+from fibration.loading import load, load_all, spec_files
+from fibration.report import Fact, Report, Verdict
+from fibration.spec import Hierarchy
+
+if TYPE_CHECKING:
+    from fibration.compiler import Artifact
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,20 @@ class Outcome:
 
 def check(specs: Sequence[str], step: Callable[[str], None] = lambda name: None) -> list[Outcome]:
     """Verify every hierarchy of every file, folder or name; an unusable one does not stop the others."""
-    return [outcome for spec in specs for path in _files(spec) for outcome in _check(path, step)]
+    outcomes: list[Outcome] = []
+    for spec in specs:
+        try:
+            files = spec_files(spec)
+        except FibrationError as error:
+            outcomes.append(Outcome(spec, error=error))
+            continue
+        outcomes += [outcome for path in files for outcome in _check(path, step)]
+    return outcomes
 
 
 def _check(source: str, step: Callable[[str], None]) -> Iterator[Outcome]:
     try:
-        with quiet_import():
-            hierarchies = load_all(source)
+        hierarchies = _quietly(load_all, source)
     except FibrationError as error:
         yield Outcome(source, error=error)
         return
@@ -59,18 +74,18 @@ def _check(source: str, step: Callable[[str], None]) -> Iterator[Outcome]:
             yield Outcome(source, error=error)
 
 
-def _files(spec: str) -> list[str]:
-    """The specs in a folder one by one, so that each can fail alone; an empty folder is left to `load_all` to refuse."""
-    path = Path(spec)
-    if not path.is_dir():
-        return [spec]
-    found = (p for p in path.iterdir() if p.suffix in (".py", ".json") and not p.name.startswith(("_", ".")))
-    return [str(p) for p in sorted(found)] or [spec]
+def load_quietly(spec: str) -> Hierarchy:
+    """The hierarchy that a SPEC of the command line names."""
+    return _quietly(load, spec)
 
 
-def quiet_import() -> contextlib.redirect_stdout[io.TextIOBase]:
-    """What a spec prints when it is imported goes to stderr, and never into JSON or XML."""
-    return contextlib.redirect_stdout(sys.stderr)  # type: ignore[arg-type]
+def _quietly(function: Callable[[str], T], spec: str) -> T:
+    """What a spec prints when it is imported goes to stderr, and never into JSON or generated code."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            return function(spec)
+        finally:
+            sys.stderr.flush()
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
@@ -120,16 +135,26 @@ def heading(report: Report) -> Text:
 
 def table(report: Report) -> RenderableType:
     """Every verdict with its argument, then the facts. Nothing is cut off: long lines wrap inside their column."""
+    return _table(report, report.verdicts, report.facts)
+
+
+def refusals(report: Report) -> RenderableType:
+    """Only what stands against a hierarchy."""
+    return _table(report, report.failures, ())
+
+
+def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):
         grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    for v in report.verdicts:
+    for v in verdicts:
         shown = kind(v)
         grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(v))
-    for f in report.facts:
-        because = f" ({f.argument})" if f.argument else ""
-        grid.add_row("", Text("· fact", "dim"), Text(f.name), Text.assemble(f.subject, ": ", (f.value, "bold"), (because, "dim")))
+    for f in facts:
+        because = (f" ({f.argument})" if f.argument else "", "dim")
+        value = Text.assemble(f.subject, ": ", (f.value, "bold"), because)
+        grid.add_row("", Text("· fact", "dim"), Text(f.name), value)
     return Group(heading(report), grid)
 
 
@@ -190,6 +215,9 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
+_COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
 def as_junit(outcomes: Sequence[Outcome]) -> str:
     """One testsuite per hierarchy, one testcase per verdict; given up counts as skipped, unusable input as an error."""
     root = Xml.Element("testsuites", name="fibration verify")
@@ -200,7 +228,8 @@ def as_junit(outcomes: Sequence[Outcome]) -> str:
             case = Xml.SubElement(suite, "testcase", classname=_xml(name), name="load")
             _child(case, "error", o.error.what, str(o.error), "unusable")
         for v in o.report.verdicts if o.report else ():
-            case = Xml.SubElement(suite, "testcase", classname=_xml(f"{name}.{v.law}"), name=_xml(f"{v.law}: {v.subject}"))
+            title = {"classname": _xml(f"{name}.{v.law}"), "name": _xml(f"{v.law}: {v.subject}")}
+            case = Xml.SubElement(suite, "testcase", title)
             if not v.accepted:
                 error = v.error(name)
                 _child(case, "failure", error.what, str(error), v.status)
@@ -209,8 +238,8 @@ def as_junit(outcomes: Sequence[Outcome]) -> str:
             elif v.argument:
                 _child(case, "system-out", "", v.argument)
         for element in (suite, root):
-            for tag, count in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-                element.set(tag, str(len(list(element.iter(count)))))
+            for name, tag in _COUNTED.items():
+                element.set(name, str(len(list(element.iter(tag)))))
     Xml.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode")
 
@@ -250,6 +279,22 @@ def _property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
+def certificate(artifact: Artifact, report: Report, module: str) -> str:
+    """What was proved of which spec, and of which source: the same on every machine with the same versions."""
+    document = artifact.hierarchy.model_dump_json()
+    content = {
+        "format": "fibration.certificate/1",
+        "spec": json.loads(document),
+        "spec_sha256": sha256(document.encode()).hexdigest(),
+        "backend": artifact.backend,
+        "module": module,
+        "source_sha256": sha256(artifact.source.encode()).hexdigest(),
+        "report": report.to_dict(),
+        "versions": {p: metadata.version(p) for p in ("fibration", "sympy", "torch")},
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
 FORMATS: Mapping[str, Callable[[Sequence[Outcome]], RenderableType]] = {
     "text": as_text,
     "json": as_json,
@@ -263,9 +308,17 @@ def rendered(outcomes: Sequence[Outcome], form: str) -> str:
     made = FORMATS[form](outcomes)
     if isinstance(made, str):
         return made + "\n"
-    page = io.StringIO()
-    Console(file=page, width=100, color_system=None, highlight=False).print(made)
-    return "\n".join(line.rstrip() for line in page.getvalue().splitlines()) + "\n"
+    page = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
+    emit(page, made)
+    return page.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def emit(console: Console, renderable: RenderableType) -> None:
+    """Print without the blanks that rich pads its columns with."""
+    with console.capture() as page:
+        console.print(renderable)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in page.get().splitlines()))
+    console.file.flush()  # so that it keeps its place among what goes to stderr
 
 
 def write_file(path: Path, contents: str | bytes) -> None:

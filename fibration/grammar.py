@@ -287,7 +287,7 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
     if isinstance(tree, Operation):
         if tree.operator == "**":
             exponent = tree.operands[1]
-            if not isinstance(exponent, Fraction) or exponent.denominator != 1:
+            if not isinstance(exponent, Fraction) or exponent.denominator != 1 or abs(exponent) > 1000:
                 raise SpecError(f"{what}: a power needs a whole number as its exponent")
             return build(tree.operands[0], names, what) ** int(exponent)
         return apply(tree.operator, *(build(o, names, what) for o in tree.operands))

@@ -278,7 +278,11 @@ class _Builder:
                 f"{self.here}: the labels for '{name}' are a {type(given).__name__}", required="one label per row"
             )
         nested = len(self.shape) == 2 and len(given) == self.n_rows and all(isinstance(g, list) for g in given)
-        per_token = nested or (len(self.shape) == 1 and len(given) == self.shape[0] != self.n_rows)
+        # As many tokens as rows: what lies above the rows is labelled by row, what lies below them by token.
+        fine = name in [s.name for s in self.h.chain if self.h.rows in self.h.coarser(s)]
+        per_token = nested or (
+            len(self.shape) == 1 and len(given) == self.shape[0] and (self.shape[0] != self.n_rows or fine)
+        )
         if nested:
             if any(len(g) != self.shape[1] for g in given):
                 raise HierarchyIndexError(
@@ -299,8 +303,9 @@ class _Builder:
                 missing = label is None or label != label
                 codes[i] = numbers.setdefault(label, len(numbers))
             except TypeError:
+                at = f"{'token' if per_token else 'row'} {place}"
                 raise HierarchyIndexError(
-                    f"{self.here}: the label {label!r} for '{name}' of {'token' if per_token else 'row'} {place} is not hashable",
+                    f"{self.here}: the label {label!r} of {at} for '{name}' is not hashable",
                     required="strings, numbers, tuples, or other hashable values",
                 ) from None
             if missing:
@@ -331,7 +336,7 @@ class _Builder:
             element, other = above[wrong[0]], below[wrong[0]]
             label = names[source][element] if source in names else element
             raise HierarchyIndexError(
-                f"{self.here}: {source} {label!r} lies in two {target}s",
+                f"{self.here}: {source} {label!r} lies over two elements of {target}",
                 required=f"every {source} lies over exactly one {target}",
                 found=f"{names[target][parent[element]]!r} and {names[target][other]!r}",
                 remedy=f"make the label unique, for example the pair ({target}, {source})",
@@ -391,7 +396,9 @@ def _to_numpy(value: Any, what: str) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except ValueError:
-        raise HierarchyIndexError(f"{what}: rows of several lengths", required="rows of one length, or offsets") from None
+        raise HierarchyIndexError(
+            f"{what}: rows of several lengths", required="rows of one length, or offsets"
+        ) from None
 
 
 def _to_list(value: Any) -> Any:

@@ -20,7 +20,7 @@ stratum, arguments of a body are bound, conditions stand only where conditions b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -41,7 +41,8 @@ class _Interned(type):
     """Calling the class twice with equal arguments gives the same object."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        named = dict(zip((f.name for f in fields(cls)), args, strict=False), **kwargs)  # type: ignore[arg-type]
+        defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}  # type: ignore[arg-type]
+        named = {**defaults, **dict(zip((f.name for f in fields(cls)), args, strict=False)), **kwargs}  # type: ignore[arg-type]
         key = tuple((k, type(v), v) for k, v in sorted(named.items()))
         found = cls.table.get(key)  # type: ignore[attr-defined]
         if found is None:
@@ -222,7 +223,13 @@ class Program:
             problem = _problem(node)
             if problem:
                 raise IRError(f"program '{self.name}': {problem}", found=describe(node))
-        for name in [*self.outputs, *self.names.values(), *(i.name for i in self.inputs)]:
+        inputs = {i.name: i for i in self.inputs}
+        for i in self.inputs:
+            if inputs[i.name] is not i:
+                raise IRError(
+                    f"program '{self.name}': two inputs are called '{i.name}'", found=f"{i} and {inputs[i.name]}"
+                )
+        for name in [*self.outputs, *self.names.values(), *inputs]:
             if not name.isidentifier():
                 raise IRError(f"program '{self.name}': {name!r} is no identifier")
         return self

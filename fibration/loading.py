@@ -46,18 +46,28 @@ def load(spec: str | Path) -> Hierarchy:
     )
 
 
-def load_all(spec: str | Path) -> list[Hierarchy]:
-    """Every hierarchy in a file, or in every .py and .json file of a folder, sorted by file name."""
+def spec_files(spec: str | Path) -> list[str]:
+    """The .py and .json files of a folder, sorted by name; anything else is itself one spec."""
     path = Path(spec)
-    if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix in (".py", ".json") and not p.name.startswith(("_", ".")))
-        if not files:
-            raise SpecError(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
-        return [h for f in files for h in load_all(f)]
-    if path.suffix == ".py" and path.is_file():
-        found = list(_hierarchies(_import(path)).values())
-        return found or [_pick(_import(path), str(path), None)]
-    return [load(spec)]
+    if not path.is_dir():
+        return [str(spec)]
+    files = sorted(p for p in path.iterdir() if p.suffix in (".py", ".json") and not p.name.startswith(("_", ".")))
+    if not files:
+        raise SpecError(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
+    return [str(f) for f in files]
+
+
+def load_all(spec: str | Path) -> list[Hierarchy]:
+    """Every hierarchy in a file, or in every .py and .json file of a folder."""
+    found: list[Hierarchy] = []
+    for name in spec_files(spec):
+        path = Path(name)
+        if path.suffix == ".py" and path.is_file():
+            module = _import(path)
+            found += _hierarchies(module).values() or [_pick(module, name, None)]
+        else:
+            found.append(load(name))
+    return found
 
 
 def from_json(path: Path) -> Hierarchy:

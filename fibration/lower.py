@@ -11,7 +11,7 @@ import itertools
 
 from fibration import ir
 from fibration.cancel import cancel, factors_over
-from fibration.expressions import Apply, Expression, Number, as_expression, atoms, desugar, substitute
+from fibration.expressions import Apply, Expression, Number, as_expression, atoms, desugar, evaluate, substitute
 from fibration.ir import Const, Input, Map, Node, Program, Pull, Push, Scalar
 from fibration.spec import Hierarchy
 from fibration.symbols import (
@@ -25,6 +25,7 @@ from fibration.symbols import (
     Place,
     Reading,
     Total,
+    Where,
     in_channel,
     residual,
     token_log_ratio,
@@ -67,6 +68,7 @@ class _Lowering:
         self.leaf, self.root = self.chain[-1], self.chain[0]
         self.rows = hierarchy.rows.name
         self.measure = measures(hierarchy)
+        self.words = self.parameter_words()
         self.names: dict[Node, str] = {}
         self.density: dict[tuple[str, str], Node] = {}
 
@@ -162,9 +164,14 @@ class _Lowering:
         return node
 
     def home(self, parameter: Parameter) -> str:
-        """Where a parameter may vary: `on`, or the coarsest gated stratum that reads it (never the leaf)."""
+        """Where a parameter may vary: `on`, or the coarsest gated stratum that reads it (never the leaf).
+
+        One that the objective reads has one value for the whole batch.
+        """
         if parameter.on is not None:
             return parameter.on.name
+        if parameter in set(atoms(self.h.objective.weight)):
+            return BATCH
         readers = [s.name for s in self.h.chain if parameter in set(atoms(self.h.gate(s)))]
         return readers[0] if readers and readers[0] != self.leaf else BATCH
 
@@ -184,13 +191,14 @@ class _Lowering:
 
         body = to_scalar(desugar(expression), leaf_scalar)
         if not operands:
-            assert body.value is not None
-            return Const(float(body.value), stratum)
+            return Const(float(evaluate(expression, {})), stratum)
         return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
 
     def atom(self, atom: Expression, stratum: str, places: dict[str, str]) -> Node:
-        def name_of(place: object) -> str:
-            return places[place.name] if isinstance(place, Place) else place.name  # type: ignore[attr-defined,no-any-return]
+        def name_of(place: Where) -> str:
+            if place is None:
+                return stratum
+            return places[place.name] if isinstance(place, Place) else place.name
 
         if atom == token_log_ratio:
             return Input("log_ratio", self.leaf, "log_ratio")
@@ -210,8 +218,26 @@ class _Lowering:
             return Input(f"attribute_{atom.name}", atom.on.name, "attribute", (atom.name,))
         parameter, channel = (atom.parameter, atom.channel) if isinstance(atom, Component) else (atom, "")
         assert isinstance(parameter, Parameter)
-        name = parameter.name + CHANNEL_WORD[channel]
-        return Input(name, self.home(parameter), "parameter", (parameter.name, channel))
+        return Input(self.words[parameter.name, channel], self.home(parameter), "parameter", (parameter.name, channel))
+
+    def parameter_words(self) -> dict[tuple[str, str], str]:
+        """The input of every parameter and channel: named after them, and unlike any other input."""
+        strata = {*self.chain, self.rows, BATCH}
+        taken = {"log_ratio", "cotangent", "advantage", *(f"advantage_{s}" for s in strata)}
+        taken |= {f"count_{of}_over_{over}" for of in strata for over in strata}
+        for a in self.h.attributes:
+            taken |= {f"attribute_{a}", *(f"total_{a}_over_{s}" for s in strata)}
+        words: dict[tuple[str, str], str] = {}
+        for name in self.h.parameters:
+            for channel, word in CHANNEL_WORD.items():
+                wanted = free = name + word
+                number = 1
+                while free in taken:
+                    number += 1
+                    free = f"{wanted}_{number}"
+                taken.add(free)
+                words[name, channel] = free
+        return words
 
 
 def to_scalar(expression: Expression, atom) -> Scalar:  # type: ignore[no-untyped-def]

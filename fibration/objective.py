@@ -6,8 +6,11 @@ unmasked token does not count.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fibration.constructors import Written, constructor
-from fibration.expressions import Expression
+from fibration.errors import SpecError
+from fibration.expressions import Expression, as_expression
 from fibration.symbols import BATCH, Place, count
 
 # Resolved by lowering: the sampled stratum, the rows of the batch, the batch itself.
@@ -18,6 +21,12 @@ class Objective(Written):
     """`weight` is `μ`, in counts over a trajectory and over the batch."""
 
     weight: Expression
+
+    def __init__(self, weight: object, **data: Any) -> None:
+        value = as_expression(weight, "an objective's weight")
+        if value.is_condition:
+            raise SpecError(f"an objective's weight cannot be the condition {value}", required="a number")
+        super().__init__(weight=value, **{"written": f"Objective({value})", **data})  # type: ignore[call-arg]
 
 
 @constructor(Objective, examples=("trajectory_mean()",))

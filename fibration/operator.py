@@ -96,7 +96,8 @@ class Operator:
         """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob.
 
         `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
-        per token, or per row `[B]`. The gradient flows into `log_probs` alone. For batches that do not fit, use `coefficients`.
+        per token, or per row `[B]`. The gradient flows into `log_probs` alone. For batches that do not fit, use
+        `coefficients`.
         """
         result = self.coefficients(log_probs, old_log_probs, advantages, index, parameters, metrics=metrics)
         objective = _Objective.apply(log_probs, result.values, result.objective)
@@ -121,7 +122,7 @@ class Operator:
             now, old = (t.detach().reshape(-1)[index.positions].double() for t in (log_probs, old_log_probs))
             x = now - old
             self._check_finite(index, x, log_probs=now, old_log_probs=old)
-            inputs = self._inputs(index, x, advantages, parameters, "evaluate" if metrics else "objective")
+            inputs = self.inputs(index, x, advantages, parameters, "evaluate" if metrics else "objective")
             outputs = self._run("evaluate" if metrics else "objective", inputs, index)
             return Coefficients(
                 values=_scatter(outputs["coefficients"], index, _wide(log_probs.dtype), 0.0),
@@ -144,7 +145,7 @@ class Operator:
         self._check_tokens(index, log_ratio=log_ratio)
         x = log_ratio.detach().reshape(-1)[index.positions].double()
         self._check_finite(index, x, log_ratio=x)
-        inputs = self._inputs(index, x, advantages, parameters, "gate")
+        inputs = self.inputs(index, x, advantages, parameters, "gate")
         result: Tensor = _Gate.apply(log_ratio, self, index, inputs)
         return result
 
@@ -160,7 +161,7 @@ class Operator:
         self._check_tokens(index, log_ratio=log_ratio)
         x = log_ratio.detach().reshape(-1)[index.positions].double()
         self._check_finite(index, x, log_ratio=x)
-        outputs = self._run("levels", self._inputs(index, x, advantages, parameters, "levels"), index)
+        outputs = self._run("levels", self.inputs(index, x, advantages, parameters, "levels"), index)
 
         def pick(word: str) -> dict[tuple[str, str], Tensor]:
             found = {}
@@ -215,7 +216,7 @@ class Operator:
             f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}", required="finite values"
         )
 
-    def _inputs(
+    def inputs(
         self, index: Index, x: Tensor, advantages: Tensor | None, parameters: Mapping[str, Any] | None, program: str
     ) -> dict[str, Tensor]:
         """A float64 vector for every input of a program; parameters are checked even where a program needs none."""
@@ -252,16 +253,24 @@ class Operator:
         if advantages.device != index.device:
             raise BatchError(f"advantages are on {advantages.device}", required=f"{index.device}, where the index lies")
         flat = advantages.detach()
+        readings = []
         if tuple(flat.shape) == index.shape:
-            values = flat.reshape(-1)[index.positions].double()
-        elif tuple(flat.shape) == (index.n_rows,):
+            readings.append(flat.reshape(-1)[index.positions].double())
+        if tuple(flat.shape) == (index.n_rows,):
             rows = torch.from_numpy(index.row_numbers).to(index.device)
-            values = flat[rows].double()[index.row_of_token]
-        else:
+            readings.append(flat[rows].double()[index.row_of_token])
+        if len(readings) == 2 and not torch.equal(*readings):
+            raise BatchError(
+                f"advantages of shape {list(flat.shape)} may be per token or per row: there are as many of each",
+                required="a shape that tells which",
+                remedy="leave the rows without tokens out of the offsets",
+            )
+        if not readings:
             raise BatchError(
                 f"advantages have shape {list(flat.shape)}",
                 required=f"{list(index.shape)} per token, or [{index.n_rows}] per row",
             )
+        values = readings[0]
         finite = torch.isfinite(values)
         if not bool(finite.all()):
             token = int((~finite).nonzero()[0])

@@ -1,112 +1,56 @@
-"""`fibration run`: verify, compile, gate a recorded batch, check it against the interpreter, and show what every level did."""
+"""`fibration run`: verify, compile, gate a recorded batch, compare with the interpreter, show what every level did."""
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from rich.columns import Columns
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from fibration import formats
-from fibration.compiler import Artifact, choose, generate
 from fibration.compiler import compile as compile_operator
-from fibration.errors import RolloutsError
 from fibration.index import Index
-from fibration.interpret import interpret
+from fibration.laws import LAWS
 from fibration.metrics import levels
-from fibration.operator import Coefficients, Levels, Operator
-from fibration.report import Report
+from fibration.recorded import Gated, build_index, disagreement, gate
+from fibration.report import Fact, Report
 from fibration.rollouts import Rollouts, load_rollouts
-from fibration.show import CHANNELS, REGIMES, unit
+from fibration.show import CHANNELS, REGIMES, Regime, unit
 from fibration.spec import Hierarchy
-from fibration.symbols import BATCH
 
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
 
 
-# ---------------------------------------------------------------- fibration compile
-
-
-def generated(hierarchy: Hierarchy, backend: str) -> tuple[Artifact, Report]:
-    """Source for a backend, and the report that allows it; raises LawError if a law does not hold."""
-    chosen = choose(backend)
-    report = hierarchy.verify()
-    report.raise_for_status()
-    return generate(hierarchy, chosen), report
-
-
-def certificate(artifact: Artifact, report: Report, module: str) -> str:
-    """What was proved of which spec, and of which source: the same on every machine with the same versions."""
-    document = artifact.hierarchy.model_dump_json()
-    content = {
-        "format": "fibration.certificate/1",
-        "spec": json.loads(document),
-        "spec_sha256": sha256(document.encode()).hexdigest(),
-        "backend": artifact.backend,
-        "module": module,
-        "source_sha256": sha256(artifact.source.encode()).hexdigest(),
-        "report": report.to_dict(),
-        "versions": {"python": platform.python_version(), **{p: metadata.version(p) for p in ("fibration", "sympy", "torch")}},
-    }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-# ---------------------------------------------------------------- fibration run
-
-
-@dataclass(frozen=True)
-class Gated:
-    """A recorded batch, and everything that an operator says about it. Per-token arrays are float64 `[N]`."""
-
-    op: Operator
-    index: Index
-    rollouts: Rollouts
-    parameters: Mapping[str, Any]
-    log_ratio: Tensor
-    advantages: Tensor
-    ratio: Tensor
-    result: Coefficients
-    levels: Levels
-
-    def inputs(self, program: str) -> dict[str, NDArray[np.float64]]:
-        """What the operator gives to one of its programs, for the interpreter."""
-        values = self.op._inputs(self.index, self.log_ratio, self.advantages, self.parameters, program)
-        return {k: v.cpu().numpy() for k, v in values.items()}
-
-
 def run(
-    console: Console, hierarchy: Hierarchy, rollouts: Path | None, verify: Sequence[str], out: Path, parameters: Mapping[str, Any]
+    console: Console, spec: str, rollouts: Path | None, verify: Sequence[str], out: Path, parameters: Mapping[str, Any]
 ) -> int:
     """The whole of `fibration run`; the exit code."""
-    say = _Steps(console)
+    say, hierarchy = _Steps(console), formats.load_quietly(spec)
     if verify:
         with say.step("verify", ", ".join(verify)) as tick:
             outcomes = formats.check(verify, tick)
         say.body(_verdicts(outcomes))
         for o in outcomes:
             if o.error:
-                console.print(f"error: {o.error}", style="red", soft_wrap=True)
+                say.body(Text(f"error: {o.error}", "red"))
+            elif o.report and not o.report.ok:
+                say.body(formats.refusals(o.report))
         if formats.exit_code(outcomes):
             return formats.exit_code(outcomes)
 
     with say.step("compile", hierarchy.name):
         op = compile_operator(hierarchy)
-    say.body(formats.table(op.report))
-    say.line(f"{op.backend} backend, {len(op.source.splitlines())} generated lines: fibration compile {hierarchy.name}")
+    say.body(_proof(op.report))
+    say.line(f"every argument: fibration verify {spec}")
+    say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: fibration compile {spec}")
 
     with say.step("read", str(rollouts or "the rollouts that come with fibration")):
         recorded = load_rollouts(rollouts)
@@ -115,16 +59,15 @@ def run(
 
     with say.step("gate", "every token, in float64"):
         gated = gate(op, index, recorded, parameters)
-    say.body(_domains(gated))
-    say.body(_regimes(gated))
-    for line in _outcome(gated):
-        say.body(line)
+    for part in _findings(gated):
+        say.body(part)
 
     with say.step("compare", "with the float64 interpreter of the IR"):
         differences = disagreement(gated)
     agrees = all(d <= AGREEMENT for d in differences.values())
     shown = ", ".join(f"{name} {d:.1e}" for name, d in differences.items())
-    say.line(f"largest relative difference: {shown} ({'✓ at most' if agrees else '✗ more than'} {AGREEMENT:g})", "green" if agrees else "bold red")
+    word, style = (f"✓ at most {AGREEMENT:g}", "green") if agrees else (f"✗ more than {AGREEMENT:g}", "bold red")
+    say.line(f"largest relative difference: {shown} ({word})", style)
     if not agrees:
         return 1
 
@@ -135,57 +78,6 @@ def run(
     for path, title in pictures:
         say.line(f"{path}: {title}")
     return 0
-
-
-def build_index(op: Operator, rollouts: Rollouts) -> Index:
-    """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
-    h = op.hierarchy
-    known = {"prompt_group": rollouts.prompt_group_labels, "domain": rollouts.domain_labels}
-    wanted = [s.name for s in h.chain if s.name not in (h.leaf.name, h.rows.name, BATCH)]
-    for what, names in (("stratum", [n for n in wanted if n not in known]), ("attribute", list(h.attributes))):
-        if names:
-            raise RolloutsError(
-                f"the rollouts say nothing about the {what} '{names[0]}' of '{h.name}'",
-                required=f"labels for {', '.join(wanted) or 'nothing'}" if what == "stratum" else "no attributes",
-                found=f"labels for {', '.join(known)}; every segment is one {h.rows}",
-                remedy="from Python, op.index(...) takes any labels and attributes",
-            )
-    return op.index(offsets=rollouts.offsets, **{name: known[name] for name in wanted})
-
-
-def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any]) -> Gated:
-    """Run the operator on recorded log-probs, in float64 so that rounding can be told from error."""
-    now, old, advantages = (torch.from_numpy(a).double() for a in (rollouts.log_probs, rollouts.old_log_probs, rollouts.advantages))
-    log_ratio = now - old
-    return Gated(
-        op, index, rollouts, parameters, log_ratio, advantages,
-        ratio=op.gate(log_ratio, index, parameters, advantages=advantages),
-        result=op.coefficients(now, old, advantages, index, parameters),
-        levels=op.levels(log_ratio, index, parameters, advantages=advantages),
-    )  # fmt: skip
-
-
-def disagreement(gated: Gated) -> dict[str, float]:
-    """How far the compiled operator is from the float64 meaning of its IR, relative to the size of what is compared."""
-
-    def oracle(program: str) -> dict[str, NDArray[np.float64]]:
-        p = gated.op.programs[program]
-        return interpret(p, gated.inputs(program), gated.index.sizes(p.edges))
-
-    truth = {**oracle("gate"), **oracle("objective")}
-    coefficients = gated.result.values.numpy()
-    # J is a sum of terms of either sign and may cancel, so its error is measured against the sum of their sizes.
-    terms = max(abs(float(truth["objective"][0])), float(np.abs(truth["coefficients"]).sum()))
-    return {
-        "ratio": _relative(gated.ratio.numpy() - truth["gated_ratio"], truth["gated_ratio"].max()),
-        "coefficients": _relative(coefficients - truth["coefficients"], np.abs(truth["coefficients"]).max()),
-        "objective": _relative(float(gated.result.objective) - truth["objective"], terms),
-    }
-
-
-def _relative(error: Any, size: float) -> float:
-    largest = float(np.abs(error).max())
-    return largest / size if size else largest
 
 
 # ---------------------------------------------------------------- what is printed
@@ -200,39 +92,55 @@ class _Steps:
     @contextmanager
     def step(self, verb: str, what: str) -> Iterator[Any]:
         self.number += 1
-        self.console.print(Text.assemble((f"{self.number} {verb}", "bold cyan"), f"  {what}"))
+        formats.emit(self.console, Text.assemble((f"{self.number} {verb}", "bold cyan"), f"  {what}"))
         with self.console.status(f"{verb} ...") as status:
             yield lambda detail: status.update(f"{verb} {detail} ...")
 
     def body(self, renderable: Any) -> None:
-        self.console.print(Padding(renderable, (0, 0, 1, 2)))
+        formats.emit(self.console, Padding(renderable, (0, 0, 1, 2)))
 
     def line(self, text: str, style: str = "") -> None:
-        self.console.print(Padding(Text(text, style), (0, 0, 0, 2)))
+        formats.emit(self.console, Padding(Text(text, style), (0, 0, 0, 2)))
 
 
 def _verdicts(outcomes: Sequence[formats.Outcome]) -> Table:
-    """A line per hierarchy, its laws in order with a sign each; the whole story where a law does not hold."""
+    """Every hierarchy with its laws and a sign each."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for o in outcomes:
-        if o.report is None:
-            continue
-        laws: dict[str, list[formats.Kind]] = {}
-        for v in o.report.verdicts:
-            laws.setdefault(v.law, []).append(formats.kind(v))
-        line = Text()
-        for law, kinds in laws.items():
-            worst = max(kinds, key=list(formats.KINDS.values()).index)
-            times = f" ×{len(kinds)}" if len(kinds) > 1 else ""
-            line.append(worst.sign, worst.style).append(f"\u00a0{law}{times}  ".replace(" ×", "\u00a0×"))
-        grid.add_row(Text(o.report.hierarchy.name, "bold"), line)
-        if not o.report.ok:
-            grid.add_row("", formats.table(o.report))
-    signs = "  ".join(f"{k.sign} {k.word}" for k in formats.KINDS.values())
-    grid.add_row("", Text(f"{signs}\nevery argument: fibration verify SPEC", "dim"))
+        if o.report is not None:
+            laws = [Text.assemble((k.sign, k.style), f" {name}") for name, k in _laws(o.report)]
+            grid.add_row(Text(o.report.hierarchy.name, "bold"), Columns(laws, padding=(0, 2)))
+    grid.add_row("", Text("  ".join(f"{k.sign} {k.word}" for k in formats.KINDS.values()), "dim"))
     return grid
+
+
+def _proof(report: Report) -> Table:
+    """What each law of a verified hierarchy says, and the facts about it as a whole."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, shown in _laws(report):
+        law = LAWS.get(name.partition(" ")[0])
+        grid.add_row(Text(shown.sign, shown.style), name, Text(law.statement if law else ""))
+    whole: dict[str, Fact] = {}
+    for fact in report.facts:
+        if not fact.subject.startswith("gate on"):
+            whole.setdefault(fact.name, fact)
+    for fact in whole.values():
+        grid.add_row(Text("·", "dim"), fact.name, Text.assemble(f"{fact.subject}: ", (fact.value, "bold")))
+    return grid
+
+
+def _laws(report: Report) -> list[tuple[str, formats.Kind]]:
+    """Every law once, with the number of its subjects and the worst of its verdicts."""
+    found: dict[str, list[formats.Kind]] = {}
+    for v in report.verdicts:
+        found.setdefault(v.law, []).append(formats.kind(v))
+    order = list(formats.KINDS.values())
+    return [(law + (f" ×{len(k)}" if len(k) > 1 else ""), max(k, key=order.index)) for law, k in found.items()]
 
 
 def _batch(rollouts: Rollouts, index: Index) -> str:
@@ -240,22 +148,25 @@ def _batch(rollouts: Rollouts, index: Index) -> str:
     by = f", sampled by {model['name']}" if isinstance(model, Mapping) and "name" in model else ""
     used = " → ".join(f"{index.size[s.name]} {s}" for s in reversed(index.hierarchy.chain))
     return (
-        f"{rollouts.n_tokens} tokens in {rollouts.n_trajectories} trajectories, {len(rollouts.prompt_groups)} prompt groups, "
-        f"{len(rollouts.domains)} domains{by}\nelements: {used}"
+        f"{rollouts.n_tokens} tokens in {rollouts.n_trajectories} trajectories, {len(rollouts.prompt_groups)} prompt "
+        f"groups, {len(rollouts.domains)} domains{by}\nelements: {used}"
     )
 
 
 def _table(*columns: str, left: int = 1) -> Table:
+    """Names on the left may wrap, numbers never do."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=i < left, vertical="bottom")
+        side: Any = {"justify": "left", "overflow": "fold"} if i < left else {"justify": "right", "no_wrap": True}
+        table.add_column(name, vertical="bottom", **side)
     return table
 
 
 def _domains(g: Gated) -> Table:
     """Per domain of the rollouts, whether or not the hierarchy knows domains."""
     r, h = g.rollouts, g.op.hierarchy
-    table = _table("domain", "groups", "traject.", "tokens", "mean\nreward", "mean\n|log r|", "tokens\nclipped", "𝒢(r)\nmin", "𝒢(r)\nmax")
+    numbers = ("mean\nreward", "mean\n|log r|", "tokens\nclipped", "𝒢(r)\nmin", "𝒢(r)\nmax")
+    table = _table("domain", "groups", "traject.", "tokens", *numbers)
     changed = np.zeros(r.n_tokens, bool)
     for (stratum, channel), residual in g.levels.residual.items():
         if stratum == h.leaf.name:
@@ -270,10 +181,10 @@ def _domains(g: Gated) -> Table:
             continue
         if name == "all":
             table.add_section()
-        table.add_row(
-            name, str(len(np.unique(r.prompt_group[rows]))), str(rows.sum()), str(tokens.sum()), f"{r.rewards[rows].mean():.2f}",
-            f"{drift[tokens].mean():.4f}", f"{changed[tokens].mean():.0%}", f"{ratio[tokens].min():.3f}", f"{ratio[tokens].max():.3f}",
-        )  # fmt: skip
+        groups, reward = len(np.unique(r.prompt_group[rows])), f"{r.rewards[rows].mean():.2f}"
+        moved, clipped = f"{drift[tokens].mean():.4f}", f"{changed[tokens].mean():.0%}"
+        extremes = (f"{ratio[tokens].min():.3f}", f"{ratio[tokens].max():.3f}")
+        table.add_row(name, f"{groups}", f"{rows.sum()}", f"{tokens.sum()}", reward, moved, clipped, *extremes)
     return table
 
 
@@ -283,17 +194,19 @@ def _regimes(g: Gated) -> Table:
     root = h.chain[0].name
     labels = [(f"[{root}={name}]", str(name), i) for i, name in enumerate(g.index.labels.get(root, ()))]
     named = [entry for entry in labels if any(m.endswith(entry[0]) for m in metrics)]  # only few elements are named
-    keys = [k for k in REGIMES if k != "attenuated" or any("/attenuated" in m and float(v) > 0 for m, v in metrics.items())]
-    table = _table("level", root if named else "", "elem.", "mean\ndrift", "max\ndrift", *(REGIMES[k].title.replace(" ", "\n") for k in keys), left=2)
+    regimes = _shown(g)
+    titles = [r.title.replace(" ", "\n") for r in regimes.values()]
+    table = _table("level", root if named else "", "elem.", "mean\ndrift", "max\ndrift", *titles, left=2)
     for stratum, channel in levels(h):
         key = f"{stratum}/{channel}" if channel else stratum
         counts = g.index.count(stratum, root)
         rows = [("", "all" if named else "", float(counts.sum()))]
         rows = [*((suffix, label, float(counts[i])) for suffix, label, i in named), *rows]
         for position, (suffix, label, count) in enumerate(rows):
-            shares = [_share(float(metrics[f"{key}/{k}{suffix}"]), REGIMES[k].style) for k in keys]
+            shares = [_share(float(metrics[f"{key}/{k}{suffix}"]), r.style) for k, r in regimes.items()]
             drifts = [f"{float(metrics[f'{key}/{d}{suffix}']):.4f}" for d in ("drift", "drift_max")]
-            table.add_row(f"{stratum} {CHANNELS[channel]}" if not position else "", label, f"{count:.0f}", *drifts, *shares)
+            level = f"{stratum} {CHANNELS[channel]}" if not position else ""
+            table.add_row(level, label, f"{count:.0f}", *drifts, *shares)
         table.add_section()
     return table
 
@@ -304,25 +217,44 @@ def _share(value: float, style: str) -> Text:
     return Text("<1%" if value < 0.005 else f"{value:.0%}" if value == 1 or value < 0.995 else ">99%", style)
 
 
-def _outcome(g: Gated) -> Iterator[Any]:
-    """The legend of the tables, then the numbers of the whole batch."""
+def _findings(g: Gated) -> Iterator[Any]:
+    """Both tables, each under a line that explains its columns, then the numbers of the whole batch."""
     h, m = g.op.hierarchy, g.result.metrics
-    split = " Channels + and − hold the tokens that became more and less likely." if len(h.decomposition.channels) > 1 else ""
-    regimes = "; ".join(f"{r.title}: {r.meaning}" for k, r in REGIMES.items() if k != "attenuated")
     yield Text(
-        f"Every level sees what its elements drift beyond the level above it: the residual, in {unit(h)}, here by its size.{split} "
-        f"A gate does one thing to each element; shares of elements: {regimes}.",
-        "dim",
+        "How far each domain has moved since it was sampled: r = π_new/π_old of a token, 𝒢(r) what training uses "
+        f"instead; clipped: tokens that the gate on {h.leaf} changed.",
+        "italic",
     )
+    yield _domains(g)
+    split = len(h.decomposition.channels) > 1
+    channels = ": + of the tokens that became likelier, − of those that became less so" if split else ""
+    meanings = "; ".join(f"{r.title}, {r.meaning}" for r in _shown(g).values())
+    yield Text(
+        f"What every gate saw and did. Drift: the size of an element's mean {_coordinate(h)} beyond that of the "
+        f"element it lies over{channels}. Shares of elements: {meanings}.",
+        "italic",
+    )
+    yield _regimes(g)
+    changed = float((g.ratio.log() - g.log_ratio).abs().gt(1e-12).double().mean())
+    ratio = torch.exp(g.log_ratio)
+    gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))
-    x, root = g.log_ratio, h.objective
-    before, after = torch.exp(x), g.ratio
     for name, value, meaning in (
-        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·𝒢(r)·A over the batch, {root}"),
-        ("ratio r", f"{float(before.min()):.3f} … {float(before.max()):.3f}", "before gating"),
-        ("gated ratio 𝒢(r)", f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}", f"differs from r on {float((after.log() - x).abs().gt(1e-12).double().mean()):.0%} of the tokens"),
-        ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of the mean of |r − 1|"),
-        ("KL estimate", f"{float(m['kl']):.5f}", "mean over trajectories of the mean of −log r, in nats"),
-    ):  # fmt: skip
+        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·𝒢(r)·A, with μ of {h.objective}"),
+        ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "before gating"),
+        ("gated ratio 𝒢(r)", gated, f"differs from r on {changed:.0%} of the tokens"),
+        ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of mean |r − 1|"),
+        ("KL estimate", f"{float(m['kl']):.5f}", "mean over trajectories of mean −log r, in nats"),
+    ):
         grid.add_row(Text(name, "bold"), value, Text(meaning, "dim"))
     yield grid
+
+
+def _coordinate(h: Hierarchy) -> str:
+    return {"nats": "log ratio (nats)", "r − 1": "r − 1"}.get(unit(h), "density")
+
+
+def _shown(g: Gated) -> dict[str, Regime]:
+    """Every regime but the rarest, which is shown where it occurs."""
+    occurs = any("/attenuated" in key and float(value) > 0 for key, value in g.result.metrics.items())
+    return {k: r for k, r in REGIMES.items() if k != "attenuated" or occurs}

@@ -1,4 +1,4 @@
-"""A hierarchy for reading: as a tree of strata, as a mermaid flowchart, as LaTeX. And how regimes are named and coloured.
+"""A hierarchy for reading: as a tree, as a mermaid flowchart, as LaTeX. And how regimes are named and coloured.
 
 Strata and fibrations are read from a graph, so trees and quivers show as well as chains.
 """
@@ -12,8 +12,7 @@ from typing import NamedTuple
 import networkx as nx
 
 from fibration.cancel import cancel
-from fibration.expressions import Apply, Expression, Number, transform
-from fibration.expressions import write_number
+from fibration.expressions import Apply, Expression, Number, transform, write_number
 from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import (
     BATCH,
@@ -33,7 +32,7 @@ from fibration.symbols import (
 
 @dataclass(frozen=True)
 class Regime:
-    """How tables and pictures show what a gate did to an element. Colours are Okabe and Ito's, safe for the colour-blind."""
+    """How tables and pictures show what a gate did to an element. The colours are safe for the colour-blind."""
 
     title: str
     meaning: str
@@ -42,11 +41,11 @@ class Regime:
 
 
 REGIMES: Mapping[str, Regime] = {
-    "passed": Regime("passed", "within the budget, unchanged", "#009E73", "green"),
-    "rolled_back": Regime("rolled back", "just beyond it: the further out, the less is left", "#E69F00", "yellow"),
-    "zeroed": Regime("zeroed", "far beyond it, removed", "#D55E00", "red"),
-    "limited": Regime("limited", "clipped to the bound", "#0072B2", "blue"),
-    "attenuated": Regime("attenuated", "shrunk, with a slope of its own", "#CC79A7", "magenta"),
+    "passed": Regime("passed", "unchanged, within the budget", "#009E73", "green"),
+    "rolled_back": Regime("rolled back", "past the budget, pulled back towards 0", "#E69F00", "yellow"),
+    "zeroed": Regime("zeroed", "removed", "#D55E00", "red"),
+    "limited": Regime("limited", "held at the bound", "#0072B2", "blue"),
+    "attenuated": Regime("attenuated", "shrunk", "#CC79A7", "magenta"),
 }
 CHANNELS = {"": "", "+": "+", "-": "−"}
 
@@ -126,15 +125,17 @@ def mermaid(hierarchy: Hierarchy) -> str:
 
 
 def _mermaid(label: str) -> str:
-    for character, entity in (("#", "#35;"), ("&", "#amp;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("`", "#96;")):
-        label = label.replace(character, entity)
-    return label
+    return label.translate(_ENTITIES)
+
+
+_ENTITIES = str.maketrans({c: f"#{ord(c)};" for c in '#&"<>`'})
 
 
 # ---------------------------------------------------------------- LaTeX
 
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega".split()
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
+    "omega".split()
 )
 _FUNCTIONS = {"minimum": r"\min", "maximum": r"\max", "log": r"\log", "exp": r"\exp", "tanh": r"\tanh"}
 _SIGNS = {"<": "<", "<=": r"\le", ">": ">", ">=": r"\ge", "and": r"\land", "or": r"\lor"}
@@ -156,7 +157,8 @@ def latex(hierarchy: Hierarchy) -> str:
     places = {"leaf": h.leaf if h.leaves else None, "rows": h.rows, BATCH: Stratum(BATCH)}
     weight = tex(_resolve(h.objective.weight, places))
     rows.append(rf"J &= \sum_i \mu_i\, \mathcal{{G}}(r)_i\, A_i,\qquad \mu_i = {weight}")
-    return "\n".join([r"\begin{align*}", f"% {h.name}", *(f"{row} \\\\" for row in rows[:-1]), rows[-1], r"\end{align*}"])
+    lines = " \\\\\n".join(rows)
+    return f"\\begin{{align*}}\n% {h.name}\n{lines}\n\\end{{align*}}"
 
 
 def _strata(h: Hierarchy) -> str:

@@ -6,10 +6,9 @@ Construction checks that a declaration can be *read*: names, types, references. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -30,10 +29,13 @@ from fibration.kernels import Fibration
 from fibration.objective import Objective
 from fibration.report import Report
 from fibration.symbols import (
+    BATCH,
     Attribute,
+    Count,
     Declared,
     Name,
     Parameter,
+    Place,
     Stratum,
     Total,
     at,
@@ -89,6 +91,15 @@ class Hierarchy(Declared):
         rows: Stratum | None = None,
     ) -> None:
         check_name(name, "a hierarchy")
+        _expect(
+            name,
+            "collection of fibrations",
+            fibrations,
+            Iterable,
+            "fibrations=[Fibration(token, trajectory, uniform())]",
+        )
+        fibrations = tuple(fibrations)
+        _expect(name, "collection of gates", gates, Mapping, "gates={token: identity_gate()}")
         _expect(name, "decomposition", decomposition, Decomposition, "signed_log_ratio(scale=...)")
         _expect(name, "objective", objective, Objective, "trajectory_mean()")
         for f in fibrations:
@@ -98,7 +109,7 @@ class Hierarchy(Declared):
             _expect(name, f"gate on {stratum}", gate, Gate, "Gate(expression), or a gate made by one of the functions")
         super().__init__(  # type: ignore[call-arg]
             name=name,
-            fibrations=tuple(fibrations),
+            fibrations=fibrations,
             gates=FrozenMap(gates),
             decomposition=decomposition,
             objective=objective,
@@ -225,6 +236,13 @@ class Hierarchy(Declared):
         for word in words:
             if words.count(word) > 1:
                 raise SpecError(f"{where_} uses the name '{word}' for two things", required="one meaning per name")
+        for atom in atoms(self.objective.weight):
+            if not self._is_weight(atom):
+                raise SpecError(
+                    f"{where_}: the objective weighs tokens by {atom}",
+                    required="numbers, parameters of one value, and counts and totals over a row or the batch",
+                    remedy="weights must not change with the policy; gates are for that",
+                )
         for law, why in self.gives_up.items():
             if law in FOUNDATIONS:
                 raise SpecError(
@@ -237,18 +255,32 @@ class Hierarchy(Declared):
                     f"{where_} gives up '{law}' without a reason", required="a sentence that the report can show"
                 )
 
+    def _is_weight(self, atom: Expression) -> bool:
+        """Whether an objective may read `atom`: it is one number per row."""
+        below = (self.rows, *self.coarser(self.rows))
+        if isinstance(atom, Parameter):
+            return not atom.per_channel and (atom.on is None or atom.on in below)
+        if isinstance(atom, Attribute):
+            return atom.on in below
+        if not isinstance(atom, (Count, Total)):
+            return False
+        of = atom.of if isinstance(atom, Count) else atom.attribute.on
+        known = isinstance(of, Place) or of in (*self.strata, self.rows)
+        return known and (not isinstance(atom.over, Stratum) or atom.over in below or atom.over.name == BATCH)
+
     # ------------------------------------------------------------ use
 
-    def verify(self) -> Report:
-        """Decide every law for all sizes at once (theory.md 8). See `fibration.verify.verify`."""
-        # a facade over a later stage, imported when it is called so that declaring stays light
-        report: Report = import_module("fibration.verify").verify(self)
-        return report
+    # `verify()`: decide every law. Given by the stage above, `fibration.verify`, when the package is imported.
+    verify: ClassVar[Callable[[Hierarchy], Report]]
 
     def replace(self, **changes: Any) -> Hierarchy:
         """A copy with some of the arguments changed, validated again."""
         fields = {k: getattr(self, k) for k in type(self).model_fields}
         return Hierarchy(**{**fields, **changes})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Hierarchy:
+        """`replace`, under pydantic's name: what pydantic's own would copy is not validated, and caches go stale."""
+        return self.replace(**(update or {}))
 
     def __repr__(self) -> str:
         fibrations = "".join(f"\n        {f!r}," for f in self.fibrations)
@@ -271,8 +303,8 @@ class Hierarchy(Declared):
         return {
             "name": self.name,
             "strata": [s.name for s in self.strata],
-            "parameters": [p.model_dump(mode="json") for p in self.parameters.values()],
-            "attributes": [a.model_dump(mode="json") for a in self.attributes.values()],
+            "parameters": [_flat(p) for p in self.parameters.values()],
+            "attributes": [_flat(a) for a in self.attributes.values()],
             "fibrations": [
                 {"source": f.source.name, "target": f.target.name, "kernel": f.kernel.written} for f in self.fibrations
             ],
@@ -286,13 +318,13 @@ class Hierarchy(Declared):
     @model_validator(mode="wrap")
     @classmethod
     def _from_json(cls, data: Any, handler: ModelWrapValidatorHandler[Hierarchy], info: ValidationInfo) -> Hierarchy:
-        if isinstance(data, Mapping) and "strata" in data:
+        if isinstance(data, Mapping) and not isinstance(data.get("decomposition"), Decomposition):
             return cls(**HierarchyDocument.model_validate(data).arguments())
         return handler(data)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return HierarchyDocument.model_json_schema()
+        return handler(HierarchyDocument.__pydantic_core_schema__)
 
 
 def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:
@@ -302,6 +334,10 @@ def _expect(name: str, what: str, value: object, kind: type, example: str) -> No
             required=f"a {kind.__name__}",
             remedy=f"for example {example}",
         )
+
+
+def _flat(value: Parameter | Attribute) -> dict[str, Any]:
+    return {**value.model_dump(mode="json"), "on": None if value.on is None else value.on.name}
 
 
 def _declaration(value: Any) -> str:

@@ -208,6 +208,10 @@ class Parameter(Declared, Expression):
         )
         if self.lower is not None and self.upper is not None and not self.lower < self.upper:
             raise SpecError(f"parameter '{name}' has the empty range {self.range}", required="lower < upper")
+        if isinstance(self.default, dict) and set(self.default) != {"+", "-"}:
+            raise SpecError(
+                f"parameter '{name}' has the default {self.default}", required="one number, or one each for '+' and '-'"
+            )
         if isinstance(self.default, dict) and not per_channel:
             raise SpecError(
                 f"parameter '{name}' has a default per channel: {self.default}",
@@ -307,7 +311,7 @@ def density(stratum: Stratum, channel: str | None = None) -> Density:
     """Density at the `stratum` element that the current element lies over."""
     if not isinstance(stratum, Stratum):
         raise SpecError(f"density takes a stratum, not {stratum!r}")
-    return Density(stratum, channel)
+    return Density(stratum, None if channel is None else _channel(channel, "density"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -322,7 +326,15 @@ class Gated(Expression):
 
 def gated(channel: str) -> Gated:
     """What the recovery map gets back on `channel`."""
-    return Gated(channel)
+    return Gated(_channel(channel, "gated"))
+
+
+def _channel(channel: object, what: str) -> str:
+    if isinstance(channel, str) and channel in ("", "+", "-"):
+        return channel
+    raise SpecError(
+        f"{what} cannot read the channel {channel!r}", required="'+' or '-', or '' where there is one channel"
+    )
 
 
 def at(expression: Expression, place: Where) -> Expression:

@@ -48,3 +48,6 @@ def _account(hierarchy: Hierarchy, verdicts: list[Verdict]) -> list[Verdict]:
             )
         result = [replace(v, given_up=why) if v.law in covered and v.status != "proved" else v for v in result]
     return result
+
+
+Hierarchy.verify = verify  # the method that users call

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SKIP = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "out", "*.egg-info")
+SKIP = shutil.ignore_patterns(
+    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "out", "*.egg-info"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,9 @@ def test_the_wheel_holds_the_linked_folders_once_and_nothing_else(wheel):
     tops = {n.split("/")[0] for n in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"fibration"}
     expected = {
-        f"fibration/{p.relative_to(base)}" if base.name == "fibration" else f"fibration/{base.name}/{p.relative_to(base)}"
+        f"fibration/{p.relative_to(base)}"
+        if base.name == "fibration"
+        else f"fibration/{base.name}/{p.relative_to(base)}"
         for base in (ROOT / "fibration", ROOT / "backends", ROOT / "specs")
         for p in base.rglob("*.py")
         if not {"backends", "specs"} & set(p.relative_to(base).parts[:1]) or base.name != "fibration"
@@ -55,7 +59,12 @@ def test_the_unpacked_wheel_works_without_the_checkout(wheel, tmp_path):
     )
     clean = {"PYTHONPATH": str(tmp_path), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
     made = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=tmp_path, env=clean, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=tmp_path,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert made.returncode == 0, made.stderr
 

@@ -1,0 +1,97 @@
+"""A recorded batch, gated: who lies over whom, what the operator says, and how far that is from the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.errors import RolloutsError
+from fibration.index import Index
+from fibration.interpret import interpret
+from fibration.operator import Coefficients, Levels, Operator
+from fibration.rollouts import Rollouts
+from fibration.symbols import BATCH
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A recorded batch, and everything that an operator says about it. Per-token arrays are float64 `[N]`."""
+
+    op: Operator
+    index: Index
+    rollouts: Rollouts
+    parameters: Mapping[str, Any]
+    log_ratio: Tensor
+    advantages: Tensor
+    ratio: Tensor
+    result: Coefficients
+    levels: Levels
+
+    def inputs(self, program: str) -> dict[str, NDArray[np.float64]]:
+        """What the operator gives to one of its programs, for the interpreter."""
+        values = self.op.inputs(self.index, self.log_ratio, self.advantages, self.parameters, program)
+        return {k: v.cpu().numpy() for k, v in values.items()}
+
+
+def build_index(op: Operator, rollouts: Rollouts) -> Index:
+    """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
+    h = op.hierarchy
+    known = {"prompt_group": rollouts.prompt_group_labels, "domain": rollouts.domain_labels}
+    wanted = [s.name for s in h.chain if s.name not in (h.leaf.name, h.rows.name, BATCH)]
+    for what, names in (("stratum", [n for n in wanted if n not in known]), ("attribute", list(h.attributes))):
+        if names:
+            raise RolloutsError(
+                f"the rollouts say nothing about the {what} '{names[0]}' of '{h.name}'",
+                required=f"labels for {', '.join(wanted) or 'nothing'}" if what == "stratum" else "no attributes",
+                found=f"labels for {', '.join(known)}; every segment is one {h.rows}",
+                remedy="from Python, op.index(...) takes any labels and attributes",
+            )
+    labels: dict[str, Any] = {name: known[name] for name in wanted}
+    return op.index(offsets=rollouts.offsets, **labels)
+
+
+def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any]) -> Gated:
+    """Run the operator on recorded log-probs, in float64 so that rounding can be told from error."""
+    columns = (rollouts.log_probs, rollouts.old_log_probs, rollouts.advantages)
+    now, old, advantages = (torch.from_numpy(column).double() for column in columns)
+    log_ratio = now - old
+    return Gated(
+        op,
+        index,
+        rollouts,
+        parameters,
+        log_ratio,
+        advantages,
+        ratio=op.gate(log_ratio, index, parameters, advantages=advantages),
+        result=op.coefficients(now, old, advantages, index, parameters),
+        levels=op.levels(log_ratio, index, parameters, advantages=advantages),
+    )
+
+
+def disagreement(gated: Gated) -> dict[str, float]:
+    """How far the compiled operator is from the float64 meaning of its IR, relative to the size of what is compared."""
+
+    def oracle(program: str) -> dict[str, NDArray[np.float64]]:
+        p = gated.op.programs[program]
+        return interpret(p, gated.inputs(program), gated.index.sizes(p.edges))
+
+    truth = {**oracle("gate"), **oracle("objective")}
+    coefficients = gated.result.values.numpy()
+    # J is a sum of terms of either sign and may cancel, so its error is measured against the sum of their sizes.
+    terms = max(abs(float(truth["objective"][0])), float(np.abs(truth["coefficients"]).sum()))
+    return {
+        "ratio": _relative(gated.ratio.numpy() - truth["gated_ratio"], truth["gated_ratio"].max()),
+        "coefficients": _relative(coefficients - truth["coefficients"], np.abs(truth["coefficients"]).max()),
+        "objective": _relative(float(gated.result.objective) - truth["objective"], terms),
+    }
+
+
+def _relative(error: Any, size: float) -> float:
+    largest = float(np.abs(error).max())
+    return largest / size if size else largest

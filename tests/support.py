@@ -1,0 +1,699 @@
+"""Shared helpers: batches, operators without a verdict, and two oracles.
+
+`Oracle` runs the float64 interpreter on the lowered program, before any optimisation. `exact` evaluates a hierarchy
+straight from its definition (extensive densities, kernels, residuals, gates) in rational arithmetic, with a directional
+derivative beside every value; it shares no code with lowering, cancelling, the adjoint or a backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    Parameter,
+    aggregate_gate,
+    clip_gate,
+    count,
+    density,
+    dual_clip_gate,
+    exp,
+    expm1,
+    identity_gate,
+    load,
+    log1p,
+    log_clip_gate,
+    log_ratio,
+    pessimistic_clip_gate,
+    proportional,
+    ratio_deviation,
+    residual,
+    sigmoid,
+    sign,
+    signed_log_ratio,
+    sqrt,
+    strata,
+    tanh,
+    token_mean,
+    total,
+    trajectory_mean,
+    uniform,
+    where,
+    zero_gate,
+)
+from fibration import compiler as compiling
+from fibration.expressions import Apply, Expression, Number
+from fibration.index import Index
+from fibration.interpret import Sizes, interpret
+from fibration.ir import Input, Program
+from fibration.operator import Operator
+from fibration.report import Report
+from fibration.symbols import BATCH, Component, Count, Density, Gated, Place, Reading, Stratum, Total, in_channel
+
+SPECS = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "fiberpo", "fiberpo_domain")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+NAN = float("nan")
+
+token, turn, trajectory, prompt_group, domain = strata("token turn trajectory prompt_group domain")
+
+
+@functools.cache
+def spec(name: str) -> Hierarchy:
+    """A shipped hierarchy."""
+    return load(name)
+
+
+@functools.cache
+def operator(hierarchy: Hierarchy) -> Operator:
+    """Compile without asking the verifier: numbers are tested here, also those of hierarchies that break a law."""
+    artifact = compiling.generate(hierarchy, "torch")
+    report = Report(hierarchy, ())
+    return Operator(hierarchy, report, "torch", artifact.source, artifact.programs, compiling.load(artifact))
+
+
+@functools.cache
+def raw_programs(hierarchy: Hierarchy) -> dict[str, Program]:
+    """The programs as lowering and the adjoint made them."""
+    return compiling.build(hierarchy)
+
+
+# ---------------------------------------------------------------- batches
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens, one after another. `labels` are per row, `token_labels` per token, `weights` an attribute."""
+
+    lengths: tuple[int, ...]
+    x: np.ndarray
+    advantages: np.ndarray
+    labels: Mapping[str, list[Any]] = field(default_factory=dict)
+    token_labels: Mapping[str, list[Any]] = field(default_factory=dict)
+    weights: np.ndarray | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def row(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        return int(sum(self.lengths))
+
+    def with_x(self, x: Any) -> Batch:
+        return replace(self, x=np.asarray(x, np.float64))
+
+    def permuted(self, order: list[int]) -> tuple[Batch, np.ndarray]:
+        """The same rows in another order, and where each token of the new batch was before."""
+        places = np.concatenate([np.flatnonzero(self.row == r) for r in order]).astype(int)
+        moved = replace(
+            self,
+            lengths=tuple(self.lengths[r] for r in order),
+            x=self.x[places],
+            advantages=self.advantages[places],
+            labels={k: [v[r] for r in order] for k, v in self.labels.items()},
+            token_labels={k: [v[p] for p in places] for k, v in self.token_labels.items()},
+            weights=None if self.weights is None else self.weights[places],
+        )
+        return moved, places
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A batch laid out in tensors: `tensor` writes a vector over its tokens, `read` gets one back."""
+
+    index: Index
+    slots: np.ndarray
+    shape: tuple[int, ...]
+
+    def tensor(self, values: Any, dtype: torch.dtype = torch.float64, under_mask: float = NAN) -> Tensor:
+        result = torch.full(self.shape, under_mask, dtype=dtype)
+        result.view(-1)[torch.from_numpy(self.slots)] = torch.as_tensor(np.asarray(values)).to(dtype)
+        return result
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        return tensor.detach().double().reshape(-1).numpy()[self.slots]
+
+
+def _labels_for(op: Operator, batch: Batch) -> dict[str, Any]:
+    wanted = {s.name for s in op.hierarchy.strata} - {op.hierarchy.rows.name, BATCH}
+    return {k: v for k, v in batch.labels.items() if k in wanted}
+
+
+def packed(op: Operator, batch: Batch) -> Layout:
+    """Tokens row after row, with offsets."""
+    offsets = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int64)
+    shape = (batch.tokens,)
+    wanted = {s.name for s in op.hierarchy.strata}
+    per_token = {k: v for k, v in batch.token_labels.items() if k in wanted}
+    index = op.index(
+        offsets=torch.from_numpy(offsets),
+        attributes={"weight": batch.weights} if "weight" in op.hierarchy.attributes else None,
+        **_labels_for(op, batch),
+        **per_token,
+    )
+    return Layout(index, np.arange(batch.tokens), shape)
+
+
+def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True) -> Layout:
+    """One row each, in the same order, with masked positions before, between and after the tokens."""
+    generator = np.random.default_rng(seed)
+    width = max(batch.lengths) + (3 if gaps else 0)
+    mask = np.zeros((len(batch.lengths), width), bool)
+    for r, n in enumerate(batch.lengths):
+        mask[r, np.sort(generator.permutation(width)[:n]) if gaps else np.arange(n)] = True
+    slots = np.flatnonzero(mask)
+    wanted = {s.name for s in op.hierarchy.strata}
+    per_token = {}
+    for name, given in batch.token_labels.items():
+        if name in wanted:
+            flat: list[Any] = [None] * mask.size
+            for slot, label in zip(slots, given, strict=True):
+                flat[slot] = label
+            per_token[name] = [flat[r * width : (r + 1) * width] for r in range(len(mask))]
+    attributes = None
+    if "weight" in op.hierarchy.attributes:
+        weights = np.full(mask.size, NAN)
+        weights[slots] = batch.weights
+        attributes = {"weight": weights.reshape(mask.shape)}
+    index = op.index(mask=torch.from_numpy(mask), attributes=attributes, **_labels_for(op, batch), **per_token)
+    return Layout(index, slots, mask.shape)
+
+
+def coefficients(op: Operator, layout: Layout, batch: Batch, **options: Any) -> tuple[np.ndarray, float]:
+    """Coefficients over the batch's tokens, and J."""
+    result = op.coefficients(
+        layout.tensor(batch.x),
+        layout.tensor(np.zeros(batch.tokens)),
+        layout.tensor(batch.advantages),
+        layout.index,
+        batch.parameters,
+        **options,
+    )
+    return layout.read(result.values), float(result.objective)
+
+
+def gated_ratio(op: Operator, layout: Layout, batch: Batch) -> np.ndarray:
+    advantages = layout.tensor(batch.advantages)
+    return layout.read(op.gate(layout.tensor(batch.x), layout.index, batch.parameters, advantages=advantages))
+
+
+# ---------------------------------------------------------------- who lies over whom, from the labels alone
+
+
+class Cells:
+    """Element numbers per token for every stratum, in the order of first appearance; no torch, no `Index`."""
+
+    def __init__(self, hierarchy: Hierarchy, batch: Batch) -> None:
+        self.h, self.batch = hierarchy, batch
+        self.code: dict[str, np.ndarray] = {BATCH: np.zeros(batch.tokens, int)}
+        self.names: dict[str, list[Any]] = {}
+        row = batch.row
+        for s in {*(s.name for s in hierarchy.strata), hierarchy.rows.name, hierarchy.leaf.name} - {BATCH}:
+            if s == hierarchy.leaf.name:
+                keys: list[Any] = list(range(batch.tokens))
+            elif s == hierarchy.rows.name:
+                keys = list(row)
+            elif s in batch.token_labels:
+                keys = list(batch.token_labels[s])
+            else:
+                keys = [batch.labels[s][r] for r in row]
+            self.names[s] = list(dict.fromkeys(keys))
+            number = {k: i for i, k in enumerate(self.names[s])}
+            self.code[s] = np.array([number[k] for k in keys], int)
+        self.size = {s: int(c.max()) + 1 for s, c in self.code.items()}
+        self.witness = {
+            s: np.array([int(np.flatnonzero(c == e)[0]) for e in range(self.size[s])]) for s, c in self.code.items()
+        }
+
+    def parent(self, source: str, target: str) -> np.ndarray:
+        return self.code[target][self.witness[source]]
+
+    def count(self, of: str, over: str) -> np.ndarray:
+        return np.bincount(self.parent(of, over), minlength=self.size[over])
+
+    def total(self, over: str) -> np.ndarray:
+        assert self.batch.weights is not None
+        return np.bincount(self.code[over], weights=self.batch.weights, minlength=self.size[over])
+
+    def parameter(self, name: str, channel: str, stratum: str, element: int) -> float:
+        """A parameter at an element: a number, per channel, or either of these per label."""
+        value = self.batch.parameters.get(name, self.h.parameters[name].default)
+        if isinstance(value, Mapping) and not set(value) <= {"+", "-"}:
+            value = value[self.names[stratum][element]]
+        return float(value[channel] if isinstance(value, Mapping) else value)
+
+
+class Oracle:
+    """The float64 interpreter on the programs as lowered."""
+
+    def __init__(self, hierarchy: Hierarchy, batch: Batch) -> None:
+        self.h, self.batch, self.cells = hierarchy, batch, Cells(hierarchy, batch)
+        self.programs = raw_programs(hierarchy)
+
+    def run(self, name: str, x: Any = None, **more: Any) -> dict[str, np.ndarray]:
+        program = self.programs[name]
+        sizes = Sizes({e: self.cells.parent(*e) for e in program.edges}, self.cells.size)
+        inputs = {i.name: self._input(i) for i in program.inputs if i.kind not in ("log_ratio", "cotangent")}
+        inputs["log_ratio"] = self.batch.x if x is None else np.asarray(x)
+        return interpret(program, {**inputs, **more}, sizes)
+
+    def _input(self, node: Input) -> np.ndarray:
+        if node.kind == "count":
+            return self.cells.count(*node.key)
+        if node.kind == "advantage":
+            return self.batch.advantages[self.cells.witness[node.over]]
+        if node.kind == "total":
+            return self.cells.total(node.key[1])
+        if node.kind == "attribute":
+            return self.batch.weights[self.cells.witness[node.over]]
+        assert node.kind == "parameter"
+        return np.array([self.cells.parameter(*node.key, node.over, e) for e in range(self.cells.size[node.over])])
+
+    def ratio(self, x: Any = None) -> np.ndarray:
+        return self.run("gate", x)["gated_ratio"]
+
+    def objective(self, x: Any = None) -> float:
+        return float(self.run("objective", x)["objective"][0])
+
+    def coefficients(self, x: Any = None) -> np.ndarray:
+        return self.run("objective", x)["coefficients"]
+
+    def difference(self, h: float = 1e-6) -> np.ndarray:
+        """Central differences of the objective."""
+        return central(self.objective, self.batch.x, h)
+
+
+def central(f: Callable[[np.ndarray], Any], x: np.ndarray, h: float = 1e-6) -> np.ndarray:
+    """Central differences along every coordinate, the coordinate first."""
+    rows = []
+    for i in range(len(x)):
+        step = np.zeros_like(x)
+        step[i] = h
+        rows.append((np.asarray(f(x + step)) - np.asarray(f(x - step))) / (2 * h))
+    return np.array(rows)
+
+
+# ---------------------------------------------------------------- the definition, in rationals
+
+
+@dataclass(frozen=True)
+class Dual:
+    """A value and its derivative along one direction."""
+
+    value: Fraction
+    slope: Fraction = Fraction(0)
+
+
+def _real(name: str, x: Fraction) -> Fraction:
+    with mpmath.workdps(40):
+        value = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
+        return Fraction(int(mpmath.floor(value * mpmath.mpf(2) ** 130))) / 2**130
+
+
+_SLOPES: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
+    "exp": lambda x, y: y,
+    "expm1": lambda x, y: y + 1,
+    "log": lambda x, y: 1 / x,
+    "log1p": lambda x, y: 1 / (1 + x),
+    "tanh": lambda x, y: 1 - y * y,
+    "sigmoid": lambda x, y: y * (1 - y),
+    "sqrt": lambda x, y: 1 / (2 * y),
+}
+
+
+class Evaluator:
+    """Values and slopes of expressions.
+
+    `margin` is how close any comparison came to a tie; `gap` leaves out the signs of `abs` and `sign`, which are often
+    taken of exact zeros and rarely matter there.
+    """
+
+    def __init__(self) -> None:
+        self.margin = self.gap = float("inf")
+
+    def __call__(self, e: Expression, atom: Callable[[Expression], Dual]) -> Any:
+        if isinstance(e, Number):
+            return Dual(e.value)
+        if not isinstance(e, Apply):
+            return atom(e)
+        op = e.operator
+        if op == "where":
+            condition, a, b = e.arguments
+            return self(a if self(condition, atom) else b, atom)
+        args = [self(a, atom) for a in e.arguments]
+        if op in ("and", "or", "not"):
+            return {"and": all, "or": any, "not": lambda a: not a[0]}[op](args)
+        return getattr(self, f"_{_METHODS[op]}")(*args) if op in _METHODS else self._smooth(op, args[0])
+
+    def less(self, a: Dual, b: Dual, of_sign: bool = False) -> bool:
+        self.margin = min(self.margin, abs(float(a.value - b.value)))
+        if not of_sign:
+            self.gap = min(self.gap, abs(float(a.value - b.value)))
+        return a.value < b.value
+
+    def _lt(self, a: Dual, b: Dual) -> bool:
+        return self.less(a, b)
+
+    def _le(self, a: Dual, b: Dual) -> bool:
+        return not self.less(b, a)
+
+    def _gt(self, a: Dual, b: Dual) -> bool:
+        return self.less(b, a)
+
+    def _ge(self, a: Dual, b: Dual) -> bool:
+        return not self.less(a, b)
+
+    def _add(self, a: Dual, b: Dual) -> Dual:
+        return Dual(a.value + b.value, a.slope + b.slope)
+
+    def _sub(self, a: Dual, b: Dual) -> Dual:
+        return Dual(a.value - b.value, a.slope - b.slope)
+
+    def _mul(self, a: Dual, b: Dual) -> Dual:
+        return Dual(a.value * b.value, a.slope * b.value + a.value * b.slope)
+
+    def _div(self, a: Dual, b: Dual) -> Dual:
+        return Dual(a.value / b.value, (a.slope * b.value - a.value * b.slope) / b.value**2)
+
+    def _pow(self, a: Dual, b: Dual) -> Dual:
+        n = int(b.value)
+        return Dual(a.value**n, n * a.value ** (n - 1) * a.slope)
+
+    def _neg(self, a: Dual) -> Dual:
+        return Dual(-a.value, -a.slope)
+
+    def _abs(self, a: Dual) -> Dual:
+        return self._neg(a) if self.less(a, Dual(Fraction(0)), True) else a
+
+    def _sign(self, a: Dual) -> Dual:
+        self.less(a, Dual(Fraction(0)), True)
+        return Dual(Fraction((a.value > 0) - (a.value < 0)))
+
+    def _minimum(self, a: Dual, b: Dual) -> Dual:
+        return b if self.less(b, a) else a
+
+    def _maximum(self, a: Dual, b: Dual) -> Dual:
+        return b if self.less(a, b) else a
+
+    def _clip(self, a: Dual, low: Dual, high: Dual) -> Dual:
+        return low if self.less(a, low) else high if self.less(high, a) else a
+
+    def _smooth(self, op: str, a: Dual) -> Dual:
+        if op == "sigmoid":
+            value = 1 / (1 + _real("exp", -a.value))
+        elif op == "log1p":
+            value = _real("log", 1 + a.value)
+        else:
+            value = _real(op, a.value)
+        return Dual(value, a.slope and _SLOPES[op](a.value, value) * a.slope)
+
+
+_METHODS = {
+    "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow",
+    "neg": "neg", "abs": "abs", "sign": "sign", "minimum": "minimum", "maximum": "maximum", "clip": "clip",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What the definition gives: floats, correctly rounded; `slope` is `dJ` along the direction."""
+
+    ratio: np.ndarray
+    ratio_slope: np.ndarray
+    objective: float
+    slope: float
+    margin: float
+    gap: float
+    densities: dict[tuple[str, str], list[Dual]]
+
+
+def exact(hierarchy: Hierarchy, batch: Batch, direction: Any = None) -> Exact:
+    """Theory, section 2, word for word: push up, subtract the reflected base, gate, reflect down, recover."""
+    h, cells, run = hierarchy, Cells(hierarchy, batch), Evaluator()
+    chain = [s.name for s in h.chain]
+    leaf, rows = h.leaf.name, h.rows.name
+    places = {"leaf": leaf, "rows": rows, BATCH: BATCH}
+    direction = np.zeros(batch.tokens) if direction is None else np.asarray(direction)
+    sigma: dict[tuple[str, str], list[Dual]] = {}
+
+    def reader(stratum: str, element: int, extra: Callable[[Expression], Dual]) -> Callable[[Expression], Dual]:
+        witness = cells.witness[stratum][element]
+
+        def name_of(place: Any) -> str:
+            return places[place.name] if isinstance(place, Place) else stratum if place is None else place.name
+
+        def atom(a: Expression) -> Dual:
+            if isinstance(a, Count):
+                of, over = name_of(a.of), name_of(a.over)
+                return Dual(Fraction(int(cells.count(of, over)[cells.code[over][witness]])))
+            if isinstance(a, Total):
+                over = name_of(a.over)
+                inside = cells.code[over] == cells.code[over][witness]
+                return Dual(sum((Fraction(float(w)) for w in batch.weights[inside]), Fraction(0)))
+            if isinstance(a, Attribute):
+                return Dual(Fraction(float(batch.weights[witness])))
+            if isinstance(a, (Parameter, Component)):
+                p, channel = (a.parameter, a.channel) if isinstance(a, Component) else (a, "")
+                home = _home(h, p)
+                return Dual(Fraction(cells.parameter(p.name, channel, home, int(cells.code[home][witness]))))
+            if isinstance(a, Density):
+                return sigma[a.stratum.name, a.channel or ""][cells.code[a.stratum.name][witness]]
+            if isinstance(a, Reading) and a.name == "advantage":
+                return Dual(Fraction(float(batch.advantages[witness])))
+            return extra(a)
+
+        return atom
+
+    down: dict[str, list[Dual]] = {}
+    for channel in h.decomposition.channels:
+
+        def x_of(i: int) -> Callable[[Expression], Dual]:
+            return lambda a: Dual(Fraction(float(batch.x[i])), Fraction(float(direction[i])))
+
+        fresh = Evaluator()  # the sign of an input is decided exactly by everyone
+        density_ = h.decomposition[channel]
+        sigma[leaf, channel] = [fresh(density_, reader(leaf, i, x_of(i))) for i in range(batch.tokens)]
+        for target, source in reversed(list(zip(chain, chain[1:], strict=False))):
+            parent = cells.parent(source, target)
+            sigma[target, channel] = [
+                Dual(
+                    sum((d.value for d, p in zip(sigma[source, channel], parent, strict=True) if p == b), Fraction(0)),
+                    sum((d.slope for d, p in zip(sigma[source, channel], parent, strict=True) if p == b), Fraction(0)),
+                )
+                for b in range(cells.size[target])
+            ]
+    for channel in h.decomposition.channels:
+        for depth, stratum in enumerate(chain):
+            own = sigma[stratum, channel]
+            gate = in_channel(h.gate(next(s for s in h.chain if s.name == stratum)), channel)
+            base: list[Dual] = []
+            rho = own
+            if depth:
+                target = chain[depth - 1]
+                parent = cells.parent(stratum, target)
+                weight = h.edge(Stratum(stratum)).weight
+                kernel = [run(weight, reader(stratum, a, _no_more)) for a in range(len(own))]
+                rho = [
+                    run._sub(s, run._mul(k, sigma[target, channel][p]))
+                    for s, k, p in zip(own, kernel, parent, strict=True)
+                ]
+                base = [run._mul(k, down[channel][p]) for k, p in zip(kernel, parent, strict=True)]
+            level = [run(gate, reader(stratum, a, lambda _, r=r: r)) for a, r in enumerate(rho)]
+            down[channel] = [run._add(b, g) for b, g in zip(base, level, strict=True)] if depth else level
+
+    ratio, total_ = [], Dual(Fraction(0))
+    for i in range(batch.tokens):
+
+        def recovered(a: Expression, i: int = i) -> Dual:
+            assert isinstance(a, Gated)
+            return down[a.channel][i]
+
+        ratio.append(run(h.decomposition.recovery, reader(leaf, i, recovered)))
+        mu = run(h.objective.weight, reader(rows, int(cells.code[rows][i]), _no_more))
+        total_ = run._add(total_, run._mul(run._mul(mu, ratio[-1]), Dual(Fraction(float(batch.advantages[i])))))
+    return Exact(
+        ratio=np.array([float(r.value) for r in ratio]),
+        ratio_slope=np.array([float(r.slope) for r in ratio]),
+        objective=float(total_.value),
+        slope=float(total_.slope),
+        margin=run.margin,
+        gap=run.gap,
+        densities=sigma,
+    )
+
+
+def _no_more(atom: Expression) -> Dual:
+    raise AssertionError(f"{atom} has no meaning here")
+
+
+def _home(hierarchy: Hierarchy, parameter: Parameter) -> str:
+    if parameter.on is not None:
+        return parameter.on.name
+    readers = [s.name for s in hierarchy.chain if parameter in set(_atoms(hierarchy.gate(s)))]
+    return readers[0] if readers and readers[0] != hierarchy.leaf.name else BATCH
+
+
+def _atoms(e: Expression) -> Iterator[Expression]:
+    if isinstance(e, Apply):
+        for a in e.arguments:
+            yield from _atoms(a)
+    elif not isinstance(e, Number):
+        yield e
+
+
+# ---------------------------------------------------------------- random hierarchies and batches
+
+CHAINS = (
+    (token,),
+    (token, trajectory),
+    (token, prompt_group),
+    (token, trajectory, prompt_group),
+    (token, turn, trajectory),
+    (token, trajectory, Stratum(BATCH)),
+    (token, trajectory, prompt_group, domain),
+    (token, turn, trajectory, domain),
+)
+POOL = 32
+
+
+@functools.cache
+def random_hierarchy(seed: int, identity: bool = False) -> Hierarchy:
+    """A hierarchy of depth 1 to 4 with random kernels, gates, coordinates and objective; always the same for a seed."""
+    choose = random.Random(seed)
+    chain = CHAINS[seed % len(CHAINS)]
+    weight = Attribute("weight", on=token)
+    signed = choose.random() < 0.4
+    log_coordinates = signed or choose.random() < 0.6
+    two = dict(per_channel=True) if signed and choose.random() < 0.5 else {}
+
+    kernels = []
+    for above, below in zip(chain, chain[1:], strict=False):
+        options: list[Any] = [uniform(), proportional(count(token)), proportional(total(weight))]
+        if above in (prompt_group, domain):
+            options.append(proportional(count(trajectory)))
+        kernels.append(Fibration(above, below, kernel=choose.choice(options)))
+
+    def parameter(s: Stratum, what: str, value: float) -> Parameter:
+        return Parameter(f"{what}_{s.name}", default={"+": value, "-": value / 2} if two else value, upper=1, **two)
+
+    def gate(s: Stratum) -> Gate:
+        p, m = parameter(s, "p", 0.25), parameter(s, "q", 0.5)
+        near = s in (token, trajectory)
+        options = [
+            identity_gate(),
+            clip_gate(p),
+            clip_gate(p).per(1 / count(token, over=s)) if s != token else clip_gate(p).per(0.5),
+            aggregate_gate(p, rollback=count(token)),
+            aggregate_gate(p, rollback=3).per(count(token)),
+            Gate(where(abs(residual) <= p, residual, m * sign(residual) * p + (1 - m) * residual)),
+            Gate(p * tanh(residual / p)),
+            Gate(residual / (1 + residual**2)),
+            Gate(2 * (sigmoid(2 * residual) - 0.5)),
+            Gate(where((residual > p) | (residual < -p), 0, expm1(residual))),
+            Gate(residual / sqrt(1 + exp(-residual) * residual**2)),
+        ]
+        if near and not two:
+            options += [pessimistic_clip_gate(p, m), log_clip_gate(p, m), dual_clip_gate(p, m, 1 + m)]
+        if s != chain[-1]:
+            base = density(chain[-1])
+            room = p + abs(base) / (1 + base**2)
+            options += [Gate(where(residual < -room, -room, where(residual > room, room, residual)))]
+            options += [Gate(residual * (1 + base**2) / (1 + log1p(base**2) + base**2))]
+        if s == chain[-1] and len(chain) > 1:
+            options.append(zero_gate())
+        return choose.choice(options)
+
+    scales = [None, 1 / count(token, over=trajectory if trajectory in chain else chain[-1]), 0.5]
+    scale = choose.choice(scales)
+    make = signed_log_ratio if signed else log_ratio if log_coordinates else ratio_deviation
+    return Hierarchy(
+        name=f"random_{seed}",
+        fibrations=kernels,
+        gates={s: identity_gate() if identity else gate(s) for s in chain},
+        decomposition=make() if scale is None else make(scale=scale),
+        objective=choose.choice([trajectory_mean(), token_mean()]),
+    )
+
+
+def reads_advantage(hierarchy: Hierarchy) -> list[Stratum]:
+    """The strata whose gate reads the advantage, coarsest first."""
+    return [
+        s
+        for s in hierarchy.chain
+        if any(isinstance(a, Reading) and a.name == "advantage" for a in _atoms(hierarchy.gate(s)))
+    ]
+
+
+def _unambiguous(lengths: list[int]) -> bool:
+    """At least one token; and not as many tokens as rows, unless tokens and rows are the same thing."""
+    return any(lengths) and (sum(lengths) != len(lengths) or all(n == 1 for n in lengths))
+
+
+@st.composite
+def batches(draw: st.DrawFn, hierarchy: Hierarchy | None = None, scale: float = 1.0, empty_rows: bool = True) -> Batch:
+    """Up to five short rows with nested labels; log ratios are multiples of 1/64, so that many are exactly 0."""
+    lengths = draw(st.lists(st.integers(0 if empty_rows else 1, 4), min_size=1, max_size=5).filter(_unambiguous))
+    n = sum(lengths)
+    number = st.integers(-48, 48).map(lambda k: scale * k / 64)
+    x = draw(st.lists(number, min_size=n, max_size=n))
+    per_row = hierarchy is not None and any(s != hierarchy.leaf for s in reads_advantage(hierarchy))
+    size = len(lengths) if per_row else n
+    a = draw(st.lists(st.integers(-8, 8).map(lambda k: k / 4), min_size=size, max_size=size))
+    domains = draw(st.lists(st.sampled_from(["math", "code"]), min_size=len(lengths), max_size=len(lengths)))
+    groups = [(d, draw(st.integers(0, 1))) for d in domains]
+    turns = [(r, draw(st.integers(0, 1))) for r, m in enumerate(lengths) for _ in range(m)]
+    weights = draw(st.lists(st.integers(1, 24).map(lambda k: k / 8), min_size=n, max_size=n))
+    advantages = np.repeat(np.array(a), lengths) if per_row else np.array(a)
+    return Batch(
+        lengths=tuple(lengths),
+        x=np.array(x, float),
+        advantages=advantages.astype(float),
+        labels={"prompt_group": groups, "domain": domains},
+        token_labels={"turn": turns},
+        weights=np.array(weights, float),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, identity: bool = False, pool: int = POOL, scale: float = 1.0) -> tuple[Hierarchy, Batch]:
+    """A random hierarchy and a batch for it."""
+    hierarchy = random_hierarchy(draw(st.integers(0, pool - 1)), identity)
+    return hierarchy, draw(batches(hierarchy, scale=scale))
+
+
+def spread_batch(
+    lengths: tuple[int, ...] = (3, 1, 4, 2, 5, 2), seed: int = 0, scale: float = 0.3, per_row: bool = False
+) -> Batch:
+    """A batch of two domains and three prompt groups, with values away from anything special."""
+    generator = np.random.default_rng(seed)
+    n, rows = sum(lengths), len(lengths)
+    groups = ["a", "b", "a", "c", "b", "c", "a", "b"][:rows]
+    a = np.repeat(generator.normal(size=rows), lengths) if per_row else generator.normal(size=n)
+    return Batch(
+        lengths=lengths,
+        x=generator.normal(size=n) * scale,
+        advantages=a,
+        labels={"prompt_group": groups, "domain": ["math" if g != "c" else "code" for g in groups]},
+        token_labels={"turn": [(r, i // 2) for r, m in enumerate(lengths) for i in range(m)]},
+        weights=generator.uniform(0.5, 2, size=n),
+    )
+
+
+def message(error: BaseException) -> dict[str, str]:
+    """The parts of a library error: what, required, found, remedy."""
+    return {k: getattr(error, k) for k in ("what", "required", "found", "remedy")}

@@ -1,0 +1,365 @@
+"""The command line: exit codes, every report format, and what is said about inputs that cannot be used."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from typer.testing import CliRunner
+
+from fibration import load
+from fibration.cli import app
+from fibration.formats import FORMATS, KINDS
+
+GOOD = """
+from fibration import Hierarchy, clip_gate, log_ratio, strata, token_mean
+
+(token,) = strata("token")
+good = Hierarchy(name="good", gates={token: clip_gate(1)}, decomposition=log_ratio(), objective=token_mean())
+"""
+# Weights that do not sum to 1, and a law given up although it holds, for a reason that no XML may hold.
+WRONG = """
+from fibration import *
+
+print("a spec may print")
+token, trajectory = strata("token trajectory")
+wrong = Hierarchy(
+    name="wrong",
+    fibrations=[Fibration(token, trajectory, kernel=MarkovKernel(1 / (count(token, over=trajectory) + 1)))],
+    gates={trajectory: identity_gate(), token: identity_gate()},
+    decomposition=signed_log_ratio(),
+    objective=trajectory_mean(),
+    gives_up={"positivity": "50%, at\\x01 line\\nbreaks"},
+)
+"""
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> Path:
+    """A folder with a spec that verifies, one that does not, and one that does not import."""
+    folder = tmp_path / "specs"
+    folder.mkdir()
+    (folder / "a_good.py").write_text(GOOD)
+    (folder / "b_broken.py").write_text("import there_is_no_such_module\n")
+    (folder / "c_wrong.py").write_text(WRONG)
+    return folder
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    """Exit code, and stdout with stderr."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fibration", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+# ---------------------------------------------------------------- verify
+
+
+def test_text_shows_every_law_and_every_argument() -> None:
+    code, output = invoke("verify", "fiberpo")
+    report = load("fiberpo").verify()
+    assert code == 0
+    words = " ".join(output.split())
+    for v in report.verdicts:
+        assert v.law in output
+        assert " ".join(v.argument.split()[:3]) in words
+    for f in report.facts:
+        assert f.name in output
+    assert output.splitlines()[0] == f"fiberpo  verified  {len(report.verdicts)} proved"
+    assert output.splitlines()[-1] == "1 of 1 hierarchy verified"
+
+
+def test_text_shows_what_is_given_up_and_why() -> None:
+    code, output = invoke("verify", "gspo")
+    assert code == 0
+    assert "– given up" in output
+    assert "one ratio per trajectory" in " ".join(output.split())
+
+
+def test_a_refusal_says_what_was_required_found_and_what_to_do(specs: Path) -> None:
+    code, output = invoke("verify", specs / "c_wrong.py")
+    assert code == 1
+    failing = next(v for v in _wrong().failures if v.law == "reflecting")
+    words = " ".join(output.split())
+    assert f"required: {failing.required}" in words
+    assert f"found: {failing.found}" in words
+    assert f"counterexample: {failing.counterexample}" in words
+    assert f"what to do: {failing.remedy}" in words
+    assert output.splitlines()[-1] == "0 of 1 hierarchy verified; refused: wrong"
+
+
+def _wrong():  # type: ignore[no-untyped-def]
+    names: dict[str, object] = {}
+    exec(WRONG, names)
+    return names["wrong"].verify()  # type: ignore[attr-defined]
+
+
+def test_text_fits_a_pipe_of_80_columns_without_cutting_words(specs: Path) -> None:
+    for spec in ("fiberpo_domain", "gspo", specs / "c_wrong.py"):
+        _, output = invoke("verify", spec)
+        assert max(map(len, output.splitlines())) <= 80
+        assert "…" not in output
+        assert all(line == line.rstrip() for line in output.splitlines())
+
+
+def test_one_unusable_file_does_not_stop_the_others(specs: Path) -> None:
+    code, output = invoke("verify", specs)
+    assert code == 2
+    assert "'there_is_no_such_module'" in output
+    assert "good  verified" in output
+    assert "wrong  refused" in output
+    assert "1 of 2 hierarchies verified; refused: wrong; unusable: " in " ".join(output.split())
+
+
+def test_json_is_the_list_of_reports(specs: Path) -> None:
+    result = run("verify", specs, "--format", "json")
+    assert result.returncode == 2
+    good, wrong = json.loads(result.stdout)  # what a spec prints goes to stderr
+    assert (good["hierarchy"], good["ok"]) == ("good", True)
+    assert (wrong["hierarchy"], wrong["ok"]) == ("wrong", False)
+    assert next(v for v in wrong["verdicts"] if v["law"] == "reflecting")["counterexample"]["text"]
+    assert "a spec may print" in result.stderr
+    assert "does not import" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_junit_has_a_case_per_verdict(specs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "report.xml"
+    code, output = invoke("verify", specs, "gspo", "--format", "junit", "--output", file)
+    assert code == 2
+    assert str(file) in output
+    root = Xml.parse(file).getroot()
+    suites = {s.get("name"): s for s in root}
+    wrong, gspo = suites["wrong"], suites["gspo"]
+    report = _wrong()
+    assert len(wrong.findall("testcase")) == int(wrong.get("tests", "")) == len(report.verdicts)
+    assert len(wrong.findall("testcase/failure")) == int(wrong.get("failures", "")) == len(report.failures)
+    failure = wrong.find("testcase[@classname='wrong.reflecting']/failure")
+    assert failure is not None
+    assert "reflecting" in failure.get("message", "")
+    assert "required" in (failure.text or "")
+    skipped = gspo.findall("testcase/skipped")
+    assert skipped
+    assert "one ratio per trajectory" in skipped[0].get("message", "")
+    assert [s.get("errors") for s in root] == ["0", "1", "0", "0"]
+    assert int(root.get("tests", "")) == sum(int(s.get("tests", "")) for s in root)
+
+
+def test_github_commands_are_escaped(specs: Path) -> None:
+    code, output = invoke("verify", specs, "-f", "github")
+    assert code == 2
+    commands = [line for line in output.splitlines() if line.startswith("::")]
+    assert len(commands) == 1 + len(_wrong().failures)
+    for line in commands:
+        properties, message = line.removeprefix("::error ").split("::", 1)
+        pairs = dict(p.split("=", 1) for p in properties.split(","))
+        assert set(pairs) == {"file", "title"}
+        assert "%0A  required: " in message
+    assert "title=wrong%3A reflecting::" in output
+    assert output.splitlines()[-1].startswith("1 of 2 hierarchies verified")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_report_in_a_file(form: str, tmp_path: Path) -> None:
+    file = tmp_path / "report"
+    code, output = invoke("verify", "ppo", "--format", form, "--output", file)
+    assert code == 0
+    assert output == f"1 of 1 hierarchy verified; report in {file}\n"
+    assert file.read_text().endswith("\n")
+    assert "\x1b" not in file.read_text()
+    assert [p.name for p in tmp_path.iterdir()] == ["report"]
+
+
+def test_verifying_needs_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys; from fibration.cli import app\n"
+        "try: app(['verify', 'ppo', 'fiberpo'])\n"
+        "finally: print(*sorted({'torch', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "\n")
+
+
+def test_a_terminal_without_unicode_gets_words() -> None:
+    result = run("verify", "ppo", env={"PYTHONIOENCODING": "ascii", "PATH": ""})
+    assert result.returncode == 0
+    assert " proved" in result.stdout
+
+
+def test_a_closed_pipe_is_no_crash() -> None:
+    command = f"{sys.executable} -m fibration verify ppo | head -n 1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert result.stdout.startswith("ppo  verified")
+    assert "Traceback" not in result.stderr
+
+
+def test_signs_and_words_are_all_different() -> None:
+    assert len({k.sign for k in KINDS.values()}) == len({k.word for k in KINDS.values()}) == len(KINDS)
+
+
+# ---------------------------------------------------------------- inputs that cannot be used
+
+TWO = GOOD + "\nother = good.replace(name='other')\n"
+EVIL = {
+    **load("ppo").model_dump(mode="json"),
+    "gates": {"token": "__import__('os').system('touch pwned')"},
+}
+UNUSABLE = {
+    "nothing.py": (None, "there is no such file"),
+    "nothing.json": (None, "there is no such file"),
+    "neither": (None, "neither a file nor a shipped name"),
+    "broken.py": ("1 +\n", "SyntaxError"),
+    "exits.py": ("import sys; sys.exit(0)\n", "does not import"),
+    "empty.py": ("", "no hierarchy"),
+    "bytes.py": ("\0", "does not import"),
+    "declared.py": ("from fibration import Stratum\nStratum('a b')\n", "'a b'"),
+    "garbage.json": ("{", "is no hierarchy"),
+    "list.json": ("[]", "is no hierarchy"),
+    "evil.json": (json.dumps(EVIL), "gate on token"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+@pytest.mark.parametrize("command", [["verify"], ["show"], ["compile"]])
+def test_unusable_input(name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content, expected = UNUSABLE[name]
+    if content is not None:
+        Path(name).write_text(content)
+    code, output = invoke(*command, name)
+    assert code == 2
+    assert output.startswith("error: ")
+    assert expected in output
+    assert "Traceback" not in output
+    assert not Path("pwned").exists()
+
+
+def test_a_file_with_several_needs_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "two.py"
+    file.write_text(TWO)
+    code, output = invoke("show", file)
+    assert code == 2
+    assert f"name one: {file}:good" in output
+    assert invoke("show", f"{file}:other", "-f", "json")[0] == 0
+    assert invoke("show", f"{file}:third")[0] == 2
+    code, output = invoke("verify", file)
+    assert code == 0
+    assert "2 of 2 hierarchies verified" in output
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    code, output = invoke("verify", tmp_path)
+    assert code == 2
+    assert "holds no spec" in output
+
+
+def test_wrong_usage() -> None:
+    assert invoke("verify")[0] == 2
+    assert invoke("verify", "ppo", "--format", "yaml")[0] == 2
+    assert invoke("frobnicate")[0] == 2
+
+
+def test_version_and_help() -> None:
+    assert invoke("--version") == (0, f"fibration {metadata.version('fibration')}\n")
+    code, output = invoke("--help")
+    assert code == 0
+    assert all(command in output for command in ("verify", "show", "compile", "run", "record"))
+    assert "..." not in output.replace("[ARGS]...", "")
+
+
+# ---------------------------------------------------------------- compile
+
+
+def test_compile_prints_the_source() -> None:
+    code, output = invoke("compile", "ppo", "--backend", "torch")
+    assert code == 0
+    assert output.startswith("# ppo: generated by fibration")
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(output))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+    }
+    assert imported - set(sys.stdlib_module_names) == {"torch"}
+
+
+def test_compile_writes_a_module_and_a_certificate(tmp_path: Path) -> None:
+    code, output = invoke("compile", "fiberpo", "-b", "torch", "-o", tmp_path / "a")
+    assert code == 0
+    assert invoke("compile", "fiberpo", "-o", tmp_path / "b")[0] == 0
+    names = ["fiberpo_certificate.json", "fiberpo_torch.py"]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == names
+    for name in names:
+        assert str(tmp_path / "a" / name) in output
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert str(tmp_path) not in (tmp_path / "a" / name).read_text()
+    source = (tmp_path / "a" / names[1]).read_text()
+    found = json.loads((tmp_path / "a" / names[0]).read_text())
+    assert found["source_sha256"] == hashlib.sha256(source.encode()).hexdigest()
+    assert found["spec"] == json.loads(load("fiberpo").model_dump_json())
+    assert found["report"] == json.loads(json.dumps(load("fiberpo").verify().to_dict()))
+    assert found["module"] == names[1]
+    assert set(found["versions"]) == {"fibration", "sympy", "torch"}
+    assert found["spec_sha256"][:16] in source
+
+
+def test_compile_refuses_what_does_not_verify(specs: Path, tmp_path: Path) -> None:
+    code, output = invoke("compile", specs / "c_wrong.py", "-o", tmp_path / "out")
+    assert code == 1
+    assert "error: " in output
+    assert "reflecting" in output
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_backend() -> None:
+    code, output = invoke("compile", "ppo", "--backend", "metal")
+    assert code == 2
+    assert output.startswith("error: no backend 'metal'")
+
+
+def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for command in (["compile", "ppo", "-o"], ["verify", "ppo", "-f", "json", "-o"]):
+        code, output = invoke(*command, tmp_path / "file" / "below")
+        assert code == 2
+        assert output.startswith("error: cannot read or write")
+
+
+# ---------------------------------------------------------------- record
+
+
+def test_record_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fibration.record
+
+    seen: dict[str, object] = {}
+
+    def record(path: Path, progress, **options: object) -> None:  # type: ignore[no-untyped-def]
+        progress("sampling")
+        seen.update(path=path, **options)
+
+    monkeypatch.setattr(fibration.record, "record", record)
+    file = tmp_path / "new" / "batch.safetensors"
+    code, output = invoke(
+        "record", "--out", file, "--prompts-per-domain", 2, "--samples", 3, "--updates", 0, "--seed", 5
+    )
+    assert code == 0
+    assert output == f"sampling\nwritten to {file}\n"
+    assert seen == {"path": file, "prompts_per_domain": 2, "samples_per_prompt": 3, "updates": 0, "seed": 5}
+    assert file.parent.is_dir()
+
+
+def test_record_needs_a_file_and_sensible_numbers(tmp_path: Path) -> None:
+    assert invoke("record")[0] == 2
+    assert invoke("record", "--out", tmp_path / "a", "--samples", 0)[0] == 2

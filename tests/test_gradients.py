@@ -1,0 +1,473 @@
+"""Coefficients and backward passes against finite differences, exact slopes, and what is declared at breakpoints."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support import (
+    SPECS,
+    Batch,
+    Oracle,
+    cases,
+    central,
+    coefficients,
+    exact,
+    operator,
+    packed,
+    padded,
+    reads_advantage,
+    spec,
+    spread_batch,
+    token,
+    trajectory,
+)
+
+from fibration import (
+    Fibration,
+    Gate,
+    Hierarchy,
+    Parameter,
+    aggregate_gate,
+    clip_gate,
+    count,
+    dual_clip_gate,
+    identity_gate,
+    log_ratio,
+    pessimistic_clip_gate,
+    ratio_deviation,
+    signed_log_ratio,
+    trajectory_mean,
+    uniform,
+)
+from fibration.constructors import CONSTRUCTORS, construct
+from fibration.grammar import Invocation, Operation, Word, read
+
+# ---------------------------------------------------------------- every registered gate, in a small hierarchy
+
+USUAL = {"k": 4.0, "ceiling": 1.5}  # other parameters of an example get 0.15
+GATES = {text: c for c in CONSTRUCTORS.values() if issubclass(c.kind, Gate) for text in c.examples}
+
+
+def words(tree):
+    if isinstance(tree, Word):
+        yield tree.text
+    elif isinstance(tree, Operation):
+        for o in tree.operands:
+            yield from words(o)
+    elif isinstance(tree, Invocation):
+        for t in (*tree.positional, *(t for _, t in tree.named)):
+            yield from words(t)
+
+
+def example_gate(text, level):
+    """The gate of an example; each of its free words is a parameter."""
+    known = {"token": token, "trajectory": trajectory, "residual": None, "advantage": None}
+    free = [w for w in dict.fromkeys(words(read(text))) if w not in known]
+    names = {w: Parameter(f"{w}_{level}", default=USUAL.get(w, 0.15), lower=0) for w in free}
+    return construct(Gate, text, {**names, "token": token, "trajectory": trajectory}, "an example")
+
+
+COORDINATES = {
+    "log": lambda: log_ratio(scale=1 / count(token, over=trajectory)),
+    "signed": lambda: signed_log_ratio(scale=1 / count(token, over=trajectory)),
+    "deviation": lambda: ratio_deviation(),
+}
+
+
+def around(text, level, coordinates):
+    """Two levels with the example's gate on one of them and the identity on the other."""
+    made = example_gate(text, level)
+    return Hierarchy(
+        name="example",
+        fibrations=[Fibration(token, trajectory, uniform())],
+        gates={
+            trajectory: made if level == "trajectory" else identity_gate(),
+            token: made if level == "token" else identity_gate(),
+        },
+        decomposition=COORDINATES[coordinates](),
+        objective=trajectory_mean(),
+    )
+
+
+def clear_of_breakpoints(hierarchy, scale, start=0, tokens=(3, 1, 4, 2)):
+    """A batch at a distance from every comparison that a gate makes, and from x = 0."""
+    per_row = any(s != hierarchy.leaf for s in reads_advantage(hierarchy))
+    for seed in range(start, start + 200):
+        batch = spread_batch(lengths=tokens, seed=seed, scale=scale, per_row=per_row)
+        if exact(hierarchy, batch).gap > 1e-4 and np.abs(batch.x).min() > 1e-4:
+            return batch
+    raise AssertionError("no such batch")
+
+
+def test_the_registry_knows_the_public_gates():
+    assert {"aggregate_gate", "clip_gate", "pessimistic_clip_gate", "dual_clip_gate", "identity_gate", "zero_gate"} <= {
+        t.partition("(")[0] for t in GATES
+    }
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("level", ["trajectory", "token"])
+@pytest.mark.parametrize("text", GATES)
+def test_every_gate_against_finite_differences(text, level, coordinates):
+    hierarchy = around(text, level, coordinates)
+    op = operator(hierarchy)
+    for scale in (0.05, 0.25, 0.8):
+        batch = clear_of_breakpoints(hierarchy, scale)
+        oracle = Oracle(hierarchy, batch)
+        values, _ = coefficients(op, packed(op, batch), batch)
+        assert values == pytest.approx(oracle.difference(), rel=1e-6, abs=1e-8)
+        assert values == pytest.approx(oracle.coefficients(), rel=1e-12, abs=1e-15)
+        direction = np.sin(1 + np.arange(batch.tokens))
+        assert values @ direction == pytest.approx(exact(hierarchy, batch, direction).slope, rel=1e-11, abs=1e-13)
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("level", ["trajectory", "token"])
+@pytest.mark.parametrize("text", GATES)
+def test_every_gate_s_backward_is_its_transposed_jacobian(text, level, coordinates):
+    hierarchy = around(text, level, coordinates)
+    op = operator(hierarchy)
+    batch = clear_of_breakpoints(hierarchy, 0.3)
+    oracle = Oracle(hierarchy, batch)
+    jacobian = central(oracle.ratio, batch.x).T  # [ratio, x]
+    layout = padded(op, batch)
+    x = layout.tensor(batch.x, under_mask=0.0).requires_grad_()
+    gated = op.gate(x, layout.index, advantages=layout.tensor(batch.advantages))
+    for seed in range(2):
+        cotangent = np.random.default_rng(seed).normal(size=batch.tokens)
+        (back,) = torch.autograd.grad(gated, x, layout.tensor(cotangent, under_mask=5.0), retain_graph=True)
+        assert layout.read(back) == pytest.approx(cotangent @ jacobian, rel=1e-6, abs=1e-8)
+        assert layout.read(back) == pytest.approx(
+            oracle.run("gate_adjoint", cotangent=cotangent)["log_ratio_gradient"], rel=1e-12, abs=1e-15
+        )
+        assert back.abs().sum().item() == pytest.approx(
+            np.abs(layout.read(back)).sum(), rel=1e-12
+        )  # nothing under the mask
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("scale", [0.02, 0.15, 0.6])
+def test_shipped_coefficients_against_finite_differences(name, scale):
+    hierarchy, op = spec(name), operator(spec(name))
+    for start in (0, 300):
+        batch = clear_of_breakpoints(hierarchy, scale, start, tokens=(3, 1, 4, 2, 5, 2))
+        oracle = Oracle(hierarchy, batch)
+        for layout in (packed(op, batch), padded(op, batch)):
+            values, _ = coefficients(op, layout, batch)
+            assert values == pytest.approx(oracle.difference(), rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_shipped_gates_against_their_jacobians(name):
+    hierarchy, op = spec(name), operator(spec(name))
+    batch = clear_of_breakpoints(hierarchy, 0.2, tokens=(3, 1, 4, 2))
+    layout = packed(op, batch)
+    jacobian = central(Oracle(hierarchy, batch).ratio, batch.x).T
+    x = layout.tensor(batch.x).requires_grad_()
+    gated = op.gate(x, layout.index, advantages=layout.tensor(batch.advantages))
+    rows = [torch.autograd.grad(gated[i], x, retain_graph=True)[0].numpy() for i in range(batch.tokens)]
+    assert np.array(rows) == pytest.approx(jacobian, rel=1e-6, abs=1e-8)
+
+
+def test_gradcheck_agrees():
+    """torch's own checker, on FiberPO away from its breakpoints."""
+    op = operator(spec("fiberpo"))
+    batch = clear_of_breakpoints(spec("fiberpo"), 0.2)
+    layout = packed(op, batch)
+    x = layout.tensor(batch.x).requires_grad_()
+    assert torch.autograd.gradcheck(lambda v: op.gate(v, layout.index), (x,), eps=1e-6, atol=1e-8)
+    old, a = torch.zeros_like(x).detach(), layout.tensor(batch.advantages)
+    assert torch.autograd.gradcheck(
+        lambda v: op.loss(v, old, a, layout.index, metrics=False).loss, (x,), eps=1e-6, atol=1e-8
+    )
+
+
+@settings(max_examples=120)
+@given(case=cases(), seed=st.integers(0, 9))
+def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
+    """`sum c_i v_i` against forward differentiation of the definition in rationals; many x are exactly 0."""
+    hierarchy, batch = case
+    direction = np.random.default_rng(seed).integers(-4, 5, size=batch.tokens)
+    truth = exact(hierarchy, batch, direction)
+    assume(truth.margin > 1e-9)
+    op = operator(hierarchy)
+    values, _ = coefficients(op, packed(op, batch), batch)
+    size = np.abs(values) @ np.abs(direction)
+    assert values @ direction == pytest.approx(truth.slope, rel=1e-10, abs=1e-12 * max(size, 1))
+
+
+@settings(max_examples=60)
+@given(case=cases(), seed=st.integers(0, 9))
+def test_coefficients_of_random_hierarchies_against_finite_differences(case, seed):
+    hierarchy, batch = case
+    shift = np.random.default_rng(seed).uniform(0.001, 0.01, size=batch.tokens)
+    batch = batch.with_x(batch.x + shift)
+    assume(exact(hierarchy, batch).margin > 1e-3)
+    op = operator(hierarchy)
+    values, _ = coefficients(op, packed(op, batch), batch)
+    size = max(1.0, np.abs(values).max())
+    assert values == pytest.approx(Oracle(hierarchy, batch).difference(1e-5), rel=1e-5, abs=1e-7 * size)
+
+
+@settings(max_examples=60)
+@given(case=cases(), seed=st.integers(0, 9))
+def test_backward_of_random_gates_is_exact(case, seed):
+    """`u^T J v` from the backward against the definition's directional derivative."""
+    hierarchy, batch = case
+    generator = np.random.default_rng(seed)
+    direction, cotangent = generator.integers(-4, 5, size=(2, batch.tokens)).astype(float)
+    truth = exact(hierarchy, batch, direction)
+    assume(truth.margin > 1e-9)
+    op = operator(hierarchy)
+    layout = packed(op, batch)
+    x = layout.tensor(batch.x).requires_grad_()
+    gated = op.gate(x, layout.index, advantages=layout.tensor(batch.advantages))
+    (back,) = torch.autograd.grad(gated, x, torch.from_numpy(cotangent))
+    size = np.abs(back.numpy()) @ np.abs(direction) + np.abs(truth.ratio_slope) @ np.abs(cotangent)
+    assert back.numpy() @ direction == pytest.approx(cotangent @ truth.ratio_slope, rel=1e-10, abs=1e-12 * max(size, 1))
+
+
+# ---------------------------------------------------------------- the on-policy point
+
+
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "ppo", "grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_the_first_update_learns(name, zero):
+    """At x = 0 exactly, `c_i = mu_i A_i` up to one rounding: not 0 and not twice as much."""
+    op = operator(spec(name))
+    batch = spread_batch(lengths=(3, 1, 7, 2, 5, 6), seed=5)
+    batch = batch.with_x(np.full(batch.tokens, zero))
+    n = np.array(batch.lengths)[batch.row]
+    for layout in (packed(op, batch), padded(op, batch)):
+        values, objective = coefficients(op, layout, batch)
+        for i in range(batch.tokens):
+            mu = {
+                "dapo": Fraction(1, batch.tokens),
+                "ppo": Fraction(1, batch.tokens),
+                "dr_grpo": Fraction(1, 6 * 1024),
+            }.get(name, Fraction(1, 6 * int(n[i])))
+            truth = mu * Fraction(float(batch.advantages[i]))
+            assert abs(Fraction(float(values[i])) - truth) <= 2 * Fraction(math.ulp(float(truth)))
+        ratio = op.gate(layout.tensor(batch.x), layout.index, advantages=layout.tensor(batch.advantages))
+        assert layout.read(ratio).tolist() == [1.0] * batch.tokens
+        assert objective == pytest.approx(sum(batch.advantages * values / batch.advantages), rel=1e-13)
+
+
+def test_the_first_update_of_gspo_learns_what_trajectories_can():
+    """Advantages that are constant on trajectories: the policy gradient; its first order is given up token by token."""
+    op = operator(spec("gspo"))
+    batch = spread_batch(lengths=(3, 1, 7, 2, 5, 6), seed=5, per_row=True)
+    batch = batch.with_x(np.zeros(batch.tokens))
+    values, _ = coefficients(op, packed(op, batch), batch)
+    n = np.array(batch.lengths)[batch.row]
+    assert values == pytest.approx(batch.advantages / (6 * n), rel=1e-15)
+
+
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
+def test_some_tokens_at_zero(name):
+    """A token with x = 0 among others belongs to `+` alone."""
+    op, hierarchy = operator(spec(name)), spec(name)
+    batch = spread_batch(scale=0.2)
+    x = batch.x.copy()
+    x[::3] = 0.0
+    batch = batch.with_x(x)
+    values, _ = coefficients(op, packed(op, batch), batch)
+    for i in range(batch.tokens):
+        truth = exact(hierarchy, batch, np.eye(batch.tokens)[i])
+        assert truth.gap > 1e-6
+        assert values[i] == pytest.approx(truth.slope, rel=1e-11, abs=1e-15)
+
+
+# ---------------------------------------------------------------- breakpoints
+
+
+def scalar_gate(gate, decomposition=None):
+    return Hierarchy(
+        name="one",
+        fibrations=[Fibration(token, trajectory, uniform())],
+        gates={trajectory: gate, token: identity_gate()},
+        decomposition=decomposition or log_ratio(scale=1 / count(token, over=trajectory)),
+        objective=trajectory_mean(),
+    )
+
+
+def response(gate, s, decomposition=None):
+    """Value and slope of a gate at a trajectory of one token: log of the gated ratio, and its derivative."""
+    op = operator(scalar_gate(gate, decomposition))
+    x = torch.tensor([s], dtype=torch.float64, requires_grad=True)
+    gated = op.gate(x, op.index(offsets=[0, 1]))
+    gated.sum().backward()
+    return math.log(gated.item()), x.grad.item() / gated.item()
+
+
+UP = math.nextafter(0.25, 1)
+DOWN = math.nextafter(0.25, 0)
+
+
+@pytest.mark.parametrize(
+    ("s", "value", "slope"),
+    [
+        (0.0, 0.0, 1), (0.125, 0.125, 1), (DOWN, DOWN, 1), (0.25, 0.25, 1), (UP, 0.25, -4), (0.28125, 0.125, -4),
+        (0.3125, 0.0, 0), (0.5, 0.0, 0), (-0.125, -0.125, 1), (-0.25, -0.25, 1), (-UP, -0.25, -4), (-0.28125, -0.125, -4),
+        (-0.3125, 0.0, 0), (-0.5, 0.0, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("coordinates", ["log", "signed"])
+def test_aggregate_gate_at_its_breakpoints(s, value, slope, coordinates):
+    """Slope 1 on the closed budget, -k in the open strip, 0 from (1 + 1/k)·C on; budget 1/4 and k = 4 are exact."""
+    found = response(aggregate_gate(0.25, rollback=4), s, COORDINATES[coordinates]())
+    assert found == pytest.approx((value, slope), rel=1e-14, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("s", "value", "slope"),
+    [
+        (0.0, 0, 1),
+        (DOWN, DOWN, 1),
+        (0.25, 0.25, 1),
+        (UP, 0.25, 0),
+        (-0.25, -0.25, 1),
+        (-UP, -0.25, 0),
+        (-DOWN, -DOWN, 1),
+    ],
+)
+def test_clip_gate_at_its_breakpoints(s, value, slope):
+    assert response(clip_gate(0.25), s) == pytest.approx((value, slope), rel=1e-14, abs=1e-15)
+
+
+def against(gate, s, advantage):
+    """As `response`, for a token gate that reads the advantage."""
+    h = Hierarchy(name="one", gates={token: gate}, decomposition=log_ratio(), objective=trajectory_mean())
+    op = operator(h)
+    index = op.index(offsets=[0, 1])
+    x = torch.tensor([s], dtype=torch.float64, requires_grad=True)
+    gated = op.gate(x, index, advantages=torch.tensor([advantage], dtype=torch.float64))
+    gated.sum().backward()
+    return math.log(gated.item()), x.grad.item() / gated.item()
+
+
+@pytest.mark.parametrize(
+    ("s", "advantage", "value", "slope"),
+    [
+        (0.25, 1, 0.25, 1), (UP, 1, 0.25, 0), (0.25, 0, 0.25, 1), (UP, 0, 0.25, 0), (0.375, -1, 0.375, 1), (0.5, -1, 0.5, 1),
+        (0.75, -1, 0.75, 1), (-0.125, -1, -0.125, 1), (-0.126, -1, -0.125, 0), (-0.126, 1, -0.126, 1), (0.0, 1, 0, 1), (0.0, -1, 0, 1),
+    ],
+)  # fmt: skip
+def test_pessimistic_clip_gate_at_its_breakpoints(s, advantage, value, slope):
+    """`min(rA, clip(r)A)` keeps the gradient on the closed interval, and on the harmless side; at A = 0 as for A > 0."""
+    assert against(pessimistic_clip_gate(0.125, 0.25), s, advantage) == pytest.approx(
+        (value, slope), rel=1e-14, abs=1e-15
+    )
+
+
+@pytest.mark.parametrize(
+    ("s", "advantage", "value", "slope"),
+    [
+        (0.5, -1, 0.5, 1),
+        (0.500001, -1, 0.5, 0),
+        (0.25, 1, 0.25, 1),
+        (0.5, 1, 0.25, 0),
+        (-0.5, -1, -0.125, 0),
+        (-0.5, 1, -0.5, 1),
+    ],
+)
+def test_dual_clip_gate_at_its_ceiling(s, advantage, value, slope):
+    """For negative advantages the residual counts as at most `ceiling - 1`; its slope there is 1."""
+    assert against(dual_clip_gate(0.125, 0.25, 1.5), s, advantage) == pytest.approx(
+        (value, slope), rel=1e-14, abs=1e-15
+    )
+
+
+def test_dual_clip_in_ratios():
+    op = operator(spec("ppo"))
+    index = op.index(offsets=[0, 1])
+    minus = torch.tensor([-1.0], dtype=torch.float64)
+    for x, slope in ((math.log(3) - 1e-9, 1), (math.log(3) + 1e-9, 0), (math.log(1.5), 1), (4.0, 0)):
+        point = torch.tensor([x], dtype=torch.float64)
+        c = op.coefficients(point, point * 0, minus, index).values.item()
+        assert c == pytest.approx(-math.exp(x) * slope, rel=1e-12, abs=1e-300)
+        assert op.coefficients(point, point * 0, -minus, index).values.item() == 0
+        assert op.gate(point, index, advantages=minus).item() == pytest.approx(min(math.exp(x), 3), rel=1e-14)
+
+
+def test_fiberpo_at_its_breakpoints():
+    """A trajectory with s^+ = C^+ and tokens with |u| = epsilon: the inner derivatives, by eq:fiberpo_jacobian."""
+    op = operator(spec("fiberpo"))
+    x = torch.tensor([0.5, 0.25, 0.0, 0.25], dtype=torch.float64)  # s^+ = 1/4, u = 1/4, 0, -1/4, 0
+    index = op.index(offsets=[0, 4])
+    a = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    values = {"C_trajectory": {"+": 0.25, "-": 0.5}, "epsilon": 0.25}
+    found = op.coefficients(x, x * 0, a, index, values)
+    assert found.values.tolist() == pytest.approx((a * x.exp() / 4).tolist(), rel=1e-14)
+    outside = op.coefficients(x, x * 0, a, index, {**values, "C_trajectory": {"+": DOWN, "-": 0.5}}).values
+    gamma = -4  # the strip begins at once: every token feels -T through the trajectory's mean
+    g = x.exp() / 4 * a
+    assert outside.tolist() == pytest.approx([(g[j] + (gamma - 1) * g.sum() / 4).item() for j in range(4)], rel=1e-12)
+    narrow = op.coefficients(x, x * 0, a, index, {**values, "epsilon": DOWN}).values
+    clipped = torch.tensor([True, False, True, False])
+    expected = [((0 if clipped[j] else g[j]) + (g.sum() - g[~clipped].sum()) / 4).item() for j in range(4)]
+    assert narrow.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", [t for t in GATES if "C" in t or "bound" in t])
+def test_odd_gates_are_odd(text):
+    gate = example_gate(text, "trajectory")
+    op = operator(scalar_gate(gate))
+    x = torch.linspace(-0.4, 0.4, 81, dtype=torch.float64)
+    index = op.index(offsets=list(range(82)))
+    gated = op.gate(x, index).log()
+    assert torch.equal(gated, -op.gate(-x, index).log()) or torch.allclose(
+        gated, -op.gate(-x, index).log(), rtol=0, atol=1e-15
+    )
+
+
+def test_negative_aggregates_are_gated_too():
+    """Residuals of aggregates may be negative, so g_agg is odd: the lower trajectory of a group rolls back as the upper."""
+    op = operator(spec("fiberpo_domain"))
+    index = op.index(offsets=[0, 2, 4], prompt_group=["g", "g"], domain=["d", "d"])
+    x = torch.tensor([0.5, 0.5, 0.25, 0.25], dtype=torch.float64)
+    values = {
+        "C_domain": 1.0, "C_prompt_group": 1.0, "C_trajectory": {"+": 0.1, "-": 1.0}, "epsilon": 0.5,
+    }  # fmt: skip
+    gated = op.gate(x, index, values).log()
+    back = 0.1 - 2 * (0.125 - 0.1)
+    assert gated.tolist() == pytest.approx([0.375 + back] * 2 + [0.375 - back] * 2, rel=1e-13)
+
+
+def test_gradients_of_the_loss_are_minus_the_coefficients():
+    for name in SPECS:
+        op = operator(spec(name))
+        batch = spread_batch(scale=0.2, per_row=True)
+        layout = padded(op, batch)
+        now = layout.tensor(batch.x - 2).requires_grad_()
+        old, a = layout.tensor(np.full(batch.tokens, -2.0)), layout.tensor(batch.advantages)
+        loss = op.loss(now, old, a, layout.index).loss
+        loss.backward()
+        result = op.coefficients(now, old, a, layout.index)
+        assert torch.equal(now.grad, -result.values)
+        assert torch.equal(loss.detach(), -result.objective)
+
+
+def test_metrics_do_not_change_the_gradient():
+    for name in SPECS:
+        op = operator(spec(name))
+        batch = replace(spread_batch(scale=0.2, per_row=True))
+        a, b = (coefficients(op, packed(op, batch), batch, metrics=m) for m in (True, False))
+        assert a[0].tolist() == b[0].tolist()
+        assert a[1] == b[1]
+
+
+def test_one_token_trajectories_keep_their_gradient():
+    """T = 1: the trajectory's mean is the token; FiberPO rolls back with slope -1."""
+    op = operator(spec("fiberpo"))
+    batch = Batch((1, 1, 1), np.array([0.25, -0.125, 0.3]), np.array([1.0, 2.0, -1.0]))
+    values = {"C_trajectory": {"+": 0.25, "-": 0.25}}
+    batch = replace(batch, parameters=values)
+    found, _ = coefficients(op, packed(op, batch), batch)
+    expected = [math.exp(0.25) / 3, 2 * math.exp(-0.125) / 3, math.exp(0.2) / 3]
+    assert found == pytest.approx(expected, rel=1e-13)

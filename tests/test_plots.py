@@ -1,0 +1,355 @@
+"""`fibration run` on a small batch, and its pictures."""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fibration
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    Parameter,
+    recorded,
+    residual,
+    strata,
+    tanh,
+    trajectory_mean,
+    uniform,
+)
+from fibration import plots as plots_module
+from fibration import run as run_module
+from fibration.cli import app
+from fibration.errors import RolloutsError
+from fibration.interpret import interpret
+from fibration.plots import Curve, curves, hierarchy, ratios, regimes, save
+from fibration.recorded import Gated, build_index, disagreement, gate
+from fibration.rollouts import Rollouts, save_rollouts
+from fibration.show import REGIMES
+
+
+def recorded(
+    spread: float = 0.1, domains: tuple[str, ...] = ("arithmetic", "logic", "with $ and much too long")
+) -> Rollouts:
+    """3 prompts per domain with 4 trajectories of 1 to 12 tokens; domains and trajectories drift."""
+    g = np.random.default_rng(1)
+    groups, samples = 3 * len(domains), 4
+    lengths = g.integers(1, 13, groups * samples)
+    tokens = int(lengths.sum())
+    domain_of_group = np.repeat(np.arange(len(domains)), 3)
+    prompt_group = np.repeat(np.arange(groups), samples)
+    drift = g.normal(0, 1, len(domains))[domain_of_group[prompt_group]] + g.normal(0, 0.5, groups * samples)
+    log_ratio = spread * (np.repeat(drift, lengths) + g.normal(0, 1, tokens))
+    old = -2 - g.exponential(1, tokens)
+    return Rollouts(
+        log_probs=(old + log_ratio).astype(np.float32),
+        old_log_probs=old.astype(np.float32),
+        token_ids=g.integers(0, 100, tokens).astype(np.int32),
+        offsets=np.concatenate([[0], lengths.cumsum()]),
+        advantages=g.normal(0, 1, groups * samples).astype(np.float32),
+        rewards=g.integers(0, 2, groups * samples).astype(np.float32),
+        prompt_group=prompt_group.astype(np.int32),
+        domain_of_group=domain_of_group.astype(np.int32),
+        prompt_groups=tuple(f"prompt/{i}" for i in range(groups)),
+        domains=domains,
+        provenance={"model": {"name": "a small model"}},
+    )
+
+
+compiled = functools.cache(fibration.compile)
+
+
+def gated(name: str | Hierarchy, rollouts: Rollouts | None = None, **parameters: object) -> Gated:
+    op = compiled(fibration.load(name) if isinstance(name, str) else name)
+    rollouts = rollouts or recorded()
+    return gate(op, build_index(op, rollouts), rollouts, parameters)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Gated:
+    return gated("fiberpo_domain")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rollouts") / "small.safetensors"
+    save_rollouts(path, recorded())
+    return path
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["run", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def test_the_whole_run(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, output = invoke("fiberpo_domain", "--verify", "fiberpo", "--rollouts", file, "--out", out)
+    assert code == 0
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= 80 or str(out) in max(lines, key=len)
+    words = " ".join(output.split())
+    assert "✓ reflecting" in output
+    assert "36 trajectories, 9 prompt groups, 3 domains, sampled by a small model" in words
+    assert "✓ at most 1e-09" in words
+    assert sorted(p.name for p in out.iterdir()) == ["hierarchy.png", "ratios.png", "regimes.png"]
+    for picture in out.iterdir():
+        header = picture.read_bytes()[:24]
+        assert header[:8] == b"\x89PNG\r\n\x1a\n"
+        width, height = struct.unpack(">II", header[16:])
+        assert 800 < width < 3000
+        assert 300 < height < 4000
+
+
+def test_the_tables_are_the_metrics(batch: Gated) -> None:
+    console = Console(width=80, file=io.StringIO())
+    for part in run_module._findings(batch):
+        console.print(part)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in output.replace(" … ", "")
+    rows = [line.split() for line in output.splitlines()]
+    metrics = batch.result.metrics
+    row = next(r for r in rows if r[:3] == ["domain", "+", "arithmetic"])
+    assert row[3] == "1"
+    assert row[4] == row[5] == f"{float(metrics['domain/+/drift[domain=arithmetic]']):.4f}"
+    everything = [r for r in rows if r[:1] == ["all"]]
+    assert everything[0][1:4] == ["9", "36", str(batch.rollouts.n_tokens)]
+    assert everything[-1][2:4] == [f"{float(metrics[f'token/-/{k}']):.4f}" for k in ("drift", "drift_max")]
+    assert f"{float(batch.result.objective):+.6f}" in output
+    assert f"{float(metrics['ratio/min']):.3f} … {float(metrics['ratio/max']):.3f}" in output
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo"])
+def test_a_hierarchy_takes_only_the_labels_that_it_needs(name: str, file: Path, tmp_path: Path) -> None:
+    code, output = invoke(name, "--rollouts", file, "--out", tmp_path)
+    assert code == 0
+    assert "arithmetic" in output
+
+
+def test_parameters_are_passed_on(file: Path, tmp_path: Path) -> None:
+    given = ["--param", "epsilon=0.001", "--param", 'C_trajectory={"+": 0.001, "-": 0.002}']
+    code, output = invoke("fiberpo", "--rollouts", file, "--out", tmp_path, *given)
+    assert code == 0
+    tight = gated("fiberpo", epsilon=0.001, C_trajectory={"+": 0.001, "-": 0.002})
+    assert f"{float(tight.ratio.min()):.3f} … {float(tight.ratio.max()):.3f}" in output
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("epsilon", "cannot be read"),
+        ("epsilon_low=high", "cannot be read"),
+        ("epsilon=0.1", "no parameter 'epsilon'"),
+        ("epsilon_low=-1", "epsilon_low"),
+        ("epsilon_low=NaN", "epsilon_low"),
+        ('epsilon_low={"+": 1}', "epsilon_low"),
+    ],
+)
+def test_wrong_parameters(given: str, expected: str, file: Path, tmp_path: Path) -> None:
+    code, output = invoke("ppo", "--rollouts", file, "--out", tmp_path / "out", "--param", given)
+    assert code == 2
+    assert expected in output
+    assert "error: " in output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_result_that_differs_from_the_interpreter_fails(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(program, *rest):  # type: ignore[no-untyped-def]
+        return {k: v * (1 + 1e-6) for k, v in interpret(program, *rest).items()}
+
+    monkeypatch.setattr(recorded, "interpret", wrong)
+    code, output = invoke("ppo", "--rollouts", file, "--out", tmp_path / "out")
+    assert code == 1
+    assert "✗ more than 1e-09" in " ".join(output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_run_when_a_spec_is_refused(file: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "from fibration import *\n(token,) = strata('token')\n"
+        "wrong = Hierarchy(name='wrong', gates={token: zero_gate()},"
+        " decomposition=log_ratio(), objective=token_mean())\n"
+    )
+    code, output = invoke(
+        "ppo", "--verify", wrong, "--verify", "fiberpo", "--rollouts", file, "--out", tmp_path / "out"
+    )
+    assert code == 1
+    assert "✗ refuted" in output
+    assert "what to do: " in output
+    assert "gate  every token" not in output
+    assert invoke(wrong, "--rollouts", file)[0] == 1
+    code, output = invoke("ppo", "--verify", tmp_path / "nothing.py", "--rollouts", file)
+    assert code == 2
+    assert "there is no such file" in output
+
+
+def test_what_is_no_batch(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no safetensors")
+    for path in (tmp_path / "text", tmp_path / "nothing", tmp_path):
+        code, output = invoke("ppo", "--rollouts", path, "--out", tmp_path / "out")
+        assert code == 2
+        assert str(path) in output
+        assert "error: " in output
+
+
+def test_pictures_that_cannot_be_written(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, output = invoke("ppo", "--rollouts", file, "--out", tmp_path / "file")
+    assert code == 2
+    assert "error: cannot read or write" in output
+
+
+def test_labels_that_no_rollouts_have() -> None:
+    token, turn, trajectory = strata("token turn trajectory")
+    weight = Attribute("weight", on=token)
+    passes = {"decomposition": fibration.log_ratio(), "objective": trajectory_mean()}
+    turns = Hierarchy(
+        name="turns",
+        fibrations=[Fibration(token, turn, kernel=uniform()), Fibration(turn, trajectory, kernel=uniform())],
+        gates={s: fibration.identity_gate() for s in (token, turn, trajectory)},
+        **passes,
+    )
+    weighted = Hierarchy(name="weighted", gates={token: Gate(residual * weight / weight)}, **passes)
+    for h, expected in ((turns, "stratum 'turn' of 'turns'"), (weighted, "attribute 'weight' of 'weighted'")):
+        with pytest.raises(RolloutsError, match=expected):
+            gated(h)
+
+
+# ---------------------------------------------------------------- the numbers
+
+
+def test_the_comparison_measures_against_what_is_compared(batch: Gated) -> None:
+    assert set(disagreement(batch)) == {"ratio", "coefficients", "objective"}
+    assert max(disagreement(batch).values()) < 1e-12
+    on_policy = gated(batch.op.hierarchy, recorded(spread=0.0))
+    assert torch.equal(on_policy.ratio, torch.ones_like(on_policy.ratio))
+    assert max(disagreement(on_policy).values()) < 1e-12  # J cancels to almost 0 here
+
+
+def test_drifts_add_up_to_the_log_ratio(batch: Gated) -> None:
+    leaf = "token"
+    total = sum(
+        plots_module._net(batch, s.name)[batch.index.parent(leaf, s.name).numpy()] for s in batch.op.hierarchy.chain
+    )
+    np.testing.assert_allclose(total, batch.log_ratio.numpy(), atol=1e-12)
+
+
+def test_curves_are_the_gates(batch: Gated) -> None:
+    grid = np.linspace(-1, 1, 20_001)
+    for channel, budget in (("+", 0.2), ("-", 0.1)):
+        (curve,) = curves(batch, "domain", channel, grid)
+        assert curve.passes == pytest.approx((-budget, budget), abs=2e-4)
+        assert set(curve.regime()) >= {"passed", "zeroed"}
+    (clip,) = curves(batch, "token", "+", grid)
+    np.testing.assert_allclose(clip.gated, np.clip(grid, -0.05, 0.05))
+    assert set(clip.regime()) == {"passed", "limited"}
+    assert clip.regime()[0] == "limited"
+
+
+def test_a_gate_that_reads_the_advantage_has_two_curves() -> None:
+    grid = np.linspace(-1, 1, 2001)
+    up, down = curves(gated("grpo"), "token", "", grid)
+    assert (up.label, down.label) == ("A > 0", "A < 0")
+    np.testing.assert_allclose(up.gated, np.minimum(grid, 0.2))
+    np.testing.assert_allclose(down.gated, np.maximum(grid, -0.2))
+
+
+def test_constant_gates_have_curves() -> None:
+    (zero,) = curves(gated("gspo"), "token", "", np.linspace(-1, 1, 11))
+    assert not zero.gated.any()
+    assert zero.passes == (0.0, 0.0)
+    assert set(zero.regime()) == {"zeroed"}
+
+
+def test_a_smooth_gate_is_attenuated() -> None:
+    grid = np.linspace(-2, 2, 101)
+    assert set(Curve("", grid, np.tanh(grid)).regime()) == {"attenuated"}
+
+
+def test_every_regime_of_the_metrics_has_a_look() -> None:
+    from fibration.instrument import REGIMES as MEASURED
+
+    assert tuple(REGIMES) == MEASURED
+    assert len({r.colour for r in REGIMES.values()}) == len(REGIMES)
+
+
+# ---------------------------------------------------------------- the pictures
+
+
+def inside(figure: Figure) -> None:
+    """Nothing that is drawn, labels least of all, reaches over the edge of the picture."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    box, page = figure.get_tightbbox(canvas.get_renderer()), figure.get_size_inches()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= page[0]
+    assert box.y1 <= page[1]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda g: hierarchy(g.op.hierarchy, g), regimes, ratios], ids=["hierarchy", "regimes", "ratios"]
+)
+def test_pictures_keep_to_their_page(make, batch: Gated) -> None:  # type: ignore[no-untyped-def]
+    inside(make(batch))
+
+
+def test_pictures_of_other_batches() -> None:
+    on_policy = gated("fiberpo", recorded(spread=0.0))
+    many_and_far = gated("gspo", recorded(spread=3.0, domains=tuple(f"domain {i}" for i in range(12))))
+    for g in (on_policy, many_and_far):
+        for figure in (hierarchy(g.op.hierarchy, g), regimes(g), ratios(g)):
+            inside(figure)
+
+
+def test_a_gate_without_a_budget() -> None:
+    (token,) = strata("token")
+    temperature = Parameter("temperature", default=0.5)
+    smooth = Hierarchy(
+        name="smooth",
+        gates={token: Gate(temperature * tanh(residual / temperature))},
+        decomposition=fibration.log_ratio(),
+        objective=fibration.token_mean(),
+    )
+    g = gated(smooth)
+    inside(regimes(g))
+    assert float(g.result.metrics["token/attenuated"]) > 0.9
+
+
+def test_a_hierarchy_without_a_batch_and_not_a_chain() -> None:
+    token, image, trajectory = strata("token image trajectory")
+    tree = Hierarchy(
+        name="tree",
+        fibrations=[Fibration(token, trajectory, kernel=uniform()), Fibration(image, trajectory, kernel=uniform())],
+        gates={s: fibration.identity_gate() for s in (token, image, trajectory)},
+        decomposition=fibration.log_ratio(),
+        objective=fibration.token_mean(),
+    )
+    inside(hierarchy(tree))
+    inside(hierarchy(fibration.load("ppo")))
+
+
+def test_pictures_are_the_same_every_time(batch: Gated, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(ratios(batch), tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]

@@ -1,0 +1,238 @@
+"""Recording, without running a language model: advantages, micro-batches, exact updates, and the model's plumbing."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fibration
+from fibration import record
+from fibration.errors import FibrationError, MissingDependency
+
+EOS, LINE_BREAK = 0, 1
+
+
+def test_advantages_are_standardised_per_group() -> None:
+    advantages = record.group_advantages([[1, 0, 0, 0], [1, 1, 1, 1], [0.1, 0.1, 0.1, 0.1], [1, 1, 0, 0]])
+    assert advantages.dtype == np.float32
+    np.testing.assert_allclose(advantages[0], np.array([3, -1, -1, -1]) / np.sqrt(3), rtol=1e-5)
+    np.testing.assert_array_equal(advantages[1:3], 0)
+    np.testing.assert_allclose(advantages[3], [1, 1, -1, -1], rtol=1e-5)
+
+
+@given(st.lists(st.lists(st.floats(0, 1, width=32), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_advantages_sum_to_0_in_every_group(rewards: list[list[float]]) -> None:
+    advantages = record.group_advantages(rewards)
+    assert np.isfinite(advantages).all()
+    np.testing.assert_allclose(advantages.sum(axis=1), 0, atol=1e-5)
+    for given_rewards, row in zip(rewards, advantages, strict=True):
+        assert (row == 0).all() or len(set(given_rewards)) > 1
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(1, 25))
+def test_micro_batches_keep_trajectories_whole_and_in_order(lengths: list[int], trajectories: int) -> None:
+    offsets = np.cumsum([0, *lengths])
+    pieces = record.micro_batches(offsets, trajectories)
+    tokens = np.arange(offsets[-1])
+    np.testing.assert_array_equal(np.concatenate([tokens[piece] for piece in pieces]), tokens)
+    assert len(pieces) == -(-len(lengths) // trajectories)
+    assert {piece.start for piece in pieces} <= set(offsets.tolist())
+
+
+class Policy(nn.Module):
+    """A stand-in with what `record` uses of a language model: next-token logits, a growing cache, gradients."""
+
+    def __init__(self, vocabulary: int = 11, width: int = 7) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.step = nn.GRUCell(width, width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(
+        self, tokens: Tensor, past_key_values: Any = None, use_cache: bool = True, logits_to_keep: int = 0
+    ) -> SimpleNamespace:
+        cache = past_key_values or State()
+        logits = []
+        for token in tokens.T:
+            cache.state = self.step(self.embedding(token), cache.state)
+            logits.append(self.head(cache.state))
+        return SimpleNamespace(logits=torch.stack(logits, dim=1)[:, -logits_to_keep:], past_key_values=cache)
+
+
+class State:
+    state: Tensor | None = None
+
+    def batch_repeat_interleave(self, samples: int) -> None:
+        assert self.state is not None
+        self.state = self.state.repeat_interleave(samples, dim=0)
+
+
+def policy() -> Policy:
+    torch.manual_seed(0)
+    return Policy()
+
+
+def test_the_sampler_and_the_teacher_forced_pass_agree() -> None:
+    model, stop = policy(), torch.tensor([EOS, LINE_BREAK])
+    generator = torch.Generator().manual_seed(5)
+    completions, sampled = record.sample(model, [4, 5, 6], 40, 9, stop, generator)
+    lengths = {len(tokens) for tokens in completions}
+    assert len(completions) == 40
+    assert {1, 9} <= lengths <= set(range(1, 10))
+    for tokens in completions:
+        assert not {EOS, LINE_BREAK} & set(tokens[:-1])
+        assert len(tokens) == 9 or tokens[-1] in (EOS, LINE_BREAK)
+
+    forced = record.completion_log_probs(model, [4, 5, 6], completions)
+    record.check_agreement(forced, sampled)
+    alone = [record.completion_log_probs(model, [4, 5, 6], [tokens]) for tokens in completions]
+    torch.testing.assert_close(forced, torch.cat(alone))
+    with pytest.raises(FibrationError, match=r"-\d\.\d+ sampled, -\d\.\d+ forced, at token 3"):
+        record.check_agreement(forced, sampled.index_add(0, torch.tensor([3]), torch.tensor([0.01])))
+    with pytest.raises(FibrationError, match="at token 2"):
+        record.check_agreement(forced, sampled.index_fill(0, torch.tensor([2]), torch.nan))
+
+
+def test_samples_follow_the_recorded_distribution() -> None:
+    model = policy()
+    with torch.no_grad():
+        expected = model(torch.tensor([[4, 5]])).logits[0, -1].softmax(-1)
+    generator = torch.Generator().manual_seed(1)
+    completions, sampled = record.sample(model, [4, 5], 20_000, 1, torch.tensor([EOS]), generator)
+    drawn = torch.tensor(completions)[:, 0]
+    torch.testing.assert_close(sampled, expected.log()[drawn])
+    frequencies = torch.bincount(drawn, minlength=11) / len(drawn)
+    torch.testing.assert_close(frequencies, expected, atol=0.015, rtol=0)
+
+
+def batch(model: Policy) -> tuple[list[list[list[int]]], np.ndarray, Tensor, Tensor]:
+    """6 prompt groups of 4: completions, offsets, old log-probs and advantages."""
+    generator = torch.Generator().manual_seed(2)
+    stop = torch.tensor([EOS, LINE_BREAK])
+    groups, old = [], []
+    for k in range(6):
+        completions, _ = record.sample(model, [k], 4, 8, stop, generator)
+        groups.append(completions)
+        old.append(record.completion_log_probs(model, [k], completions).detach())
+    rewards = torch.rand(6, 4, generator=generator).round()
+    offsets = np.cumsum([0, *(len(tokens) for group in groups for tokens in group)])
+    return groups, offsets, torch.cat(old), torch.from_numpy(record.group_advantages(rewards).ravel())
+
+
+def test_updates_in_pieces_are_updates_on_the_whole_batch() -> None:
+    """Three SGD steps by coefficients and micro-batches equal three by autograd through `loss`, to rounding."""
+    operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+    start = policy()
+    groups, offsets, old, advantages = batch(start)
+    index = operator.index(
+        offsets=torch.from_numpy(offsets),
+        prompt_group=[k for k in range(6) for _ in range(4)],
+        domain=["odd" if k % 2 else "even" for k in range(6) for _ in range(4)],
+    )
+
+    def run(exactly: bool) -> tuple[Policy, list[float]]:
+        model = copy.deepcopy(start)
+        optimiser = torch.optim.SGD(model.parameters(), lr=2.0)
+        objectives = []
+
+        def log_probs(k: int) -> Tensor:
+            return record.completion_log_probs(model, [k], groups[k])
+
+        for _ in range(3):
+            if exactly:
+                optimiser.zero_grad()
+                result = operator.loss(torch.cat([log_probs(k) for k in range(6)]), old, advantages, index)
+                result.loss.backward()
+                optimiser.step()
+                objectives.append(-result.loss.item())
+            else:
+                pieces = record.micro_batches(offsets, 4)
+                step = record.training_step(operator, index, log_probs, pieces, old, advantages, optimiser)
+                objectives.append(step)
+        return model, objectives
+
+    whole, whole_objectives = run(exactly=True)
+    pieces, pieces_objectives = run(exactly=False)
+    np.testing.assert_allclose(pieces_objectives, whole_objectives, rtol=1e-4, atol=1e-7)
+    for before, a, b in zip(start.parameters(), whole.parameters(), pieces.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(a, before)
+    assert pieces_objectives[-1] > pieces_objectives[0]
+
+
+def test_the_first_update_follows_the_policy_gradient() -> None:
+    """Without drift the gradient is that of the mean of `A · log π`: zero drift must not mean zero gradient."""
+    operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+    model = policy()
+    groups, offsets, old, advantages = batch(model)
+    labels = [k for k in range(6) for _ in range(4)]
+    index = operator.index(offsets=torch.from_numpy(offsets), prompt_group=labels, domain=labels)
+    reference = copy.deepcopy(model)
+    lengths = torch.from_numpy(np.diff(offsets))
+    weights = (advantages / lengths / len(lengths)).repeat_interleave(lengths)
+    current = torch.cat([record.completion_log_probs(reference, [k], groups[k]) for k in range(6)])
+    (-(weights * current).sum()).backward()
+
+    record.training_step(
+        operator,
+        index,
+        lambda k: record.completion_log_probs(model, [k], groups[k]),
+        record.micro_batches(offsets, 4),
+        old,
+        advantages,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+    )
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "completion", "scored"),
+    [
+        ("chain_sum", " 4 + 3 = 7\n", "7"),
+        ("chain_sum", " 7.<|im_end|>", "7.<|im_end|>"),
+        ("chain_sum", " 7\n", "7"),
+        ("gcd", " gcd(2, 6) = 2.", "2"),
+        ("simple_equations", " z = 8\n", "8"),
+        ("letter_counting", " 2 times\n", "2"),
+        ("ransom_note", " True\n", "True"),
+        ("syllogism", " No, that is the answer\n", "No"),
+        ("knights_knaves", " Ann is a knight, and Ben is a knave.\n", "Ann is a knight, and Ben is a knave"),
+    ],
+)
+def test_the_scored_part_of_an_answer(dataset: str, completion: str, scored: str) -> None:
+    task = next(task for tasks in record.DOMAINS.values() for task in tasks if task.dataset == dataset)
+    found = re.search(task.answer, completion.strip())
+    assert found is not None
+    assert found[1] == scored
+
+
+@pytest.mark.parametrize(("score", "reward"), [(1.0, 1.0), (0.985, 0.0), (0.01, 0.0)])
+def test_consolation_credit_is_no_reward(score: float, reward: float) -> None:
+    dataset = SimpleNamespace(score_answer=lambda answer, entry: score if answer == "7" else 0.0)
+    assert record._reward(record.Task("any"), dataset, {}, " 7\n") == reward
+
+
+def test_a_question_of_unknown_form_is_named() -> None:
+    task = record.Task("gcd", question=r"numbers: (.*)\.")
+    assert record._question(task, {"question": "the gcd of these numbers: 4, 6.\n"}) == "4, 6"
+    with pytest.raises(FibrationError, match=r"task 'gcd' cannot be asked(.|\n)*found:    'gcd of 4 and 6'"):
+        record._question(task, {"question": "gcd of 4 and 6"})
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"the package transformers(.|\n)*pip install 'fibration\[record\]'"):
+        record.load_model()
+    with pytest.raises(MissingDependency, match="reasoning-gym"):
+        record.sample_domain(None, None, "logic", (), 8, 8, 32, 0)
