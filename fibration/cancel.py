@@ -42,8 +42,8 @@ def _factor(expression: Expression) -> tuple[Fraction, Factors]:
         if expression.operator in ("*", "/"):
             (c, f), (d, g) = (_factor(a) for a in expression.arguments)
             invert = expression.operator == "/"
-            if invert and d == 0:
-                raise ZeroDivisionError(str(expression))
+            if invert and d == 0:  # left as it is, for the laws to refuse
+                return Fraction(1), {expression: 1}
             for e, power in g.items():
                 f[e] = f.get(e, 0) + (-power if invert else power)
             return (c / d if invert else c * d), {e: p for e, p in f.items() if p}

@@ -186,10 +186,21 @@ def _transcendental(name: str) -> Callable[[Fraction], Fraction]:
 
         with mpmath.workdps(FIFTY_DIGITS):
             y = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
+            if not mpmath.isfinite(y):
+                raise ZeroDivisionError(f"{name}({x})")
             sign, mantissa, exponent, _ = mpmath.mpf(y)._mpf_
             return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
 
     return compute
+
+
+def _sqrt(x: Fraction) -> Fraction:
+    """Exact for squares, so that `sqrt(x*x) <= x` is decided right."""
+    if x >= 0:
+        root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
+        if root * root == x:
+            return root
+    return _transcendental("sqrt")(x)
 
 
 def _sigmoid(x: Fraction) -> Fraction:
@@ -209,7 +220,7 @@ OPERATORS: dict[str, Operator] = {
     "log1p": Operator(1, exact=lambda a: _transcendental("log")(1 + a)),
     "tanh": Operator(1, exact=_transcendental("tanh")),
     "sigmoid": Operator(1, exact=_sigmoid),
-    "sqrt": Operator(1, exact=_transcendental("sqrt")),
+    "sqrt": Operator(1, exact=_sqrt),
     "<": Operator(2, condition=True, exact=lambda a, b: a < b),
     "<=": Operator(2, condition=True, exact=lambda a, b: a <= b),
     ">": Operator(2, condition=True, exact=lambda a, b: a > b),

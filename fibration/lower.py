@@ -11,6 +11,7 @@ import itertools
 
 from fibration import ir
 from fibration.cancel import cancel, factors_over
+from fibration.errors import SpecError
 from fibration.expressions import Apply, Expression, Number, as_expression, atoms, desugar, evaluate, substitute
 from fibration.ir import Const, Input, Map, Node, Program, Pull, Push, Scalar
 from fibration.spec import Hierarchy
@@ -41,7 +42,14 @@ _SCALAR = {
 
 def lower(hierarchy: Hierarchy) -> Program:
     """The program of a verified chain: `gated_ratio`, `objective`, and what diagnostics read of every level."""
-    return _Lowering(hierarchy).program().validate()
+    try:
+        return _Lowering(hierarchy).program().validate()
+    except ZeroDivisionError as error:
+        raise SpecError(
+            f"hierarchy '{hierarchy.name}' divides by a number that is 0",
+            required="expressions with a value",
+            found=str(error),
+        ) from None
 
 
 def measures(hierarchy: Hierarchy) -> dict[str, Expression]:
@@ -59,6 +67,23 @@ def measures(hierarchy: Hierarchy) -> dict[str, Expression]:
     factor = cancel(hierarchy.decomposition.scale / result[hierarchy.leaf.name])
     outside = [a for a in atoms(factor) if not (isinstance(a, (Count, Total)) and a.over == root)]
     return result if outside else {k: cancel(factor * v) for k, v in result.items()}
+
+
+def home(hierarchy: Hierarchy, parameter: Parameter) -> str:
+    """Where a parameter may vary: `on`, or the coarsest stratum that reads it (never the leaf).
+
+    A kernel reads at its target, since its weights are normalised over each target element. One that the objective
+    reads has one value for the whole batch.
+    """
+    if parameter.on is not None:
+        return parameter.on.name
+    if parameter in set(atoms(hierarchy.objective.weight)):
+        return BATCH
+    for s in hierarchy.chain[:-1]:
+        read = [hierarchy.gate(s), *(f.weight for f in hierarchy.above(s))]
+        if any(parameter in set(atoms(e)) for e in read):
+            return s.name
+    return BATCH
 
 
 class _Lowering:
@@ -164,16 +189,7 @@ class _Lowering:
         return node
 
     def home(self, parameter: Parameter) -> str:
-        """Where a parameter may vary: `on`, or the coarsest gated stratum that reads it (never the leaf).
-
-        One that the objective reads has one value for the whole batch.
-        """
-        if parameter.on is not None:
-            return parameter.on.name
-        if parameter in set(atoms(self.h.objective.weight)):
-            return BATCH
-        readers = [s.name for s in self.h.chain if parameter in set(atoms(self.h.gate(s)))]
-        return readers[0] if readers and readers[0] != self.leaf else BATCH
+        return home(self.h, parameter)
 
     def map(
         self,

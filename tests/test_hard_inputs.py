@@ -165,7 +165,7 @@ def test_a_million_tokens_in_one_trajectory():
     index = op.index(offsets=[0, MILLION])
     values = {"C_trajectory": {"+": 0.2, "-": 0.2}, "epsilon": 1.0}
     gated = op.gate(torch.from_numpy(x), index, values)
-    assert gated.log().numpy() == pytest.approx(x, abs=1e-14)
+    assert np.abs(gated.log().numpy() - x).max() < 1e-14
     seen = op.levels(torch.from_numpy(x), index, values)
     assert seen.residual["trajectory", "+"].item() == pytest.approx(math.fsum(x[x >= 0]) / MILLION, rel=1e-12)
     result = op.coefficients(torch.from_numpy(x), torch.zeros(MILLION).double(), torch.ones(1).double(), index, values)
@@ -182,7 +182,7 @@ def test_many_trajectories():
     index = op.index(offsets=offsets, prompt_group=groups.tolist(), domain=(groups % 7).tolist())
     assert index.count("trajectory", "prompt_group").sum() == 50_000
     x = torch.from_numpy(generator.normal(size=int(offsets[-1])) * 0.01)
-    assert op.gate(x, index).log().numpy() == pytest.approx(x.numpy(), abs=1e-14)
+    assert (op.gate(x, index).log() - x).abs().max() < 1e-14
 
 
 # ---------------------------------------------------------------- precision

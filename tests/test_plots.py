@@ -22,7 +22,6 @@ from fibration import (
     Gate,
     Hierarchy,
     Parameter,
-    recorded,
     residual,
     strata,
     tanh,
@@ -30,6 +29,7 @@ from fibration import (
     uniform,
 )
 from fibration import plots as plots_module
+from fibration import recorded as recorded_module
 from fibration import run as run_module
 from fibration.cli import app
 from fibration.errors import RolloutsError
@@ -175,7 +175,7 @@ def test_a_result_that_differs_from_the_interpreter_fails(
     def wrong(program, *rest):  # type: ignore[no-untyped-def]
         return {k: v * (1 + 1e-6) for k, v in interpret(program, *rest).items()}
 
-    monkeypatch.setattr(recorded, "interpret", wrong)
+    monkeypatch.setattr(recorded_module, "interpret", wrong)
     code, output = invoke("ppo", "--rollouts", file, "--out", tmp_path / "out")
     assert code == 1
     assert "✗ more than 1e-09" in " ".join(output.split())

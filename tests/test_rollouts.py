@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+import fibration
 from fibration import rollouts as module
 from fibration.errors import RolloutsError
 from fibration.rollouts import FORMAT, Rollouts, load_rollouts, save_rollouts
@@ -264,3 +266,18 @@ def test_the_shipped_batch() -> None:
         assert 0.05 <= rewards[batch.domain_of_group == domain].mean() <= 0.6
     assert 0.05 <= np.abs(batch.log_probs - batch.old_log_probs).mean() <= 0.3
     assert batch.provenance["success"].keys() == set(batch.domains)
+
+
+def test_the_shipped_batch_leaves_the_trust_region_on_every_level() -> None:
+    batch = load_rollouts()
+    operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+    index = operator.index(offsets=batch.offsets, prompt_group=batch.prompt_group_labels, domain=batch.domain_labels)
+    log_probs, old_log_probs, advantages = map(
+        torch.from_numpy, (batch.log_probs, batch.old_log_probs, batch.advantages)
+    )
+    metrics = operator.coefficients(log_probs, old_log_probs, advantages, index).metrics
+    for stratum in ("domain", "prompt_group", "trajectory"):
+        assert 0.5 < float(metrics[f"{stratum}/-/passed"]) < 1
+        assert float(metrics[f"{stratum}/-/zeroed"]) > 0
+    assert float(metrics["trajectory/-/rolled_back"]) > 0
+    assert 0.1 < float(metrics["token/clipped"]) < 0.9

@@ -6,9 +6,10 @@ sees a `where`, a `min` or a `sign`; cases are split before (`cases.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import sympy
@@ -31,7 +32,7 @@ _TO: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cache  # evicting one would give its atom a second symbol
 def symbol(atom: Expression) -> Dummy:
     """One sympy symbol per atom: equal atoms, equal symbols."""
     if isinstance(atom, Count):
@@ -166,7 +167,8 @@ class Assumptions:
     def _signs(self, value: Any) -> Signs:
         value = sympy.together(value)
         if value.is_number:
-            return frozenset({int(sympy.sign(value))}) if value.is_real else ANY
+            sign = sympy.sign(value) if value.is_real else None
+            return frozenset({int(sign)}) if sign is not None and sign.is_Integer else ANY
         for known, signs in self.extra.items():
             for factor in (1, -1):
                 ratio = sympy.cancel(value / known) if value.is_rational_function() else None
@@ -183,7 +185,8 @@ class Assumptions:
         replaced, positive, nonnegative = self._shift(value)
         replaced = sympy.expand(sympy.together(replaced).as_numer_denom()[0])
         if replaced.is_number:
-            return frozenset({int(sympy.sign(replaced))})
+            sign = sympy.sign(replaced)
+            return frozenset({int(sign)}) if sign.is_Integer else ANY
         known = positive | nonnegative
         symbols = sorted(replaced.free_symbols, key=str)
         if not replaced.is_polynomial(*symbols):
@@ -212,9 +215,14 @@ class Assumptions:
             (positive if strict else nonnegative).add(made)
             return made
 
-        for function in sorted(value.atoms(sympy.Function), key=lambda f: -sympy.count_ops(f)):
+        roots = {p for p in value.atoms(sympy.Pow) if not p.exp.is_Integer and not isinstance(p, sympy.exp)}
+        for function in sorted(value.atoms(sympy.Function) | roots, key=lambda f: -sympy.count_ops(f)):
             signs = self._function_signs(function)
-            if len(signs) == 1 and 0 not in signs:
+            if isinstance(function, sympy.tanh):  # between -1 and 1
+                t = fresh(0 not in signs or signs == ANY)
+                bounded = (t - 1) / (t + 1) if signs == ANY else t / (t + 2) * (1 if 1 in signs else -1)
+                value = value.subs(function, bounded)
+            elif len(signs) == 1 and 0 not in signs:
                 value = value.subs(function, next(iter(signs)) * fresh(True))
             elif signs == {0, 1}:
                 value = value.subs(function, fresh(False))
@@ -240,8 +248,8 @@ class Assumptions:
                     replacement[s] = fresh(True)
             elif isinstance(atom, (Parameter, Component)):
                 p = atom.parameter if isinstance(atom, Component) else atom
-                lower = None if p.lower is None else sympy.Rational(str(p.lower))
-                upper = None if p.upper is None else sympy.Rational(str(p.upper))
+                lower = None if p.lower in (None, -math.inf) else sympy.Rational(str(p.lower))
+                upper = None if p.upper in (None, math.inf) else sympy.Rational(str(p.upper))
                 if lower is not None and upper is not None:
                     t = fresh(True)
                     replacement[s] = (lower + upper * t) / (1 + t)
@@ -253,6 +261,9 @@ class Assumptions:
 
     def _function_signs(self, function: Any) -> Signs:
         argument = function.args[0]
+        if function.is_Pow and not isinstance(function, sympy.exp):
+            base = self.signs(argument)
+            return base if base == {1} or (-1 not in base and function.exp.is_positive) else ANY
         if isinstance(function, sympy.exp):
             return frozenset({1})
         if isinstance(function, sympy.log):

@@ -7,6 +7,7 @@ symbolic engine, and a reader can check it by hand.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -19,6 +20,8 @@ from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, T
 
 MAX_LEAVES = 5  # every hierarchy up to this many leaves is tried before larger, regular ones
 MAX_ELEMENTS = 100_000
+ROUNDED = frozenset({"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt"})
+BUDGET = 400_000  # elements of all regular hierarchies together
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,16 @@ class Concrete:
 
     def over(self, source: Stratum, target: Stratum, element: int) -> list[int]:
         """The `source` elements over a `target` element."""
+        if (source, target) not in self._over:
+            lists: list[list[int]] = [[] for _ in range(self.size[target])]
+            for a in range(self.size[source]):
+                lists[self.below(source, a, target)].append(a)
+            self._over[source, target] = lists
         return self._over[source, target][element]
 
     @cached_property
     def _over(self) -> dict[tuple[Stratum, Stratum], list[list[int]]]:
-        table = {}
-        for j, source in enumerate(self.chain):
-            for target in self.chain[: j + 1]:
-                lists: list[list[int]] = [[] for _ in range(self.size[target])]
-                for a in range(self.size[source]):
-                    lists[self.below(source, a, target)].append(a)
-                table[source, target] = lists
-        return table
+        return {}
 
     def atom(self, atom: Expression, stratum: Stratum, element: int) -> Fraction:
         """The value of a count, total, attribute or parameter at an element."""
@@ -128,6 +129,15 @@ class Witness:
         return {"text": self.text, **hierarchy, "values": {k: str(v) for k, v in self.values.items()}}
 
 
+def rounding(*expressions: Expression) -> Fraction:
+    """How far an exact result may be off: rational arithmetic is exact, exp, log and roots have fifty digits."""
+    return Fraction(1, 10**30) if any(_rounds(e) for e in expressions) else Fraction(0)
+
+
+def _rounds(e: Expression) -> bool:
+    return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
+
+
 def shapes(strata: int, leaves: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Every tree with this many strata and leaves: per stratum above the root, the parent of each element."""
     if strata == 1:
@@ -153,13 +163,31 @@ def concretes(hierarchy: Hierarchy, expressions: list[Expression]) -> Iterator[C
             yield from _valued(chain, dict(zip(chain[1:], shape, strict=True)), used)
     numbers = sorted({n for e in expressions for n in _constants(e)})
     fans = sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})
-    for fan in sorted(itertools.product(fans, repeat=len(chain) - 1), key=lambda f: (_elements(f), f)):
+    budget = BUDGET
+    for fan in sorted(_fans(fans, len(chain) - 1), key=lambda f: (_elements(f), f)):
         if MAX_LEAVES < _elements(fan) <= MAX_ELEMENTS:
             parents, width = {}, 1
             for stratum, factor in zip(chain[1:], fan, strict=True):
                 parents[stratum] = tuple(i for i in range(width) for _ in range(factor))
                 width *= factor
-            yield from _valued(chain, parents, used)
+            for concrete in _valued(chain, parents, used):
+                budget -= width
+                if budget < 0:
+                    return
+                yield concrete
+
+
+def _fans(fans: list[int], levels: int) -> Iterator[tuple[int, ...]]:
+    """How many elements lie over each, level by level: at most one level is large where there are several."""
+    small = [f for f in fans if f <= 3]
+    if levels <= 2:
+        yield from itertools.product(fans, repeat=levels)
+        return
+    yield from itertools.product(small, repeat=levels)
+    for place in range(levels):
+        for large in (f for f in fans if f > 3):
+            for others in itertools.product(small[:2], repeat=levels - 1):
+                yield (*others[:place], large, *others[place:])
 
 
 def _elements(fan: tuple[int, ...]) -> int:
@@ -190,7 +218,13 @@ def _valued(
     choices = [parameter_values(p.parameter if isinstance(p, Component) else p) for p in parameters]
     patterns: list[Mapping[Attribute, tuple[Fraction, ...]]] = [{}]
     if attributes:
-        kinds = [lambda i: Fraction(1), lambda i: Fraction(i + 1), lambda i: Fraction(2), lambda i: Fraction(1, i + 2)]
+        kinds = [
+            lambda i: Fraction(1),
+            lambda i: Fraction(i + 1),
+            lambda i: Fraction(2),
+            lambda i: Fraction(1, i + 2),
+            lambda i: Fraction(1 if i else 1000),
+        ]
         signed = [lambda i: Fraction(-1), lambda i: Fraction(0), lambda i: Fraction(i) * (-1) ** i]
         patterns = []
         for kind in [*kinds, *signed]:
@@ -210,15 +244,17 @@ def _valued(
 
 def parameter_values(parameter: Parameter) -> list[Fraction]:
     """Values to try: the defaults, then some spread over the allowed interval."""
-    low = None if parameter.lower is None else Fraction(str(parameter.lower))
-    high = None if parameter.upper is None else Fraction(str(parameter.upper))
+    low = None if parameter.lower in (None, -math.inf) else Fraction(str(parameter.lower))
+    high = None if parameter.upper in (None, math.inf) else Fraction(str(parameter.upper))
     defaults = [Fraction(str(v)) for _, v in parameter.default_items()]
     if low is not None and high is not None:
         spread = [low + (high - low) * t for t in (Fraction(1, 2), Fraction(1, 100), Fraction(99, 100))]
     elif low is not None:
-        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
+        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10), Fraction(3, 4))]
     elif high is not None:
         spread = [high - t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
     else:
         spread = [Fraction(1), Fraction(-1), Fraction(1, 100)]
+    if (low is None or low < 0) and (high is None or high > 0):
+        spread.append(Fraction(0))
     return list(dict.fromkeys([*defaults, *spread]))

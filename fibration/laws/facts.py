@@ -8,15 +8,16 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.laws.algebra import symbol, to_sympy, vanishes
+from fibration.expressions import atoms
+from fibration.laws.algebra import Assumptions, from_sympy, to_sympy, vanishes
 from fibration.laws.germ import RHO
 from fibration.laws.law import Subject
-from fibration.laws.outcome import domain, is_logarithmic, lines, normal_recovery
+from fibration.laws.outcome import coordinate, domain, lines
 from fibration.laws.pieces import Line, extremes, text
 from fibration.laws.reference import gates
 from fibration.report import Fact
 from fibration.spec import Hierarchy
-from fibration.symbols import Stratum, gated
+from fibration.symbols import Density, Stratum
 
 Lines = dict[tuple[Stratum, str], list[Line] | None]
 
@@ -25,33 +26,41 @@ def facts(subject: Subject) -> Iterator[Fact]:
     """Everything that can be certified of a hierarchy whose laws have been decided."""
     h = subject.hierarchy
     table = lines(h, subject)
-    yield from _radius(subject, table)
-    yield from _bounds(subject, table)
+    known = coordinate(h, subject)
+    # distances of log ratios from residuals, when the levels are means and R turns their sum back into a ratio
+    if known and subject.first_failure("markov", "reflecting", "recovery") is None:
+        yield from _radius(subject, table, known)
+        yield from _bounds(subject, table, known)
     yield from _shapes(h, table)
-    yield _blocks(h, subject)
+    yield _blocks(h)
 
 
 # ---------------------------------------------------------------- pass-through radius
 
 
-def _radius(subject: Subject, table: Lines) -> Iterator[Fact]:
+def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     """`max{R : |x_i| <= R for all i implies 𝒢(r) = r}`, the least over all sizes."""
     h = subject.hierarchy
     exact = all(subject.germ(g).passes for _, _, g in gates(h))
     if not exact:
+        if any(v.law == "identity" and v.status == "undecided" for v in subject.verdicts):
+            return
         smooth = subject.proved("first_order", "hierarchy")
         why = "some gate is not the identity on any neighbourhood of 0"
         yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""))
         return
     limits: list[Any] = []
-    for (stratum, channel), found in table.items():
+    for (stratum, _), found in table.items():
         if found is None:
             return
         for line in found:
             interval = line.passes()
             if interval is None:
                 return
-            limits += _reach(h, stratum, channel, *interval)
+            reach = _reach(h, stratum, known, *interval, subject.assume)
+            if reach is None or any(_reads_density(v) for v in reach):
+                return
+            limits += reach
     finite = [v for v in limits if v != oo]
     smallest = extremes(finite, subject.assume, -1) if finite else [oo]
     unit = "|log r|"
@@ -64,15 +73,21 @@ def _radius(subject: Subject, table: Lines) -> Iterator[Fact]:
     )
 
 
-def _reach(h: Hierarchy, stratum: Stratum, channel: str, low: Any, high: Any) -> list[Any]:
+def _reads_density(value: Any) -> bool:
+    return any(isinstance(from_sympy(s), Density) for s in sympy.sympify(value).free_symbols)
+
+
+def _reach(h: Hierarchy, stratum: Stratum, known: str, low: Any, high: Any, assume: Assumptions) -> list[Any] | None:
     """How large `|x|` may be so that this gate's residual stays in `[low, high]`, whatever the sizes."""
     root = stratum == h.chain[0]
-    if not is_logarithmic(h):
-        up = oo if high == oo else sympy.log(1 + high)
-        down = oo if low == -oo or vanishes(1 + low) else -sympy.log(1 + low)
-        return [up, down] if root else [0]
     below = oo if low == -oo else -low
-    if channel:  # means of max(±x, 0) lie in [0, R], their differences in [-R, R]
+    if known == "deviation":
+        if not root:  # at opposite ends of [exp(-R) - 1, exp(R) - 1]: 2 sinh(R) apart
+            return [v if v == oo else sympy.log(v / 2 + sympy.sqrt(1 + v**2 / 4)) for v in (below, high)]
+        room = frozenset({0}) if below == oo else assume.signs(1 + low)
+        down = oo if room <= {-1, 0} else -sympy.log(1 + low) if room == {1} else None
+        return None if down is None else [oo if high == oo else sympy.log(1 + high), down]
+    if known == "split":  # means of max(±x, 0) lie in [0, R], their differences in [-R, R]
         return [high] if root else [below, high]
     factor = 1 if root else 2  # a token and the mean of its siblings may lie at opposite ends of [-R, R]
     return [v if v == oo else v / factor for v in (below, high)]
@@ -81,20 +96,20 @@ def _reach(h: Hierarchy, stratum: Stratum, channel: str, low: Any, high: Any) ->
 # ---------------------------------------------------------------- bounds of log 𝒢
 
 
-def _bounds(subject: Subject, table: Lines) -> Iterator[Fact]:
+def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     h = subject.hierarchy
     total_low: Any = 0
     total_high: Any = 0
     level_facts = []
     for stratum in h.chain:
-        found = _level(h, stratum, table, subject)
-        if found is None:
+        found = _level(h, stratum, table, subject, known)
+        if found is None or any(_reads_density(v) for v in found):
             return
         low, high = found
         level_facts.append((stratum, low, high))
         total_low = -oo if -oo in (low, total_low) else total_low + low
         total_high = oo if oo in (high, total_high) else total_high + high
-    if is_logarithmic(h):
+    if known != "deviation":
         yield Fact("bounds", "log 𝒢", _interval(total_low, total_high), "the sum of what the levels contribute at most")
         for stratum, low, high in level_facts:
             yield Fact(
@@ -103,13 +118,12 @@ def _bounds(subject: Subject, table: Lines) -> Iterator[Fact]:
                 _interval(low, high),
                 "range of its gates over the residuals that can reach them",
             )
-    elif vanishes(to_sympy(normal_recovery(h)) - 1 - symbol(gated(""))):
-        low = sympy.Integer(-1) if total_low == -oo else total_low
-        shown = _interval(1 + low, 1 + total_high)
+    elif len(h.chain) == 1 and subject.proved("positivity"):
+        shown = _interval(1 + total_low, 1 + total_high)
         yield Fact(
             "bounds",
             "𝒢",
-            f"({shown[1:]}" if low == -1 else shown,
+            f"({shown[1:]}" if total_low == -1 else shown,
             "1 plus the range of the gate over r > 0 and every advantage",
         )
 
@@ -118,12 +132,12 @@ def _interval(low: Any, high: Any) -> str:
     return f"{'(' if low == -oo else '['}{text(low)}, {text(high)}{')' if high == oo else ']'}"
 
 
-def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject) -> tuple[Any, Any] | None:
+def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject, known: str) -> tuple[Any, Any] | None:
     """Infimum and supremum of one level's contribution to the recovery's argument."""
     channels = h.decomposition.channels
     ranges: dict[tuple[str, str], tuple[Any, Any]] = {}
     for channel in channels:
-        full = domain(h, stratum, channel)
+        full = domain(h, stratum, known)
         for name, (low, high) in {"full": full, "down": (full[0], min(full[1], 0))}.items():
             bounds = _range(table[stratum, channel], low, high, subject)
             if bounds is None:
@@ -151,7 +165,7 @@ def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> t
     lows: list[Any] = []
     highs: list[Any] = []
     for line in found:
-        bounds = line.range(0 if low == 0 else -oo, 0 if high == 0 else oo)
+        bounds = line.range(low, high)
         if bounds is None:
             return None
         lows += bounds[0]
@@ -196,7 +210,7 @@ def _regions(line: Line) -> Iterator[str]:
         yield f"{text(low)} < {name} < {text(high)} with slope {text(slope)}".replace("[+]", "").replace("[-]", "")
 
 
-def _blocks(h: Hierarchy, subject: Subject) -> Fact:
+def _blocks(h: Hierarchy) -> Fact:
     """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
     leading = 0
     for stratum in h.chain:
@@ -205,7 +219,9 @@ def _blocks(h: Hierarchy, subject: Subject) -> Fact:
             break
         leading += 1
     # levels that pass unchanged telescope: D_k = σ_k, so the first real gate sees one element of the level below it
-    stratum = h.leaf if leading == len(h.chain) else h.chain[max(leading - 1, 0)]
+    depth = len(h.chain) - 1 if leading == len(h.chain) else max(leading - 1, 0)
+    read = {a.stratum for _, _, g in gates(h) for a in atoms(g) if isinstance(a, Density)}
+    stratum = h.chain[min([depth, *(h.chain.index(s) for s in read)])]
     return Fact(
         "blocks",
         "Jacobian of 𝒢",

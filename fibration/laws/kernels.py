@@ -14,10 +14,10 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression
-from fibration.laws.algebra import show, symbol, to_sympy, vanishes
+from fibration.expressions import Expression, atoms
+from fibration.laws.algebra import show, symbol, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
-from fibration.laws.concrete import Concrete, Witness, concretes
+from fibration.laws.concrete import Concrete, Witness, concretes, rounding
 from fibration.laws.law import Law, Subject
 from fibration.report import Verdict
 from fibration.spec import Fibration, Hierarchy
@@ -29,14 +29,19 @@ REFLECTING = "the weights over each element sum to 1: π_* K = id"
 
 def weights(h: Hierarchy, f: Fibration) -> Iterator[tuple[Concrete, int, list[tuple[int, Fraction | None]]]]:
     """On candidate hierarchies, for every target element: its fibre with the weights (None where undefined)."""
+    read = list(atoms(f.weight))
+    known: dict[tuple[Fraction, ...], Fraction | None] = {}  # most elements of a regular hierarchy read the same
     for concrete in concretes(h, [f.weight]):
         for b in range(concrete.size[f.target]):
             fibre: list[tuple[int, Fraction | None]] = []
             for a in concrete.over(f.source, f.target, b):
-                try:
-                    fibre.append((a, concrete.value(f.weight, f.source, a)))
-                except (ZeroDivisionError, ArithmeticError, TypeError):
-                    fibre.append((a, None))
+                key = tuple(concrete.atom(e, f.source, a) for e in read)
+                if key not in known:
+                    try:
+                        known[key] = concrete.value(f.weight, f.source, a)
+                    except (ZeroDivisionError, ArithmeticError, TypeError):
+                        known[key] = None
+                fibre.append((a, known[key]))
             yield concrete, b, fibre
 
 
@@ -53,7 +58,7 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
             yield Verdict("markov", what, "proved", f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
             continue
         for concrete, b, fibre in weights(h, f):
-            bad = next(((a, w) for a, w in fibre if w is None or w < 0), None)
+            bad = next(((a, w) for a, w in fibre if w is None or w < -rounding(f.weight)), None)
             if bad:
                 value = "no value" if bad[1] is None else str(bad[1])
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, bad[0])} {f.source} {value}"
@@ -83,23 +88,8 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
 
 
 def _never_negative(case: Case, subject: Subject) -> bool:
-    value = case.sympy()
     assume = subject.assume.with_signs(dict(case.signs))
-    parts = [value, *(d for d in _denominators(case.value))]
-    signs = [assume.signs(p) for p in parts]
-    return -1 not in signs[0] and all(0 not in s for s in signs[1:])
-
-
-def _denominators(e: Expression) -> Iterator[Any]:
-    for part in _walk(e):
-        if getattr(part, "operator", "") == "/":
-            yield to_sympy(part.arguments[1])  # type: ignore[attr-defined]
-
-
-def _walk(e: Expression) -> Iterator[Expression]:
-    yield e
-    for a in getattr(e, "arguments", ()):
-        yield from _walk(a)
+    return case.defined(subject.assume) and -1 not in assume.signs(case.sympy())
 
 
 def decide_reflecting(subject: Subject) -> Iterator[Verdict]:
@@ -114,7 +104,7 @@ def decide_reflecting(subject: Subject) -> Iterator[Verdict]:
             total = (
                 None if any(w is None for _, w in fibre) else sum((w for _, w in fibre if w is not None), Fraction(0))
             )
-            if total != 1:
+            if total is None or abs(total - 1) > rounding(f.weight):
                 value = "no sum, since a weight has no value" if total is None else str(total)
                 yield Verdict(
                     "reflecting",

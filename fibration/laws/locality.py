@@ -71,6 +71,12 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
     here = (stratum, *h.coarser(stratum))
     if isinstance(atom, (Parameter, Component)):
         p = atom.parameter if isinstance(atom, Component) else atom
+        if kernel and p.on == stratum:
+            return (
+                f"parameter '{p.name}', which varies over {p.on}",
+                f"two {plural(stratum.name)} of one fibre may have different values, and the weights another sum",
+                f"let it vary over one of {_names(here[1:])}" if here[1:] else "declare it without on=",
+            )
         if p.on is not None and p.on not in here:
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
@@ -129,7 +135,8 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
         if atom.name == "residual":
             return None
         if atom.name == "advantage":
-            coarse = stratum != h.leaf and h.rows in h.strata and stratum in h.coarser(h.rows)
+            # where the rows are no stratum of the hierarchy, a coarser element may hold several of them
+            coarse = stratum != h.leaf and (h.rows not in h.strata or stratum in h.coarser(h.rows))
             if coarse:
                 return (
                     "its advantage",

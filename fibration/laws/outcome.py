@@ -10,12 +10,14 @@ import sympy
 from sympy import oo
 
 from fibration.cancel import cancel
-from fibration.expressions import Expression, substitute
-from fibration.laws.algebra import symbol, to_sympy
-from fibration.laws.concrete import Witness, concretes
+from fibration.expressions import Expression, as_expression, evaluate, log, substitute
+from fibration.laws.algebra import Assumptions, symbol, to_sympy, vanishes
+from fibration.laws.cases import TooManyCases, cases
+from fibration.laws.concrete import Witness, concretes, rounding
 from fibration.laws.germ import RHO
 from fibration.laws.law import Law, Subject
-from fibration.laws.pieces import Line, pieces
+from fibration.laws.pieces import Line, Piece, pieces
+from fibration.laws.recovery import X
 from fibration.laws.reference import gates
 from fibration.lower import measures
 from fibration.report import Verdict
@@ -24,6 +26,9 @@ from fibration.symbols import Gated, Stratum, advantage, gated, in_channel, resi
 
 ORTHOGONALITY = "the residual of every level sums to 0 over the level below: π_* ρ = 0"
 POSITIVITY = "gated ratios are positive: 𝒢(r) > 0"
+
+
+RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
 
 
 def decide_orthogonality(subject: Subject) -> Iterator[Verdict]:
@@ -54,16 +59,50 @@ def intensive(h: Hierarchy, stratum: Stratum, channel: str) -> Expression:
 
 def lines(h: Hierarchy, subject: Subject) -> dict[tuple[Stratum, str], list[Line] | None]:
     """Every gate's pieces, in intensive units."""
-    return {(s, c): pieces(intensive(h, s, c), subject.assume) for s, c, _ in gates(h)}
+    assume = subject.assume
+    if len(h.chain) == 1 and coordinate(h, subject) == "deviation":
+        assume = assume.with_signs({1 + RHO: frozenset({1})})
+    return {(s, c): pieces(intensive(h, s, c), assume) for s, c, _ in gates(h)}
 
 
-def domain(h: Hierarchy, stratum: Stratum, channel: str) -> tuple[Any, Any]:
+def coordinate(h: Hierarchy, subject: Subject) -> str:
+    """What the gates act on in the normal form: "log" ratios, log ratios "split" by sign, "deviation" of ratios.
+
+    `""` for a decomposition of another kind, or one whose scale is not the leaf measure of the kernels: what follows
+    from the range of log ratios is then not certified.
+    """
+    m = measures(h)[h.leaf.name]
+    channels = h.decomposition.channels
+    back = [symbol(gated(c)) for c in channels]
+    recovery = to_sympy(normal_recovery(h))
+    log_argument = recovery.args[0] if isinstance(recovery, sympy.exp) else None
+    sides = [subject.assume.with_signs({X: frozenset({s})}) for s in (-1, 1)]
+    try:
+        seen = [
+            [case.sympy() for case in cases(cancel(h.decomposition[channel] / m), side)]
+            for channel in channels
+            for side in sides
+        ]
+    except TooManyCases:
+        return ""
+
+    def are(*expected: Any) -> bool:
+        return all(all(vanishes(v - e) for v in values) for values, e in zip(seen, expected, strict=True))
+
+    if len(channels) == 2:
+        split = log_argument is not None and vanishes(log_argument - back[0] + back[1])
+        return "split" if split and are(0, X, -X, 0) else ""
+    if log_argument is not None and vanishes(log_argument - back[0]) and are(X, X):
+        return "log"
+    deviation = sympy.exp(X) - 1
+    return "deviation" if vanishes(recovery - 1 - back[0]) and are(deviation, deviation) else ""
+
+
+def domain(h: Hierarchy, stratum: Stratum, coordinate: str) -> tuple[Any, Any]:
     """The residuals that can reach a gate, in intensive units, as far as they are bounded by 0 or -1."""
-    if stratum != h.chain[0]:
+    if stratum != h.chain[0] or coordinate not in ("split", "deviation"):
         return -oo, oo
-    if channel:  # the root of a signed decomposition sees means of max(±x, 0)
-        return 0, oo
-    return (-1, oo) if not is_logarithmic(h) else (-oo, oo)
+    return (0, oo) if coordinate == "split" else (-1, oo)  # a root sees means of max(±x, 0), or of r - 1
 
 
 def is_logarithmic(h: Hierarchy) -> bool:
@@ -81,75 +120,105 @@ def normal_recovery(h: Hierarchy) -> Expression:
 def decide_positivity(subject: Subject) -> Iterator[Verdict]:
     h = subject.hierarchy
     recovery = normal_recovery(h)
-    if is_logarithmic(h):
-        yield Verdict("positivity", "hierarchy", "proved", f"𝒢(r) = {recovery} > 0 for every real argument")
-        return
-    argument = _affine_proof(h, subject, recovery)
-    if argument:
-        yield Verdict("positivity", "hierarchy", "proved", argument)
-        return
-    witness = _search(h)
+    logarithmic, known = is_logarithmic(h), coordinate(h, subject)
+    found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
+    witness = None
+    if not (loose := _undefined(h, subject, known)):
+        if logarithmic:
+            yield Verdict("positivity", "hierarchy", "proved", f"𝒢(r) = {recovery} > 0 for every real argument")
+            return
+        if _stays_positive(h, subject, known):
+            argument = "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
+            yield Verdict("positivity", "hierarchy", "proved", argument)
+            return
+    else:
+        found = f"{loose}, which may have no value: a division by 0, or a logarithm or root outside its domain"
+    if len(h.chain) == 1:
+        witness = _search(h, known)
     yield Verdict(
         "positivity",
         "hierarchy",
         "refuted" if witness else "undecided",
         "",
         required=POSITIVITY,
-        found=f"𝒢(r) = {recovery}, whose lower bound is not above 0",
+        found=found,
         remedy="bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios",
         counterexample=witness,
     )
 
 
-def _affine_proof(h: Hierarchy, subject: Subject, recovery: Expression) -> str:
-    """One stratum, `R = 1 + σ`: every piece of the gate on `ρ > -1` stays above -1."""
-    s = symbol(gated(""))
-    if len(h.chain) > 1 or h.decomposition.channels != ("",) or to_sympy(recovery) != 1 + s:
-        return ""
-    found = pieces(intensive(h, h.leaf, ""), subject.assume)
-    if found is None:
-        return ""
-    for line in found:
-        for p in line.pieces:
-            assume = line.assume
-            if p.high != oo:  # r = 1 + ρ > 0 comes here only if the piece reaches above ρ = -1
-                if assume.signs(p.high + 1) <= {-1, 0}:
-                    continue
-                assume = assume.with_signs({p.high + 1: frozenset({1})})
-            ends = [e for e in (p.low, p.high) if e not in (oo, -oo)]
-            low_end = p.low if p.low != -oo and assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
-            slope = sympy.diff(p.value, RHO)
-            rising = assume.signs(slope) <= {0, 1}
-            inside = [low_end] if rising and slope != 0 else ends or [sympy.Integer(0)]
-            for end in inside:
-                signs = assume.signs(p.value.subs(RHO, end) + 1)
-                # at the open end r -> 0 a rising piece may tend to 0, since r > 0 is strict
-                allowed = {1} if end != -1 else ({0, 1} if slope != 0 else {1})
-                if not signs <= allowed:
-                    return ""
-            if not rising and p.high == oo:
-                return ""
-    return "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
+def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
+    """A gate, or the recovery, that could not be shown to have a value for every argument."""
+    for stratum, _, gate in gates(h):
+        assume = subject.assume
+        if stratum == h.chain[0] and known == "split":
+            assume = assume.with_signs({RHO: frozenset({0, 1})})
+        if len(h.chain) == 1 and known == "deviation":
+            assume = assume.with_signs({1 + RHO: frozenset({1})})
+        if not _always_defined(gate, assume):
+            return f"the gate on {stratum} is {h.gates[stratum]}"
+    return "" if _always_defined(h.decomposition.recovery, subject.assume) else f"R = {h.decomposition.recovery}"
 
 
-def _search(h: Hierarchy) -> Witness | None:
+def _always_defined(e: Expression, assume: Assumptions) -> bool:
+    try:
+        return all(case.defined(assume) for case in cases(e, assume))
+    except TooManyCases:
+        return False
+
+
+def _stays_positive(h: Hierarchy, subject: Subject, known: str) -> bool:
+    """One stratum in deviation coordinates: every piece of the gate on `ρ > -1` stays above -1."""
+    if len(h.chain) > 1 or known != "deviation":
+        return False
+    found = pieces(intensive(h, h.leaf, ""), subject.assume.with_signs({1 + RHO: frozenset({1})}))
+    return found is not None and all(_piece_stays_positive(p, line.assume) for line in found for p in line.pieces)
+
+
+def _piece_stays_positive(p: Piece, assume: Assumptions) -> bool:
+    if p.high != oo:  # r = 1 + ρ > 0 comes here only if the piece reaches above ρ = -1
+        if assume.signs(p.high + 1) <= {-1, 0}:
+            return True
+        assume = assume.with_signs({p.high + 1: frozenset({1})})
+    # the infimum lies at an end, because a piece that is not monotone is not accepted
+    low_end = p.low if p.low != -oo and assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
+    slope = sympy.diff(p.value, RHO)
+    direction = p.direction(assume)
+    if direction == 0:
+        return bool(assume.signs(p.value + 1) == {1})
+    if direction == 1:
+        # at the open end r -> 0 a rising piece may tend to 0, since r > 0 is strict
+        signs = assume.signs(p.value.subs(RHO, low_end) + 1)
+        return bool(signs == {1} or (low_end == -1 and signs <= {0, 1} and assume.signs(slope) == {1}))
+    return bool(direction == -1 and p.high != oo and assume.signs(p.value.subs(RHO, p.high) + 1) == {1})
+
+
+def _search(h: Hierarchy, known: str) -> Witness | None:
     """A sampled ratio whose gated ratio is not positive, on one token."""
-    if len(h.chain) > 1:
-        return None
     gate = h.gate(h.leaf)
-    for tried, concrete in enumerate(concretes(h, [gate, h.decomposition.recovery])):
+    recovery = h.decomposition.recovery
+    if known not in ("log", "deviation"):
+        return None
+    for tried, concrete in enumerate(concretes(h, [gate, recovery, h.decomposition.scale])):
         if tried > 200:
             return None
         for a in (Fraction(1), Fraction(-1)):
-            for r in (Fraction(1, 1000), Fraction(1, 2), Fraction(3, 2), Fraction(5), Fraction(100), Fraction(10**6)):
+            for r in RATIOS:
                 try:
-                    g = concrete.value(gate, h.leaf, 0, {residual: r - 1, advantage: a})
-                    value = concrete.value(h.decomposition.recovery, h.leaf, 0, {gated(""): g})
+                    rho = r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {})
+                    scaled = concrete.value(h.decomposition.scale, h.leaf, 0) * rho
                 except (ZeroDivisionError, ArithmeticError, TypeError):
                     continue
-                if value <= 0:
+                value: Fraction | None
+                try:
+                    g = concrete.value(gate, h.leaf, 0, {residual: scaled, advantage: a})
+                    value = concrete.value(recovery, h.leaf, 0, {gated(""): g})
+                except (ZeroDivisionError, ArithmeticError, TypeError):
+                    value = None
+                if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
                     settings = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
-                    text = f"a token with ratio {r} and advantage {a}{settings} gets the gated ratio {value}"
+                    shown = "no value" if value is None else f"the gated ratio {value}"
+                    text = f"a token with ratio {r} and advantage {a}{settings} gets {shown}"
                     return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
     return None
 

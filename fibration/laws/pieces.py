@@ -18,7 +18,7 @@ from sympy import oo
 from fibration.expressions import Expression
 from fibration.laws.algebra import Assumptions, Signs, show, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
-from fibration.laws.germ import RHO
+from fibration.laws.germ import RHO, is_kinked
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,18 @@ class Piece:
     @property
     def is_point(self) -> bool:
         return bool(self.low == self.high)
+
+    def direction(self, assume: Assumptions) -> int | None:
+        """1 for a piece that nowhere falls, -1 for one that nowhere rises, 0 for a constant; None if it is neither."""
+        if self.is_point:
+            return 0
+        if is_kinked(self.value):
+            return None
+        above = self.low != -oo and -1 not in assume.signs(self.low)  # 0 is a breakpoint: a piece lies on one side
+        signs = assume.with_signs({RHO: frozenset({1 if above else -1})}).signs(sympy.diff(self.value, RHO))
+        if signs == {0}:
+            return 0
+        return 1 if -1 not in signs else -1 if 1 not in signs else None
 
 
 @dataclass(frozen=True)
@@ -66,18 +78,13 @@ class Line:
         return self.pieces[low].low, self.pieces[high].high
 
     def range(self, low: Any = -oo, high: Any = oo) -> tuple[list[Any], list[Any]] | None:
-        """Candidates for infimum and supremum over residuals in `[low, high]` (0 or infinite bounds)."""
+        """Candidates for infimum and supremum over residuals in `[low, high]` (bounds 0, -1 or infinite)."""
         candidates: list[Any] = []
-        for p in self.pieces:
-            if (low == 0 and p.low != 0 and self.assume.signs(p.low) == {-1} and not self._reaches(p.high)) or (
-                high == 0 and p.high != 0 and self.assume.signs(p.high) == {1} and not self._reaches(p.low, down=True)
-            ):
-                continue
-            ends = [
-                max(p.low, 0) if low == 0 and p.low == -oo else p.low,
-                min(p.high, 0) if high == 0 and p.high == oo else p.high,
-            ]
-            for end in ends:
+        zero = next(i for i, p in enumerate(self.pieces) if p.is_point and p.low == 0)
+        for p in self.pieces[zero if low == 0 else 0 : zero + 1 if high == 0 else None]:
+            if p.direction(self.assume) is None:
+                return None  # its extrema may lie inside
+            for end in (low if p.low == -oo else p.low, p.high):
                 value = _limit(p.value, end)
                 if value is None:
                     return None
@@ -87,12 +94,6 @@ class Line:
             if not any(c == u or (c not in (oo, -oo) and u not in (oo, -oo) and vanishes(c - u)) for u in unique):
                 unique.append(c)
         return extremes(unique, self.assume, -1), extremes(unique, self.assume, 1)
-
-    def _reaches(self, bound: Any, down: bool = False) -> bool:
-        """Whether an interval ending at `bound` reaches past 0."""
-        if bound in (oo, -oo):
-            return True
-        return bool(self.assume.signs(bound) & ({-1} if down else {1}))
 
 
 def extremes(values: list[Any], assume: Assumptions, direction: int) -> list[Any]:
@@ -134,6 +135,8 @@ def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
     try:
         found = cases(gate, assume)
     except TooManyCases:
+        return None
+    if not all(case.defined(assume) for case in found):
         return None
     groups: dict[tuple[tuple[Any, Signs], ...], list[Case]] = {}
     for case in found:

@@ -74,6 +74,8 @@ def _proof(h: Hierarchy, subject: Subject) -> str:
         for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
             assume = subject.assume.with_signs({X: frozenset({sign})})
             for case in cases(composed(h), assume):
+                if not case.defined(assume):
+                    return ""
                 log_ratio = log_of(case.sympy())
                 difference = log_ratio - X
                 if sign == 0:
@@ -88,7 +90,10 @@ def _proof(h: Hierarchy, subject: Subject) -> str:
 
 def _search(h: Hierarchy) -> Witness | None:
     whole = composed(h)
-    probes = [Fraction(n, d) for n, d in ((0, 1), (1, 1), (-1, 1), (1, 2), (-1, 2), (3, 1), (-3, 1), (1, 10), (-1, 10))]
+    probes = [
+        Fraction(n, d)
+        for n, d in ((0, 1), (1, 1), (-1, 1), (1, 2), (-1, 2), (3, 1), (-3, 1), (1, 10), (-1, 10), (1, 100), (-1, 100))
+    ]
     for tried, concrete in enumerate(concretes(h, [whole])):
         if tried > 200:
             break

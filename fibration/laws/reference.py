@@ -16,23 +16,37 @@ from typing import Any
 
 import sympy
 
-from fibration.cancel import cancel
 from fibration.expressions import Expression, atoms
-from fibration.laws.algebra import symbol, vanishes
+from fibration.laws.algebra import from_sympy, symbol, to_sympy, vanishes
 from fibration.laws.cases import TooManyCases, cases
-from fibration.laws.concrete import Concrete, Witness, concretes
-from fibration.laws.germ import Germ
+from fibration.laws.concrete import Concrete, Witness, concretes, rounding
+from fibration.laws.germ import SIDES, defined_near, is_kinked, near_zero
 from fibration.laws.law import Law, Subject
-from fibration.laws.recovery import X
-from fibration.lower import measures
+from fibration.laws.recovery import X, composed
+from fibration.lower import home
 from fibration.objective import LEAF, ROWS
 from fibration.report import Status, Verdict
 from fibration.spec import Hierarchy
-from fibration.symbols import Count, Density, Stratum, advantage, gated, in_channel, put, residual
+from fibration.symbols import (
+    BATCH,
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Parameter,
+    Stratum,
+    Total,
+    advantage,
+    gated,
+    in_channel,
+    put,
+    residual,
+)
 
 IDENTITY = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 FIRST_ORDER = "near on-policy 𝒢(r) = r to first order, so that value and gradient are those of the true objective"
-STEP = Fraction(1, 10**12)
+STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
+FAR, NEAR = Fraction(1, 10), Fraction(1000)  # densities, and as multiples of the residual, to ask value and slope at
 
 
 def gates(h: Hierarchy) -> Iterator[tuple[Stratum, str, Expression]]:
@@ -62,10 +76,7 @@ def decide_identity(subject: Subject) -> Iterator[Verdict]:
         verdict = None
         for channel in h.decomposition.channels:
             gate = in_channel(h.gate(stratum), channel)
-            try:
-                found = subject.germ(gate)
-            except TooManyCases:
-                found = Germ(False, False, False)
+            found = subject.germ(gate)
             if found.value_ok and found.slope_ok:
                 why = "the identity near 0" if found.passes else "value 0 and slope 1 at 0, from both sides"
                 continue
@@ -88,25 +99,37 @@ def decide_identity(subject: Subject) -> Iterator[Verdict]:
 
 
 def _reference_is_zero(h: Hierarchy, subject: Subject) -> bool:
-    assume = subject.assume.with_signs({X: frozenset({0})})
-    return all(vanishes(case.sympy().subs(X, 0)) for _, e in h.decomposition.densities for case in cases(e, assume))
+    """Whether `F` is 0 at `r = 1` and tends to 0 towards it, from both sides."""
+    try:
+        return all(
+            defined_near(case, side, subject.assume, {}, X) and vanishes(case.sympy().subs(X, 0))
+            for _, e in h.decomposition.densities
+            for side in SIDES
+            for case in near_zero(e, side, subject.assume, {}, X)
+        )
+    except TooManyCases:
+        return False
 
 
 def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
     """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals."""
     others = [a for a in atoms(gate) if isinstance(a, Density)]
+    signs = (1,) if h.decomposition.channels != ("",) else (1, -1)  # densities of a sign channel are not negative
+    far, near = ([Fraction(0), *(s * p for s in signs)] if others else [Fraction(0)] for p in (FAR, NEAR))
     for tried, concrete in enumerate(concretes(h, [gate])):
         if tried > 400:
             return None
         for element in range(min(concrete.size[stratum], 2)):
             for a in (Fraction(1), Fraction(-1), Fraction(0)):
-                for p in (Fraction(0), Fraction(1, 10), Fraction(-1, 10)) if others else (Fraction(0),):
+                for differs, p in (*((_value_differs, p) for p in far), *((_slope_differs, p) for p in near)):
                     bound: dict[Expression, Fraction] = {advantage: a}
                     bound.update(dict.fromkeys(others, p))
-                    text = _differs(concrete, gate, stratum, element, bound)
+                    text = differs(concrete, gate, stratum, element, bound, p)
                     if text:
                         where_ = f"on {concrete.describe(stratum, element)}" if stratum != h.leaf else f"on a {stratum}"
                         extra = f" with advantage {a}" if advantage in set(atoms(gate)) else ""
+                        if p:
+                            extra += f" over densities {_number(p)}" + (" times as large" if abs(p) == NEAR else "")
                         values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
                         return Witness(
                             f"{where_}{extra}{values}: {text}",
@@ -116,30 +139,49 @@ def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
     return None
 
 
-def _differs(
-    concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: dict[Expression, Fraction]
-) -> str:
-    def g(rho: Fraction) -> Fraction | None:
-        try:
-            return concrete.value(gate, stratum, element, {**bound, residual: rho})
-        except (ZeroDivisionError, ArithmeticError, TypeError):
-            return None
+Bound = dict[Expression, Fraction]
 
-    at_zero = g(Fraction(0))
+
+def _gate_value(
+    concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound, rho: Fraction
+) -> Fraction | None:
+    try:
+        return concrete.value(gate, stratum, element, {**bound, residual: rho})
+    except (ZeroDivisionError, ArithmeticError, TypeError):
+        return None
+
+
+def _value_differs(
+    concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound, density: Fraction
+) -> str:
+    at_zero = _gate_value(concrete, gate, stratum, element, bound, Fraction(0))
     if at_zero is None:
         return "g(0) has no value"
-    if abs(at_zero) > Fraction(1, 10**30):
-        return f"g(0) = {_number(at_zero)}, not 0"
-    for h in (STEP, -STEP):
-        value = g(h)
-        slope = None if value is None else (value - at_zero) / h
-        if slope is None or abs(slope - 1) > Fraction(1, 10**6):
-            got = (
-                "has no value"
-                if value is None
-                else f"= {_number(value)}, a slope of {_number(slope or Fraction(0))}, not 1"
-            )
-            return f"g({'' if h > 0 else '-'}1e-12) {got}"
+    return f"g(0) = {_number(at_zero)}, not 0" if abs(at_zero) > rounding(gate) else ""
+
+
+def _slope_differs(
+    concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound, density: Fraction
+) -> str:
+    """Whether `g(ρ) - ρ` is not small beside the residual and the densities, however small these are.
+
+    `density` is in units of the residual.
+    """
+
+    def beside(step: Fraction) -> Fraction | None:
+        near = {a: abs(step) * density if isinstance(a, Density) else v for a, v in bound.items()}
+        return _gate_value(concrete, gate, stratum, element, near, step)
+
+    for sign in (1, -1):
+        steps = [sign * step for step in STEPS]
+        values = [beside(step) for step in steps]
+        wrong = [
+            v is None or abs(v / step - 1) > (1 + abs(density)) / 10**6 for v, step in zip(values, steps, strict=True)
+        ]
+        if all(wrong[1:]):
+            value, step = next((v, s) for v, s, bad in zip(values, steps, wrong, strict=True) if bad)
+            got = "has no value" if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
+            return f"g({float(step):g}) {got}"
     return ""
 
 
@@ -150,7 +192,8 @@ def _number(value: Fraction) -> str:
 def decide_first_order(subject: Subject) -> Iterator[Verdict]:
     h = subject.hierarchy
     failure = subject.first_failure("reflecting", "recovery", "identity")
-    slope = _declared_slope(h, subject)
+    slopes = _declared_slopes(h, subject)
+    slope = next((s for s in slopes if s != 1), 1)
     if failure is None and slope == 1:
         exact = all(subject.germ(g).passes for _, _, g in gates(h))
         why = "every gate is the identity near 0, Σ_k K ρ_k telescopes to σ, and R∘F = id"
@@ -161,12 +204,14 @@ def decide_first_order(subject: Subject) -> Iterator[Verdict]:
         yield Verdict(
             "first_order",
             "decomposition",
-            "refuted",
+            "undecided" if slope is None else "refuted",
             "",
             required="the declared derivative of R∘F at x = 0 is 1, where every first update starts",
-            found=f"the derivative {slope}",
+            found="a derivative that was not found" if slope is None else f"the derivative {slope}",
             remedy="let one channel own x = 0: where(token_log_ratio >= 0, ...)",
-            counterexample=Witness(f"a token with log ratio 0 has the coefficient {slope}·μ·A", None, {"slope": slope}),
+            counterexample=None
+            if slope is None
+            else Witness(f"a token with log ratio 0 has the coefficient {slope}·μ·A", None, {"slope": slope}),
         )
         return
     status: Status = "refuted" if failure.status == "refuted" else "undecided"
@@ -186,21 +231,17 @@ def decide_first_order(subject: Subject) -> Iterator[Verdict]:
             "first_order",
             f"advantages constant on each {coarse}",
             "proved",
-            f"{_span(h, coarse)} near 0, finer residuals sum to 0 over a {coarse}, "
-            f"and μ is proportional to the kernels' measure there",
+            f"{_span(h, coarse)} near 0, finer residuals sum to 0 over a {coarse}, and μ·R' has one value there",
         )
 
 
-def _declared_slope(h: Hierarchy, subject: Subject) -> Any:
-    """`d log R(F)/dx` at exactly `x = 0`, by the branches that hold there."""
-    assume = subject.assume.with_signs({X: frozenset({0})})
-    total: Any = 0
-    for channel, density in h.decomposition.densities:
-        inner = [sympy.diff(c.sympy(), X).subs(X, 0) for c in cases(density, assume)]
-        recovery = [sympy.diff(c.sympy(), symbol(gated(channel))) for c in cases(h.decomposition.recovery, assume)]
-        outer = [r.subs({symbol(gated(k)): 0 for k in h.decomposition.channels}) for r in recovery]
-        total += inner[0] * outer[0]
-    return sympy.cancel(total)
+def _declared_slopes(h: Hierarchy, subject: Subject) -> list[Any]:
+    """`d R(F)/dx` at exactly `x = 0`, in every branch that can hold there; None where it could not be found."""
+    try:
+        found = [case.sympy() for case in near_zero(composed(h), 0, subject.assume, {}, X)]
+    except TooManyCases:
+        return [None]
+    return [None if is_kinked(v) else sympy.cancel(sympy.diff(v, X).subs(X, 0)) for v in found]
 
 
 def _span(h: Hierarchy, coarse: Stratum) -> str:
@@ -210,8 +251,16 @@ def _span(h: Hierarchy, coarse: Stratum) -> str:
 
 
 def _subspace(h: Hierarchy, subject: Subject) -> Stratum | None:
-    """The finest stratum such that first-order agreement holds for advantages that are constant on it."""
+    """The finest stratum such that first-order agreement holds for advantages that are constant on it.
+
+    Over each of its elements `Σ μ_i A_i R'_i (K h(ρ))_i = c·A·μ·R'·Σ ρ = 0` for every finer level: its gate must have
+    one slope `c` there, and `μ R'` one value.
+    """
     if not (subject.proved("reflecting") and subject.proved("recovery")):
+        return None
+    if any(v.law == "identity" and v.subject == "reference" for v in subject.verdicts):
+        return None
+    if any(s != 1 for s in _declared_slopes(h, subject)):
         return None
     good: Stratum | None = None
     for stratum in h.chain[:-1]:
@@ -221,14 +270,37 @@ def _subspace(h: Hierarchy, subject: Subject) -> Stratum | None:
         good = stratum
     if good is None:
         return None
-    finer = h.chain[h.chain.index(good) + 1 :]
-    if not all(subject.germ(g).value_ok for s, _, g in gates(h) if s in finer):
-        return None
+    for stratum, _, gate in gates(h):
+        if stratum in h.chain[h.chain.index(good) + 1 :]:
+            near = subject.germ(gate)
+            if not near.value_ok or near.slopes is None or any(not vanishes(s - near.slopes[0]) for s in near.slopes):
+                return None
+            if not _is_constant(h, near.slopes[0], good):
+                return None
     places = {LEAF.name: h.leaf, ROWS.name: h.rows}
-    weight = put(h.objective.weight, lambda p: places.get(p.name, Stratum("batch")))
-    ratio = cancel(weight / measures(h)[h.leaf.name])
-    allowed = {good, *h.coarser(good), Stratum("batch")}
-    return good if all(not isinstance(a, Count) or a.over in allowed for a in atoms(ratio)) else None
+    weight = to_sympy(put(h.objective.weight, lambda p: places.get(p.name, Stratum(BATCH))))
+    recovery = cases(h.decomposition.recovery, subject.assume)
+    if len(recovery) > 1 or is_kinked(recovery[0].sympy()):
+        return None
+    zero = {symbol(gated(c)): 0 for c in h.decomposition.channels}
+    shares = [weight * sympy.diff(recovery[0].sympy(), g).subs(zero) for g in zero]
+    return good if all(_is_constant(h, share, good) for share in shares) else None
+
+
+def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
+    """Whether a value is the same for everything that lies over one element of a stratum."""
+    allowed = {s.name for s in (stratum, *h.coarser(stratum))} | {BATCH}
+
+    def home_of(atom: Expression) -> str:
+        if isinstance(atom, (Count, Total)):
+            return str(atom.over)
+        if isinstance(atom, Attribute):
+            return atom.on.name
+        if isinstance(atom, (Parameter, Component)):
+            return home(h, atom.parameter if isinstance(atom, Component) else atom)
+        return ""
+
+    return all(home_of(from_sympy(s)) in allowed for s in sympy.cancel(sympy.together(value)).free_symbols)
 
 
 LAWS = (Law("identity", IDENTITY, decide_identity), Law("first_order", FIRST_ORDER, decide_first_order))

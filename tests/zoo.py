@@ -1,0 +1,474 @@
+"""A collection of wrong specs: each with the law that must refuse it, and what that law must name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fibration import (
+    Attribute,
+    Decomposition,
+    Fibration,
+    Gate,
+    Hierarchy,
+    MarkovKernel,
+    Objective,
+    Parameter,
+    absolute,
+    advantage,
+    aggregate_gate,
+    clip,
+    clip_gate,
+    count,
+    decomposition,
+    density,
+    dual_clip_gate,
+    exp,
+    expm1,
+    gated,
+    identity_gate,
+    log,
+    log1p,
+    log_clip_gate,
+    log_ratio,
+    pessimistic_clip_gate,
+    ratio_deviation,
+    residual,
+    sigmoid,
+    sign,
+    signed_log_ratio,
+    sqrt,
+    strata,
+    token_log_ratio,
+    token_mean,
+    total,
+    trajectory_mean,
+    uniform,
+    where,
+    zero_gate,
+)
+from fibration.expressions import Expression
+from fibration.symbols import Stratum
+
+token, turn, trajectory, prompt_group, domain = strata("token turn trajectory prompt_group domain")
+FULL = (token, trajectory, prompt_group, domain)
+T = count(token, over=trajectory)
+x = token_log_ratio
+epsilon = Parameter("epsilon", default=0.1, upper=1)
+budget = Parameter("C", default=0.2)
+weight = Attribute("weight", on=token)
+signed = Attribute("signed", on=token, positive=False)
+
+
+# ---------------------------------------------------------------- hierarchies to break
+
+
+def two(
+    kernel: MarkovKernel | Expression | None = None,
+    *,
+    outer: Gate | None = None,
+    inner: Gate | None = None,
+    split: Decomposition | None = None,
+    objective: Objective | None = None,
+    **more: Any,
+) -> Hierarchy:
+    """Tokens over trajectories, right in every part that is not given."""
+    kernel = MarkovKernel(kernel) if isinstance(kernel, Expression) else kernel or uniform()
+    return Hierarchy(
+        name="two",
+        fibrations=[Fibration(token, trajectory, kernel=kernel)],
+        gates={trajectory: outer or clip_gate(budget), token: inner or clip_gate(epsilon).per(1 / T)},
+        decomposition=split or signed_log_ratio(scale=1 / T),
+        objective=objective or trajectory_mean(),
+        **more,
+    )
+
+
+def one(gate: Gate | Expression, split: Decomposition | None = None, **more: Any) -> Hierarchy:
+    """Tokens alone."""
+    gate = gate if isinstance(gate, Gate) else Gate(gate)
+    return Hierarchy(
+        name="one", gates={token: gate}, decomposition=split or ratio_deviation(), objective=token_mean(), **more
+    )
+
+
+def chain(*kernels: MarkovKernel | Expression, gates: Mapping[Stratum, Gate] = {}, **more: Any) -> Hierarchy:
+    """As many strata as there are kernels, and one; finest kernel first, identity gates unless given."""
+    levels = (token, trajectory, prompt_group, domain)[: len(kernels) + 1]
+    ready = [MarkovKernel(k) if isinstance(k, Expression) else k for k in kernels]
+    return Hierarchy(
+        name="chain",
+        fibrations=[Fibration(a, b, kernel=k) for a, b, k in zip(levels, levels[1:], ready, strict=False)],
+        gates={s: gates.get(s, identity_gate()) for s in levels},
+        decomposition=more.pop("split", None) or log_ratio(),
+        objective=more.pop("objective", None) or token_mean(),
+        **more,
+    )
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A spec that must be refused, the law it breaks, and on what."""
+
+    hierarchy: Hierarchy
+    law: str
+    subject: str
+
+
+def polynomial(n: Expression, roots: int) -> Expression:
+    """Vanishes at 1, 2, ..., roots."""
+    result: Expression = n - 1
+    for k in range(2, roots + 1):
+        result = result * (n - k)
+    return result
+
+
+KERNEL, UPPER = "kernel token → trajectory", "kernel trajectory → prompt_group"
+TG, M = count(token, over=prompt_group), count(trajectory, over=prompt_group)
+W = total(weight, over=trajectory)
+
+
+def wrong_kernels() -> dict[str, Wrong]:
+    padded = Attribute("padded", on=trajectory)
+    piece = Attribute("piece", on=prompt_group)
+    share = Parameter("share", default=0.5, upper=1)
+    loose = Parameter("loose", default=1.0, lower=None)
+
+    def reflecting(k: Any) -> Wrong:
+        return Wrong(two(k), "reflecting", KERNEL)
+
+    def upper(k: Any) -> Wrong:
+        return Wrong(chain(uniform(), k), "reflecting", UPPER)
+
+    def markov(k: Any) -> Wrong:
+        return Wrong(two(k), "markov", KERNEL)
+
+    signed_total = total(signed, over=trajectory)
+    return {
+        "one too many in the denominator": reflecting(1 / (T + 1)),
+        "padded length": reflecting(1 / padded),
+        "twice too much": reflecting(2 / T),
+        "half": reflecting(0.5 / T),
+        "zero": reflecting(T - T),
+        "constant": reflecting(0.25 + 0 * T),
+        "unnormalised measure": reflecting(weight),
+        "squared share": reflecting((weight / W) ** 2),
+        "share of the square": reflecting(weight * weight / (W * W)),
+        "root of a share": reflecting(sqrt(weight / W)),
+        "plain mean of weights": reflecting(weight / T),
+        "mixture that adds to more than 1": reflecting(0.5 / T + weight / W),
+        "normalised per piece": upper(count(token, over=trajectory) / piece),
+        "tokens over trajectories": upper(count(token, over=trajectory) / M),
+        "each trajectory like the whole": upper(1 / count(token, over=trajectory)),
+        "wrong level": upper(1 / TG),
+        "right at equal sizes only": upper(T * T * M / (TG * TG)),
+        "right at equal sizes only, inverse": upper(TG / (M * M * T)),
+        "right for pairs only": upper(1 - T / TG),
+        "right for pairs only, by the count": upper(1 / (M * M) + 1 / (2 * M)),
+        "right up to 5": reflecting(where(T <= 5, 1 / T, 1 / (T - 1))),
+        "right up to 1000": reflecting(where(T <= 1000, 1 / T, 2 / T)),
+        "right from 8 on": reflecting(where(T < 8, where(T < 7, 1 / T, 1 / 8 + 0 * T), 1 / T)),
+        "polynomial vanishing at 1 to 5": reflecting(1 / T + polynomial(T, 5) * polynomial(T, 5) / T),
+        "polynomial vanishing at 1 to 8": reflecting(1 / T + polynomial(T, 8) * polynomial(T, 8) / T),
+        "right while a weight is small": reflecting(where(weight <= 50, 1 / T, 2 / T)),
+        "right while all weigh the same": reflecting(weight * weight * T / (W * W)),
+        "right at the default of a parameter": reflecting((1 + (share - 0.5) ** 2) / T),
+        "a parameter for a weight": reflecting(share / T),
+        "mixture that does not add up": reflecting(share / T + share * weight / W),
+        "softmax without its sum": reflecting(exp(weight) / T),
+        "negative for long": markov((2 - T) / T),
+        "negative by an attribute": markov(signed / signed_total),
+        "negative by a difference": markov(2 / T - weight / W),
+        "negative by a square": markov(1 / T + (1 - T) * (weight - W / T)),
+        "negative by a parameter": markov(1 / T + (loose - loose * T * weight / W) / T),
+        "division by 0 at length 1": markov(1 / (T - 1)),
+        "division by 0 always": markov(1 / (T - T)),
+        "division by a literal 0": markov(1 / (T * 0)),
+        "division by a parameter that may be 0": markov(loose / loose / T),
+        "logarithm that cancels, of what may be negative": markov((1 + log(loose) - log(loose)) / T),
+        "root that cancels, of what may be negative": markov((1 + sqrt(loose) * sqrt(loose) - loose) / T),
+        "undefined condition": markov(where(1 / (T - 1) > 0, 1 / T, 1 / T)),
+    }  # fmt: skip
+
+
+def wrong_gates() -> dict[str, Wrong]:
+    over = density(trajectory)
+    loose = Parameter("loose", default=0.5, lower=-1)
+    count_attribute = Attribute("bonus", on=token, positive=False)
+
+    def token_gate(g: Any, law: str = "identity") -> Wrong:
+        return Wrong(one(g, log_ratio()), law, "gate on token" if law == "identity" else "hierarchy")
+
+    def inner(g: Any) -> Wrong:
+        return Wrong(two(inner=Gate(g)), "identity", "gate on token")
+
+    return {
+        "residual against the gated base": inner(residual + over / T - clip(over, -budget, budget) / T),
+        "gated base beside 0 alone": inner(where(absolute(residual) > 0, residual + over, residual)),
+        "the base twice": inner(residual + over / T),
+        "does not vanish": token_gate(residual + 0.01),
+        "does not vanish by a hair": token_gate(residual + 1 / Fraction(10**25)),
+        "exponential for a logarithm": token_gate(exp(residual)),
+        "sigmoid that is not centred": token_gate(4 * sigmoid(residual)),
+        "vanishes except at 0": token_gate(where((residual <= 0) & (residual >= 0), 1, residual)),
+        "slope 2": token_gate(2 * residual),
+        "slope 2 above": token_gate(where(residual > 0, 2 * residual, residual)),
+        "slope 2 below": token_gate(where(residual < 0, 2 * residual, residual)),
+        "slope 0": token_gate(residual * residual),
+        "dead zone": token_gate(where(absolute(residual) < 1e-15, 0, residual)),
+        "sigmoid of the wrong slope": token_gate(sigmoid(residual) - 0.5),
+        "root of a square": token_gate(residual + sqrt(residual * residual)),
+        "root of a square in a condition": token_gate(
+            where((sqrt(residual * residual) - residual < 0) | (residual <= 0), residual, 2 * residual)
+        ),
+        "removable singularity": token_gate(residual * residual / residual),
+        "singularity that sympy removes": token_gate(residual * expm1(residual) / expm1(residual)),
+        "no value below 0": token_gate(residual + residual * sqrt(residual)),
+        "scaled by a parameter that may be 0": token_gate(clip_gate(epsilon).per(loose)),
+        "slope of an attribute": token_gate(residual * (1 + count_attribute)),
+        "advantage in the value": token_gate(residual + 0.1 * advantage),
+        "one sign of the advantage": token_gate(where(advantage >= 0, residual, 0.5 * residual)),
+        "advantage exactly 0": token_gate(where((advantage >= 0) & (advantage <= 0), 0, residual)),
+        "long trajectories": inner(where(T > 6, 0.5 * residual, residual)),
+        "budget that may be negative": Wrong(two(outer=clip_gate(loose)), "identity", "gate on trajectory"),
+        "aggregate budget that may be negative": Wrong(
+            two(outer=aggregate_gate(loose, rollback=count(token))), "identity", "gate on trajectory"
+        ),
+        "clip between a positive bound and another": token_gate(clip(residual, 0.1, 0.2)),
+        "bound on the wrong side": token_gate(clip(residual, -epsilon, -epsilon / 2)),
+        "zero gate undeclared": Wrong(two(inner=zero_gate()), "identity", "gate on token"),
+        "zero gate breaks first order": Wrong(two(outer=zero_gate()), "first_order", "hierarchy"),
+        "truly-ppo rollback with ratios": Wrong(
+            one(where(residual > epsilon, epsilon - 0.3 * (residual - epsilon), residual)), "positivity", "hierarchy"
+        ),
+        "lower clip above 1 with a fall": Wrong(
+            one(where(residual < -Parameter("low", default=0.2), -Parameter("low", default=0.2) * 2, residual)),
+            "positivity",
+            "hierarchy",
+        ),
+        "amplified fall": Wrong(one(where(residual < -0.5, 3 * residual + 1, residual)), "positivity", "hierarchy"),
+        "dip between breakpoints": Wrong(
+            one(where(absolute(residual) <= 0.5, residual - 1000 * residual**2 * (0.25 - residual**2), residual)),
+            "positivity",
+            "hierarchy",
+        ),
+        "logarithm of ratios": Wrong(one(log1p(residual)), "positivity", "hierarchy"),
+        "logarithm of log ratios": token_gate(log1p(residual), "positivity"),
+    }  # fmt: skip
+
+
+def wrong_decompositions() -> dict[str, Wrong]:
+    def recovery(d: Decomposition) -> Wrong:
+        return Wrong(two(split=d), "recovery", "decomposition")
+
+    plus, minus = gated("+"), gated("-")
+    up, down = where(x >= 0, x, 0) / T, where(x >= 0, 0, -x) / T
+    return {
+        "recovery without its scale": recovery(Decomposition({"": x / T}, exp(gated("")), 1 / T)),
+        "recovery with the wrong scale": recovery(Decomposition({"": x / T}, exp(gated("") * T * T), 1 / T)),
+        "recovery scaled twice over": recovery(Decomposition({"": x}, exp(gated("") * 2))),
+        "swapped channel sign": recovery(Decomposition({"+": up, "-": down}, exp((minus - plus) * T), 1 / T)),
+        "channels added": recovery(Decomposition({"+": up, "-": down}, exp((plus + minus) * T), 1 / T)),
+        "minus channel lost": recovery(Decomposition({"+": up, "-": down}, exp(plus * T), 1 / T)),
+        "first order of the exponential": recovery(Decomposition({"": x / T}, 1 + gated("") * T, 1 / T)),
+        "deviation for a log ratio": recovery(Decomposition({"": x}, 1 + gated(""))),
+        "scale that may be 0": recovery(log_ratio(scale=signed)),
+        "signed scale that may be 0": recovery(signed_log_ratio(scale=signed)),
+        "removable singularity of R": recovery(Decomposition({"": x}, exp(gated("") * gated("") / gated("")))),
+        "dead zone of F": recovery(Decomposition({"": where(absolute(x) < 0.05, 0, x)}, exp(gated("")))),
+        "large ratios cut": recovery(Decomposition({"": where(x > 2, 2, x)}, exp(gated("")))),
+        "both channels own 0": Wrong(
+            two(split=Decomposition({"+": where(x >= 0, x, 0) / T, "-": where(x <= 0, -x, 0) / T}, exp((plus - minus) * T), 1 / T)),
+            "first_order",
+            "decomposition",
+        ),
+        "neither channel owns 0": Wrong(
+            two(split=Decomposition({"+": where(x > 0, x, 0) / T, "-": where(x < 0, -x, 0) / T}, exp((plus - minus) * T), 1 / T)),
+            "first_order",
+            "decomposition",
+        ),
+        "who owns 0 depends on an attribute": Wrong(
+            two(
+                split=Decomposition(
+                    {"+": where(weight > 1, where(x >= 0, x, 0), where(x > 0, x, 0)), "-": where(x >= 0, 0, -x)}, exp(plus - minus)
+                )
+            ),
+            "first_order",
+            "decomposition",
+        ),
+    }  # fmt: skip
+
+
+def wrong_reading() -> dict[str, Wrong]:
+    per = Parameter("per", default={"+": 0.1, "-": 0.2}, per_channel=True)
+    on_token = Parameter("on_token", default=0.5, upper=1, on=token)
+    alone = Parameter("alone", default=0.5)
+
+    def gate(stratum: Stratum, g: Any) -> Wrong:
+        gates = {stratum: g if isinstance(g, Gate) else Gate(g)}
+        return Wrong(chain(uniform(), uniform(), gates=gates), "locality", f"gate on {stratum}")
+
+    def kernel(k: Any) -> Wrong:
+        return Wrong(two(k), "locality", KERNEL)
+
+    return {
+        "its own density": gate(trajectory, residual + density(trajectory) - density(trajectory)),
+        "a finer density": gate(trajectory, clip(residual, -density(token), density(token))),
+        "a finer density at the root": gate(prompt_group, residual * (1 + density(trajectory))),
+        "a raw log ratio": gate(token, token_log_ratio),
+        "the recovered density": gate(token, gated("")),
+        "an attribute of a finer stratum": gate(trajectory, residual * weight),
+        "a count over a finer stratum": gate(prompt_group, clip(residual, -T, T)),
+        "a sibling's count": gate(prompt_group, clip_gate(count(token, over=trajectory))),
+        "advantage on a prompt group": gate(prompt_group, pessimistic_clip_gate(epsilon, budget)),
+        "a channel that is not there": gate(token, residual * (1 + 0 * density(trajectory, "+"))),
+        "a parameter per token at the root": gate(prompt_group, clip_gate(on_token)),
+        "per-channel on one channel": Wrong(
+            two(outer=clip_gate(per), split=log_ratio(scale=1 / T)), "locality", "gate on trajectory"
+        ),
+        "advantage over unknown rows": Wrong(
+            Hierarchy(
+                name="rows_outside",
+                fibrations=[Fibration(token, prompt_group, kernel=uniform())],
+                gates={prompt_group: log_clip_gate(epsilon, budget), token: identity_gate()},
+                decomposition=log_ratio(scale=1 / TG),
+                objective=token_mean(),
+            ),
+            "locality",
+            "gate on prompt_group",
+        ),
+        "kernel reads a residual": kernel(residual / T),
+        "kernel reads the advantage": kernel(advantage / T),
+        "kernel reads a density": kernel(1 / (T + density(trajectory) - density(trajectory))),
+        "kernel reads a per-channel parameter": kernel(per / (per * T)),
+        "kernel mixes by a parameter per source": kernel(on_token * weight / W + (1 - on_token) / T),
+        "kernel reads a count over itself's finer": Wrong(
+            chain(uniform(), MarkovKernel(weight / total(weight, over=prompt_group))), "locality", UPPER
+        ),
+        "decomposition reads a parameter": Wrong(
+            two(split=decomposition(density=x * alone, recovery=exp(gated("") / alone))), "locality", "decomposition"
+        ),
+        "decomposition reads a density": Wrong(
+            two(split=decomposition(density=x + density(trajectory), recovery=exp(gated("")))), "locality", "decomposition"
+        ),
+        "recovery reads the log ratio": Wrong(
+            two(split=decomposition(density=x, recovery=exp(token_log_ratio + 0 * gated("")))), "locality", "recovery"
+        ),
+        "recovery reads a parameter": Wrong(
+            two(split=decomposition(density=x, recovery=exp(gated("")) + 0 * alone)), "locality", "recovery"
+        ),
+    }  # fmt: skip
+
+
+def wrong_structure() -> dict[str, Wrong]:
+    def broken(fibrations: list[Fibration], **more: Any) -> Wrong:
+        met = dict.fromkeys(s for f in fibrations for s in (f.source, f.target))
+        return Wrong(
+            Hierarchy(
+                name="broken",
+                fibrations=fibrations,
+                gates=dict.fromkeys(met, identity_gate()),
+                decomposition=log_ratio(),
+                objective=token_mean(),
+                **more,
+            ),
+            "structure",
+            "hierarchy",
+        )
+
+    def edge(a: Stratum, b: Stratum) -> Fibration:
+        return Fibration(a, b, kernel=uniform())
+
+    apart = Hierarchy(
+        name="apart",
+        gates={token: identity_gate(), trajectory: identity_gate()},
+        decomposition=log_ratio(),
+        objective=token_mean(),
+    )
+    return {
+        "self-loop": broken([edge(token, token)]),
+        "cycle of two": broken([edge(token, trajectory), edge(trajectory, token)]),
+        "cycle of three": broken([edge(token, trajectory), edge(trajectory, domain), edge(domain, token)]),
+        "cycle above a tail": broken([edge(turn, token), edge(token, trajectory), edge(trajectory, token)]),
+        "two parts": broken([edge(token, trajectory), edge(prompt_group, domain)]),
+        "no fibration between two": Wrong(apart, "structure", "hierarchy"),
+        "declared twice": broken([edge(token, trajectory), edge(token, trajectory)]),
+        "rows without tokens over them": broken([edge(token, trajectory)], rows=token),
+    }
+
+
+def wrong_promises() -> dict[str, Wrong]:
+    def promise(h: Hierarchy, law: str) -> Wrong:
+        return Wrong(h, "given_up", f"law '{law}'")
+
+    return {
+        "gives up first order, which holds": promise(two(gives_up={"first_order": "habit"}), "first_order"),
+        "gives up positivity, which holds": promise(two(gives_up={"positivity": "habit"}), "positivity"),
+        "gives up recovery, which holds": promise(two(gives_up={"recovery": "habit"}), "recovery"),
+        "gives up identity, which holds": promise(one(dual_clip_gate(epsilon, budget, 3 + budget), gives_up={"identity": "habit"}), "identity"),
+        "gives up orthogonality, which holds": promise(two(gives_up={"orthogonality": "habit"}), "orthogonality"),
+    }  # fmt: skip
+
+
+def wrong() -> dict[str, Wrong]:
+    groups = (wrong_kernels, wrong_gates, wrong_decompositions, wrong_reading, wrong_structure, wrong_promises)
+    return {name: w for make in groups for name, w in make().items()}
+
+
+def undecidable() -> dict[str, Wrong]:
+    """What this version can neither prove nor refute: it must say so, and refuse. All but those marked are wrong."""
+    far = 10**9
+    share = Parameter("share", default=0.5, upper=1)
+    return {
+        "wrong beyond a thousand million tokens": Wrong(two(where(far >= T, 1 / T, 2 / T)), "reflecting", KERNEL),
+        "wrong for one far length": Wrong(two(where((far <= T) & (far >= T), 0, 1 / T)), "reflecting", KERNEL),
+        "wrong beyond a far weight": Wrong(two(where(weight <= far, 1 / T, 2 / T)), "reflecting", KERNEL),
+        "negative beyond a far length": Wrong(two(where(far >= T, 1 / T, 2 * weight / W - 1 / T)), "markov", KERNEL),
+        "wrong in the fortieth digit": Wrong(two((1 + exp(0 * T - 100)) / T), "reflecting", KERNEL),
+        "right, but not to this procedure: a sum of logarithms": Wrong(
+            two((1 + log(2 + 0 * T) + log(3 + 0 * T) - log(6 + 0 * T)) / T), "reflecting", KERNEL
+        ),
+        "right, but not to this procedure: a signed root": Wrong(
+            one(sqrt(residual * residual) * sign(residual), log_ratio()), "identity", "gate on token"
+        ),
+        "right, but not to this procedure: beside a far density": Wrong(
+            two(inner=Gate(where(density(trajectory) > 0.05, residual / 2, sqrt(residual * residual) * sign(residual)))),
+            "identity",
+            "gate on token",
+        ),
+        "wrong for one value of a parameter": Wrong(
+            one(where((share >= 0.123456) & (share <= 0.123456), 2 * residual, residual), log_ratio()), "identity", "gate on token"
+        ),
+        "wrong for one advantage": Wrong(
+            one(where((advantage >= 77) & (advantage <= 77), 2 * residual, residual), log_ratio()), "identity", "gate on token"
+        ),
+        "slope 2 at 0 alone": Wrong(
+            one(where((residual <= 0) & (residual >= 0), 2 * residual, residual), log_ratio()), "identity", "gate on token"
+        ),
+        "slope 0 at 0 alone": Wrong(
+            one(where(residual >= 0, where(residual <= 0, 0, residual), residual), log_ratio()), "identity", "gate on token"
+        ),
+        "rollback that may be 0": Wrong(
+            two(outer=aggregate_gate(budget, rollback=Parameter("loose", default=0.5, lower=-1))), "positivity", "hierarchy"
+        ),
+        "F that jumps at 1": Wrong(
+            one(
+                clip_gate(share / 10),
+                decomposition(
+                    density=where(x > 0, x + 1, x), recovery=exp(where(gated("") <= 0.5, gated(""), gated("") - 1))
+                ),
+            ),
+            "first_order",
+            "hierarchy",
+        ),
+        "positivity of two levels of deviations": Wrong(
+            two(split=ratio_deviation(scale=1 / T)), "positivity", "hierarchy"
+        ),
+        "a pole far out": Wrong(
+            one(where(absolute(residual) < 1, residual, -3 * residual / (residual * residual - 4)), log_ratio()),
+            "positivity",
+            "hierarchy",
+        ),
+    }  # fmt: skip
