@@ -17,6 +17,7 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
+from fibration import exact
 from fibration.errors import SpecError
 
 MAX_DEPTH = 100
@@ -136,6 +137,8 @@ class Apply(Expression):
     def __post_init__(self) -> None:
         depth = 1 + max(a.depth for a in self.arguments)
         size = 1 + sum(a.size for a in self.arguments)
+        if self.operator == "**" and isinstance(self.arguments[1], Number):  # counts as the product that it stands for
+            size = 1 + self.arguments[0].size * int(self.arguments[1].value)
         if depth > MAX_DEPTH or size > MAX_SIZE:
             raise SpecError(
                 f"an expression of depth {depth} and size {size} is too large",
@@ -175,38 +178,6 @@ class Operator:
     expand: Callable[..., Expression] | None = None
 
 
-FIFTY_DIGITS = 50
-
-
-def _transcendental(name: str) -> Callable[[Fraction], Fraction]:
-    """Fifty correct digits as a Fraction: enough to decide every comparison a test makes."""
-
-    def compute(x: Fraction) -> Fraction:
-        import mpmath
-
-        with mpmath.workdps(FIFTY_DIGITS):
-            y = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
-            if not mpmath.isfinite(y):
-                raise ZeroDivisionError(f"{name}({x})")
-            sign, mantissa, exponent, _ = mpmath.mpf(y)._mpf_
-            return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
-
-    return compute
-
-
-def _sqrt(x: Fraction) -> Fraction:
-    """Exact for squares, so that `sqrt(x*x) <= x` is decided right."""
-    if x >= 0:
-        root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
-        if root * root == x:
-            return root
-    return _transcendental("sqrt")(x)
-
-
-def _sigmoid(x: Fraction) -> Fraction:
-    return 1 / (1 + _transcendental("exp")(-x))
-
-
 OPERATORS: dict[str, Operator] = {
     "+": Operator(2, exact=lambda a, b: a + b),
     "-": Operator(2, exact=lambda a, b: a - b),
@@ -214,13 +185,13 @@ OPERATORS: dict[str, Operator] = {
     "/": Operator(2, exact=lambda a, b: a / b),
     "**": Operator(2, exact=lambda a, b: a**b),
     "neg": Operator(1, exact=lambda a: -a),
-    "exp": Operator(1, exact=_transcendental("exp")),
-    "expm1": Operator(1, exact=_transcendental("expm1")),
-    "log": Operator(1, exact=_transcendental("log")),
-    "log1p": Operator(1, exact=lambda a: _transcendental("log")(1 + a)),
-    "tanh": Operator(1, exact=_transcendental("tanh")),
-    "sigmoid": Operator(1, exact=_sigmoid),
-    "sqrt": Operator(1, exact=_sqrt),
+    "exp": Operator(1, exact=exact.transcendental("exp")),
+    "expm1": Operator(1, exact=exact.transcendental("expm1")),
+    "log": Operator(1, exact=exact.transcendental("log")),
+    "log1p": Operator(1, exact=lambda a: exact.transcendental("log")(1 + a)),
+    "tanh": Operator(1, exact=exact.transcendental("tanh")),
+    "sigmoid": Operator(1, exact=exact.sigmoid),
+    "sqrt": Operator(1, exact=exact.sqrt),
     "<": Operator(2, condition=True, exact=lambda a, b: a < b),
     "<=": Operator(2, condition=True, exact=lambda a, b: a <= b),
     ">": Operator(2, condition=True, exact=lambda a, b: a > b),

@@ -7,15 +7,21 @@ nothing of sympy; sums over fibres, weights, the dense operator of eq:fgh_gating
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from fibration import Attribute, Fibration, Hierarchy, Parameter, advantage, exp, gated, log, residual, token_log_ratio
+from fibration.compiler import build
 from fibration.expressions import Apply, Expression, Number, atoms, evaluate
+from fibration.interpret import Sizes, interpret
 from fibration.report import Verdict
 from fibration.symbols import Component, Count, Density, Place, Stratum, Total, in_channel
 
@@ -36,9 +42,10 @@ class World:
     parents: Mapping[Stratum, Sequence[int]]
     attributes: Mapping[Attribute, Sequence[Fraction]] = field(default_factory=dict)
     parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
+    roots: int = 1
 
     def size(self, stratum: Stratum) -> int:
-        return len(self.parents[stratum]) if stratum in self.parents else 1
+        return len(self.parents[stratum]) if stratum in self.parents else self.roots
 
     def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
         depth = self.chain.index(stratum)
@@ -152,6 +159,76 @@ def ratios(h: Hierarchy, world: World, xs: Sequence[Fraction], advantages: Seque
             for i in range(n):
                 down[channel][i] += sum((m * v for m, v in zip(matrix[i], level, strict=True)), F(0))
     return [world.value(h.decomposition.recovery, leaf, i, {gated(c): down[c][i] for c in down}) for i in range(n)]
+
+
+# ---------------------------------------------------------------- the lowered program, in float64
+
+
+@functools.cache
+def programs(h: Hierarchy) -> Mapping[str, Any]:
+    return build(h)
+
+
+class Numeric:
+    """The programs of a hierarchy on one world, through the interpreter."""
+
+    def __init__(self, h: Hierarchy, world: World) -> None:
+        self.h, self.world = h, world
+        self.stratum = {s.name: s for s in world.chain}
+
+    def size(self, name: str) -> int:
+        return self.world.size(self.stratum[name]) if name in self.stratum else 1
+
+    def run(self, name: str, xs: Any, advantages: Any = None, **more: Any) -> dict[str, Any]:
+        program = programs(self.h)[name]
+        n = len(xs)
+        leaf = self.world.chain[-1].name
+        inputs: dict[str, Any] = {"log_ratio": np.asarray(xs, float), **more}
+        for node in program.inputs:
+            if node.name not in inputs:
+                inputs[node.name] = self.read(node, np.ones(n) if advantages is None else np.asarray(advantages, float))
+        parents = {}
+        for source, target in program.edges:
+            whole = target not in self.stratum or source not in self.stratum
+            above = np.zeros(self.size(source), int)
+            parents[source, target] = (
+                above
+                if whole
+                else np.array(
+                    [self.world.below(self.stratum[source], a, self.stratum[target]) for a in range(self.size(source))],
+                    int,
+                )
+            )
+        sizes = {s: self.size(s) for s in {leaf, "batch", self.h.rows.name, *self.stratum}}
+        return interpret(program, inputs, Sizes(parents, sizes))
+
+    def read(self, node: Any, advantages: Any) -> Any:
+        world, here = self.world, self.stratum.get(node.over)
+        if node.kind == "advantage":
+            return np.array([advantages[world.over(world.chain[-1], here, e)[0]] for e in range(world.size(here))])
+        if node.kind == "count":
+            of, over = node.key
+            if over not in self.stratum:
+                return np.array([self.size(of)])
+            inside = (world.over(self.stratum[of], self.stratum[over], e) for e in range(self.size(over)))
+            return np.array([len(i) for i in inside])
+        if node.kind in ("total", "attribute"):
+            a = next(a for a in world.attributes if a.name == node.key[0])
+            values = [float(v) for v in world.attributes[a]]
+            return np.array([sum(values[i] for i in world.over(a.on, here, e)) for e in range(world.size(here))])
+        name, channel = node.key
+        for p, v in world.parameters.items():
+            if (p.parameter.name, p.channel) == (name, channel) if isinstance(p, Component) else p.name == name:
+                return np.full(self.size(node.over), float(v))
+        raise KeyError(node.name)
+
+    def ratio(self, xs: Any, advantages: Any = None) -> Any:
+        return self.run("gate", xs, advantages)["gated_ratio"]
+
+    def jacobian(self, xs: Any, advantages: Any = None) -> Any:
+        """`∂𝒢_i/∂x_j`, one row per token `i`."""
+        rows = np.eye(len(xs))
+        return np.array([self.run("gate_adjoint", xs, advantages, cotangent=e)["log_ratio_gradient"] for e in rows])
 
 
 # ---------------------------------------------------------------- derivatives in the branch that holds
@@ -320,7 +397,10 @@ def _confirm_recovery(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
     world, at = world_of(verdict), verdict.counterexample.values["log_ratio"]  # type: ignore[union-attr]
     leaf = world.chain[-1]
     try:
-        densities = {gated(c): world.value(d, leaf, 0, {x: at}) for c, d in h.decomposition.densities}
+        read = set(atoms(h.decomposition.recovery))
+        densities = {
+            gated(c): world.value(d, leaf, 0, {x: at}) for c, d in h.decomposition.densities if gated(c) in read
+        }
         back = world.value(h.decomposition.recovery, leaf, 0, densities)
     except NO_VALUE:
         return
@@ -336,7 +416,7 @@ def _confirm_identity(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
         read = [a for a in atoms(gate) if isinstance(a, Density)]
         ratio = values["densities"]  # of densities to the residual, or the densities where the residual is 0
 
-        def g(rho: Fraction, gate: Expression = gate, read: Any = read) -> Fraction | None:
+        def g(rho: Fraction, gate: Expression = gate, read: Any = read, ratio: Any = ratio) -> Fraction | None:
             try:
                 others = dict.fromkeys(read, abs(rho) * ratio if rho else ratio)
                 bound = {residual: rho, advantage: values["advantage"], **others}
@@ -379,6 +459,154 @@ def _confirm_given_up(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> 
     assert all(v.status == "proved" for v in others if v.law == law)
 
 
+# ---------------------------------------------------------------- proved laws, tried
+
+
+def uphold(h: Hierarchy, verdicts: Iterable[Verdict], worlds: Iterable[World], seed: int = 0) -> int:
+    """Try every proved verdict on every world; AssertionError where it does not hold. Returns how many were tried."""
+    rng, tried = random.Random(seed), 0
+    proved = [v for v in verdicts if v.status == "proved" and v.law in _UPHELD]
+    for world in worlds:
+        for verdict in proved:
+            try:
+                _UPHELD[verdict.law](h, verdict, world, rng)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{verdict.law} on {verdict.subject}, proved of\n{h}\nfails on {world}: {error}"
+                ) from error
+            tried += 1
+    return tried
+
+
+def _uphold_markov(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    f = _edge(h, verdict)
+    for w in world.weights(f):
+        assert w is not None
+        assert w >= -(TINY if rounds(f.weight) else 0), w
+
+
+def _uphold_reflecting(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    f = _edge(h, verdict)
+    for found in world.fibre_sums(f):
+        assert found is not None, "a weight has no value"
+        assert abs(found - 1) <= (TINY if rounds(f.weight) else 0), found
+
+
+def _uphold_orthogonality(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    f = _edge(h, verdict)
+    own = [F(rng.randint(-9, 9), rng.randint(1, 9)) for _ in range(world.size(f.source))]
+    base, k = push(world, f.source, f.target, own), world.weights(f)
+    assert None not in k, "a weight has no value"
+    rho = [own[a] - k[a] * base[world.parents[f.source][a]] for a in range(len(own))]  # type: ignore[operator]
+    assert all(abs(v) <= TINY for v in push(world, f.source, f.target, rho))
+
+
+def _uphold_recovery(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    leaf = world.chain[-1]
+    for at in (F(0), F(1, 10**9), F(-1, 10**9), F(rng.randint(-40, 40), 11)):
+        i = rng.randrange(world.size(leaf))
+        densities = {gated(c): world.value(d, leaf, i, {x: at}) for c, d in h.decomposition.densities}
+        back = world.value(h.decomposition.recovery, leaf, i, densities)
+        assert abs(back - evaluate(exp(x), {x: at})) <= TINY, f"{at} comes back as {float(back)}"
+
+
+def _uphold_identity(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    stratum = next(s for s in h.strata if f"gate on {s}" == verdict.subject)
+    low = 0 if len(h.decomposition.channels) == 2 else -3
+    for channel in h.decomposition.channels:
+        gate = in_channel(h.gate(stratum), channel)
+        read = [a for a in atoms(gate) if isinstance(a, Density)]
+        for a in (F(1), F(-1), F(0)):
+            element = rng.randrange(world.size(stratum))
+            for size in (F(0), F(1, 7)):
+                bound = {advantage: a, residual: F(0), **{d: size * rng.randint(low, 3) for d in read}}
+                at_zero = world.value(gate, stratum, element, bound)
+                assert abs(at_zero) <= TINY, f"g(0) = {float(at_zero)}"
+            for step in (F(1, 10**15), -F(1, 10**15)):
+                bound = {advantage: a, residual: step, **{d: abs(step) * rng.randint(low, 3) for d in read}}
+                slope = world.value(gate, stratum, element, bound) / step
+                assert abs(slope - 1) < F(1, 10**6), f"a slope of {float(slope)} at {float(step)}"
+            atoms_at = {
+                b: world.atom(b, stratum, element) for b in atoms(gate) if b not in (residual, advantage, *read)
+            }
+            at = {**atoms_at, advantage: a, residual: F(0), **dict.fromkeys(read, F(0))}
+            assert abs(dual(gate, residual, at)[1] - 1) <= TINY, "the declared derivative at 0"
+
+
+def _advantages(h: Hierarchy, world: World, rng: random.Random, over: Stratum) -> list[Fraction]:
+    per = [F(rng.choice([-2, -1, 0, 1, 3])) for _ in range(world.size(over))]
+    return [per[world.below(world.chain[-1], i, over)] for i in range(world.size(world.chain[-1]))]
+
+
+def _over_rows(h: Hierarchy, world: World) -> Stratum:
+    """Where an advantage may vary, for gates that read it below the tokens."""
+    return h.rows if h.rows in world.chain else world.chain[-1]
+
+
+def _uphold_first_order(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    n = world.size(world.chain[-1])
+    unit = F(1, 10**12)
+    if verdict.subject.startswith("advantages constant on each "):
+        return _uphold_subspace(h, verdict, world, rng)
+    for _ in range(2):
+        xs = [unit * rng.randint(-9, 9) for _ in range(n)]
+        found = ratios(h, world, xs, _advantages(h, world, rng, _over_rows(h, world)))
+        exact = "every gate is the identity near 0" in verdict.argument
+        for got, at in zip(found, xs, strict=True):
+            error = abs(got - evaluate(exp(x), {x: at}))
+            assert error <= (TINY if exact else 9 * unit / 10**6), (
+                f"{float(error / unit)} units at {[float(v) for v in xs]}"
+            )
+    assert abs(slope_at_one(h, world, rng.randrange(n)) - 1) <= TINY, "the declared derivative of R(F(r)) at r = 1"
+    return None
+
+
+def _uphold_subspace(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    """The derivative of `J` from on-policy, for advantages that are constant on the named stratum."""
+    coarse = next(s for s in h.chain if verdict.subject.endswith(f" {s}"))
+    n, unit = world.size(world.chain[-1]), F(1, 10**12)
+    advantages = _advantages(h, world, rng, coarse)
+    mu = [objective_weight(h, world, i) for i in range(n)]
+    on_policy = ratios(h, world, [F(0)] * n, advantages)
+    for _ in range(2):
+        step = [unit * rng.randint(-9, 9) for _ in range(n)]
+        moved = ratios(h, world, step, advantages)
+        change = sum((m * a * (r - r0) for m, a, r, r0 in zip(mu, advantages, moved, on_policy, strict=True)), F(0))
+        expected = sum((m * a * s for m, a, s in zip(mu, advantages, step, strict=True)), F(0))
+        scale = sum((m * 3 * 9 * unit for m in mu), F(0))
+        assert abs(change - expected) <= scale / 10**6, f"{float(change / unit)} for {float(expected / unit)}"
+
+
+def objective_weight(h: Hierarchy, world: World, i: int) -> Fraction:
+    """`μ_i`, with the batch being this one world."""
+    leaf = world.chain[-1]
+    row = world.below(leaf, i, h.rows) if h.rows in world.chain else None
+
+    def atom(a: Expression) -> Fraction:
+        if not isinstance(a, Count):
+            return F(world.parameters.get(a, 7))
+        of = {"leaf": leaf, "rows": h.rows}.get(a.of.name, a.of) if isinstance(a.of, Place) else a.of
+        if isinstance(a.over, Place) and a.over.name == "rows":
+            return F(len(world.over(of, h.rows, row)) if row is not None else 1)
+        return F(world.size(of) if of in world.chain else 1)
+
+    return evaluate(h.objective.weight, atom)
+
+
+def _uphold_positivity(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    for size in (2, 40):
+        xs = [F(rng.randint(-size, size), 7) for _ in range(world.size(world.chain[-1]))]
+        found = ratios(h, world, xs, _advantages(h, world, rng, _over_rows(h, world)))
+        assert all(r > 0 for r in found), [float(r) for r in found]
+
+
+_UPHELD = {
+    "markov": _uphold_markov, "reflecting": _uphold_reflecting, "orthogonality": _uphold_orthogonality,
+    "recovery": _uphold_recovery, "identity": _uphold_identity, "first_order": _uphold_first_order,
+    "positivity": _uphold_positivity,
+}  # fmt: skip
+
+
 # ---------------------------------------------------------------- small worlds for a hierarchy
 
 
@@ -413,7 +641,7 @@ def worlds_for(h: Hierarchy, sizes: Iterable[int] = (1, 2, 3, 4, 5), seed: int =
             parameters[a] = a
     attributes = {a.attribute if isinstance(a, Total) else a for a in read if isinstance(a, (Attribute, Total))}
     for leaves in sizes:
-        for tree in trees(len(h.chain), leaves):
+        for tree in trees(len(h.chain), leaves if len(h.chain) > 1 else 1):
             parents = dict(zip(h.chain[1:], tree, strict=True))
             size = {h.chain[0]: 1, **{s: len(p) for s, p in parents.items()}}
             yield World(

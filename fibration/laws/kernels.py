@@ -143,6 +143,8 @@ def _proof(f: Fibration, subject: Subject) -> str:
     for case in branches:
         if any(_varies(a, f) for d, _ in case.signs for a in _atoms_of(d)):
             return ""  # the branch differs within a fibre
+        if not case.defined(subject.assume):
+            return ""  # to sympy 0/0 of equal terms is 1
         summed = fibre_sum(case.sympy(), f)
         if summed is None or not vanishes(summed - 1):
             return ""

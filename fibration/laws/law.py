@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fibration.expressions import Expression
-from fibration.laws.algebra import Assumptions
+from fibration.expressions import Expression, atoms
+from fibration.laws.algebra import Assumptions, symbol
+from fibration.laws.cases import TooManyCases, cases
 from fibration.laws.germ import Germ, germ
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
+from fibration.symbols import Density, in_channel
 
 
 @dataclass
@@ -23,7 +25,12 @@ class Subject:
 
     @cached_property
     def assume(self) -> Assumptions:
-        return Assumptions(self.hierarchy.chain)
+        """What is known of every atom; densities that are sums of `max(±x, 0)` are not negative."""
+        h, plain = self.hierarchy, Assumptions(self.hierarchy.chain)
+        never_negative = {c for c, e in h.decomposition.densities if is_never_negative(e, plain)}
+        read = {a for s in h.chain for c in never_negative for a in atoms(in_channel(h.gate(s), c))}
+        known = (a for a in read if isinstance(a, Density) and a.channel in never_negative)
+        return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known})
 
     def germ(self, gate: Expression) -> Germ:
         """`reference.germ`, once per gate."""
@@ -38,6 +45,14 @@ class Subject:
 
     def first_failure(self, *laws: str) -> Verdict | None:
         return next((v for law in laws for v in self.verdicts if v.law == law and v.status != "proved"), None)
+
+
+def is_never_negative(density: Expression, assume: Assumptions) -> bool:
+    """Whether every branch of a density is at least 0."""
+    try:
+        return all(-1 not in assume.with_signs(dict(c.signs)).signs(c.sympy()) for c in cases(density, assume))
+    except TooManyCases:
+        return False
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,10 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
 
 
 def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
-    """A gate, or the recovery, that could not be shown to have a value for every argument."""
+    """A kernel, a gate, or the recovery, that could not be shown to have a value for every argument."""
+    for f in h.fibrations:
+        if not _always_defined(f.weight, subject.assume):
+            return f"the kernel {f.name} has the weight {f.weight}"
     for stratum, _, gate in gates(h):
         assume = subject.assume
         if stratum == h.chain[0] and known == "split":
