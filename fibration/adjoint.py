@@ -1,4 +1,4 @@
-"""IR → IR: the reverse sweep, one rule per kind of node (theory.md 4).
+"""IR → IR: the reverse sweep, one rule per kind of node (`K` transposed is a weighted pushforward).
 
     Push (sum)  ↔  Pull          the transpose of a sum over fibres is a broadcast, and the reverse
     Map(body)   →  Map(∂body)    branch by branch: the branch that holds at a point is the one differentiated

@@ -23,6 +23,10 @@ def bind_parameters(
     A value is a number, one per channel (`{"+": 0.2, "-": 0.1}`), or one of these per element of the parameter's
     stratum, by label (`{"math": {"+": 0.3, "-": 0.2}, "code": 0.1}`) or as a tensor in element order.
     """
+    if not isinstance(given, Mapping):
+        raise ParameterError(
+            f"parameters are {given!r}", required="a mapping from name to value", remedy="{'epsilon': 0.05}"
+        )
     for name in given:
         if name not in hierarchy.parameters:
             known = ", ".join(hierarchy.parameters) or "none"
@@ -32,6 +36,12 @@ def bind_parameters(
         if node.kind == "parameter":
             parameter = hierarchy.parameters[node.key[0]]
             value = given.get(parameter.name, parameter.default)
+            if parameter.name in given and value is None:
+                raise ParameterError(
+                    f"parameter '{parameter.name}' of '{hierarchy.name}' is None",
+                    required="a number",
+                    remedy="leave it out to use the default",
+                )
             if value is None:
                 raise ParameterError(
                     f"parameter '{parameter.name}' of '{hierarchy.name}' has no value",

@@ -230,7 +230,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         try:
-            result[name.strip()] = json.loads(value)
+            result[name.strip()] = float(value) if _is_number(value) else json.loads(value)
         except ValueError:
             raise ParameterError(
                 f"--param {text!r} cannot be read",
@@ -239,6 +239,15 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
                 remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
             ) from None
     return result
+
+
+def _is_number(text: str) -> bool:
+    """Whether Python reads it as a float: `.1` is one, and no JSON."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def main() -> None:

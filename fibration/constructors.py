@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fibration.errors import SpecError
 from fibration.expressions import Expression, as_expression, write
-from fibration.grammar import Invocation, Names, Tree, arguments, build, read
+from fibration.grammar import CALLS, Invocation, Names, Word, arguments, build, read, suggest
 from fibration.symbols import Declared
 
 T = TypeVar("T", bound="Written")
@@ -75,16 +75,17 @@ def construct(kind: type[T], text: object, names: Names, what: str, bare: Callab
         if found is not None and issubclass(found.kind, kind):
             positional, named = arguments(tree, names, what)
             return _methods(found.function(*positional, **named), tree.methods, names, what)
-    if bare is not None and not _is_unknown_call(tree):
-        return bare(build(tree, names, what))
     known = sorted(n for n, c in CONSTRUCTORS.items() if issubclass(c.kind, kind))
+    is_call = isinstance(tree, Invocation) and (bool(tree.methods) or tree.name not in CALLS)
+    forgotten = isinstance(tree, Word) and tree.text in known
+    if bare is not None and not is_call and not forgotten:
+        return bare(build(tree, names, what))
+    word = tree.name if isinstance(tree, Invocation) else tree.text if isinstance(tree, Word) else ""
     raise SpecError(
-        f"{what}: {str(text)[:80]!r} is no {kind.__name__.lower()}", required=f"a call of {', '.join(known)}"
+        f"{what}: {str(text)[:80]!r} is no {kind.__name__.lower()}",
+        required=f"a call of {', '.join(known)}" + (", or a formula" if bare is not None else ""),
+        remedy=f"write {word}()" if forgotten else suggest(word, known),
     )
-
-
-def _is_unknown_call(tree: Tree) -> bool:
-    return isinstance(tree, Invocation) and bool(tree.methods)
 
 
 def _methods(value: T, methods: tuple[Invocation, ...], names: Names, what: str) -> T:

@@ -15,8 +15,9 @@ CHANNEL_ARGUMENT = {"": "density", "+": "plus", "-": "minus"}
 class Decomposition(Written):
     """`F`: one density per channel, as expressions in `token_log_ratio`; `R`: the ratio, in `gated(channel)`.
 
-    `scale` is the leaf measure in which densities are spread, `m` of the normal form; it is a hint for the numerics and
-    has no effect on the meaning. Channels are `("",)` or `("+", "-")`.
+    `scale` is the leaf measure in which densities are spread. It does not change the formulas; where it is the measure
+    that the kernels spread, it cancels, and residuals are reported in units of the coordinate (nats). Channels are
+    `("",)` or `("+", "-")`.
     """
 
     densities: tuple[tuple[str, Expression], ...]

@@ -110,6 +110,19 @@ class Expression:
     def __repr__(self) -> str:
         return str(self)
 
+    def _foreign(self, *args: object, **kwargs: object) -> Any:
+        raise SpecError(
+            f"'{self}' is a formula, not a number or an array",
+            required="functions of this library, which keep the formula",
+            remedy="use fibration.exp, log, tanh, sqrt, absolute, sign, minimum, maximum, clip, where",
+        )
+
+    __float__ = __int__ = __array__ = __array_ufunc__ = _foreign
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        next(a for a in args if isinstance(a, Expression))._foreign()
+
     def _sympy_(self) -> Any:
         return _adapter("sympy", "to_sympy")(self)
 

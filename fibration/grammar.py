@@ -10,8 +10,9 @@ length and nesting are limited before anything is built.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar, TypeVar
@@ -271,6 +272,15 @@ _READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": to
 _ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
 
 
+CALLS = (*_FUNCTIONS, *_ATOM_CALLS)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'clip_gate'?`, or nothing."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean '{close[0]}'?" if close else ""
+
+
 def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
     """Turn a tree into an Expression; `names` maps words to strata, parameters and attributes."""
     if isinstance(tree, Fraction):
@@ -303,8 +313,8 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
             raise SpecError(f"{what}: wrong arguments to '{tree.name}'") from None
     raise SpecError(
         f"{what}: unknown operator '{tree.name}'",
-        required=f"one of {', '.join((*_FUNCTIONS, *_ATOM_CALLS))}",
-        remedy="a new function is added to fibration.expressions.OPERATORS, in one row",
+        required=f"one of {', '.join(CALLS)}",
+        remedy=suggest(tree.name, CALLS),
     )
 
 

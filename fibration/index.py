@@ -216,6 +216,7 @@ class _Builder:
                 )
         for name in wanted:
             if labels.get(name) is None:
+                given = [k for k, v in labels.items() if v is not None]
                 hint = (
                     f"if the rows of the batch are its elements, declare Hierarchy(rows={name})"
                     if self.rows not in chain
@@ -224,7 +225,7 @@ class _Builder:
                 raise HierarchyIndexError(
                     f"{self.here}: no labels for '{name}'",
                     required=f"{name}=[one label per row], any hashable values",
-                    found=f"labels for {', '.join(labels) or 'nothing'}",
+                    found=f"labels for {', '.join(given) or 'nothing'}",
                     remedy=hint or f"pass {name}=...",
                 )
 
@@ -298,7 +299,7 @@ class _Builder:
         numbers: dict[Hashable, int] = {}
         codes = np.empty(len(chosen), np.int64)
         for i, place in enumerate(chosen):
-            label = given[place]
+            label = _plain(given[place])
             try:
                 missing = label is None or label != label
                 codes[i] = numbers.setdefault(label, len(numbers))
@@ -339,7 +340,9 @@ class _Builder:
                 f"{self.here}: {source} {label!r} lies over two elements of {target}",
                 required=f"every {source} lies over exactly one {target}",
                 found=f"{names[target][parent[element]]!r} and {names[target][other]!r}",
-                remedy=f"make the label unique, for example the pair ({target}, {source})",
+                remedy=f"make the label unique, for example the pair ({target}, {source})"
+                if source != self.leaf and target != self.rows
+                else f"labels hold for the whole batch: make them unique, for example row * 1000 + {source}",
             )
         return parent
 
@@ -399,6 +402,13 @@ def _to_numpy(value: Any, what: str) -> NDArray[Any]:
         raise HierarchyIndexError(
             f"{what}: rows of several lengths", required="rows of one length, or offsets"
         ) from None
+
+
+def _plain(label: Any) -> Any:
+    """A label that equals its equals: a tensor hashes by identity, so a 0-d one is read and any other is no label."""
+    if isinstance(label, (Tensor, np.ndarray)):
+        return label.item() if label.ndim == 0 else label.tolist()
+    return label
 
 
 def _to_list(value: Any) -> Any:

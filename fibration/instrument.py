@@ -17,6 +17,7 @@ from fibration.ir import BATCH, Const, Map, Node, Program, Push, Scalar, arg, bi
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
 ZERO = const(0.0)
+UNCHANGED = 1e-9  # relative: where a gate's scale does not cancel, `(ρ/m)·m` may differ from ρ by a rounding
 
 
 def absolute(x: Scalar) -> Scalar:
@@ -29,7 +30,8 @@ def equal(a: Scalar, b: Scalar) -> Scalar:
 
 def regimes(rho: Scalar, value: Scalar, slope: Scalar) -> dict[str, Scalar]:
     """A condition per regime, for a gate with this value and slope at the residual `rho`."""
-    passed = equal(rho, value)
+    difference = scalar("sub", value, rho)
+    passed = scalar("le", absolute(difference), scalar("mul", const(UNCHANGED), absolute(rho)))
     back = scalar("and", scalar("not", passed), scalar("lt", slope, ZERO))
     flat = scalar("and", scalar("not", passed), equal(slope, ZERO))
     at_zero = equal(value, ZERO)
@@ -90,10 +92,11 @@ def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str]
         drift = Map(absolute(arg(0)), (residual,))
         outputs[f"drift_{stratum}{word}"] = to_root(drift)
         outputs[f"peak_{stratum}{word}"] = to_root(drift, "max")
-        if stratum == program.leaf:
+        if stratum == program.leaf and not isinstance(gated, Const):
             changed.append(seen["passed"])
 
-    # A token is clipped when any of its channels did not pass.
+    # A token is clipped when any of its channels did not pass; a gate that removes the level altogether clips nothing.
+    changed = changed or [Const(1.0, program.leaf)]
     body = arg(0)
     for i in range(1, len(changed)):
         body = scalar("mul", body, arg(i))

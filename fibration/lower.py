@@ -1,4 +1,4 @@
-"""declare → IR: the normal form of a chain (theory.md 2), in which FGH gates martingale differences.
+"""declare → IR: the normal form of a chain, in which FGH (eq:fgh_gating) gates martingale differences.
 
 Densities are extensive; here they become intensive, `s = density / m`, where `m` is the leaf measure whose
 disintegrations the kernels are. A pushforward is then a weighted mean, a reflecting kernel a broadcast, a residual

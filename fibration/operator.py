@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -60,6 +61,10 @@ class Operator:
         self.programs = programs
         self._run = run
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Generated functions do not pickle; another process compiles the same hierarchy again."""
+        return _compile_again, (self.hierarchy, self.backend)
+
     def __repr__(self) -> str:
         return f"Operator({self.hierarchy.name!r}, backend={self.backend!r})"
 
@@ -113,7 +118,7 @@ class Operator:
         *,
         metrics: bool = True,
     ) -> Coefficients:
-        """`c_i = ∂J/∂log π_θ(i)` for the whole batch, without a graph (theory: `∇J = Σ c_i ∇log π_θ(i)`).
+        """`c_i = ∂J/∂log π_θ(i)` for the whole batch, without a graph: `∇J = Σ c_i ∇log π_θ(i)` (eq:grad_decomp).
 
         Back-propagate `-(coefficients.values * log_probs).sum()`, in as many micro-batches as you like.
         """
@@ -221,7 +226,9 @@ class Operator:
     ) -> dict[str, Tensor]:
         """A float64 vector for every input of a program; parameters are checked even where a program needs none."""
         result: dict[str, Tensor] = {"log_ratio": x}
-        values = bind_parameters(self.hierarchy, self.programs["evaluate"], index, parameters or {})
+        values = bind_parameters(
+            self.hierarchy, self.programs["evaluate"], index, {} if parameters is None else parameters
+        )
         token_advantages: Tensor | None = None
         for node in self.programs[program].inputs:
             if node.kind == "advantage":
@@ -297,6 +304,10 @@ class Operator:
                 remedy="pass advantages per row, or gate tokens instead",
             )
         return result
+
+
+def _compile_again(hierarchy: Hierarchy, backend: str) -> Any:
+    return import_module("fibration.compiler").compile(hierarchy, backend)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,10 @@ from rich.text import Text
 
 from fibration import formats
 from fibration.compiler import compile as compile_operator
+from fibration.errors import BackendError
+from fibration.expressions import as_expression
 from fibration.index import Index
+from fibration.instrument import UNCHANGED
 from fibration.laws import LAWS
 from fibration.metrics import levels
 from fibration.recorded import Gated, build_index, disagreement, gate
@@ -34,6 +38,7 @@ def run(
 ) -> int:
     """The whole of `fibration run`; the exit code."""
     say, hierarchy = _Steps(console), formats.load_quietly(spec)
+    _check_writable(out)  # before the work, not after it
     if verify:
         with say.step("verify", ", ".join(verify)) as tick:
             outcomes = formats.check(verify, tick)
@@ -103,6 +108,18 @@ class _Steps:
         formats.emit(self.console, Padding(Text(text, style), (0, 0, 0, 2)))
 
 
+def _check_writable(out: Path) -> None:
+    """Whether the folder `out` is there or can be made; nothing is made yet."""
+    place = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise BackendError(
+            f"the pictures cannot go to '{out}'",
+            required="a folder that can be written",
+            found=f"'{place}' is {'read-only' if place.is_dir() else 'a file'}",
+            remedy="name another with --out",
+        )
+
+
 def _verdicts(outcomes: Sequence[formats.Outcome]) -> Table:
     """Every hierarchy with its laws and a sign each."""
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -169,8 +186,9 @@ def _domains(g: Gated) -> Table:
     table = _table("domain", "groups", "traject.", "tokens", *numbers)
     changed = np.zeros(r.n_tokens, bool)
     for (stratum, channel), residual in g.levels.residual.items():
-        if stratum == h.leaf.name:
-            changed |= (residual != g.levels.gated[stratum, channel]).numpy()
+        if stratum == h.leaf.name and h.gates[h.leaf].expression != as_expression(0):
+            moved_by = (residual - g.levels.gated[stratum, channel]).abs()
+            changed |= (moved_by > UNCHANGED * residual.abs()).numpy()
     row_domain = r.domain_of_group[r.prompt_group]
     token_domain = np.repeat(row_domain, np.diff(r.offsets))
     drift, ratio = g.log_ratio.abs().numpy(), g.ratio.numpy()

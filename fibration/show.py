@@ -13,6 +13,7 @@ import networkx as nx
 
 from fibration.cancel import cancel
 from fibration.expressions import Apply, Expression, Number, transform, write_number
+from fibration.lower import measures
 from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import (
     BATCH,
@@ -51,8 +52,15 @@ CHANNELS = {"": "", "+": "+", "-": "−"}
 
 
 def unit(hierarchy: Hierarchy) -> str:
-    """What the drift of a hierarchy is measured in."""
-    kind = hierarchy.decomposition.written.partition("(")[0]
+    """What the drift of a verified hierarchy is measured in.
+
+    Residuals are means of the coordinate itself only where the decomposition's scale is the measure that the kernels
+    spread; elsewhere they are densities.
+    """
+    d = hierarchy.decomposition
+    if measures(hierarchy)[hierarchy.leaf.name] != cancel(d.scale):
+        return "units of F"
+    kind = d.written.partition("(")[0]
     return {"signed_log_ratio": "nats", "log_ratio": "nats", "ratio_deviation": "r − 1"}.get(kind, "units of F")
 
 

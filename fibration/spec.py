@@ -102,6 +102,8 @@ class Hierarchy(Declared):
         _expect(name, "collection of gates", gates, Mapping, "gates={token: identity_gate()}")
         _expect(name, "decomposition", decomposition, Decomposition, "signed_log_ratio(scale=...)")
         _expect(name, "objective", objective, Objective, "trajectory_mean()")
+        _expect(name, "stratum of the rows", rows or Stratum("trajectory"), Stratum, "rows=trajectory, a Stratum")
+        _expect(name, "collection of laws given up", gives_up or {}, Mapping, "gives_up={'first_order': 'why'}")
         for f in fibrations:
             _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
         for stratum, gate in gates.items():

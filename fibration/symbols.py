@@ -63,7 +63,12 @@ class Stratum(Declared):
 
 def strata(names: str) -> tuple[Stratum, ...]:
     """Declare several strata: `token, trajectory = strata("token trajectory")`."""
-    return tuple(Stratum(n) for n in names.replace(",", " ").split())
+    words = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+    if not words or len(set(map(str, words))) != len(words):
+        raise SpecError(
+            f"strata({names!r})", required="one or more different names", remedy="strata('token trajectory')"
+        )
+    return tuple(Stratum(n) for n in words)
 
 
 @dataclass(frozen=True)
@@ -235,7 +240,7 @@ class Parameter(Declared, Expression):
     def check(self, value: float, what: str) -> float:
         """`value` as a float, or a ParameterError naming `what`."""
         try:
-            number = float(value)
+            number = float("no number" if isinstance(value, (bool, str)) else value)
         except (TypeError, ValueError):
             raise ParameterError(f"parameter '{self.name}': {what} is {value!r}", required="a number") from None
         above = self.lower is None or number > self.lower

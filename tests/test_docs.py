@@ -60,3 +60,11 @@ def test_the_readmes_trainer_snippet_runs():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_language_page_names_every_constructor_and_function():
+    from fibration.constructors import CONSTRUCTORS
+
+    page = (ROOT / "docs" / "language.md").read_text()
+    functions = [n for n in fibration.__all__ if n.islower() and n not in ("compile", "load", "load_rollouts")]
+    assert [n for n in (*CONSTRUCTORS, *functions) if not re.search(rf"`[^`]*\b{n}\b", page)] == []

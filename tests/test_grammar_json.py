@@ -80,7 +80,7 @@ ONE_ARGUMENT = ["neg", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt"
 applications = st.one_of(
     st.builds(apply, st.sampled_from(["+", "-", "*", "/", "minimum", "maximum"]), values, values),
     st.builds(apply, st.sampled_from(ONE_ARGUMENT), values),
-    st.builds(lambda e, n: e**n, values, st.integers(1, 16)),
+    st.builds(lambda e, n: e**n, values, st.integers(1, 2)),
     st.builds(where, conditions, values, values),
     st.builds(apply, st.just("clip"), values, values, values),
 )

@@ -251,6 +251,7 @@ weight = Attribute("weight", on=token)
         ((M * residual - M * C) / M, residual - C),
         (M * minimum(residual / M, C), M * minimum(residual / M, C)),
         (-(-residual), residual),
+        (M * residual - C / M, M * residual - C / M),
         (C - k * (abs(residual) - C), C - k * (abs(residual) - C)),
         ((1 + 1 / k) * C, (1 + 1 / k) * C),
         (exp(M * residual / M), exp(residual)),

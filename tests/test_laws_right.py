@@ -291,7 +291,7 @@ def test_first_order_on_a_subspace(name):
     found = h.verify()
     assert found.ok, found
     first = [v for v in found.verdicts if v.law == "first_order"]
-    assert first[0].status == "refuted"
+    assert first[0].status != "proved"
     assert first[0].given_up
     assert [v.subject for v in first[1:]] == ([] if stratum is None else [f"advantages constant on each {stratum}"])
     brute.uphold(h, found.verdicts, brute.worlds_for(h, (1, 2, 3, 4)))

@@ -215,7 +215,8 @@ def test_pictures_that_cannot_be_written(file: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, output = invoke("ppo", "--rollouts", file, "--out", tmp_path / "file")
     assert code == 2
-    assert "error: cannot read or write" in output
+    assert "the pictures cannot go to" in output
+    assert "is a file" in output
 
 
 def test_labels_that_no_rollouts_have() -> None:

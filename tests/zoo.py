@@ -215,6 +215,15 @@ def wrong_gates() -> dict[str, Wrong]:
         "exponential for a logarithm": token_gate(exp(residual)),
         "sigmoid that is not centred": token_gate(4 * sigmoid(residual)),
         "vanishes except at 0": token_gate(where((residual <= 0) & (residual >= 0), 1, residual)),
+        "a constant that the channels take from each other": Wrong(
+            two(outer=Gate(residual + 0.1)), "identity", "gate on trajectory"
+        ),
+        "constants that two levels take from each other": Wrong(
+            two(outer=Gate(residual + 0.1), inner=Gate(residual - 0.1 / T), split=log_ratio(scale=1 / T)),
+            "identity",
+            "gate on trajectory",
+        ),
+        "a constant far from on-policy": inner(where(over > 0.05, residual + 0.1, residual)),
         "slope 2": token_gate(2 * residual),
         "slope 2 above": token_gate(where(residual > 0, 2 * residual, residual)),
         "slope 2 below": token_gate(where(residual < 0, 2 * residual, residual)),
@@ -445,6 +454,12 @@ def undecidable() -> dict[str, Wrong]:
         ),
         "wrong for one advantage": Wrong(
             one(where((advantage >= 77) & (advantage <= 77), 2 * residual, residual), log_ratio()), "identity", "gate on token"
+        ),
+        "slope 2 on only children, who have no residual": Wrong(
+            two(inner=Gate(where(T < 2, 2 * residual, residual))), "identity", "gate on token"
+        ),
+        "slope 2 below 0, where the root of a channel never is": Wrong(
+            two(outer=Gate(where(residual < 0, 2 * residual, residual))), "identity", "gate on trajectory"
         ),
         "slope 2 at 0 alone": Wrong(
             one(where((residual <= 0) & (residual >= 0), 2 * residual, residual), log_ratio()), "identity", "gate on token"

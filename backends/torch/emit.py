@@ -52,6 +52,14 @@ if OPERATORS.keys() != SCALAR_ARITY.keys() - {"arg", "const"}:
 
 SKELETON = '''\
 {header}
+"""How to call these functions, without the library that wrote them.
+
+`inputs` maps each name of a function's docstring to a float64 vector over the stratum in brackets: one number per
+unmasked token `[token]`, per trajectory, ..., one alone for `[batch]`. `count_X_over_Y` is how many X lie over each Y.
+`over[X, Y]` is `fibre(parent, n)`, where `parent[i]` is the Y element under X element i, and `n` how many Y there are;
+over the batch, `parent` is all zeros and `n` is 1. Coefficients come back as a vector over the unmasked tokens.
+"""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""The laws of a fibration gating hierarchy (theory: what must hold for all sizes at once), one short file per subject.
+"""The laws of a fibration gating hierarchy , which must hold for all sizes at once; one short file per subject.
 
 A law is a statement, a decision procedure and a counterexample search. `LAWS` is their order: foundations first, then
 kernels, decomposition, gates, and what follows from them together.

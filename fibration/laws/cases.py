@@ -56,6 +56,14 @@ def cases(expression: Expression, assume: Assumptions) -> list[Case]:
     return found
 
 
+def always_defined(expression: Expression, assume: Assumptions) -> bool:
+    """Whether an expression has a value wherever the assumptions hold."""
+    try:
+        return all(case.defined(assume) for case in cases(expression, assume))
+    except TooManyCases:
+        return False
+
+
 _DOMAIN: dict[str, Signs] = {
     "/": frozenset({-1, 1}), "log": frozenset({1}), "log1p": frozenset({1}), "sqrt": frozenset({0, 1}),
 }  # fmt: skip

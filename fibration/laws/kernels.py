@@ -51,7 +51,7 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
         what = f"kernel {f.name}"
         try:
             branches = cases(f.weight, subject.assume)
-            safe = all(_never_negative(case, subject) for case in branches)
+            safe = all(_is_positive(case, subject) for case in branches)
         except TooManyCases:
             safe = False
         if safe:
@@ -87,9 +87,10 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
             )
 
 
-def _never_negative(case: Case, subject: Subject) -> bool:
+def _is_positive(case: Case, subject: Subject) -> bool:
     assume = subject.assume.with_signs(dict(case.signs))
-    return case.defined(subject.assume) and -1 not in assume.signs(case.sympy())
+    # 0 would be allowed; the normal form divides by the measure, so it is not
+    return case.defined(subject.assume) and assume.signs(case.sympy()) == {1}
 
 
 def decide_reflecting(subject: Subject) -> Iterator[Verdict]:

@@ -129,7 +129,9 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
         return (
             f"{atom}",
             _finer(h, stratum, atom.stratum) or f"no {stratum} lies over a '{atom.stratum}'",
-            f"use one of {_names(here[1:])}" if here[1:] else "the root reads only its own residual",
+            f"use one of {_names(here[1:])}"
+            if here[1:]
+            else f"what lies over a {stratum} is summed in its residual; to gate it alone, put the gate there",
         )
     if isinstance(atom, Reading):
         if atom.name == "residual":

@@ -12,7 +12,7 @@ from sympy import oo
 from fibration.cancel import cancel
 from fibration.expressions import Expression, as_expression, evaluate, log, substitute
 from fibration.laws.algebra import Assumptions, symbol, to_sympy, vanishes
-from fibration.laws.cases import TooManyCases, cases
+from fibration.laws.cases import TooManyCases, always_defined, cases
 from fibration.laws.concrete import Witness, concretes, rounding
 from fibration.laws.germ import RHO
 from fibration.laws.law import Law, Subject
@@ -150,7 +150,7 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
 def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
     """A kernel, a gate, or the recovery, that could not be shown to have a value for every argument."""
     for f in h.fibrations:
-        if not _always_defined(f.weight, subject.assume):
+        if not always_defined(f.weight, subject.assume):
             return f"the kernel {f.name} has the weight {f.weight}"
     for stratum, _, gate in gates(h):
         assume = subject.assume
@@ -158,16 +158,9 @@ def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
             assume = assume.with_signs({RHO: frozenset({0, 1})})
         if len(h.chain) == 1 and known == "deviation":
             assume = assume.with_signs({1 + RHO: frozenset({1})})
-        if not _always_defined(gate, assume):
+        if not always_defined(gate, assume):
             return f"the gate on {stratum} is {h.gates[stratum]}"
-    return "" if _always_defined(h.decomposition.recovery, subject.assume) else f"R = {h.decomposition.recovery}"
-
-
-def _always_defined(e: Expression, assume: Assumptions) -> bool:
-    try:
-        return all(case.defined(assume) for case in cases(e, assume))
-    except TooManyCases:
-        return False
+    return "" if always_defined(h.decomposition.recovery, subject.assume) else f"R = {h.decomposition.recovery}"
 
 
 def _stays_positive(h: Hierarchy, subject: Subject, known: str) -> bool:

@@ -18,7 +18,7 @@ import sympy
 
 from fibration.expressions import Expression, atoms
 from fibration.laws.algebra import from_sympy, symbol, to_sympy, vanishes
-from fibration.laws.cases import TooManyCases, cases
+from fibration.laws.cases import TooManyCases, always_defined, cases
 from fibration.laws.concrete import Concrete, Witness, concretes, rounding
 from fibration.laws.germ import SIDES, defined_near, is_kinked, near_zero
 from fibration.laws.law import Law, Subject
@@ -112,34 +112,52 @@ def _reference_is_zero(h: Hierarchy, subject: Subject) -> bool:
 
 
 def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
-    """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals."""
+    """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals.
+
+    Quotients are taken where residuals other than 0 occur: an only child has none, and the root of a sign channel none
+    below 0.
+    """
     others = [a for a in atoms(gate) if isinstance(a, Density)]
-    signs = (1,) if h.decomposition.channels != ("",) else (1, -1)  # densities of a sign channel are not negative
+    split, root = h.decomposition.channels != ("",), stratum == h.chain[0]
+    signs = (1,) if split else (1, -1)  # densities of a sign channel are not negative
     far, near = ([Fraction(0), *(s * p for s in signs)] if others else [Fraction(0)] for p in (FAR, NEAR))
     for tried, concrete in enumerate(concretes(h, [gate])):
         if tried > 400:
             return None
         for element in range(min(concrete.size[stratum], 2)):
+            only_child = not root and concrete.parents[stratum].count(concrete.parents[stratum][element]) == 1
             for a in (Fraction(1), Fraction(-1), Fraction(0)):
-                for differs, p in (*((_value_differs, p) for p in far), *((_slope_differs, p) for p in near)):
-                    bound: dict[Expression, Fraction] = {advantage: a}
-                    bound.update(dict.fromkeys(others, p))
-                    text = differs(concrete, gate, stratum, element, bound, p)
-                    if text:
-                        where_ = f"on {concrete.describe(stratum, element)}" if stratum != h.leaf else f"on a {stratum}"
-                        extra = f" with advantage {a}" if advantage in set(atoms(gate)) else ""
-                        if p:
-                            extra += f" over densities {_number(p)}" + (" times as large" if abs(p) == NEAR else "")
-                        values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
-                        return Witness(
-                            f"{where_}{extra}{values}: {text}",
-                            concrete,
-                            {"stratum": stratum.name, "element": element, "advantage": a, "gate": gate, "densities": p},
-                        )
+                asked = [(p, _value_differs(concrete, gate, stratum, element, _bound(others, p, a))) for p in far]
+                found = next(((p, "value", text) for p, text in asked if text), None)
+                for p in near if not (found or only_child) else ():
+                    bound = _bound(others, p, a)
+                    sides = (1,) if split and root else (1, -1)
+                    if text := _slope_differs(concrete, gate, stratum, element, bound, p, sides):
+                        found = p, "slope", text
+                        break
+                if found:
+                    p, part, text = found
+                    where_ = f"on {concrete.describe(stratum, element)}" if stratum != h.leaf else f"on a {stratum}"
+                    extra = f" with advantage {a}" if advantage in set(atoms(gate)) else ""
+                    if p:
+                        extra += f" over densities {_number(p)}" + (" times as large" if part == "slope" else "")
+                    values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
+                    return Witness(
+                        f"{where_}{extra}{values}: {text}",
+                        concrete,
+                        {
+                            "stratum": stratum.name, "element": element, "advantage": a, "gate": gate, "densities": p,
+                            "part": part,
+                        },
+                    )  # fmt: skip
     return None
 
 
 Bound = dict[Expression, Fraction]
+
+
+def _bound(others: list[Density], density: Fraction, a: Fraction) -> Bound:
+    return {**{d: density for d in others}, advantage: a}
 
 
 def _gate_value(
@@ -151,9 +169,7 @@ def _gate_value(
         return None
 
 
-def _value_differs(
-    concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound, density: Fraction
-) -> str:
+def _value_differs(concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound) -> str:
     at_zero = _gate_value(concrete, gate, stratum, element, bound, Fraction(0))
     if at_zero is None:
         return "g(0) has no value"
@@ -161,7 +177,13 @@ def _value_differs(
 
 
 def _slope_differs(
-    concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound, density: Fraction
+    concrete: Concrete,
+    gate: Expression,
+    stratum: Stratum,
+    element: int,
+    bound: Bound,
+    density: Fraction,
+    sides: tuple[int, ...],
 ) -> str:
     """Whether `g(ρ) - ρ` is not small beside the residual and the densities, however small these are.
 
@@ -172,7 +194,7 @@ def _slope_differs(
         near = {a: abs(step) * density if isinstance(a, Density) else v for a, v in bound.items()}
         return _gate_value(concrete, gate, stratum, element, near, step)
 
-    for sign in (1, -1):
+    for sign in sides:
         steps = [sign * step for step in STEPS]
         values = [beside(step) for step in steps]
         wrong = [
@@ -191,7 +213,7 @@ def _number(value: Fraction) -> str:
 
 def decide_first_order(subject: Subject) -> Iterator[Verdict]:
     h = subject.hierarchy
-    failure = subject.first_failure("reflecting", "recovery", "identity")
+    failure = subject.first_failure("recovery", "identity") or _undefined_kernel(subject)
     slopes = _declared_slopes(h, subject)
     slope = next((s for s in slopes if s != 1), 1)
     if failure is None and slope == 1:
@@ -214,16 +236,16 @@ def decide_first_order(subject: Subject) -> Iterator[Verdict]:
             else Witness(f"a token with log ratio 0 has the coefficient {slope}·μ·A", None, {"slope": slope}),
         )
         return
-    status: Status = "refuted" if failure.status == "refuted" else "undecided"
+    broken = _breaks_first_order(h, subject, failure)
     yield Verdict(
         "first_order",
         "hierarchy",
-        status,
+        "refuted" if broken else "undecided",
         "",
         required=FIRST_ORDER,
         found=f"{failure.subject} fails '{failure.law}'",
         remedy=failure.remedy,
-        counterexample=failure.counterexample,
+        counterexample=failure.counterexample if broken else None,
     )
     coarse = _subspace(h, subject)
     if coarse is not None:
@@ -233,6 +255,31 @@ def decide_first_order(subject: Subject) -> Iterator[Verdict]:
             "proved",
             f"{_span(h, coarse)} near 0, finer residuals sum to 0 over a {coarse}, and μ·R' has one value there",
         )
+
+
+def _undefined_kernel(subject: Subject) -> Verdict | None:
+    """Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers."""
+    fibrations = (f for f in subject.hierarchy.fibrations if not always_defined(f.weight, subject.assume))
+    names = [f"kernel {f.name}" for f in fibrations]
+    return next((v for v in subject.verdicts if v.law == "markov" and v.subject in names), None)
+
+
+def _breaks_first_order(h: Hierarchy, subject: Subject, failure: Verdict) -> bool:
+    """Whether what was found on one gate is felt by the operator.
+
+    A slope is: move that gate's residuals alone, and every other gate passes or adds nothing. A value is, unless
+    another gate or the other channel takes it away again.
+    """
+    witness = failure.counterexample
+    if failure.law != "identity" or not isinstance(witness, Witness):
+        return False
+    if not (subject.proved("recovery") and (subject.proved("reflecting") or not h.fibrations)):
+        return False
+    values = witness.values
+    wrong = {s.name for s, _, g in gates(h) if not subject.germ(g).value_ok}
+    if values["part"] == "slope":
+        return not wrong
+    return wrong <= {values["stratum"]} and not values["densities"] and h.decomposition.channels == ("",)
 
 
 def _declared_slopes(h: Hierarchy, subject: Subject) -> list[Any]:
