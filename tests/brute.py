@@ -175,32 +175,32 @@ class Numeric:
     def __init__(self, h: Hierarchy, world: World) -> None:
         self.h, self.world = h, world
         self.stratum = {s.name: s for s in world.chain}
+        self.fixed: dict[str, tuple[dict[str, Any], Sizes]] = {}
 
     def size(self, name: str) -> int:
         return self.world.size(self.stratum[name]) if name in self.stratum else 1
 
     def run(self, name: str, xs: Any, advantages: Any = None, **more: Any) -> dict[str, Any]:
         program = programs(self.h)[name]
-        n = len(xs)
-        leaf = self.world.chain[-1].name
-        inputs: dict[str, Any] = {"log_ratio": np.asarray(xs, float), **more}
-        for node in program.inputs:
-            if node.name not in inputs:
-                inputs[node.name] = self.read(node, np.ones(n) if advantages is None else np.asarray(advantages, float))
+        if name not in self.fixed:
+            self.fixed[name] = self._fixed(program)
+        inputs, sizes = self.fixed[name]
+        a = np.ones(len(xs)) if advantages is None else np.asarray(advantages, float)
+        varying = {n.name: self.read(n, a) for n in program.inputs if n.kind == "advantage"}
+        return interpret(program, {**inputs, **varying, "log_ratio": np.asarray(xs, float), **more}, sizes)
+
+    def _fixed(self, program: Any) -> tuple[dict[str, Any], Sizes]:
+        """What does not change from call to call: counts, attributes, parameters, who lies over whom."""
+        kinds = ("log_ratio", "cotangent", "advantage")
+        inputs = {n.name: self.read(n, None) for n in program.inputs if n.kind not in kinds}
         parents = {}
         for source, target in program.edges:
             whole = target not in self.stratum or source not in self.stratum
-            above = np.zeros(self.size(source), int)
-            parents[source, target] = (
-                above
-                if whole
-                else np.array(
-                    [self.world.below(self.stratum[source], a, self.stratum[target]) for a in range(self.size(source))],
-                    int,
-                )
-            )
-        sizes = {s: self.size(s) for s in {leaf, "batch", self.h.rows.name, *self.stratum}}
-        return interpret(program, inputs, Sizes(parents, sizes))
+            a, b = self.stratum.get(source), self.stratum.get(target)
+            below = [0 if whole else self.world.below(a, e, b) for e in range(self.size(source))]
+            parents[source, target] = np.array(below, int)
+        names = {self.world.chain[-1].name, "batch", self.h.rows.name, *self.stratum}
+        return inputs, Sizes(parents, {s: self.size(s) for s in names})
 
     def read(self, node: Any, advantages: Any) -> Any:
         world, here = self.world, self.stratum.get(node.over)

@@ -228,7 +228,6 @@ def wrong_gates() -> dict[str, Wrong]:
         "slope 2 above": token_gate(where(residual > 0, 2 * residual, residual)),
         "slope 2 below": token_gate(where(residual < 0, 2 * residual, residual)),
         "slope 0": token_gate(residual * residual),
-        "dead zone": token_gate(where(absolute(residual) < 1e-15, 0, residual)),
         "sigmoid of the wrong slope": token_gate(sigmoid(residual) - 0.5),
         "root of a square": token_gate(residual + sqrt(residual * residual)),
         "root of a square in a condition": token_gate(
@@ -431,6 +430,8 @@ def wrong() -> dict[str, Wrong]:
 def undecidable() -> dict[str, Wrong]:
     """What this version can neither prove nor refute: it must say so, and refuse. All but those marked are wrong."""
     far = 10**9
+    fourth = residual - expm1(residual) + residual**2 / 2 + residual**3 / 6  # -residual**4/24, to rounding
+    never = where(fourth > residual**4, 2 * residual, residual)
     share = Parameter("share", default=0.5, upper=1)
     return {
         "wrong beyond a thousand million tokens": Wrong(two(where(far >= T, 1 / T, 2 / T)), "reflecting", KERNEL),
@@ -441,11 +442,15 @@ def undecidable() -> dict[str, Wrong]:
         "right, but not to this procedure: a sum of logarithms": Wrong(
             two((1 + log(2 + 0 * T) + log(3 + 0 * T) - log(6 + 0 * T)) / T), "reflecting", KERNEL
         ),
-        "right, but not to this procedure: a signed root": Wrong(
+        "right, but not to this procedure: a fourth order": Wrong(one(never, log_ratio()), "identity", "gate on token"),
+        "a dead zone far inside": Wrong(
+            one(where(absolute(residual) < 1e-15, 0, residual), log_ratio()), "identity", "gate on token"
+        ),
+        "a signed root, which has no slope at 0": Wrong(
             one(sqrt(residual * residual) * sign(residual), log_ratio()), "identity", "gate on token"
         ),
         "right, but not to this procedure: beside a far density": Wrong(
-            two(inner=Gate(where(density(trajectory) > 0.05, residual / 2, sqrt(residual * residual) * sign(residual)))),
+            two(inner=Gate(where(density(trajectory) > 0.05, residual / 2, never))),
             "identity",
             "gate on token",
         ),
@@ -454,6 +459,25 @@ def undecidable() -> dict[str, Wrong]:
         ),
         "wrong for one advantage": Wrong(
             one(where((advantage >= 77) & (advantage <= 77), 2 * residual, residual), log_ratio()), "identity", "gate on token"
+        ),
+        "a root that has no slope at 0": Wrong(
+            one(where(residual >= 0, sqrt(residual) * sqrt(residual), -sqrt(-residual) * sqrt(-residual)), log_ratio()),
+            "identity",
+            "gate on token",
+        ),
+        "a root of the base that has no slope at 0": Wrong(
+            two(inner=Gate(residual * (1 + sqrt(density(trajectory))))), "identity", "gate on token"
+        ),
+        "F without a slope at 0": Wrong(
+            one(
+                clip_gate(share / 10),
+                decomposition(
+                    density=where(x >= 0, sqrt(x), -sqrt(-x)),
+                    recovery=exp(where(gated("") >= 0, gated("") * gated(""), -(gated("") * gated("")))),
+                ),
+            ),
+            "first_order",
+            "hierarchy",
         ),
         "slope 2 on only children, who have no residual": Wrong(
             two(inner=Gate(where(T < 2, 2 * residual, residual))), "identity", "gate on token"

@@ -144,6 +144,7 @@ class Assumptions:
     def __init__(self, chain: tuple[Any, ...], extra: dict[Any, Signs] | None = None) -> None:
         self.depth = {s: i for i, s in enumerate(chain)}
         self.extra = extra or {}
+        self.branches: dict[Expression, Any] = {}  # of the expressions split under these assumptions (`cases.py`)
         self._known: dict[Any, Signs] = {}
         self._family: dict[Any, Assumptions] = {}
 

@@ -47,10 +47,17 @@ class TooManyCases(Exception):
 
 def cases(expression: Expression, assume: Assumptions) -> list[Case]:
     """Every branch that the assumptions do not rule out. Their conditions exclude each other."""
-    found = [
-        Case(tuple(path.signs.items()), value, tuple(dict.fromkeys((*path.needs, *needs(value)))))
-        for path, value in _split(desugar(expression), Path({}), assume)
-    ]
+    if expression not in assume.branches:
+        try:
+            assume.branches[expression] = [
+                Case(tuple(path.signs.items()), value, tuple(dict.fromkeys((*path.needs, *needs(value)))))
+                for path, value in _split(desugar(expression), Path({}), assume)
+            ]
+        except TooManyCases as error:
+            assume.branches[expression] = error
+    found: list[Case] | TooManyCases = assume.branches[expression]
+    if isinstance(found, TooManyCases):
+        raise found
     if len(found) > MAX_CASES:
         raise TooManyCases(str(expression))
     return found

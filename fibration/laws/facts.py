@@ -17,7 +17,7 @@ from fibration.laws.pieces import Line, extremes, text
 from fibration.laws.reference import gates
 from fibration.report import Fact
 from fibration.spec import Hierarchy
-from fibration.symbols import Density, Stratum
+from fibration.symbols import Density, Reading, Stratum
 
 Lines = dict[tuple[Stratum, str], list[Line] | None]
 
@@ -58,7 +58,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             if interval is None:
                 return
             reach = _reach(h, stratum, known, *interval, subject.assume)
-            if reach is None or any(_reads_density(v) for v in reach):
+            if reach is None or any(_reads_batch(v) for v in reach):
                 return
             limits += reach
     finite = [v for v in limits if v != oo]
@@ -73,8 +73,9 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     )
 
 
-def _reads_density(value: Any) -> bool:
-    return any(isinstance(from_sympy(s), Density) for s in sympy.sympify(value).free_symbols)
+def _reads_batch(value: Any) -> bool:
+    """Whether a bound changes with the batch: with a density or an advantage."""
+    return any(isinstance(from_sympy(s), (Density, Reading)) for s in sympy.sympify(value).free_symbols)
 
 
 def _reach(h: Hierarchy, stratum: Stratum, known: str, low: Any, high: Any, assume: Assumptions) -> list[Any] | None:
@@ -103,7 +104,7 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     level_facts = []
     for stratum in h.chain:
         found = _level(h, stratum, table, subject, known)
-        if found is None or any(_reads_density(v) for v in found):
+        if found is None or any(_reads_batch(v) for v in found):
             return
         low, high = found
         level_facts.append((stratum, low, high))

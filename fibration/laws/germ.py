@@ -72,9 +72,16 @@ def near_zero(
 
 
 def defined_near(case: Case, side: int, assume: Assumptions, on_policy: dict[Any, int], variable: Any = RHO) -> bool:
-    """Whether a branch has a value there: no division by 0, no logarithm or root outside its domain."""
+    """Whether a branch has a value and a slope there: no division by 0, no logarithm or root of what it may not have.
+
+    A root of 0 has a value and no slope: to sympy `sqrt(x)*sqrt(x)` is `x`, and its derivative at 0 is `0·inf`.
+    """
     fixed = assume.with_signs({d: signs for d, signs in case.signs if not d.has(variable)})
-    return all(_germ_signs(e, side, fixed, on_policy, variable) <= allowed for e, allowed in case.needs)
+    for e, allowed in case.needs:
+        sloped = allowed - {0} if e.has(variable, *on_policy) else allowed
+        if not _germ_signs(e, side, fixed, on_policy, variable) <= sloped:
+            return False
+    return True
 
 
 def _germ_signs(

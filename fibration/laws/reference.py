@@ -200,8 +200,8 @@ def _slope_differs(
         wrong = [
             v is None or abs(v / step - 1) > (1 + abs(density)) / 10**6 for v, step in zip(values, steps, strict=True)
         ]
-        if all(wrong[1:]):
-            value, step = next((v, s) for v, s, bad in zip(values, steps, wrong, strict=True) if bad)
+        if all(wrong):
+            value, step = values[0], steps[0]
             got = "has no value" if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
             return f"g({float(step):g}) {got}"
     return ""
@@ -285,10 +285,13 @@ def _breaks_first_order(h: Hierarchy, subject: Subject, failure: Verdict) -> boo
 def _declared_slopes(h: Hierarchy, subject: Subject) -> list[Any]:
     """`d R(F)/dx` at exactly `x = 0`, in every branch that can hold there; None where it could not be found."""
     try:
-        found = [case.sympy() for case in near_zero(composed(h), 0, subject.assume, {}, X)]
+        found = near_zero(composed(h), 0, subject.assume, {}, X)
     except TooManyCases:
         return [None]
-    return [None if is_kinked(v) else sympy.cancel(sympy.diff(v, X).subs(X, 0)) for v in found]
+    smooth = [defined_near(c, 0, subject.assume, {}, X) and not is_kinked(c.sympy()) for c in found]
+    return [
+        sympy.cancel(sympy.diff(c.sympy(), X).subs(X, 0)) if ok else None for c, ok in zip(found, smooth, strict=True)
+    ]
 
 
 def _span(h: Hierarchy, coarse: Stratum) -> str:
@@ -331,7 +334,8 @@ def _subspace(h: Hierarchy, subject: Subject) -> Stratum | None:
         return None
     zero = {symbol(gated(c)): 0 for c in h.decomposition.channels}
     shares = [weight * sympy.diff(recovery[0].sympy(), g).subs(zero) for g in zero]
-    return good if all(_is_constant(h, share, good) for share in shares) else None
+    finite = not any(share.has(sympy.zoo, sympy.nan, sympy.oo) for share in shares)
+    return good if finite and all(_is_constant(h, share, good) for share in shares) else None
 
 
 def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
