@@ -1,0 +1,173 @@
+"""Ahead-of-time compilation: kernels of a generated module to machine code, on a machine that needs no accelerator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fibration.errors import BackendError
+
+WORKER = Path(__file__).with_name("aot_worker.py")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
+# Variables that would turn the compiler into an interpreter, or make it compile for something else than was asked.
+CLEARED = ("TRITON_INTERPRET", "TRITON_OVERRIDE_ARCH", "TRITON_KERNEL_OVERRIDE")
+Constexpr = int | float | bool | str | None
+
+
+@dataclass(frozen=True)
+class KernelRequest:
+    """One kernel, specialised: a Triton type per run-time argument (`"*fp32"`, `"i64"`), a value per constexpr."""
+
+    kernel: str
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Constexpr] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one program needs: registers and spilled bytes of each thread, shared memory of the program in bytes."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """Assembly (PTX or AMD GCN) and machine code (cubin or hsaco); the kinds are file extensions."""
+
+    kernel: str
+    arch: str
+    assembly_kind: str
+    assembly: str
+    binary_kind: str
+    binary: bytes = field(repr=False)
+    resources: Resources
+
+
+def target_of(arch: str) -> tuple[str, int | str, int]:
+    """Triton's words for an architecture: language, number or name, threads in a warp."""
+    if arch not in ARCHITECTURES:
+        raise BackendError(
+            f"the triton backend does not compile for '{arch}'",
+            required=f"one of {', '.join(ARCHITECTURES)}",
+            found=repr(arch),
+            remedy="name the oldest of these that your devices run, for example --arch sm_90 for Hopper",
+        )
+    if arch.startswith("gfx"):
+        return "hip", arch, 64
+    return "cuda", int(arch.removeprefix("sm_")), 32
+
+
+def compile_kernel(
+    source: str,
+    kernel: str,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, Constexpr],
+    *,
+    arch: str,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    filename: str = "kernels.py",
+) -> CompiledKernel:
+    """One kernel of the module `source`, for `arch`. Raises BackendError."""
+    request = KernelRequest(kernel, signature, constexprs, num_warps, num_stages)
+    return compile_kernels(source, [request], arch=arch, filename=filename)[0]
+
+
+def compile_kernels(
+    source: str, requests: Sequence[KernelRequest], *, arch: str, filename: str = "kernels.py"
+) -> tuple[CompiledKernel, ...]:
+    """Several kernels of the module `source`, in one process of their own. `filename` is for messages.
+
+    Nothing is shared between calls, not even a cache on disk, so that any number of processes may compile at once.
+    """
+    target = target_of(arch)
+    jobs = [
+        {
+            "kernel": r.kernel,
+            "signature": dict(r.signature),
+            "constexprs": dict(r.constexprs),
+            "target": target,
+            "options": {"num_warps": r.num_warps, "num_stages": r.num_stages},
+        }
+        for r in requests
+    ]
+    with tempfile.TemporaryDirectory(prefix="fibration-aot-") as folder:
+        answer = _run(Path(folder), {"source": source, "filename": filename, "jobs": jobs})
+        if "error" in answer:
+            failed = requests[min(len(answer["done"]), len(requests) - 1)].kernel
+            raise _failure(failed, arch, answer["error"])
+        return tuple(
+            CompiledKernel(
+                request.kernel,
+                arch,
+                made["assembly"],
+                (Path(folder) / f"{i}.{made['assembly']}").read_text(),
+                made["binary"],
+                (Path(folder) / f"{i}.{made['binary']}").read_bytes(),
+                Resources(made["registers"], made["spill_bytes"], made["shared_bytes"]),
+            )
+            for i, (request, made) in enumerate(zip(requests, answer["done"], strict=True))
+        )
+
+
+def _run(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the worker. Its safe path (-P) keeps the folders called `triton` and `torch` here from being imported."""
+    environment = {k: v for k, v in os.environ.items() if k not in CLEARED}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the folder where Triton is installed
+    done = subprocess.run(
+        [sys.executable, "-P", str(WORKER)],
+        input=json.dumps(request),
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    answer = folder / "answer.json"
+    if not answer.exists():
+        raise BackendError(
+            "the triton compiler died",
+            found=f"exit status {done.returncode}: {_last_line(done.stderr)}",
+            remedy="this is a defect of Triton or of the generated kernel; try another version of triton",
+        )
+    result: dict[str, Any] = json.loads(answer.read_text())
+    return result
+
+
+def _failure(kernel: str, arch: str, error: Mapping[str, Any]) -> BackendError:
+    missing = re.search(r"Cannot find (\S+)", error["message"])
+    if error["kind"] == "ModuleNotFoundError" and error["module"] == "triton":
+        return BackendError(
+            "the triton backend is not available",
+            required="the package triton",
+            found="no module named 'triton'",
+            remedy="pip install triton (Linux; it comes with torch for CUDA and ROCm), or use backend='torch'",
+        )
+    if missing:
+        return BackendError(
+            f"kernel '{kernel}' cannot be compiled for {arch}",
+            required=f"the program {missing[1]}, which comes with the package triton",
+            found=error["message"],
+            remedy="reinstall triton, or name one in TRITON_PTXAS_PATH and TRITON_CUOBJDUMP_PATH",
+        )
+    return BackendError(
+        f"kernel '{kernel}' does not compile for {arch}",
+        found=f"{error['kind']}: {error['message']}",
+        remedy="this is a defect of the generated kernel or of this version of triton, not of the hierarchy",
+    )
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
