@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
-import linecache
 import logging
 import os
 import platform
@@ -12,23 +10,21 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module, metadata
-
-from torch import Tensor
+from typing import Any
 
 from fibration.adjoint import adjoint
+from fibration.batch import Run
 from fibration.errors import BackendError, SpecError
-from fibration.index import Index
-from fibration.instrument import instrument
+from fibration.instrument import count_nonfinite, instrument
 from fibration.ir import Input, Program
 from fibration.loading import shipped
 from fibration.lower import CHANNEL_WORD, lower
 from fibration.metrics import levels
 from fibration.operator import Operator
 from fibration.optimise import optimise
-from fibration.schedule import schedule
 from fibration.spec import Hierarchy
 
-BACKENDS = ("torch",)
+BACKENDS = ("torch", "c")
 TITLES = {
     "evaluate": "J, its coefficients, and the diagnostics of every level.",
     "objective": "J and its coefficients ∂J/∂log π.",
@@ -47,6 +43,7 @@ class Artifact:
     backend: str
     source: str
     programs: Mapping[str, Program]
+    plans: Mapping[str, Any]  # what was emitted: a Schedule or a Plan per program
 
 
 def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
@@ -69,11 +66,11 @@ def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
     """Source for one backend, from a hierarchy that is known to verify."""
     programs = {name: optimise(program) for name, program in build(hierarchy).items()}
     emitter = import_module(f"fibration.backends.{backend}.emit")
-    schedules = {name: schedule(program, emitter.RESERVED) for name, program in programs.items()}
-    source = emitter.emit(header(hierarchy, backend, programs), schedules, TITLES)
+    plans = {name: emitter.plan(program, hierarchy.rows.name) for name, program in programs.items()}
+    source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
     if os.environ.get("FIBRATION_PRINT") == "1":
         print(source, file=sys.stderr)
-    return Artifact(hierarchy, backend, source, programs)
+    return Artifact(hierarchy, backend, source, programs, plans)
 
 
 def build(hierarchy: Hierarchy) -> dict[str, Program]:
@@ -81,21 +78,24 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     base = lower(hierarchy)
     chain, rows, leaf = [s.name for s in hierarchy.chain], hierarchy.rows.name, hierarchy.leaf.name
     row_path = list(reversed(chain[chain.index(rows) :])) if rows in chain else [leaf, rows]
-    watched = instrument(base, [(s, CHANNEL_WORD[c]) for s, c in levels(hierarchy)], chain, row_path)
-    evaluate = adjoint(watched, "objective", "log_ratio", result="coefficients")
     seed = Input("cotangent", leaf, "cotangent")
     transposed = adjoint(base, "gated_ratio", "log_ratio", seed=seed, result="log_ratio_gradient")
+    watched = instrument(base, [(s, CHANNEL_WORD[c]) for s, c in levels(hierarchy)], chain, row_path)
+    evaluate = adjoint(watched, "objective", "log_ratio", result="coefficients")
 
     def only(program: Program, *names: str, prefix: tuple[str, ...] = ()) -> Program:
         kept = {k: v for k, v in program.outputs.items() if k in names or k.startswith(prefix or ("\0",))}
         return replace(program, outputs=kept)
 
+    def checked(program: Program) -> Program:
+        return count_nonfinite(program, row_path)
+
     return {
-        "evaluate": evaluate,
-        "objective": only(evaluate, "objective", "coefficients"),
-        "gate": only(base, "gated_ratio"),
+        "evaluate": checked(evaluate),
+        "objective": checked(only(evaluate, "objective", "coefficients")),
+        "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": only(transposed, "log_ratio_gradient"),
-        "levels": only(base, prefix=("residual_", "gated_")),
+        "levels": checked(only(base, prefix=("residual_", "gated_"))),
     }
 
 
@@ -126,16 +126,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def load(artifact: Artifact):  # type: ignore[no-untyped-def]
-    """The functions of a generated torch module, with their source visible to debuggers and tracebacks."""
-    name = f"<fibration {artifact.hierarchy.name} {digest(artifact.source)}>"
-    linecache.cache[name] = (len(artifact.source), None, artifact.source.splitlines(keepends=True), name)
-    module: dict[str, object] = {"__name__": f"fibration_generated_{artifact.hierarchy.name}"}
-    exec(builtins.compile(artifact.source, name, "exec"), module)  # our own output, over validated names
-    make = module["fibre"]
-
-    def run(function: str, inputs: Mapping[str, Tensor], index: Index) -> dict[str, Tensor]:
-        over = {e: index.fibre(*e, make) for e in artifact.programs[function].edges}
-        return module[function](inputs, over)  # type: ignore[operator,no-any-return]
-
-    return run
+def load(artifact: Artifact) -> Run:
+    """The generated functions, ready to call."""
+    module = import_module(f"fibration.backends.{artifact.backend}.load")
+    return module.load(artifact.hierarchy.name, artifact.source, artifact.plans)  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fibration.batch import Layout, Members, lay_out
 from fibration.errors import HierarchyIndexError
 from fibration.interpret import Sizes
 from fibration.spec import Hierarchy
@@ -89,6 +90,48 @@ class Index:
         if key not in self._cache:
             self._cache[key] = make(self.parent(source, target), self.size[target])
         return self._cache[key]
+
+    def layout(self, segments: str) -> Layout:
+        """Where the tokens of every element of `segments` lie."""
+        key = ("layout", segments)
+        if key not in self._cache:
+            leaf = self.hierarchy.leaf.name
+            parent, positions = (t.cpu().numpy() for t in (self.parent(leaf, segments), self.positions))
+            self._cache[key] = lay_out(parent, self.size[segments], positions, self.device)
+        return self._cache[key]  # type: ignore[no-any-return]
+
+    def members(self, source: str, target: str) -> Members:
+        """The `source` elements over every `target` element."""
+        key = ("members", source, target)
+        if key not in self._cache:
+            parent = self.parent(source, target).cpu().numpy()
+            offsets = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=self.size[target]))])
+            in_order = bool((parent[1:] >= parent[:-1]).all())
+            order = None if in_order else torch.from_numpy(np.argsort(parent, kind="stable")).to(self.device)
+            self._cache[key] = Members(order, torch.from_numpy(offsets).to(self.device))
+        return self._cache[key]  # type: ignore[no-any-return]
+
+    def row_tensor(self) -> Tensor:
+        """Which row of the batch each row element is: int64 [rows that are elements]."""
+        key = "row numbers"
+        if key not in self._cache:
+            self._cache[key] = torch.from_numpy(self.row_numbers).to(self.device)
+        return self._cache[key]  # type: ignore[no-any-return]
+
+    def rows_of(self, segments: str) -> Tensor | None:
+        """The row of the batch that each element lies in: int64 [elements]; None if one of them straddles rows."""
+        key = ("rows", segments)
+        if key not in self._cache:
+            rows = self.hierarchy.rows.name
+            if segments == rows:
+                self._cache[key] = self.row_tensor()
+            else:
+                parent = self.parent(self.hierarchy.leaf.name, segments)
+                row = torch.empty(self.size[segments], dtype=torch.int64, device=self.device)
+                row[parent] = self.row_of_token
+                inside = bool((row[parent] == self.row_of_token).all())
+                self._cache[key] = self.row_tensor()[row] if inside else None
+        return self._cache[key]  # type: ignore[no-any-return]
 
     def sizes(self, edges: Sequence[tuple[str, str]]) -> Sizes:
         """The same fibrations for the interpreter."""

@@ -12,12 +12,12 @@ import itertools
 from dataclasses import replace
 
 from fibration.derivative import derivative
-from fibration.ir import BATCH, Const, Map, Node, Program, Push, Scalar, arg, bind, const, count_input, scalar
+from fibration.ir import BATCH, Const, Input, Map, Node, Program, Push, Scalar, arg, bind, const, count_input, scalar
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
 ZERO = const(0.0)
-UNCHANGED = 1e-9  # relative: where a gate's scale does not cancel, `(ρ/m)·m` may differ from ρ by a rounding
+UNCHANGED = 1e-6  # relative: where a gate's scale does not cancel, `(ρ/m)·m` differs from ρ by a float32 rounding
 
 
 def absolute(x: Scalar) -> Scalar:
@@ -75,13 +75,13 @@ def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
 def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str], row_path: list[str]) -> Program:
     """`program` with metric outputs. `levels` are (stratum, channel word), `chain` runs root first."""
     outputs: dict[str, Node] = {k: v for k, v in program.outputs.items() if not k.startswith(("residual_", "gated_"))}
-    outputs["gated_ratio"] = program.outputs["gated_ratio"]
     root = chain[0]
 
+    # A hierarchy of tokens alone has nothing above them to report by: its sums are over the batch.
+    up = [*row_path, BATCH] if root == program.leaf else list(reversed(chain))
+
     def to_root(node: Node, reduce: str = "sum") -> Node:
-        while node.stratum != root:
-            node = Push(node.stratum, chain[chain.index(node.stratum) - 1], node, reduce)
-        return node
+        return _along(up[up.index(node.stratum) :], node, reduce)
 
     changed: list[Node] = []
     for stratum, word in levels:
@@ -113,6 +113,20 @@ def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str]
     for name, node in (("tv", deviation), ("kl", Map(scalar("neg", arg(0)), (x,)))):
         mean = Map(scalar("div", arg(0), arg(1)), (_along(row_path, node, "sum"), tokens))
         outputs[name] = Push(rows, BATCH, mean)
+    return replace(program, outputs=outputs).validate()
+
+
+def count_nonfinite(program: Program, row_path: list[str]) -> Program:
+    """`program` with the output `nonfinite`: how many tokens have an infinite or undefined log ratio or advantage.
+
+    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them.
+    """
+    x = Input("log_ratio", program.leaf, "log_ratio")  # to be checked even where no gate lets it pass
+    read = [x, *(i for i in program.inputs if i == Input("advantage", program.leaf, "advantage"))]
+    nothing = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]  # 0, or NaN
+    body = nothing[0] if len(nothing) == 1 else scalar("add", *nothing)
+    lost = Map(scalar("select", equal(body, ZERO), ZERO, const(1.0)), tuple(read))
+    outputs = {**program.outputs, "nonfinite": _along([*row_path, BATCH], lost, "sum")}
     return replace(program, outputs=outputs).validate()
 
 

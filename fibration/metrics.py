@@ -71,12 +71,13 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -
     of eq:dhat_traj and eq:dhat_kl_traj.
     """
     root = hierarchy.chain[0].name
+    over = "batch" if root == hierarchy.leaf.name else root  # as in `fibration.instrument`
     names = index.labels.get(root, ())
     named = list(enumerate(names)) if 1 < len(names) <= FEW else []
     result: dict[str, Metric] = {}
 
     def at_root(name: str) -> Tensor:  # a constant of the program comes as a single number
-        return outputs[name].to(index.device).expand(index.size[root])
+        return outputs[name].to(index.device).expand(index.size[over])
 
     def share(key: str, sums: Tensor, counts: Tensor) -> None:
         result[key] = Mean(sums.sum(), counts.sum())
@@ -86,7 +87,7 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -
     for stratum, channel in levels(hierarchy):
         key = f"{stratum}/{channel}" if channel else stratum
         word = stratum + CHANNEL_WORD[channel]
-        counts = index.count(stratum, root)
+        counts = index.count(stratum, over)
         for regime in REGIMES:
             share(f"{key}/{regime}", at_root(f"{regime}_{word}"), counts)
         share(f"{key}/drift", at_root(f"drift_{word}"), counts)
@@ -94,7 +95,7 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -
         result[f"{key}/drift_max"] = Extreme(peaks.max(), True)
         for i, label in named:
             result[f"{key}/drift_max[{root}={label}]"] = Extreme(peaks[i], True)
-    share(f"{hierarchy.leaf.name}/clipped", at_root("clipped"), index.count(hierarchy.leaf.name, root))
+    share(f"{hierarchy.leaf.name}/clipped", at_root("clipped"), index.count(hierarchy.leaf.name, over))
     result["ratio/max"] = Extreme(outputs["ratio_max"].max(), True)
     result["ratio/min"] = Extreme(-outputs["ratio_min_negated"].max(), False)
     rows = index.count(hierarchy.rows.name, "batch").sum()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from fibration import metrics as diagnostics
-from fibration.bind import bind_parameters
+from fibration.batch import Batch, Run, inputs_of
 from fibration.errors import BatchError
 from fibration.index import Index, build_index
+from fibration.inputs import check_tokens, make_batch, refuse_nonfinite
 from fibration.ir import Program
 from fibration.report import Report
 from fibration.spec import Hierarchy
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-Run = Callable[[str, Mapping[str, Tensor], Index], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -122,16 +120,14 @@ class Operator:
 
         Back-propagate `-(coefficients.values * log_probs).sum()`, in as many micro-batches as you like.
         """
-        self._check_tokens(index, log_probs=log_probs, old_log_probs=old_log_probs)
+        tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         with torch.no_grad():
-            now, old = (t.detach().reshape(-1)[index.positions].double() for t in (log_probs, old_log_probs))
-            x = now - old
-            self._check_finite(index, x, log_probs=now, old_log_probs=old)
-            inputs = self.inputs(index, x, advantages, parameters, "evaluate" if metrics else "objective")
-            outputs = self._run("evaluate" if metrics else "objective", inputs, index)
+            outputs, _ = self._call(
+                "evaluate" if metrics else "objective", index, tokens, advantages, parameters, _wide(log_probs)
+            )
             return Coefficients(
-                values=_scatter(outputs["coefficients"], index, _wide(log_probs.dtype), 0.0),
-                objective=outputs["objective"].reshape(()).to(_wide(log_probs.dtype)),
+                values=outputs["coefficients"],
+                objective=outputs["objective"].reshape(()).to(_wide(log_probs)),
                 metrics=diagnostics.collect(self.hierarchy, outputs, index) if metrics else {},
             )
 
@@ -147,11 +143,7 @@ class Operator:
 
         `log_ratio`: log r = log π_θ - log π_old per token. `advantages` are needed only where a gate reads them.
         """
-        self._check_tokens(index, log_ratio=log_ratio)
-        x = log_ratio.detach().reshape(-1)[index.positions].double()
-        self._check_finite(index, x, log_ratio=x)
-        inputs = self.inputs(index, x, advantages, parameters, "gate")
-        result: Tensor = _Gate.apply(log_ratio, self, index, inputs)
+        result: Tensor = _Gate.apply(log_ratio, self, index, advantages, parameters)
         return result
 
     def levels(
@@ -163,163 +155,79 @@ class Operator:
         advantages: Tensor | None = None,
     ) -> Levels:
         """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
-        self._check_tokens(index, log_ratio=log_ratio)
-        x = log_ratio.detach().reshape(-1)[index.positions].double()
-        self._check_finite(index, x, log_ratio=x)
-        outputs = self._run("levels", self.inputs(index, x, advantages, parameters, "levels"), index)
+        outputs, _ = self._call("levels", index, {"log_ratio": log_ratio}, advantages, parameters, torch.float64)
 
         def pick(word: str) -> dict[tuple[str, str], Tensor]:
             found = {}
             for stratum, channel in diagnostics.levels(self.hierarchy):
                 value = outputs[f"{word}_{stratum}{diagnostics.CHANNEL_WORD[channel]}"]
+                if stratum == self.hierarchy.leaf.name:
+                    value = value.reshape(-1)[index.positions]
                 found[stratum, channel] = value.to(index.device).expand(index.size[stratum])
             return found
 
         return Levels(pick("residual"), pick("gated"))
 
-    # ------------------------------------------------------------ inputs
+    # ------------------------------------------------------------ calls
 
-    def _check_tokens(self, index: Index, **tensors: Tensor) -> None:
-        if not isinstance(index, Index):
-            raise BatchError(f"the index is a {type(index).__name__}", required="what operator.index(...) returned")
-        if index.hierarchy is not self.hierarchy and index.hierarchy != self.hierarchy:
-            raise BatchError(
-                f"the index was built for '{index.hierarchy.name}'",
-                required=f"an index of '{self.hierarchy.name}'",
-                remedy="build it with this operator's index(...)",
-            )
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
-                found = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise BatchError(f"{name}: {found}", required="a tensor of float32, bfloat16, float16 or float64")
-            if tuple(tensor.shape) != index.shape:
-                raise BatchError(
-                    f"{name} has shape {list(tensor.shape)}",
-                    required=f"{list(index.shape)}, as the index was built for",
-                )
-            if tensor.device != index.device:
-                raise BatchError(
-                    f"{name} is on {tensor.device}",
-                    required=f"{index.device}, where the index lies",
-                    remedy="pass device= to operator.index(...), or move the tensor",
-                )
-
-    def _check_finite(self, index: Index, x: Tensor, **tensors: Tensor) -> None:
-        if bool(torch.isfinite(x).all()):
-            return
-        for name, values in tensors.items():
-            bad = ~torch.isfinite(values)
-            if bool(bad.any()):
-                token = int(bad.nonzero()[0])
-                raise BatchError(
-                    f"{name} of {index.describe_token(token)} is {float(values[token]):g}",
-                    required="finite values on every unmasked token",
-                    remedy="mask the token, or look for an overflow in the model's log-probs",
-                )
-        token = int((~torch.isfinite(x)).nonzero()[0])
-        raise BatchError(
-            f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}", required="finite values"
+    def _call(
+        self,
+        program: str,
+        index: Index,
+        tokens: Mapping[str, Tensor],
+        advantages: Tensor | None,
+        parameters: Mapping[str, Any] | None,
+        dtype: torch.dtype,
+        fill: float = 0.0,
+    ) -> tuple[dict[str, Tensor], Batch]:
+        check_tokens(self.hierarchy, index, **tokens)
+        declared = self.programs["evaluate"]
+        batch = make_batch(
+            self.hierarchy, self.programs[program], declared, index, tokens, advantages, parameters, dtype, fill
         )
+        outputs = self._run(program, batch)
+        lost = outputs["nonfinite"]
+        if index.device.type != "cpu":  # reading the number back would stall the device: the values say it themselves
+            for name in ("objective", "gated_ratio"):
+                if name in outputs:
+                    outputs[name] = torch.where(lost > 0, torch.nan, outputs[name])
+        elif float(lost) > 0:
+            refuse_nonfinite(batch, index)
+        return outputs, batch
 
     def inputs(
-        self, index: Index, x: Tensor, advantages: Tensor | None, parameters: Mapping[str, Any] | None, program: str
+        self,
+        index: Index,
+        log_ratio: Tensor,
+        advantages: Tensor | None,
+        parameters: Mapping[str, Any] | None,
+        program: str,
     ) -> dict[str, Tensor]:
-        """A float64 vector for every input of a program; parameters are checked even where a program needs none."""
-        result: dict[str, Tensor] = {"log_ratio": x}
-        values = bind_parameters(
-            self.hierarchy, self.programs["evaluate"], index, {} if parameters is None else parameters
+        """What one of the programs reads, as float64 vectors, for the interpreter. `log_ratio`: float64 [tokens]."""
+        whole = torch.zeros(index.shape, dtype=torch.float64, device=index.device)
+        whole.view(-1)[index.positions] = log_ratio
+        declared = self.programs["evaluate"]
+        batch = make_batch(
+            self.hierarchy,
+            self.programs[program],
+            declared,
+            index,
+            {"log_ratio": whole},
+            advantages,
+            parameters,
+            torch.float64,
+            0.0,
         )
-        token_advantages: Tensor | None = None
-        for node in self.programs[program].inputs:
-            if node.kind == "advantage":
-                if token_advantages is None:
-                    token_advantages = self._advantages(index, advantages)
-                result[node.name] = self._advantage_at(node.over, index, token_advantages)
-            elif node.kind == "count":
-                result[node.name] = index.count(*node.key)
-            elif node.kind == "total":
-                result[node.name] = index.total(self.hierarchy.attributes[node.key[0]], node.key[1])
-            elif node.kind == "attribute":
-                result[node.name] = index.values[node.key[0]]
-            elif node.kind == "parameter":
-                result[node.name] = values[node.name]
-        return result
-
-    def _advantages(self, index: Index, advantages: Tensor | None) -> Tensor:
-        if advantages is None:
-            raise BatchError(
-                f"a gate of '{self.hierarchy.name}' reads the advantage, and none is given",
-                required="advantages per token or per row",
-                remedy="pass advantages=...",
-            )
-        if not isinstance(advantages, Tensor) or advantages.dtype not in FLOATS:
-            raise BatchError(
-                f"advantages: {getattr(advantages, 'dtype', type(advantages).__name__)}",
-                required="a floating-point tensor",
-            )
-        if advantages.device != index.device:
-            raise BatchError(f"advantages are on {advantages.device}", required=f"{index.device}, where the index lies")
-        flat = advantages.detach()
-        readings = []
-        if tuple(flat.shape) == index.shape:
-            readings.append(flat.reshape(-1)[index.positions].double())
-        if tuple(flat.shape) == (index.n_rows,):
-            rows = torch.from_numpy(index.row_numbers).to(index.device)
-            readings.append(flat[rows].double()[index.row_of_token])
-        if len(readings) == 2 and not torch.equal(*readings):
-            raise BatchError(
-                f"advantages of shape {list(flat.shape)} may be per token or per row: there are as many of each",
-                required="a shape that tells which",
-                remedy="leave the rows without tokens out of the offsets",
-            )
-        if not readings:
-            raise BatchError(
-                f"advantages have shape {list(flat.shape)}",
-                required=f"{list(index.shape)} per token, or [{index.n_rows}] per row",
-            )
-        values = readings[0]
-        finite = torch.isfinite(values)
-        if not bool(finite.all()):
-            token = int((~finite).nonzero()[0])
-            raise BatchError(
-                f"the advantage of {index.describe_token(token)} is {float(values[token]):g}",
-                required="finite values on every unmasked token",
-            )
-        return values
-
-    def _advantage_at(self, stratum: str, index: Index, values: Tensor) -> Tensor:
-        """The advantage of coarser elements, which must be one number per element."""
-        if stratum == self.hierarchy.leaf.name:
-            return values
-        parent = index.parent(self.hierarchy.leaf.name, stratum)
-        result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
-        result[parent] = values
-        differs = result[parent] != values
-        if bool(differs.any()):
-            token = int(differs.nonzero()[0])
-            raise BatchError(
-                f"the gate on {stratum} reads its advantage, and the advantages vary within a {stratum}",
-                required=f"one advantage per {stratum}",
-                found=f"{float(values[token]):g} and {float(result[parent[token]]):g} at {index.describe_token(token)}",
-                remedy="pass advantages per row, or gate tokens instead",
-            )
-        return result
+        return inputs_of(batch)
 
 
 def _compile_again(hierarchy: Hierarchy, backend: str) -> Any:
     return import_module("fibration.compiler").compile(hierarchy, backend)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _wide(given: Tensor) -> torch.dtype:
     """Results keep float64, and are float32 otherwise: half precision would lose small coefficients."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _scatter(values: Tensor, index: Index, dtype: torch.dtype, fill: float) -> Tensor:
-    result = torch.full(index.shape, fill, dtype=dtype, device=index.device)
-    values = values.to(device=index.device, dtype=dtype)
-    result.view(-1)[index.positions] = values.expand(len(index.positions))
-    return result
+    return torch.float64 if isinstance(given, Tensor) and given.dtype == torch.float64 else torch.float32
 
 
 class _Objective(torch.autograd.Function):
@@ -341,17 +249,22 @@ class _Gate(torch.autograd.Function):
     """Gated ratios; the backward is the operator's own adjoint program."""
 
     @staticmethod
-    def forward(ctx: Any, log_ratio: Tensor, operator: Operator, index: Index, inputs: dict[str, Tensor]) -> Tensor:
-        ctx.operator, ctx.index, ctx.inputs, ctx.source = operator, index, inputs, log_ratio
-        return _scatter(operator._run("gate", inputs, index)["gated_ratio"], index, log_ratio.dtype, 1.0)
+    def forward(
+        ctx: Any, log_ratio: Tensor, operator: Operator, index: Index, advantages: Any, parameters: Any
+    ) -> Tensor:
+        tokens = {"log_ratio": log_ratio}
+        dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
+        outputs, batch = operator._call("gate", index, tokens, advantages, parameters, dtype, fill=1.0)
+        ctx.operator, ctx.batch, ctx.source = operator, batch, log_ratio
+        return outputs["gated_ratio"]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         with torch.no_grad():
-            cotangent = gradient.reshape(-1)[ctx.index.positions].double()
-            outputs = ctx.operator._run("gate_adjoint", {**ctx.inputs, "cotangent": cotangent}, ctx.index)
-            result = _scatter(outputs["log_ratio_gradient"], ctx.index, ctx.source.dtype, 0.0)
-        return _once(result, ctx.source), None, None, None
+            tokens = {**ctx.batch.tokens, "cotangent": gradient}
+            batch = replace(ctx.batch, tokens=tokens, fill=0.0)
+            result = ctx.operator._run("gate_adjoint", batch)["log_ratio_gradient"]
+        return _once(result, ctx.source), None, None, None, None
 
 
 def _once(gradient: Tensor, source: Tensor) -> Tensor:

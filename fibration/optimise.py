@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import TypeGuard
 
 from fibration.derivative import times
 from fibration.ir import (
@@ -95,6 +96,9 @@ def _tidy(node: Node) -> Node:
         if isinstance(node, Pull) or node.reduce == "max" or value == 0.0:
             return Const(value, node.stratum)
         return _tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
+    if isinstance(node, Push) and node.reduce == "sum" and _is_negated(node.operand):
+        positive = _tidy(Map(node.operand.body.args[0], node.operand.inputs))  # the channels often sum the same but for
+        return Map(scalar("neg", arg(0)), (Push(node.source, node.target, positive),))  # the sign
     if not isinstance(node, Map):
         return node
     operands: dict[Node, int] = {}
@@ -109,6 +113,10 @@ def _tidy(node: Node) -> Node:
     chosen = tuple(list(operands)[i] for i in used)
     body = bind(body, [renumber.get(i, ZERO) for i in range(len(operands))])
     return chosen[0] if body is arg(0) else Map(body, chosen)
+
+
+def _is_negated(node: Node) -> TypeGuard[Map]:
+    return isinstance(node, Map) and node.body.op == "neg"
 
 
 def _value(body: Scalar) -> float:

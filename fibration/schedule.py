@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fibration.ir import Const, Detach, Input, Map, Node, Program, Pull, Push
 
-_KIND = {Push: "sum", Pull: "spread", Map: "value", Const: "constant", Detach: "detached"}
+_KIND = {Map: "value", Const: "constant", Detach: "detached"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
     `reserved` are the words of the backend's language and skeleton, which no value may take.
     """
     order = list(program.nodes())
-    names = _names(program, order, reserved)
+    names = value_names(program, order, reserved)
     last = {o: i for i, node in enumerate(order) for o in node.operands}
     kept = set(program.outputs.values())
     steps = []
@@ -55,7 +55,7 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
     return Schedule(program, tuple(steps), {k: names[v] for k, v in program.outputs.items()}, names)
 
 
-def _names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
+def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
     """The user's words where there are any, else the kind and the stratum; every name once, inputs first."""
     outputs = {v: k for k, v in reversed(list(program.outputs.items()))}
     taken = set(reserved)
@@ -64,7 +64,7 @@ def _names(program: Program, order: list[Node], reserved: frozenset[str]) -> dic
         if isinstance(node, Input):
             word = node.name
         else:
-            word = program.names.get(node) or outputs.get(node) or f"{_KIND[type(node)]}_{node.stratum}"
+            word = program.names.get(node) or outputs.get(node) or _described(node, names)
         name, count = word, 1
         while name in taken:
             count += 1
@@ -72,3 +72,12 @@ def _names(program: Program, order: list[Node], reserved: frozenset[str]) -> dic
         taken.add(name)
         names[node] = name
     return names
+
+
+def _described(node: Node, names: dict[Node, str]) -> str:
+    """A word for a value that the user never named: what it is made of, or its stratum."""
+    if isinstance(node, Pull):
+        return f"{names[node.operand]}_at_{node.source}"
+    if isinstance(node, Push):
+        return f"{node.reduce}_of_{names[node.operand]}"
+    return f"{_KIND[type(node)]}_{node.stratum}"

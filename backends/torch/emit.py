@@ -6,24 +6,23 @@ Everything is computed in float64, whatever the inputs are: this backend is the 
 from __future__ import annotations
 
 import builtins
-import itertools
 import keyword
 import math
 import textwrap
-from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 
+from fibration.backends.bodies import Language, call
 from fibration.errors import BackendError
-from fibration.ir import BATCH, SCALAR_ARITY, Const, Detach, Input, Map, Node, Pull, Push, Scalar
-from fibration.schedule import Schedule, Step
+from fibration.ir import BATCH, Const, Detach, Input, Map, Node, Program, Pull, Push
+from fibration.schedule import Schedule, Step, schedule
 
-# One row per scalar operator of the IR; a missing row is an error when this module is imported.
+# One row per scalar operator of the IR, but for the choice.
 OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "exp": "torch.exp({})", "log": "torch.log({})", "expm1": "torch.expm1({})", "log1p": "torch.log1p({})",
     "tanh": "torch.tanh({})", "sigmoid": "torch.sigmoid({})", "sqrt": "torch.sqrt({})",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
-    "select": "where({}, {}, {})",
 }  # fmt: skip
 # Words that the skeleton uses; no value of a program is called so.
 RESERVED = frozenset(
@@ -44,11 +43,6 @@ RESERVED = frozenset(
         "over",
     }
 )
-WIDE = 80  # a choice that is longer than this gets one line per branch
-INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
-
-if OPERATORS.keys() != SCALAR_ARITY.keys() - {"arg", "const"}:
-    raise BackendError("the torch backend lacks a scalar operator, or has one too many")
 
 SKELETON = '''\
 {header}
@@ -126,6 +120,11 @@ def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]) -> dic
 '''
 
 
+def plan(program: Program, rows: str) -> Schedule:
+    """One vector after the other."""
+    return schedule(program, RESERVED)
+
+
 def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, str]) -> str:
     """The source of a module with one function per schedule. `header` is a comment block."""
     functions = "\n".join(_function(name, s, titles[name]) for name, s in schedules.items())
@@ -156,7 +155,8 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
         verb = "spread" if node.target == BATCH else "pull"
         value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
     elif isinstance(node, Map):
-        before, value = _body(node.body, operands, step.name, frozenset(names.values()))
+        shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
+        before = [f"{name} = {text}" for name, text in shared]
     elif isinstance(node, Detach):
         value = f"{operands[0]}.detach()"
     else:
@@ -168,43 +168,10 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
     return lines
 
 
-def _body(body: Scalar, operands: list[str], name: str, taken: frozenset[str]) -> tuple[list[str], str]:
-    """The expression of a map; what it uses twice first gets a name that no value of the program has."""
-    free = (word for i in itertools.count(1) if (word := f"{name}_{i}") not in taken)
-    uses: Counter[Scalar] = Counter()
-
-    def visit(s: Scalar) -> None:
-        uses[s] += 1
-        if uses[s] == 1:
-            for a in s.args:
-                visit(a)
-
-    visit(body)
-    lines: list[str] = []
-    text: dict[Scalar, str] = {}
-
-    def show(s: Scalar) -> str:
-        if s in text:
-            return text[s]
-        if s.op == "arg":
-            return operands[int(s.value or 0)]
-        if s.op == "const":
-            return _constant(float(s.value or 0.0))
-        inner = [f"({t})" if s.op in INFIX and a.op in INFIX else t for a, t in ((a, show(a)) for a in s.args)]
-        inner = [show(a) if a in text else t for a, t in zip(s.args, inner, strict=True)]
-        written = OPERATORS[s.op].format(*inner)
-        if s.op == "select" and len(written) > WIDE:
-            written = "where(\n" + "".join(textwrap.indent(t, "    ") + ",\n" for t in inner) + ")"
-        if uses[s] > 1 and s is not body:
-            text[s] = next(free)
-            lines.append(f"{text[s]} = {written}")
-            return text[s]
-        return written
-
-    return lines, show(body)
-
-
 def _constant(value: float) -> str:
     if math.isfinite(value):
         return repr(value) if value >= 0 else f"({value!r})"
     return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "(-math.inf)")
+
+
+LANGUAGE = Language("torch", OPERATORS, _constant, partial(call, "where"))

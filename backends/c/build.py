@@ -1,0 +1,81 @@
+"""C source → shared library: the system's compiler, with a cache keyed by everything that could change the result."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from fibration.cache import entry, folder
+from fibration.errors import BackendError
+
+# -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C says.
+FLAGS = (
+    "-std=c11", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared",
+    "-w",
+)  # fmt: skip
+LIBRARY, SOURCE = "kernel.so", "kernel.c"
+
+
+def compiler() -> str:
+    """The C compiler to use: `CC`, or the first of cc, gcc and clang."""
+    chosen = os.environ.get("CC")
+    for name in [chosen] if chosen else ["cc", "gcc", "clang"]:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise BackendError(
+        f"there is no C compiler: CC={chosen}" if chosen else "there is no C compiler",
+        required="cc, gcc or clang on the PATH, or CC",
+        remedy="install one, or choose backend='torch'",
+    )
+
+
+def build(source: str, defines: Mapping[str, str]) -> Path:
+    """The shared library of `source`, compiled for this machine. Raises BackendError with the compiler's words."""
+    cc = compiler()
+    flags = [*FLAGS, _native(), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
+    parts = [source, *flags, cc, _version(cc), _processor()]
+    key = "c-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+    def make(workshop: Path) -> None:
+        (workshop / SOURCE).write_text(source)
+        command = [cc, *flags, "-o", str(workshop / LIBRARY), str(workshop / SOURCE), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            kept = folder() / f"failed-{key}.c"
+            kept.write_text(source)
+            raise BackendError(
+                f"the C compiler failed on {kept}",
+                required=f"{' '.join(command[:1] + flags)} to succeed",
+                found="\n            ".join(done.stderr.strip().splitlines()[:20]) or f"exit code {done.returncode}",
+                remedy="set CC to another compiler, or choose backend='torch'",
+            )
+
+    return entry(key, make) / LIBRARY
+
+
+@cache
+def _version(cc: str) -> str:
+    done = subprocess.run([cc, "--version"], capture_output=True, text=True, errors="replace")
+    return done.stdout
+
+
+@cache
+def _processor() -> str:
+    """What `-march=native` depends on: a cache may be shared by unlike machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    told = [line for line in lines if line.partition(":")[0].strip() in ("model name", "flags", "Features", "CPU part")]
+    return "\n".join(dict.fromkeys(told))
+
+
+def _native() -> str:
+    return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"

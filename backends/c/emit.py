@@ -1,0 +1,429 @@
+"""Fused plan → one standalone C file (C11 and OpenMP), made to be read.
+
+The skeletons here are the loops; the bodies come from the plan. A pass in float64 sums straight into doubles; a pass
+in the tokens' precision sums chunks of `CHUNK` tokens in that precision and the chunks in double. No sum depends on
+the number of threads: a segment is one thread's, and long coarse sums are cut at fixed places.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from fibration.backends.bodies import Language, ternary
+from fibration.calling import Argument, signature
+from fibration.errors import BackendError
+from fibration.ir import BATCH, Const, Input, Map, Node, Program, Pull, Push
+from fibration.sweeps import Coarse, Group, Pass, Plan, Scalars, Sweep, sweeps
+
+OPERATORS = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "exp": "exp_T({})", "log": "log_T({})", "expm1": "expm1_T({})", "log1p": "log1p_T({})", "tanh": "tanh_T({})",
+    "sigmoid": "sigmoid_T({})", "sqrt": "sqrt_T({})",
+    "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
+}  # fmt: skip
+INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "select"})
+KEYWORDS = """
+auto break case char const continue default do double else enum extern float for goto if inline int long register
+restrict return short signed sizeof static struct switch typedef union unsigned void volatile while _Alignas _Alignof
+_Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_local asm typeof bool true false main
+""".split()
+SKELETON_WORDS = """
+real b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max AT TOKEN LOAD
+STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix int64_t uint16_t uint32_t uint64_t
+int32_t size_t memcpy abs exp log expm1 log1p tanh sqrt sigmoid
+""".split()
+RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS})
+
+MATH = Path(__file__).with_name("math.h")
+STORAGE = Path(__file__).with_name("storage.h")
+
+
+def wide_constant(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value) if value >= 0 else f"({value!r})"
+    return "NAN" if math.isnan(value) else ("INFINITY" if value > 0 else "(-INFINITY)")
+
+
+def token_constant(value: float) -> str:
+    """In the tokens' precision: whole numbers are exact in any, others are rounded once."""
+    if math.isfinite(value) and abs(value) < 2**24 and value == int(value):
+        return f"{value!r}f" if value >= 0 else f"({value!r}f)"
+    return f"(real){wide_constant(value)}"
+
+
+def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
+    operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
+    return Language("C", operators, constant, ternary, INFIX, named_conditions=False)
+
+
+WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)
+
+
+def plan(program: Program, rows: str) -> Plan:
+    """Fused sweeps over the tokens."""
+    return sweeps(program, rows, RESERVED)
+
+
+def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
+    """The source of a file with one function per plan. `header` is a comment block of lines that start with '#'."""
+    top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
+    segments = dict.fromkeys(s.segments for plan in plans.values() for s in plan.sweeps)
+    variants = "".join(VARIANT.format(s=s) for s in segments)
+    parts = [top, _math(), _storage().replace("{variants}", variants), HELPERS]
+    parts += [_Function(name, plan, titles[name]).text() for name, plan in plans.items()]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+@cache
+def _math() -> str:
+    return MATH.read_text()
+
+
+@cache
+def _storage() -> str:
+    return STORAGE.read_text()
+
+
+VARIANT = """\
+#ifndef WHOLE_{s} /* each {s}'s tokens lie next to each other; otherwise {s}_positions says where they are */
+#define WHOLE_{s} 1
+#endif
+#ifndef COUNTED_{s} /* tokens are numbered {s} by {s}; otherwise {s}_tokens says their numbers */
+#define COUNTED_{s} 1
+#endif
+"""
+
+HELPERS = """
+/* Sums and maxima over fibres, each in a fixed order whatever the number of threads. */
+
+static double fibre_sum(const double *x, const int64_t *order, int64_t from, int64_t to)
+{
+    double total = 0;
+    if (order)
+        for (int64_t k = from; k < to; k++) total += x[order[k]];
+    else
+        for (int64_t k = from; k < to; k++) total += x[k];
+    return total;
+}
+
+static double fibre_max(const double *x, const int64_t *order, int64_t from, int64_t to)
+{
+    double most = -INFINITY;
+    for (int64_t k = from; k < to; k++) {
+        const double value = x[order ? order[k] : k];
+        most = value > most ? value : most;
+    }
+    return most;
+}
+
+#define FIBRE_PUSH(NAME, OF, START, JOIN)                                                                          \\
+    static void NAME(double *out, const double *x, const int64_t *order, const int64_t *members, int64_t targets,  \\
+                     int threads)                                                                                  \\
+    {                                                                                                              \\
+        (void)threads;                                                                                             \\
+        _Pragma("omp parallel for schedule(dynamic, 64) num_threads(threads) if (members[targets] > LONG)")        \\
+        for (int64_t b = 0; b < targets; b++)                                                                      \\
+            if (members[b + 1] - members[b] <= LONG) out[b] = OF(x, order, members[b], members[b + 1]);            \\
+        for (int64_t b = 0; b < targets; b++) {                                                                    \\
+            if (members[b + 1] - members[b] <= LONG) continue;                                                     \\
+            double total = START;                                                                                  \\
+            for (int64_t from = members[b]; from < members[b + 1]; from += 64 * LONG) {                            \\
+                double part[64];                                                                                   \\
+                _Pragma("omp parallel for schedule(dynamic, 1) num_threads(threads)")                              \\
+                for (int64_t k = 0; k < 64; k++) {                                                                 \\
+                    const int64_t at = from + k * LONG, end = members[b + 1];                                      \\
+                    part[k] = OF(x, order, at < end ? at : end, at + LONG < end ? at + LONG : end);                \\
+                }                                                                                                  \\
+                for (int64_t k = 0; k < 64; k++) total = JOIN(total, part[k]);                                     \\
+            }                                                                                                      \\
+            out[b] = total;                                                                                        \\
+        }                                                                                                          \\
+    }
+#define PLUS(a, b) ((a) + (b))
+#define MORE(a, b) ((a) > (b) ? (a) : (b))
+FIBRE_PUSH(push_sum, fibre_sum, 0, PLUS)
+FIBRE_PUSH(push_max, fibre_max, -INFINITY, MORE)
+"""
+
+CTYPES = {
+    "size": "int64_t {}", "places": "int64_t {}", "stride": "int64_t {}", "fill": "double {}",
+    "vector": "const double *restrict {}", "work": "double *restrict {}",
+}  # fmt: skip
+STORED = {
+    "log_probs": "LOG_PROBS", "old_log_probs": "OLD_LOG_PROBS", "log_ratios": "LOG_RATIOS", "advantages": "ADVANTAGES",
+    "cotangents": "COTANGENTS",
+}  # fmt: skip
+
+
+def ctype(argument: Argument) -> str:
+    """The declaration of one argument."""
+    if argument.kind in ("token", "advantage"):
+        return f"const STORED({STORED[argument.name]}) *restrict {argument.name}"
+    if argument.kind == "result":
+        return f"STORED(RESULT) *restrict {argument.name}"
+    return CTYPES.get(argument.kind, "const int64_t *restrict {}").format(argument.name)
+
+
+class _Function:
+    def __init__(self, name: str, plan: Plan, title: str) -> None:
+        self.name, self.plan, self.title = name, plan, title
+        self.arguments = signature(plan)
+        self.leaf = plan.program.leaf
+        self.names = dict(plan.names)
+        self.taken = {*self.names.values(), *RESERVED, *(a.name for a in self.arguments)}
+        self.arrays = {n: self._free(f"{plan.names[n]}_of") for n in plan.saved}
+        for node in plan.program.inputs:
+            self.arrays[node] = f"{node.name}_of"
+        self.rounded: dict[Node, str] = {}
+        self.lines: list[str] = []
+
+    def _free(self, word: str) -> str:
+        while word in self.taken:
+            word += "_"
+        self.taken.add(word)
+        return word
+
+    def line(self, depth: int, text: str = "") -> None:
+        self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
+
+    def text(self) -> str:
+        self.line(0, f"\n#ifndef WITHOUT_{self.name}")
+        self.line(0, f"/* {self.title}")
+        width = max(len(a.name) for a in self.arguments)
+        for a in self.arguments:
+            self.line(0, f"   {a.name:<{width}}  {a.note}")
+        self.line(0, f"   The workspace holds, each [elements of its stratum]: {self._layout()} */")
+        declared = ",\n    ".join([*(ctype(a) for a in self.arguments), "int threads"])
+        self.line(0, f"void {self.name}(\n    {declared})\n{{")
+        self.line(1, "(void)threads;")
+        for a in self.arguments:
+            if a.kind in ("positions", "tokens", "rows", "order"):
+                self.line(1, f"(void){a.name};")
+        for node, array in self.arrays.items():
+            if not isinstance(node, Input):
+                size = "1" if node.stratum == BATCH else f"n_{node.stratum}"
+                self.line(1, f"double *restrict {array} = work;\nwork += {size};")
+        for stage in self.plan.stages:
+            self.line(0)
+            if isinstance(stage, Sweep):
+                self.sweep(stage)
+            else:
+                for group in stage.groups:
+                    self.group(group, stage)
+        self.line(0, "}\n#endif")
+        return "\n".join(self.lines)
+
+    def _layout(self) -> str:
+        words = ", ".join(f"{self.plan.names[n]} [{n.stratum}]" for n in self.plan.saved) or "nothing"
+        return "\n   ".join(textwrap.wrap(words, 110))
+
+    # ------------------------------------------------------------ where values are
+
+    def at(self, node: Node, element: str) -> str:
+        """A vector's value at an element: from its array."""
+        if isinstance(node, Const):
+            return wide_constant(node.value)
+        if node.stratum == BATCH:
+            element = "0"
+        elif isinstance(node, Input) and node.kind == "parameter":
+            element = f"{element} * {node.name}_stride"
+        return f"{self.arrays[node]}[{element}]"
+
+    def load(self, node: Node, element: str) -> str:
+        """The value of a coarse node that this loop does not compute itself."""
+        if isinstance(node, Pull) and node not in self.arrays:
+            if node.target == BATCH:
+                return self.at(node.operand, "0")
+            return self.at(node.operand, f"{node.target}_of_{node.source}[{element}]")
+        return self.at(node, element)
+
+    # ------------------------------------------------------------ coarse strata
+
+    def group(self, group: Group, stage: Coarse) -> None:
+        s = group.stratum
+        size = "1" if s == BATCH else f"n_{s}"
+        if group.source:
+            for push in group.values:
+                assert isinstance(push, Push)
+                out, x = self.arrays[push], self.arrays[push.operand]
+                members = f"{push.source}_by_{s}, {push.source}_before_{s}"
+                self.line(1, f"push_{push.reduce}({out}, {x}, {members}, {size}, threads);")
+            return
+        self.line(1, f"/* every {s} */")
+        if s != BATCH:
+            self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)".replace("    #", "#"))
+        self.line(1, f"for (int64_t b = 0; b < {size}; b++) {{")
+        self.loads(2, group.values, set(group.values), "b")
+        for node in group.values:
+            self.value(2, node, "b")
+        for node in group.values:
+            if node in stage.saved:
+                self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
+        self.line(1, "}")
+
+    def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
+        """Bring the operands that come from memory into scalars of their own names."""
+        wanted = {o: None for n in values if not isinstance(n, Pull) for o in n.operands if o not in inside}
+        for node in wanted:
+            if not isinstance(node, Const):
+                self.line(depth, f"const double {self.names[node]} = {self.load(node, element)};")
+
+    def value(self, depth: int, node: Node, element: str) -> None:
+        """Compute one coarse value under its name, in double."""
+        if isinstance(node, Pull):
+            self.line(depth, f"const double {self.names[node]} = {self.load_pull(node, element)};")
+        elif isinstance(node, Map):
+            operands = [self.operand(o) for o in node.inputs]
+            before, text = WIDE.write(node.body, operands, self.names[node], self.taken)
+            for name, part in [*before, (self.names[node], text)]:
+                self.assign(depth, "double", name, part)
+        else:
+            raise BackendError(f"the C backend cannot emit {type(node).__name__}")
+
+    def load_pull(self, node: Pull, element: str) -> str:
+        if node.target == BATCH:
+            return self.at(node.operand, "0")
+        return self.at(node.operand, f"{node.target}_of_{node.source}[{element}]")
+
+    def operand(self, node: Node) -> str:
+        return wide_constant(node.value) if isinstance(node, Const) else self.names[node]
+
+    def assign(self, depth: int, kind: str, name: str, text: str) -> None:
+        first, *rest = text.splitlines()
+        self.line(depth, "\n".join([f"const {kind} {name} = {first}", *rest]) + ";")
+
+    # ------------------------------------------------------------ sweeps
+
+    def sweep(self, sweep: Sweep) -> None:
+        s = sweep.segments
+        self.line(1, f"/* sweep over {s} */")
+        self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({s})) num_threads(threads) \\")
+        self.line(1, f"if ({s}_offsets[n_{s}] > LONG)")
+        self.line(1, f"for (int64_t b = 0; b < n_{s}; b++) {{")
+        self.line(2, f"const int64_t first = {s}_offsets[b], tokens = {s}_offsets[b + 1] - first;")
+        self.line(2, f"const int64_t start = {s}_starts[b];")
+        self.line(2, "(void)first, (void)start;")
+        computed = {n for step in sweep.steps if isinstance(step, Scalars) for n in step.values}
+        computed |= {p for one in sweep.passes for p in one.pushes}
+        wanted: dict[Node, None] = {}
+        for step in sweep.steps:
+            if isinstance(step, Scalars):
+                wanted.update({o: None for n in step.values if not isinstance(n, Pull) for o in n.operands})
+            else:
+                pulls = [v for v in step.values if isinstance(v, Pull) and v.target in (s, BATCH)]
+                wanted.update({o: None for v in pulls for o in v.operands})
+        for node in wanted:
+            if node not in computed and not isinstance(node, Const):
+                self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
+        self.rounded = {}
+        for step in sweep.steps:
+            if isinstance(step, Scalars):
+                for node in step.values:
+                    self.value(2, node, "b")
+            else:
+                self.tokens(step, s)
+        for node in sweep.saved:
+            self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
+        stored = [k for p in sweep.passes for k, _ in p.stores]
+        if stored:
+            self.line(2, f"if (WHOLE_{s}) {{ /* masked places before and after */")
+            for k in stored:
+                self.line(3, f"if (!b) FILL_GAP({k}_out, 0, start);")
+                self.line(3, f"FILL_GAP({k}_out, start + tokens, b + 1 < n_{s} ? {s}_starts[b + 1] : places);")
+            self.line(2, "}")
+        self.line(1, "}")
+
+    def tokens(self, step: Pass, s: str) -> None:
+        """The loop over a segment's tokens."""
+        kind, language = ("double", WIDE) if step.wide else ("real", TOKEN)
+        self.line(0)
+        names = dict(self.names)
+        for node in step.values:
+            if isinstance(node, Pull) and node.target in (s, BATCH):
+                names[node] = self.rounded_scalar(node.operand, step.wide)
+        sums = {p: self.plan.names[p] for p in step.pushes}
+        for push, name in sums.items():
+            self.line(2, f"double {name} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
+        clauses = ""
+        for reduce, sign in (("sum", "+"), ("max", "max")):
+            chosen = [self.part(n, step.wide) for p, n in sums.items() if p.reduce == reduce]
+            clauses += f" reduction({sign} : {', '.join(chosen)})" if chosen else ""
+        depth = 2
+        if sums and not step.wide:
+            self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
+            self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
+            for push, name in sums.items():
+                self.line(3, f"real {self.part(name, False)} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
+            depth, bounds = 3, "int64_t i = at; i < to"
+        else:
+            bounds = "int64_t i = 0; i < tokens"
+        self.line(0, f"#pragma omp simd{clauses}")
+        self.line(depth, f"for ({bounds}; i++) {{")
+        for node in step.values:
+            self.token_value(depth + 1, node, s, kind, language, names)
+        for push, name in sums.items():
+            part, value = self.part(name, step.wide), names[push.operand]
+            added = f"{part} += {value};" if push.reduce == "sum" else f"{part} = {part} < {value} ? {value} : {part};"
+            self.line(depth + 1, added)
+        for k, node in step.stores:
+            self.line(depth + 1, f"STORE(RESULT, {k}_out, AT({s}, i), {names[node]});")
+        self.line(depth, "}")
+        if sums and not step.wide:
+            for push, name in sums.items():
+                part = self.part(name, False)
+                joined = (
+                    f"{name} += {part};" if push.reduce == "sum" else f"{name} = {name} < {part} ? {part} : {name};"
+                )
+                self.line(3, joined)
+            self.line(2, "}")
+
+    def part(self, name: str, wide: bool) -> str:
+        """What a chunk's tokens are summed into."""
+        return name if wide else f"part_{name}"
+
+    def rounded_scalar(self, node: Node, wide: bool) -> str:
+        """A segment's value, in the precision of a pass over its tokens."""
+        if isinstance(node, Const):
+            return wide_constant(node.value) if wide else token_constant(node.value)
+        if wide:
+            return self.names[node]
+        if node not in self.rounded:
+            self.rounded[node] = self._free(f"{self.names[node]}_r")
+            self.line(2, f"const real {self.rounded[node]} = (real){self.names[node]};")
+        return self.rounded[node]
+
+    def token_value(
+        self, depth: int, node: Node, s: str, kind: str, language: Language, names: Mapping[Node, str]
+    ) -> None:
+        if isinstance(node, Pull) and node.target in (s, BATCH):
+            return
+        if isinstance(node, Input):
+            text = self.token_input(node, s, kind)
+        elif isinstance(node, Pull):
+            text = f"({kind}){self.at(node.operand, f'{node.target}_of_{self.leaf}[TOKEN({s}, i)]')}"
+        elif isinstance(node, Const):
+            text = language.constant(node.value)
+        elif isinstance(node, Map):
+            operands = [language.constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
+            before, text = language.write(node.body, operands, names[node], self.taken)
+            for name, shared in before:
+                self.assign(depth, kind, name, shared)
+        else:
+            raise BackendError(f"the C backend cannot emit {type(node).__name__} on {node.stratum}")
+        self.assign(depth, kind, names[node], text)
+
+    def token_input(self, node: Input, s: str, kind: str) -> str:
+        if node.kind == "log_ratio" and "objective" in self.plan.program.outputs:
+            now, old = (f"({kind})LOAD({w.upper()}, {w}, AT({s}, i))" for w in ("log_probs", "old_log_probs"))
+            return f"{now} - {old}"
+        if node.kind == "log_ratio":
+            return f"({kind})LOAD(LOG_RATIOS, log_ratios, AT({s}, i))"
+        if node.kind == "cotangent":
+            return f"({kind})LOAD(COTANGENTS, cotangents, AT({s}, i))"
+        if node.kind == "advantage":
+            return f"({kind})LOAD(ADVANTAGES, advantages, PER_ROW ? {s}_rows[b] : AT({s}, i))"
+        return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"

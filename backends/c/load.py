@@ -1,0 +1,73 @@
+"""Calls to a generated C file: one shared library per combination of dtypes and layout, built when first needed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fibration.backends.c.build import build, compiler
+from fibration.backends.c.emit import STORED
+from fibration.batch import Batch, Run
+from fibration.calling import Argument, bind, per_row, signature
+from fibration.errors import BackendError
+from fibration.sweeps import Plan
+
+STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
+NUMBERS = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}
+
+
+def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
+    """The functions of a generated file. Raises BackendError without a C compiler."""
+    compiler()
+    signatures = {k: signature(plan) for k, plan in plans.items()}
+    built: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+
+    def run(function: str, batch: Batch) -> dict[str, Tensor]:
+        if batch.index.device.type != "cpu":
+            raise BackendError(
+                f"operator '{name}' is compiled for the C backend, and the index lies on {batch.index.device}",
+                required="tensors and index on the CPU",
+                remedy="compile it with backend='triton' or backend='torch', or move the batch",
+            )
+        plan, arguments = plans[function], signatures[function]
+        values, outputs = bind(arguments, plan, batch)
+        defines = variant(plan, arguments, values, batch)
+        key = (function, tuple(defines.items()))
+        if key not in built:
+            others = {f"WITHOUT_{k}": "1" for k in plans if k != function}
+            built[key] = _function(str(build(source, {**defines, **others})), function, arguments)
+        built[key](*(_pass(values[a.name]) for a in arguments), torch.get_num_threads())
+        return outputs
+
+    return run
+
+
+def variant(plan: Plan, arguments: tuple[Argument, ...], values: Mapping[str, object], batch: Batch) -> dict[str, str]:
+    """The macros that make the source fit a batch: dtypes, and how tokens lie."""
+    defines = {"RESULT": STORAGE[batch.dtype], "PER_ROW": str(int(per_row(batch, plan)))}
+    log_probs = []
+    for a in arguments:
+        tensor = values.get(a.name)
+        if a.name in STORED and isinstance(tensor, Tensor):
+            defines[STORED[a.name]] = STORAGE[tensor.dtype]
+            log_probs += [tensor.dtype] if a.name.startswith(("log_", "old_log_")) else []
+        if a.kind in ("positions", "tokens"):
+            word = "WHOLE" if a.kind == "positions" else "COUNTED"
+            defines[f"{word}_{a.key[0]}"] = str(int(tensor is None))
+    defines["REAL"] = "f64" if torch.float64 in (batch.dtype, *log_probs) else "f32"
+    return defines
+
+
+def _function(library: str, name: str, arguments: tuple[Argument, ...]) -> Any:
+    function = getattr(ctypes.CDLL(library), name)
+    function.argtypes = [*(NUMBERS.get(a.kind, ctypes.c_void_p) for a in arguments), ctypes.c_int]
+    function.restype = None
+    return function
+
+
+def _pass(value: object) -> object:
+    return value.data_ptr() if isinstance(value, Tensor) else value

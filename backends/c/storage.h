@@ -1,0 +1,66 @@
+/* How this file is compiled: every function serves one combination of dtypes and layout, chosen by macros. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef REAL /* what tokens are computed in: f32, or f64 where an input is */
+#define REAL f32
+#endif
+#ifndef RESULT /* what results are stored in: f32, f64, bf16 or f16; the inputs below likewise */
+#define RESULT f32
+#endif
+#ifndef LOG_PROBS
+#define LOG_PROBS f32
+#endif
+#ifndef OLD_LOG_PROBS
+#define OLD_LOG_PROBS f32
+#endif
+#ifndef LOG_RATIOS
+#define LOG_RATIOS f32
+#endif
+#ifndef ADVANTAGES
+#define ADVANTAGES f32
+#endif
+#ifndef COTANGENTS
+#define COTANGENTS f32
+#endif
+#ifndef PER_ROW /* advantages: one number per row of the batch, or per token */
+#define PER_ROW 0
+#endif
+{variants}
+#define CHUNK 1024 /* tokens whose sum is kept in their own precision */
+#define LONG 16384 /* as much work as is worth a thread's start */
+#define AT(S, i) (WHOLE_##S ? start + (i) : S##_positions[first + (i)])
+#define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)])
+#define GRAIN(S) (1 + n_##S * LONG / (1 + S##_offsets[n_##S]) / 2)
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define STORED(what) JOIN(stored_, what)
+#define LOAD(what, array, place) JOIN(load_, what)((array) + (place))
+#define STORE(what, array, place, value) JOIN(store_, what)((array) + (place), value)
+#define FILL_GAP(array, from, to) \
+    for (int64_t k = (from), end = (to); k < end; k++) STORE(RESULT, array, k, fill)
+
+typedef float stored_f32;
+typedef double stored_f64;
+typedef uint16_t stored_bf16;
+typedef uint16_t stored_f16;
+static inline float load_f32(const float *p) { return *p; }
+static inline double load_f64(const double *p) { return *p; }
+static inline float load_bf16(const uint16_t *p) { return from_bf16(*p); }
+static inline float load_f16(const uint16_t *p) { return from_f16(*p); }
+static inline void store_f32(float *p, double value) { *p = (float)value; }
+static inline void store_f64(double *p, double value) { *p = value; }
+static inline void store_bf16(uint16_t *p, double value) { *p = to_bf16((float)value); }
+static inline void store_f16(uint16_t *p, double value) { *p = to_f16((float)value); }
+
+typedef STORED(REAL) real;
+#define exp_real JOIN(exp_, REAL)
+#define expm1_real JOIN(expm1_, REAL)
+#define log_real JOIN(log_, REAL)
+#define log1p_real JOIN(log1p_, REAL)
+#define tanh_real JOIN(tanh_, REAL)
+#define sigmoid_real JOIN(sigmoid_, REAL)
+#define sqrt_real JOIN(sqrt_, REAL)

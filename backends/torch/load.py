@@ -1,0 +1,41 @@
+"""A generated torch module, and calls to it: gather the unmasked tokens in float64, compute, scatter the results."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import linecache
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fibration.batch import Batch, Run, inputs_of
+from fibration.schedule import Schedule
+
+
+def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
+    """The functions of a generated module, with their source visible to debuggers and tracebacks."""
+    path = f"<fibration {name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    module: dict[str, object] = {"__name__": f"fibration_generated_{name}"}
+    exec(builtins.compile(source, path, "exec"), module)  # our own output, over validated names
+    fibre = module["fibre"]
+
+    def run(function: str, batch: Batch) -> dict[str, Tensor]:
+        program = schedules[function].program
+        edges = {e: batch.index.fibre(*e, fibre) for e in program.edges}
+        outputs = module[function](inputs_of(batch), edges)  # type: ignore[operator]
+        return {
+            k: scatter(outputs[k], batch) if node.stratum == program.leaf else outputs[k]
+            for k, node in program.outputs.items()
+        }
+
+    return run
+
+
+def scatter(values: Tensor, batch: Batch) -> Tensor:
+    result = torch.full(batch.index.shape, batch.fill, dtype=batch.dtype, device=batch.index.device)
+    values = values.to(device=result.device, dtype=batch.dtype)
+    result.view(-1)[batch.index.positions] = values.expand(len(batch.index.positions))
+    return result

@@ -1,0 +1,205 @@
+"""How a compiled program is called: its arguments in order, the same for every fused backend.
+
+Coarse vectors that outlive their stage, results among them, share one float64 workspace, in the order of `Plan.saved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fibration.batch import Batch
+from fibration.ir import BATCH, Const, Input, Node, Pull, Push
+from fibration.sweeps import Plan
+
+TOKENS = {"log_ratio": "log_ratios", "advantage": "advantages", "cotangent": "cotangents"}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument. `kind` says what it is, `key` of what, `note` says it to a reader.
+
+    size       how many elements a stratum has
+    offsets, starts, positions, tokens, rows      the layout of the stratum's segments; positions to rows may lack
+    token      a tensor over the tokens, in the batch's own layout and dtype; `old_log_probs` may lack
+    advantage  such a tensor, or one number per row
+    vector     float64, one number per element; `stride` is 0 for one number throughout
+    parent     the target under each element
+    order, members     the elements over each target; order may lack
+    work       the workspace
+    result     a token output
+    places, fill       how many numbers a token tensor holds, and what masked ones get
+    """
+
+    name: str
+    kind: str
+    key: tuple[str, ...]
+    note: str
+
+
+def signature(plan: Plan) -> tuple[Argument, ...]:
+    """The arguments of a program, each once."""
+    return tuple({a.name: a for a in _arguments(plan)}.values())
+
+
+def _arguments(plan: Plan) -> Iterator[Argument]:
+    leaf = plan.program.leaf
+    strata = dict.fromkeys(n.stratum for n in plan.saved)
+    for sweep in plan.sweeps:
+        strata.setdefault(sweep.segments)
+    for push in plan.program.nodes():
+        if isinstance(push, Push) and push.source != leaf:
+            strata.setdefault(push.target)
+    for s in strata:
+        if s != BATCH:
+            yield Argument(f"n_{s}", "size", (s,), f"how many {s} elements")
+    for sweep in plan.sweeps:
+        s = sweep.segments
+        yield Argument(f"{s}_offsets", "offsets", (s,), f"[n_{s} + 1] tokens before each {s}")
+        yield Argument(f"{s}_starts", "starts", (s,), f"[n_{s}] where its tokens start")
+        yield Argument(f"{s}_positions", "positions", (s,), "[tokens] where each token is, unless they are in a row")
+        yield Argument(f"{s}_tokens", "tokens", (s,), "[tokens] number of each token, unless counted in this order")
+    reads = dict.fromkeys(i for sweep in plan.sweeps for p in sweep.passes for i in p.reads)
+    for node in reads:
+        if node.kind == "log_ratio":
+            yield from _log_ratio(plan)
+        elif node.kind == "cotangent":
+            yield Argument("cotangents", "token", ("cotangent",), "∂/∂ratio")
+        elif node.kind == "advantage":
+            yield Argument("advantages", "advantage", (), "per token, or per row of the batch")
+            for sweep in plan.sweeps:
+                if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
+                    s = sweep.segments
+                    yield Argument(f"{s}_rows", "rows", (s,), f"[n_{s}] the row of the batch that each lies in")
+    for vector in plan.program.inputs:
+        if vector.kind not in ("log_ratio", "cotangent") and not (
+            vector.kind == "advantage" and vector.stratum == leaf
+        ):
+            yield Argument(f"{vector.name}_of", "vector", (vector.name,), f"[{vector.stratum}]")
+            if vector.kind == "parameter":
+                yield Argument(f"{vector.name}_stride", "stride", (vector.name,), "0 where one number serves all")
+    for edge in plan.program.nodes():
+        if isinstance(edge, Pull) and edge.target != BATCH and not _is_broadcast(plan, edge):
+            yield Argument(f"{edge.target}_of_{edge.source}", "parent", (edge.source, edge.target), f"[{edge.source}]")
+        if isinstance(edge, Push) and edge.source != leaf:
+            a, b = edge.source, edge.target
+            yield Argument(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")
+            yield Argument(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
+    results = [k for k, n in plan.program.outputs.items() if n.stratum == leaf]
+    for name in results:
+        yield Argument(f"{name}_out", "result", (name,), "result, per token")
+    if results:
+        yield Argument("places", "places", (), "numbers in each token tensor")
+        yield Argument("fill", "fill", (), "what masked places of a result get")
+    yield Argument("work", "work", (), "float64 workspace: see below")
+
+
+def _log_ratio(plan: Plan) -> Iterator[Argument]:
+    if "objective" in plan.program.outputs:
+        yield Argument("log_probs", "token", ("log_probs",), "log π of every token now")
+        yield Argument("old_log_probs", "token", ("old_log_probs",), "and when it was sampled")
+    else:
+        yield Argument("log_ratios", "token", ("log_ratio",), "log π - log π_old")
+
+
+def _is_broadcast(plan: Plan, node: Pull) -> bool:
+    """A token reading its own segment: no gathering."""
+    if node.source != plan.program.leaf:
+        return False
+    return all(sweep.segments == node.target for sweep in plan.sweeps for p in sweep.passes if node in p.values)
+
+
+def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """A value for every argument: tensors, numbers, or None for what lacks; and the results that the call will fill."""
+    index = batch.index
+    device = index.device
+    slots = workspace(plan, index.size)
+    work = torch.empty(sum(n for _, n in slots.values()), dtype=torch.float64, device=device)
+    outputs: dict[str, Tensor] = {}
+    values: dict[str, object] = {}
+    for a in arguments:
+        if a.kind == "size":
+            values[a.name] = index.size[a.key[0]]
+        elif a.kind in ("offsets", "starts", "positions", "tokens"):
+            values[a.name] = getattr(index.layout(a.key[0]), a.kind)
+        elif a.kind == "rows":
+            values[a.name] = index.rows_of(a.key[0]) if per_row(batch, plan) else None
+        elif a.kind == "token":
+            values[a.name] = batch.tokens[a.key[0]].contiguous()
+        elif a.kind == "advantage":
+            values[a.name] = _advantages(batch, plan)
+        elif a.kind == "vector":
+            values[a.name] = batch.vectors[a.key[0]]
+        elif a.kind == "stride":
+            values[a.name] = _stride(batch.vectors[a.key[0]])
+        elif a.kind == "parent":
+            values[a.name] = index.parent(*a.key).contiguous()
+        elif a.kind == "order":
+            values[a.name] = index.members(*a.key).order
+        elif a.kind == "members":
+            values[a.name] = index.members(*a.key).offsets
+        elif a.kind == "places":
+            values[a.name] = _places(index.shape)
+        elif a.kind == "fill":
+            values[a.name] = batch.fill
+        elif a.kind == "work":
+            values[a.name] = work
+    whole = all(index.layout(s.segments).positions is None for s in plan.sweeps)
+    for a in arguments:
+        if a.kind == "result":
+            make = torch.empty if whole else torch.zeros  # whole segments fill the gaps between them themselves
+            outputs[a.key[0]] = make(index.shape, dtype=batch.dtype, device=device)
+            if not whole and batch.fill:
+                outputs[a.key[0]].fill_(batch.fill)
+            values[a.name] = outputs[a.key[0]]
+    for name, node in plan.program.outputs.items():
+        if node.stratum != plan.program.leaf:
+            outputs[name] = _coarse_output(node, slots, work, batch)
+    return values, outputs
+
+
+def per_row(batch: Batch, plan: Plan) -> bool:
+    """Whether a kernel reads advantages per row: every segment lies in one row, and they are given so."""
+    return batch.per_row and all(batch.index.rows_of(s.segments) is not None for s in plan.sweeps)
+
+
+def workspace(plan: Plan, size: Mapping[str, int]) -> dict[Node, tuple[int, int]]:
+    """Where every saved vector starts in the workspace, and how long it is."""
+    slots: dict[Node, tuple[int, int]] = {}
+    at = 0
+    for node in plan.saved:
+        slots[node] = (at, size[node.stratum])
+        at += size[node.stratum]
+    return slots
+
+
+def _coarse_output(node: Node, slots: Mapping[Node, tuple[int, int]], work: Tensor, batch: Batch) -> Tensor:
+    if isinstance(node, Input):
+        return batch.vectors[node.name]
+    if isinstance(node, Const):
+        return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
+    at, n = slots[node]
+    return work[at : at + n]
+
+
+def _advantages(batch: Batch, plan: Plan) -> Tensor | None:
+    given = batch.advantage
+    if given is None or not batch.per_row or per_row(batch, plan):
+        return None if given is None else given.contiguous()
+    spread = torch.zeros(batch.index.shape, dtype=given.dtype, device=given.device)
+    spread.view(-1)[batch.index.positions] = given[batch.index.row_tensor()][batch.index.row_of_token]
+    return spread
+
+
+def _stride(vector: Tensor) -> int:
+    return 0 if vector.numel() == 1 or vector.stride(0) == 0 else 1
+
+
+def _places(shape: tuple[int, ...]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total

@@ -1,0 +1,420 @@
+"""IR → sweeps: the fused schedule of the compiled backends, an explicit value that prints.
+
+A program becomes a sequence of stages. A `Sweep` goes over the elements of the stratum right under the tokens (its
+segments, mostly trajectories), all independent of each other; for each one it alternates loops over the segment's
+tokens (`Pass`) with scalar work on the segment itself (`Scalars`). A `Coarse` stage computes the vectors over all
+coarser strata, of which there is little. Nothing per token is kept between loops: what a later one needs is computed
+again from the inputs, which a segment's first loop has left in the cache.
+
+    two levels         one sweep
+    any depth above    sweep, coarse, sweep, coarse, sweep: three passes over the tokens
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fibration.errors import IRError
+from fibration.ir import BATCH, Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.schedule import value_names
+
+CONDITION_ARGS = frozenset({"lt", "le"})
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One loop over the tokens of a segment: compute `values`, add up `pushes`, write `stores`.
+
+    `wide` passes compute in float64: they sum what a gate later compares with a bound, and a rollback strip can be
+    narrower than float32 resolution. The others compute in the tokens' own precision.
+    """
+
+    wide: bool
+    values: tuple[Node, ...]
+    pushes: tuple[Push, ...]
+    stores: tuple[tuple[str, Node], ...]
+
+    @property
+    def reads(self) -> tuple[Input, ...]:
+        """Token inputs of the loop."""
+        return tuple(n for n in self.values if isinstance(n, Input))
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Work on one segment, in float64: inputs, values gathered from coarser strata, and maps of them."""
+
+    values: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every segment once. `saved` are the values over segments that a later stage reads."""
+
+    segments: str
+    steps: tuple[Pass | Scalars, ...]
+    saved: tuple[Node, ...]
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Pass))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Coarse values that one loop computes: sums along one fibration, or scalar work on every element of a stratum."""
+
+    values: tuple[Node, ...]
+
+    @property
+    def stratum(self) -> str:
+        return self.values[0].stratum
+
+    @property
+    def source(self) -> str | None:
+        """The stratum that is summed over; None for scalar work."""
+        first = self.values[0]
+        return first.source if isinstance(first, Push) else None
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """Vectors over coarser strata in float64, group after group. `saved` are those read by another group or stage."""
+
+    groups: tuple[Group, ...]
+    saved: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a program. `names` holds an identifier for every value."""
+
+    program: Program
+    stages: tuple[Sweep | Coarse, ...]
+    names: Mapping[Node, str]
+
+    @property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        return tuple(s for s in self.stages if isinstance(s, Sweep))
+
+    @property
+    def saved(self) -> tuple[Node, ...]:
+        """Every vector that lies in memory between stages: over segments, then over coarser strata."""
+        found: dict[Node, None] = {}
+        for stage in self.stages:
+            found.update(dict.fromkeys(stage.saved))
+        return tuple(found)
+
+    def __str__(self) -> str:
+        passes = sum(len(s.passes) for s in self.sweeps)
+        lines = [f"plan of {self.program.name}: {len(self.sweeps)} sweeps, {passes} passes over the tokens"]
+        for stage in self.stages:
+            if isinstance(stage, Coarse):
+                lines.append("  coarse")
+                for g in stage.groups:
+                    what = f"sums over {g.source} by" if g.source else "values of each"
+                    lines.append(f"    {what} {g.stratum}: {self._words(g.values)}")
+                lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
+                continue
+            lines.append(f"  sweep over {stage.segments}")
+            for step in stage.steps:
+                if isinstance(step, Scalars):
+                    lines.append(f"    scalars: {self._words(step.values)}")
+                    continue
+                lines.append(f"    pass ({'float64' if step.wide else 'token precision'}): {self._words(step.values)}")
+                lines += [f"      add up {self._words(step.pushes)}"] if step.pushes else []
+                lines += [f"      write {', '.join(k for k, _ in step.stores)}"] if step.stores else []
+            lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
+        return "\n".join(lines)
+
+    def _words(self, nodes: Iterable[Node]) -> str:
+        return ", ".join(self.names[n] for n in nodes)
+
+
+def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset()) -> Plan:
+    """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other."""
+    program = route(program, rows)
+    names = value_names(program, list(program.nodes()), reserved)
+    return Plan(program, tuple(_Planner(program, rows).stages()), names)
+
+
+# ------------------------------------------------------------ which way tokens reach a stratum
+
+
+def route(program: Program, rows: str) -> Program:
+    """Send sums over all tokens through the segments, and let tokens read coarser strata through their segment."""
+    first = segments_of(program, rows)
+    done: dict[Node, Node] = {}
+    for node in program.nodes():
+        done[node] = _routed(_with_operands(node, done), program, first)
+    names = {done[n]: word for n, word in reversed(list(program.names.items())) if n in done}
+    return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names).validate()
+
+
+def segments_of(program: Program, rows: str) -> str:
+    """The stratum that tokens are grouped by first: the one they lie over, or the rows where that is the batch."""
+    targets = [t for s, t in program.edges if s == program.leaf and t != BATCH]
+    finer = [t for t in targets if not any(t in _reached(program, other) for other in targets if other != t)]
+    return finer[0] if finer else rows
+
+
+def _reached(program: Program, stratum: str) -> set[str]:
+    """Every stratum that `stratum` is known to lie over."""
+    found: set[str] = {BATCH}
+    frontier = [stratum]
+    while frontier:
+        here = frontier.pop()
+        for source, target in program.edges:
+            if source == here and target not in found:
+                found.add(target)
+                frontier.append(target)
+    return found
+
+
+def _path(program: Program, source: str, target: str) -> list[str]:
+    """Strata from `source` to `target`, both included, shortest first."""
+    paths = [[source]]
+    while paths:
+        path = paths.pop(0)
+        if path[-1] == target:
+            return path
+        paths += [[*path, t] for s, t in program.edges if s == path[-1] and t != BATCH]
+    return [source, target]  # over the batch lies everything
+
+
+def _routed(node: Node, program: Program, first: str) -> Node:
+    leaf = program.leaf
+    if isinstance(node, Push) and node.source == leaf and node.target == BATCH and first != leaf:
+        return Push(first, BATCH, Push(leaf, first, node.operand, node.reduce), node.reduce)
+    coarser = isinstance(node, Pull) and node.source == leaf and node.target in _reached(program, first) - {BATCH}
+    if isinstance(node, Pull) and coarser:
+        value = node.operand
+        for source, target in reversed(list(itertools.pairwise(_path(program, first, node.target)))):
+            value = Pull(source, target, value)
+        return Pull(leaf, first, value)
+    return node
+
+
+def _with_operands(node: Node, done: Mapping[Node, Node]) -> Node:
+    if isinstance(node, Map):
+        return Map(node.body, tuple(done[o] for o in node.inputs))
+    return replace(node, operand=done[node.operands[0]]) if node.operands else node  # type: ignore[call-arg]
+
+
+# ------------------------------------------------------------ the stages
+
+
+class _Planner:
+    """List scheduling: sweep while there are tokens to sum or write, and compute coarse vectors in between."""
+
+    def __init__(self, program: Program, rows: str) -> None:
+        self.program, self.leaf = program, program.leaf
+        self.order = list(program.nodes())
+        self.primary = segments_of(program, rows)
+        self.users: dict[Node, list[Node]] = {n: [] for n in self.order}
+        for node in self.order:
+            for o in node.operands:
+                self.users[o].append(node)
+        self.wide = _compared(program)
+        self.needs: dict[Node, frozenset[Node]] = {}
+        for node in self.order:
+            if node.stratum == self.leaf:
+                self.needs[node] = self._needs(node)
+        self.critical = self._critical()
+        self.pushes = [n for n in self.order if isinstance(n, Push) and n.source == self.leaf]
+        self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum == self.leaf]
+        self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum != self.leaf}
+
+    def _needs(self, node: Node) -> frozenset[Node]:
+        """The values of coarser strata that computing `node` at a token reads."""
+        if isinstance(node, Pull):
+            return frozenset({node.operand})
+        return frozenset().union(*(self.needs[o] for o in node.operands))
+
+    def _critical(self) -> set[Node]:
+        """The values that some token value is computed from: those a sweep cannot leave for later."""
+        found: set[Node] = set()
+        for node in reversed(self.order):
+            if any(u in found or (isinstance(u, Pull) and u.stratum == self.leaf) for u in self.users[node]):
+                found.add(node)
+        return found
+
+    def stages(self) -> Iterator[Sweep | Coarse]:
+        while self.pushes or self.stores:
+            yield from self._coarse()
+            before = len(self.pushes) + len(self.stores)
+            yield self._sweep(self._next_segments())
+            if len(self.pushes) + len(self.stores) == before:
+                raise IRError(f"program '{self.program.name}': nothing left can be computed")
+        yield from self._coarse()
+
+    def _ready(self, node: Node, local: set[Node]) -> bool:
+        return all(n in self.done or n in local for n in self.needs[node])
+
+    def _next_segments(self) -> str:
+        ready = [p.target for p in self.pushes if self._reachable(p)]
+        if not ready or (self.primary not in ready and any(self._ready(n, set()) for _, n in self.stores)):
+            return self.primary
+        return self.primary if self.primary in ready else ready[0]
+
+    def _reachable(self, push: Push) -> bool:
+        """Whether a sweep over the push's target can start with it: what it reads is there, or is made of that."""
+        return all(self._scalar_ready(n, push.target) for n in self.needs[push.operand])
+
+    def _scalar_ready(self, node: Node, segments: str) -> bool:
+        if node in self.done:
+            return True
+        if node.stratum != segments or (isinstance(node, Push) and node.source == self.leaf):
+            return False
+        return all(self._scalar_ready(o, segments) for o in node.operands)
+
+    def _coarse(self) -> Iterator[Coarse]:
+        """Everything coarse that can be computed now; segments' values wait for their next sweep if there is one."""
+        live = {p.target for p in self.pushes} | ({self.primary} if self.stores else set())
+        found = [n for n in self.order if n.stratum not in live and self._computable(n, self.done)]
+        if found:
+            groups = _grouped(found)
+            outputs = set(self.program.outputs.values())
+            home = {n: g for g in groups for n in g.values}
+            saved = [n for n in found if n in outputs or any(home.get(u) is not home[n] for u in self.users[n])]
+            yield Coarse(tuple(groups), tuple(saved))
+
+    def _sweep(self, segments: str) -> Sweep:
+        local: set[Node] = set()
+        passes: list[Pass] = []
+        scalars: list[tuple[Node, ...]] = []
+        pushed_wide = False
+        while True:
+            scalars.append(self._segment_values(segments, local))
+            ready = [p for p in self.pushes if p.target == segments and self._ready(p.operand, local)]
+            wide = [p for p in ready if p in self.wide]
+            stores = [(k, n) for k, n in self.stores if segments == self.primary and self._ready(n, local)]
+            chosen = wide or ready
+            if wide:
+                stores = []
+            elif pushed_wide and not stores and not any(p in self.critical for p in ready) and self._more(segments):
+                break  # nothing of this is urgent: the next sweep takes it along
+            if not chosen and not stores:
+                break
+            pushed_wide |= bool(wide)
+            passes.append(self._pass(bool(wide), chosen, stores))
+            local.update(chosen)
+            self.pushes = [p for p in self.pushes if p not in chosen]
+            self.stores = [s for s in self.stores if s not in stores]
+        return self._trimmed(segments, passes, scalars, local)
+
+    def _more(self, segments: str) -> bool:
+        """Whether a later sweep over these segments has work that cannot start yet."""
+        return (segments == self.primary and bool(self.stores)) or any(
+            p.target == segments and p in self.critical for p in self.pushes
+        )
+
+    def _segment_values(self, segments: str, local: set[Node]) -> tuple[Node, ...]:
+        return tuple(n for n in self.order if n.stratum == segments and self._computable(n, local, self.done))
+
+    def _computable(self, node: Node, known: set[Node], also: Collection[Node] = ()) -> bool:
+        """Whether a coarse value can be computed from `known` and `also`; if so, it is known from now on."""
+        if node.stratum == self.leaf or node in known or node in also:
+            return False
+        if isinstance(node, Push) and node.source == self.leaf:
+            return False
+        if not all(o in known or o in also for o in node.operands):
+            return False
+        known.add(node)
+        return True
+
+    def _pass(self, wide: bool, pushes: list[Push], stores: list[tuple[str, Node]]) -> Pass:
+        wanted = {p.operand for p in pushes} | {n for _, n in stores}
+        values = []
+        for node in reversed(self.order):
+            if node in wanted:
+                values.append(node)
+                if not isinstance(node, Pull):
+                    wanted.update(o for o in node.operands if o.stratum == self.leaf)
+        return Pass(wide, tuple(reversed(values)), tuple(pushes), tuple(stores))
+
+    def _trimmed(self, segments: str, passes: list[Pass], scalars: list[tuple[Node, ...]], local: set[Node]) -> Sweep:
+        """Keep the segment values that this sweep's passes read, or that are final; the others wait."""
+        wanted = {o for p in passes for v in p.values if isinstance(v, Pull) for o in v.operands}
+        wanted |= {n for n in local if self._is_final(n, segments)}
+        for node in reversed(self.order):
+            if node in wanted and node in local:
+                wanted.update(node.operands)
+        kept = [tuple(n for n in group if n in wanted) for group in scalars]
+        steps: list[Pass | Scalars] = []
+        for i, group in enumerate(kept):
+            steps += [Scalars(group)] if group else []
+            steps += [passes[i]] if i < len(passes) else []
+        computed = {n for group in kept for n in group} | {p for one in passes for p in one.pushes}
+        self.done |= computed
+        outputs = set(self.program.outputs.values())
+        inside = {n for group in kept for n in group}
+        saved = [
+            n
+            for n in self.order
+            if n in computed and (n in outputs or any(self._later(u, n, inside) for u in self.users[n]))
+        ]
+        return Sweep(segments, tuple(steps), tuple(saved))
+
+    def _later(self, user: Node, node: Node, inside: set[Node]) -> bool:
+        """Whether `user` reads `node` after this sweep."""
+        if user in inside:
+            return False
+        if user.stratum == self.leaf:  # a Pull: a token value that some pending sum or store still needs
+            pending = [p.operand for p in self.pushes] + [n for _, n in self.stores]
+            return any(node in self.needs[n] for n in pending)
+        return True
+
+    def _is_final(self, node: Node, segments: str) -> bool:
+        """A value that coarser strata or the caller read."""
+        readers = {u.stratum for u in self.users[node]} - {segments, self.leaf}
+        return bool(readers) or node in self.program.outputs.values()
+
+
+def _grouped(nodes: list[Node]) -> list[Group]:
+    """The nodes in as few loops as their order allows."""
+    groups = []
+    left = list(nodes)
+
+    def take(same: Callable[[Node], bool], within: bool) -> None:
+        taken: list[Node] = []
+        for node in left:
+            waits = [o for o in node.operands if o in left and not (within and o in taken)]
+            if same(node) and not waits:
+                taken.append(node)
+        groups.append(Group(tuple(taken)))
+        left[:] = [n for n in left if n not in taken]
+
+    while left:
+        ready = [n for n in left if not any(o in left for o in n.operands)]
+        first = next((n for n in ready if not isinstance(n, Push)), ready[0])
+        if isinstance(first, Push):
+            take(lambda n, f=first: isinstance(n, Push) and (n.source, n.target) == (f.source, f.target), False)  # type: ignore[misc]
+        else:
+            take(lambda n, f=first: not isinstance(n, Push) and n.stratum == f.stratum, True)  # type: ignore[misc]
+    return groups
+
+
+def _compared(program: Program) -> set[Node]:
+    """The sums over tokens that some comparison reads, other than one with 0."""
+    marked: set[Node] = set()
+    order = list(program.nodes())
+    for node in order:
+        if isinstance(node, Map):
+            marked.update(node.inputs[i] for i in _compared_arguments(node.body, False))
+    for node in reversed(order):
+        if node in marked and not isinstance(node, Detach):
+            marked.update(node.operands)
+    return {n for n in marked if isinstance(n, Push) and n.source == program.leaf and n.reduce == "sum"}
+
+
+def _compared_arguments(body: Scalar, inside: bool) -> set[int]:
+    if body.op == "arg":
+        return {int(body.value or 0)} if inside else set()
+    if body.op in CONDITION_ARGS and any(a.op == "const" and a.value == 0.0 for a in body.args):
+        inside = False
+    else:
+        inside = inside or body.op in CONDITION_ARGS
+    return set().union(*(_compared_arguments(a, inside) for a in body.args)) if body.args else set()
