@@ -12,7 +12,7 @@ import itertools
 from dataclasses import replace
 
 from fibration.derivative import derivative
-from fibration.ir import BATCH, Const, Input, Map, Node, Program, Push, Scalar, arg, bind, const, count_input, scalar
+from fibration.ir import BATCH, Const, Input, Map, Node, Program, Push, Scalar, arg, const, count_input, scalar
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
@@ -28,22 +28,6 @@ def equal(a: Scalar, b: Scalar) -> Scalar:
     return scalar("and", scalar("le", a, b), scalar("le", b, a))
 
 
-def regimes(rho: Scalar, value: Scalar, slope: Scalar) -> dict[str, Scalar]:
-    """A condition per regime, for a gate with this value and slope at the residual `rho`."""
-    difference = scalar("sub", value, rho)
-    passed = scalar("le", absolute(difference), scalar("mul", const(UNCHANGED), absolute(rho)))
-    back = scalar("and", scalar("not", passed), scalar("lt", slope, ZERO))
-    flat = scalar("and", scalar("not", passed), equal(slope, ZERO))
-    at_zero = equal(value, ZERO)
-    return {
-        "passed": passed,
-        "rolled_back": back,
-        "zeroed": scalar("and", flat, at_zero),
-        "limited": scalar("and", flat, scalar("not", at_zero)),
-        "attenuated": scalar("and", scalar("not", passed), scalar("lt", ZERO, slope)),
-    }
-
-
 def slope_of(gated: Node, residual: Node) -> Scalar | None:
     """The gate's slope as a body over the gate's own operands, or None where it is constant in its residual."""
     if gated is residual:
@@ -54,22 +38,36 @@ def slope_of(gated: Node, residual: Node) -> Scalar | None:
 
 
 def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
-    """One vector of zeros and ones per regime."""
-    operands = dict.fromkeys([residual, *([] if isinstance(gated, Const) else [gated])])
+    """Zeros and ones that say what a gate did: `passed`; else `rolled_back` where its slope is negative, or `flat`
+    where it is 0, of which `zeroed` are those that became 0. The other regimes are differences of these.
+    """
+    value = const(gated.value) if isinstance(gated, Const) else arg(1)
+    both = (residual,) if isinstance(gated, Const) else (residual, gated)
+    moved = absolute(scalar("sub", value, arg(0)))
+    passed = Map(_indicator(scalar("le", moved, scalar("mul", const(UNCHANGED), absolute(arg(0))))), both)
+
+    def unless_passed(condition: Scalar, operands: tuple[Node, ...]) -> Node:
+        stopped = scalar("sub", const(1.0), arg(len(operands)))
+        return Map(scalar("select", condition, stopped, ZERO), (*operands, passed))
+
     slope = slope_of(gated, residual)
-    if slope is not None and isinstance(gated, Map):
-        operands.update(dict.fromkeys(gated.inputs))
-    order = list(operands)
-    rho = arg(order.index(residual))
-    value = const(gated.value) if isinstance(gated, Const) else arg(order.index(gated))
-    if slope is None:
-        slope = ZERO
-    elif isinstance(gated, Map):
-        slope = bind(slope, [arg(order.index(o)) for o in gated.inputs])
-    return {
-        name: Map(scalar("select", condition, const(1.0), ZERO), tuple(order))
-        for name, condition in regimes(rho, value, slope).items()
-    }
+    read = gated.inputs if isinstance(gated, Map) and slope is not None and gated is not residual else (residual,)
+    body = ZERO if slope is None else slope
+    back = unless_passed(scalar("lt", body, ZERO), read)
+    flat = unless_passed(equal(body, ZERO), read)
+    zeroed = Map(scalar("select", equal(value, ZERO), arg(len(both)), ZERO), (*both, flat))
+    return {"passed": passed, "rolled_back": back, "flat": flat, "zeroed": zeroed}
+
+
+def _indicator(condition: Scalar) -> Scalar:
+    return scalar("select", condition, const(1.0), ZERO)
+
+
+def _difference(first: Node, *others: Node) -> Node:
+    body = arg(0)
+    for i in range(len(others)):
+        body = scalar("sub", body, arg(i + 1))
+    return Map(body, (first, *others))
 
 
 def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str], row_path: list[str]) -> Program:
@@ -87,8 +85,11 @@ def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str]
     for stratum, word in levels:
         residual, gated = program.outputs[f"residual_{stratum}{word}"], program.outputs[f"gated_{stratum}{word}"]
         seen = regime_nodes(residual, gated)
-        for name, node in seen.items():
-            outputs[f"{name}_{stratum}{word}"] = to_root(node)
+        sums = {name: to_root(node) for name, node in seen.items()}
+        every = Const(1.0, stratum) if stratum == up[-1] else count_input(stratum, up[-1])
+        sums["limited"] = _difference(sums["flat"], sums["zeroed"])
+        sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
+        outputs |= {f"{name}_{stratum}{word}": sums[name] for name in REGIMES}
         drift = Map(absolute(arg(0)), (residual,))
         outputs[f"drift_{stratum}{word}"] = to_root(drift)
         outputs[f"peak_{stratum}{word}"] = to_root(drift, "max")

@@ -180,7 +180,7 @@ def _rule(s: Scalar) -> Scalar:
         case "lt" | "le":
             if a is b or (a.op == b.op == "const"):
                 return TRUE if (s.op == "le" and a is b) or (a is not b and _value(s)) else FALSE
-            return s
+            return _compared_choice(s) or s
         case "and":
             return FALSE if FALSE in (a, b) else b if a is TRUE else a if b is TRUE else s
         case "or":
@@ -193,6 +193,21 @@ def _rule(s: Scalar) -> Scalar:
             return s.args[1] if s.args[1] is s.args[2] else s
         case _:
             return s
+
+
+def _compared_choice(s: Scalar) -> Scalar | None:
+    """A choice between constants, compared with a constant, is a condition of the choice: slopes often are."""
+    choice, other = (s.args[0], s.args[1]) if s.args[0].op == "select" else (s.args[1], s.args[0])
+    if other.op != "const" or not _only_constants(choice):
+        return None
+    condition, *branches = choice.args
+    a, b = (_rule(scalar(s.op, *((x, other) if choice is s.args[0] else (other, x)))) for x in branches)
+    chosen = _rule(scalar("and", condition, a)), _rule(scalar("and", _rule(scalar("not", condition)), b))
+    return _rule(scalar("or", *chosen))
+
+
+def _only_constants(s: Scalar) -> bool:
+    return s.op == "const" or (s.op == "select" and all(_only_constants(a) for a in s.args[1:]))
 
 
 def _deep(s: Scalar) -> Scalar:

@@ -53,7 +53,10 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
             raise BackendError(
                 f"the C compiler failed on {kept}",
                 required=f"{' '.join(command[:1] + flags)} to succeed",
-                found="\n            ".join(done.stderr.strip().splitlines()[:20]) or f"exit code {done.returncode}",
+                found="\n            ".join(
+                    done.stderr.replace(str(workshop / SOURCE), kept.name).strip().splitlines()[:20]
+                )
+                or f"exit code {done.returncode}",
                 remedy="set CC to another compiler, or choose backend='torch'",
             )
 

@@ -144,7 +144,6 @@ static double fibre_max(const double *x, const int64_t *order, int64_t from, int
         }                                                                                                          \\
     }
 #define PLUS(a, b) ((a) + (b))
-#define MORE(a, b) ((a) > (b) ? (a) : (b))
 FIBRE_PUSH(push_sum, fibre_sum, 0, PLUS)
 FIBRE_PUSH(push_max, fibre_max, -INFINITY, MORE)
 """
@@ -166,6 +165,15 @@ def ctype(argument: Argument) -> str:
     if argument.kind == "result":
         return f"STORED(RESULT) *restrict {argument.name}"
     return CTYPES.get(argument.kind, "const int64_t *restrict {}").format(argument.name)
+
+
+def reductions(parts: Mapping[Push, str]) -> str:
+    """The clauses that let a loop add up in any order."""
+    clauses = ""
+    for reduce, sign in (("sum", "+"), ("max", "max")):
+        chosen = ", ".join(part for push, part in parts.items() if push.reduce == reduce)
+        clauses += f" reduction({sign} : {chosen})" if chosen else ""
+    return clauses
 
 
 class _Function:
@@ -345,45 +353,42 @@ class _Function:
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
                 names[node] = self.rounded_scalar(node.operand, step.wide)
-        sums = {p: self.plan.names[p] for p in step.pushes}
-        for push, name in sums.items():
-            self.line(2, f"double {name} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
-        clauses = ""
-        for reduce, sign in (("sum", "+"), ("max", "max")):
-            chosen = [self.part(n, step.wide) for p, n in sums.items() if p.reduce == reduce]
-            clauses += f" reduction({sign} : {', '.join(chosen)})" if chosen else ""
-        depth = 2
-        if sums and not step.wide:
+        parts = {p: self._free(f"part_{self.plan.names[p]}") for p in step.pushes}
+        for push in parts:
+            self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
+        if parts:
             self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
             self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
-            for push, name in sums.items():
-                self.line(3, f"real {self.part(name, False)} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
-            depth, bounds = 3, "int64_t i = at; i < to"
-        else:
-            bounds = "int64_t i = 0; i < tokens"
-        self.line(0, f"#pragma omp simd{clauses}")
+        precision = "f64" if step.wide else "real"
+        for push, part in parts.items():
+            start = (
+                f"{kind} {part} = 0"
+                if push.reduce == "sum"
+                else f"ordered_{precision} {part} = order_{precision}(-INFINITY)"
+            )
+            self.line(3, f"{start};")
+        depth, bounds = (3, "int64_t i = at; i < to") if parts else (2, "int64_t i = 0; i < tokens")
+        self.line(0, f"#pragma omp simd{reductions(parts)}")
         self.line(depth, f"for ({bounds}; i++) {{")
         for node in step.values:
             self.token_value(depth + 1, node, s, kind, language, names)
-        for push, name in sums.items():
-            part, value = self.part(name, step.wide), names[push.operand]
-            added = f"{part} += {value};" if push.reduce == "sum" else f"{part} = {part} < {value} ? {value} : {part};"
-            self.line(depth + 1, added)
+        for push, part in parts.items():
+            value = names[push.operand]
+            add = (
+                f"{part} += {value};" if push.reduce == "sum" else f"{part} = MORE({part}, order_{precision}({value}));"
+            )
+            self.line(depth + 1, add)
         for k, node in step.stores:
             self.line(depth + 1, f"STORE(RESULT, {k}_out, AT({s}, i), {names[node]});")
         self.line(depth, "}")
-        if sums and not step.wide:
-            for push, name in sums.items():
-                part = self.part(name, False)
-                joined = (
-                    f"{name} += {part};" if push.reduce == "sum" else f"{name} = {name} < {part} ? {part} : {name};"
-                )
-                self.line(3, joined)
+        for push, part in parts.items():
+            name = self.names[push]
+            whole = (
+                f"{name} += {part};" if push.reduce == "sum" else f"{name} = MORE({name}, unorder_{precision}({part}));"
+            )
+            self.line(3, whole)
+        if parts:
             self.line(2, "}")
-
-    def part(self, name: str, wide: bool) -> str:
-        """What a chunk's tokens are summed into."""
-        return name if wide else f"part_{name}"
 
     def rounded_scalar(self, node: Node, wide: bool) -> str:
         """A segment's value, in the precision of a pass over its tokens."""

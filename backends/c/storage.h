@@ -56,7 +56,19 @@ static inline void store_f64(double *p, double value) { *p = value; }
 static inline void store_bf16(uint16_t *p, double value) { *p = to_bf16((float)value); }
 static inline void store_f16(uint16_t *p, double value) { *p = to_f16((float)value); }
 
+/* Maxima are taken of integers in the same order: vector code has no maximum of floats that C's rules for NaN allow. */
+typedef int32_t ordered_f32;
+typedef int64_t ordered_f64;
+static inline int32_t order_f32(float x) { int32_t i; memcpy(&i, &x, 4); return i ^ ((i >> 31) & INT32_MAX); }
+static inline int64_t order_f64(double x) { int64_t i; memcpy(&i, &x, 8); return i ^ ((i >> 63) & INT64_MAX); }
+static inline float unorder_f32(int32_t i) { float x; i ^= (i >> 31) & INT32_MAX; memcpy(&x, &i, 4); return x; }
+static inline double unorder_f64(int64_t i) { double x; i ^= (i >> 63) & INT64_MAX; memcpy(&x, &i, 8); return x; }
+#define MORE(a, b) ((a) > (b) ? (a) : (b))
+
 typedef STORED(REAL) real;
+typedef JOIN(ordered_, REAL) ordered_real;
+#define order_real JOIN(order_, REAL)
+#define unorder_real JOIN(unorder_, REAL)
 #define exp_real JOIN(exp_, REAL)
 #define expm1_real JOIN(expm1_, REAL)
 #define log_real JOIN(log_, REAL)
