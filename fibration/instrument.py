@@ -118,7 +118,7 @@ def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str]
 
 
 def count_nonfinite(program: Program, row_path: list[str]) -> Program:
-    """`program` with the output `nonfinite`: how many tokens have an infinite or undefined log ratio or advantage.
+    """`program` with the output `nonfinite`: how many rows have an infinite or undefined log ratio or advantage.
 
     A gate that closes turns them into an innocent 0, so they are counted before any gate sees them.
     """
@@ -126,8 +126,9 @@ def count_nonfinite(program: Program, row_path: list[str]) -> Program:
     read = [x, *(i for i in program.inputs if i == Input("advantage", program.leaf, "advantage"))]
     nothing = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]  # 0, or NaN
     body = nothing[0] if len(nothing) == 1 else scalar("add", *nothing)
-    lost = Map(scalar("select", equal(body, ZERO), ZERO, const(1.0)), tuple(read))
-    outputs = {**program.outputs, "nonfinite": _along([*row_path, BATCH], lost, "sum")}
+    sums = _along(row_path, Map(body, tuple(read)), "sum")
+    lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (sums,))
+    outputs = {**program.outputs, "nonfinite": Push(row_path[-1], BATCH, lost)}
     return replace(program, outputs=outputs).validate()
 
 

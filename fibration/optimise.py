@@ -149,6 +149,9 @@ def _rule(s: Scalar) -> Scalar:
         case "add":
             if b.op == "neg":
                 return _rule(scalar("sub", a, b.args[0]))
+            if a.op == b.op == "select" and a.args[0] is b.args[0] and ZERO in (*a.args[1:], *b.args[1:]):
+                sums = (_rule(scalar("add", *pair)) for pair in zip(a.args[1:], b.args[1:], strict=True))
+                return _rule(scalar("select", a.args[0], *sums))
             return b if a is ZERO else a if b is ZERO else s
         case "sub":
             if b.op == "neg":
@@ -190,7 +193,9 @@ def _rule(s: Scalar) -> Scalar:
         case "select":
             if a is TRUE or a is FALSE:
                 return s.args[1 if a is TRUE else 2]
-            return s.args[1] if s.args[1] is s.args[2] else s
+            if b.op == "const" and s.args[2].op == "select" and s.args[2].args[1] is b:
+                return _rule(scalar("select", _rule(scalar("or", a, s.args[2].args[0])), b, s.args[2].args[2]))
+            return b if b is s.args[2] else s
         case _:
             return s
 

@@ -17,6 +17,7 @@ from fibration.backends.bodies import Language, ternary
 from fibration.calling import Argument, signature
 from fibration.errors import BackendError
 from fibration.ir import BATCH, Const, Input, Map, Node, Program, Pull, Push
+from fibration.keep import keep
 from fibration.sweeps import Coarse, Group, Pass, Plan, Scalars, Sweep, sweeps
 
 OPERATORS = {
@@ -32,7 +33,8 @@ restrict return short signed sizeof static struct switch typedef union unsigned 
 _Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_local asm typeof bool true false main
 """.split()
 SKELETON_WORDS = """
-real b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max AT TOKEN LOAD
+real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max AT
+TOKEN LOAD
 STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix int64_t uint16_t uint32_t uint64_t
 int32_t size_t memcpy abs exp log expm1 log1p tanh sqrt sigmoid
 """.split()
@@ -64,8 +66,9 @@ WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)
 
 
 def plan(program: Program, rows: str) -> Plan:
-    """Fused sweeps over the tokens."""
-    return sweeps(program, rows, RESERVED)
+    """Fused sweeps over the tokens; arithmetic is what costs, so that a result's memory keeps values for a while."""
+    fused = sweeps(program, rows, RESERVED)
+    return keep(fused, "coefficients") if "coefficients" in program.outputs else fused
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
@@ -327,6 +330,10 @@ class _Function:
         for node in wanted:
             if node not in computed and not isinstance(node, Const):
                 self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
+        if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
+            self.line(
+                2, f"const double row_advantage = PER_ROW ? (double)LOAD(ADVANTAGES, advantages, {s}_rows[b]) : 0;"
+            )
         self.rounded = {}
         for step in sweep.steps:
             if isinstance(step, Scalars):
@@ -370,6 +377,9 @@ class _Function:
         depth, bounds = (3, "int64_t i = at; i < to") if parts else (2, "int64_t i = 0; i < tokens")
         self.line(0, f"#pragma omp simd{reductions(parts)}")
         self.line(depth, f"for ({bounds}; i++) {{")
+        if step.recalled:
+            k, node = step.recalled
+            self.line(depth + 1, f"const real {names[node]} = (real)LOAD(RESULT, {k}_out, AT({s}, i));")
         for node in step.values:
             self.token_value(depth + 1, node, s, kind, language, names)
         for push, part in parts.items():
@@ -378,7 +388,7 @@ class _Function:
                 f"{part} += {value};" if push.reduce == "sum" else f"{part} = MORE({part}, order_{precision}({value}));"
             )
             self.line(depth + 1, add)
-        for k, node in step.stores:
+        for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
             self.line(depth + 1, f"STORE(RESULT, {k}_out, AT({s}, i), {names[node]});")
         self.line(depth, "}")
         for push, part in parts.items():
@@ -430,5 +440,5 @@ class _Function:
         if node.kind == "cotangent":
             return f"({kind})LOAD(COTANGENTS, cotangents, AT({s}, i))"
         if node.kind == "advantage":
-            return f"({kind})LOAD(ADVANTAGES, advantages, PER_ROW ? {s}_rows[b] : AT({s}, i))"
+            return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD(ADVANTAGES, advantages, AT({s}, i))"
         return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
