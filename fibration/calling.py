@@ -147,7 +147,7 @@ def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dic
             values[a.name] = batch.fill
         elif a.kind == "work":
             values[a.name] = work
-    whole = all(index.layout(s.segments).positions is None for s in plan.sweeps)
+    whole = all(values[a.name] is None for a in arguments if a.kind == "positions")
     for a in arguments:
         if a.kind == "result":
             make = torch.empty if whole else torch.zeros  # whole segments fill the gaps between them themselves

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -208,11 +209,11 @@ class Program:
                 stack.append((node, True))
                 stack.extend((o, False) for o in reversed(node.operands) if o not in seen)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Input, ...]:
         return tuple(n for n in self.nodes() if isinstance(n, Input))
 
-    @property
+    @cached_property
     def edges(self) -> tuple[tuple[str, str], ...]:
         """The fibrations that the program sums or broadcasts along."""
         return tuple(dict.fromkeys((n.source, n.target) for n in self.nodes() if isinstance(n, (Push, Pull))))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fibration.errors import IRError
 from fibration.ir import BATCH, Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
@@ -97,11 +98,11 @@ class Plan:
     stages: tuple[Sweep | Coarse, ...]
     names: Mapping[Node, str]
 
-    @property
+    @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:
         return tuple(s for s in self.stages if isinstance(s, Sweep))
 
-    @property
+    @cached_property
     def saved(self) -> tuple[Node, ...]:
         """Every vector that lies in memory between stages: over segments, then over coarser strata."""
         found: dict[Node, None] = {}
