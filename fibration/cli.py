@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from fibration.errors import FibrationError, LawError
+from fibration.errors import BackendError, FibrationError, LawError
 
 
 class Commands(TyperGroup):
@@ -151,25 +151,34 @@ def compile(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json there."),
     ] = None,
+    arch: Annotated[
+        str | None, typer.Option(metavar="sm_90", help="Triton: also write machine code for this chip; needs -o.")
+    ] = None,
 ) -> None:
     """Verify a hierarchy and print its generated module.
 
     With -o, the module and a certificate of what was proved are written instead.
     """
     from fibration import formats
-    from fibration.compiler import choose, generate
+    from fibration.compiler import choose, export, generate
 
     hierarchy, chosen = formats.load_quietly(spec), choose(backend)
     report = hierarchy.verify()
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
     if output is None:
+        if arch:
+            raise BackendError("machine code is no text to print", required="a folder for it", remedy="add -o DIR")
         typer.echo(artifact.source, nl=False)
         return
-    module, proof = output / f"{hierarchy.name}_{chosen}.py", output / f"{hierarchy.name}_certificate.json"
-    formats.write_file(module, artifact.source)
-    formats.write_file(proof, formats.certificate(artifact, report, module.name))
-    typer.echo(f"{formats.heading(report).plain}\n{module}\n{proof}")
+    exported = export(artifact, arch)
+    proof = f"{hierarchy.name}_certificate.json"
+    files = {**exported.files, proof: formats.certificate(artifact, report, exported)}
+    for name, contents in files.items():
+        formats.write_file(output / name, contents)
+    typer.echo("\n".join([formats.heading(report).plain, *(str(output / name) for name in files)]))
+    if exported.kernels:
+        formats.emit(console(), formats.kernel_table(exported))
 
 
 @app.command()
@@ -220,6 +229,39 @@ def record(
         progress=typer.echo,
     )
     typer.echo(f"written to {out}")
+
+
+@app.command()
+def bench(
+    specs: Annotated[
+        list[str] | None, typer.Argument(metavar="[SPEC]...", help="specs; some shipped ones if left out")
+    ] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", "-b", help="May be repeated; all backends if left out.")
+    ] = None,
+    tokens: Annotated[
+        list[str] | None, typer.Option(metavar="N", help="Tokens of a batch: 65536, 64Ki, 4Mi. May be repeated.")
+    ] = None,
+    length: Annotated[str, typer.Option(metavar="N", help="Tokens of a trajectory, on average.")] = "512",
+    sweep: Annotated[bool, typer.Option("--sweep", help="Vary tokens, lengths, raggedness and padding.")] = False,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Of log-probs and advantages.")] = "float32",
+    repeats: Annotated[int | None, typer.Option(metavar="R", min=1, help="Rounds: 15, or 5 where quick.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all samples there.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture there.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small batches; no memory, no cold starts.")] = False,
+) -> None:
+    """Time every backend beside hand-written losses.
+
+    Also beside torch.compile and a bare copy: on the same inputs, in turns, and with results compared.
+    """
+    from fibration.bench import command
+
+    chosen = {"specs": tuple(specs or ()), "backends": tuple(backend or ()), "tokens": tuple(tokens or ())}
+    rest = {"device": device, "dtype": dtype, "repeats": repeats, "seed": seed, "json": json, "plot": plot}
+    settings = command.Settings(**chosen, **rest, length=length, sweep=sweep, quick=quick)  # type: ignore[arg-type]
+    raise typer.Exit(command.bench(console(), settings))
 
 
 def parameters(given: Sequence[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 from fibration.adjoint import adjoint
+from fibration.backends.standalone import Export
 from fibration.batch import Run
 from fibration.errors import BackendError, SpecError
 from fibration.instrument import count_nonfinite, instrument
@@ -124,6 +125,15 @@ def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def export(artifact: Artifact, arch: str | None = None) -> Export:
+    """What a team takes along: the module with all it needs, compiled for `arch` where the backend can."""
+    module = import_module(f"fibration.backends.{artifact.backend}.export")
+    top = header(artifact.hierarchy, artifact.backend, artifact.programs)
+    return module.export(  # type: ignore[no-any-return]
+        artifact.hierarchy.name, top, artifact.source, artifact.plans, TITLES, arch
+    )
 
 
 def load(artifact: Artifact) -> Run:

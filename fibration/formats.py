@@ -27,6 +27,7 @@ from fibration.report import Fact, Report, Verdict
 from fibration.spec import Hierarchy
 
 if TYPE_CHECKING:
+    from fibration.backends.standalone import Export
     from fibration.compiler import Artifact
 
 T = TypeVar("T")
@@ -279,7 +280,7 @@ def _property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def certificate(artifact: Artifact, report: Report, module: str) -> str:
+def certificate(artifact: Artifact, report: Report, export: Export) -> str:
     """What was proved of which spec, and of which source: the same on every machine with the same versions."""
     document = artifact.hierarchy.model_dump_json()
     content = {
@@ -287,12 +288,28 @@ def certificate(artifact: Artifact, report: Report, module: str) -> str:
         "spec": json.loads(document),
         "spec_sha256": sha256(document.encode()).hexdigest(),
         "backend": artifact.backend,
-        "module": module,
+        "module": next(iter(export.files)),
         "source_sha256": sha256(artifact.source.encode()).hexdigest(),
+        "files": {name: sha256(_bytes(contents)).hexdigest() for name, contents in export.files.items()},
+        "kernels": list(export.kernels),
         "report": report.to_dict(),
         "versions": {p: metadata.version(p) for p in ("fibration", "sympy", "torch")},
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _bytes(contents: str | bytes) -> bytes:
+    return contents.encode() if isinstance(contents, str) else contents
+
+
+def kernel_table(export: Export) -> Table:
+    """Registers, spills and shared memory of every kernel."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(export.kernels[0]):
+        table.add_column(name.replace("_", " "), justify="right" if i else "left")
+    for row in export.kernels:
+        table.add_row(*(str(v) for v in row.values()))
+    return table
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Outcome]], RenderableType]] = {
@@ -326,7 +343,7 @@ def write_file(path: Path, contents: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        unfinished.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+        unfinished.write_bytes(_bytes(contents))
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

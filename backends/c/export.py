@@ -1,0 +1,164 @@
+"""A ctypes loader for a generated C file, for use without this library: torch and a C compiler are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pprint import pformat
+
+from fibration.backends.c.build import FLAGS
+from fibration.backends.c.emit import STORED
+from fibration.backends.standalone import LAY_OUT, Export, table, written
+from fibration.errors import BackendError
+from fibration.ir import BATCH
+from fibration.sweeps import Plan
+
+LOADER = '''\
+{header}
+"""Calls to {file} through ctypes, without the library that wrote it: torch and a C compiler are enough.
+
+Every function takes the arguments that its comment in {file} lists, by keyword, as CPU tensors, and returns a dict of
+results. Sizes, strides, the workspace and the results are made here; `lay_out` makes all that says who lies over whom.
+What is left are the tensors over tokens and the parameters, float64, one number or one per element:
+
+    layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
+    objective(log_probs=..., old_log_probs=..., advantages=..., NAME_of=torch.tensor([0.1]).double(), **layout)
+
+Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("{file}")
+FLAGS = {flags}
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+STORAGE = {{torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}}
+DTYPE_MACRO = {macros}
+# Per function: its arguments as (name, kind, what of), the vectors of the workspace as (name, stratum), and what is
+# returned besides results per token: where each lies in the workspace or among the arguments.
+FUNCTIONS = {functions}
+_loaded = {{}}
+
+
+{definitions}
+{lay_out}
+
+def call(function, given):
+    """Build the function for these dtypes and this layout if need be, and run it."""
+    about = FUNCTIONS[function]
+    unknown = set(given) - {{name for name, _, _ in about["arguments"]}} - {{"fill", "dtype"}}
+    if unknown:
+        raise TypeError(f"{{function}}() has no argument {{sorted(unknown)}}")
+    tokens = [given[n] for n, kind, _ in about["arguments"] if kind == "token"]
+    wide = any(t.dtype == torch.float64 for t in tokens)
+    dtype = given.get("dtype") or (torch.float64 if wide else torch.float32)
+    size = {{"{batch}": 1}}
+    for name, kind, of in about["arguments"]:
+        if kind == "starts":
+            size[of[0]] = len(given[name])
+        elif kind == "members":
+            size[of[1]] = len(given[name]) - 1
+    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64)
+    slots, at = {{}}, 0
+    for name, stratum in about["work"]:
+        slots[name] = work[at : at + size[stratum]]
+        at += size[stratum]
+    defines = {{f"WITHOUT_{{other}}": "1" for other in FUNCTIONS if other != function}}
+    defines |= {{"RESULT": STORAGE[dtype], "REAL": "f64" if wide or dtype == torch.float64 else "f32"}}
+    rows = [name for name, kind, _ in about["arguments"] if kind == "rows"]
+    defines["PER_ROW"] = str(int(any(given.get(name) is not None for name in rows)))
+    values, keep, results = [], [], {{}}
+    for name, kind, of in about["arguments"]:
+        value = given.get(name)
+        if kind == "size":
+            value = size[of[0]]
+        elif kind == "places":
+            value = tokens[0].numel()
+        elif kind == "fill":
+            value = float(given.get("fill", about["fill"]))
+        elif kind == "stride":
+            value = int(given[f"{{of[0]}}_of"].numel() > 1)
+        elif kind == "work":
+            value = work
+        elif kind == "result":
+            value = results[of[0]] = torch.full(tokens[0].shape, float(given.get("fill", about["fill"])), dtype=dtype)
+        elif kind in ("positions", "tokens"):
+            defines[("WHOLE_" if kind == "positions" else "COUNTED_") + of[0]] = str(int(value is None))
+        if isinstance(value, torch.Tensor):
+            value = value.contiguous() if kind not in ("vector",) else value.double().contiguous()
+            keep.append(value)
+            if name in DTYPE_MACRO:
+                defines[DTYPE_MACRO[name]] = STORAGE[value.dtype]
+            value = value.data_ptr()
+        elif value is None and kind not in ("positions", "tokens", "rows", "order"):
+            raise TypeError(f"{{function}}() lacks the argument {{name}}")
+        values.append(value)
+    _function(function, defines)(*values, torch.get_num_threads())
+    for name, source in about["returns"].items():
+        results[name] = slots[source] if source in slots else given[source]
+    return results
+
+
+def _function(function, defines):
+    flags = [*FLAGS, NATIVE, *(f"-D{{k}}={{v}}" for k, v in sorted(defines.items()))]
+    key = hashlib.sha256("\\0".join([SOURCE.read_text(), *flags]).encode()).hexdigest()[:24]
+    if (function, key) not in _loaded:
+        library = _build(flags, key)
+        loaded = getattr(ctypes.CDLL(str(library)), function)
+        kinds = {{"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}}
+        arguments = FUNCTIONS[function]["arguments"]
+        loaded.argtypes = [*(kinds.get(kind, ctypes.c_void_p) for _, kind, _ in arguments), ctypes.c_int]
+        loaded.restype = None
+        _loaded[function, key] = loaded
+    return _loaded[function, key]
+
+
+def _build(flags, key):
+    """Compile beside this file; written under another name first, so that processes may start at once."""
+    library = SOURCE.with_name(f"{{SOURCE.stem}}-{{key}}.so")
+    if not library.exists():
+        handle, unfinished = tempfile.mkstemp(suffix=".so", dir=SOURCE.parent)
+        os.close(handle)
+        subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", unfinished, str(SOURCE), "-lm"], check=True)
+        os.replace(unfinished, library)
+    return library
+'''
+
+DEFINITION = '''\
+def {name}(**arguments):
+    """{title}"""
+    return call("{name}", arguments)
+
+
+'''
+
+
+def export(
+    name: str, header: str, source: str, plans: Mapping[str, Plan], titles: Mapping[str, str], arch: str | None
+) -> Export:
+    """The loader, and the C file that it builds for the machine it runs on."""
+    if arch:
+        raise BackendError("the C backend compiles for the machine that the file is used on", remedy="leave --arch out")
+    file = f"{name}_c.c"
+    return Export({f"{name}_c.py": loader(header, file, plans, titles), file: source})
+
+
+def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
+    """The source of a Python module that builds and calls `file`."""
+    return LOADER.format(
+        header=header.rstrip(),
+        file=file,
+        batch=BATCH,
+        flags=pformat(list(FLAGS), width=110, compact=True),
+        macros=pformat(STORED, width=110),
+        functions=written({name: table(plan) for name, plan in plans.items()}),
+        definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),
+        lay_out=LAY_OUT.rstrip(),
+    )
