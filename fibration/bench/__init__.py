@@ -1,0 +1,1 @@
+"""`fibration bench`: this machine's backends beside hand-written losses and the memory's own speed, in one run."""

@@ -1,0 +1,191 @@
+"""The losses as a careful engineer writes them in eager torch, for comparison: float32, autograd for the gradient.
+
+Written to be fast within the idiom: masked sums over dim 1 where the batch is padded, segment sums where it is packed,
+advantages of trajectories multiplied in after the sum over tokens, nothing computed twice. Half-precision log-probs are
+widened first. At a log ratio of exactly 0 the sign-split losses have slope 0 here, and not 1 (docs/bench.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fibration.bench.shapes import Problem
+from fibration.loading import load
+from fibration.spec import Hierarchy
+
+SHORT = 4  # tokens per trajectory up to which index_add is faster than segment_reduce on a CPU
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a trainer has at hand for a batch. `mask` is float `[B, T]` and None where packed."""
+
+    mask: Tensor | None
+    offsets: Tensor  # int64 [B + 1]
+    row: Tensor  # int64 [N], where packed
+    length: Tensor  # [B], in tokens
+    tokens: int
+    group: Tensor  # int64 [B]
+    domain: Tensor  # int64 [B]
+    group_rows: Tensor  # [G], trajectories
+    domain_rows: Tensor  # [D], trajectories
+    group_domain: Tensor  # int64 [G]
+    group_tokens: Tensor  # [G]
+    domain_tokens: Tensor  # [D]
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Over the tokens of every trajectory; padded values are 0 under the mask."""
+        if self.mask is not None:
+            return values.sum(1)
+        if self.tokens <= SHORT * len(self.length):
+            return torch.zeros_like(self.length).index_add(0, self.row, values)
+        return torch.segment_reduce(values, "sum", offsets=self.offsets, unsafe=True)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """From trajectories to their tokens."""
+        return values[:, None] if self.mask is not None else values.index_select(0, self.row)
+
+    def masked(self, values: Tensor) -> Tensor:
+        return values if self.mask is None else values * self.mask
+
+
+Loss = Callable[[Tensor, Tensor, Tensor, Prepared], Tensor]
+
+
+def prepare(problem: Problem) -> Prepared:
+    """Made once per batch, as an index is; labels that a loss does not have are left empty."""
+    device = problem.device
+    wide = _wide(problem.log_probs).dtype
+    lengths = torch.from_numpy(problem.lengths).to(device)
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    labels = {k: torch.as_tensor(v, device=device) for k, v in problem.labels.items()}
+    group, domain = labels.get("prompt_group", none), labels.get("domain", none)
+    packed = problem.mask is None
+
+    def total(codes: Tensor, values: Tensor) -> Tensor:
+        size = int(codes.max()) + 1 if len(codes) else 0
+        return torch.zeros(size, dtype=wide, device=device).index_add(0, codes, values[: len(codes)].to(wide))
+
+    group_rows = total(group, torch.ones_like(lengths))
+    group_domain = torch.zeros(len(group_rows), dtype=torch.int64, device=device)
+    if len(domain):
+        group_domain[group] = domain
+    return Prepared(
+        mask=None if problem.mask is None else problem.mask.to(wide),
+        offsets=problem.offsets,
+        row=torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths) if packed else none,
+        length=lengths.to(wide),
+        tokens=problem.tokens,
+        group=group,
+        domain=domain,
+        group_rows=group_rows,
+        domain_rows=total(domain, torch.ones_like(lengths)),
+        group_domain=group_domain,
+        group_tokens=total(group, lengths),
+        domain_tokens=total(domain, lengths),
+    )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+# ---------------------------------------------------------------- gates on tokens alone
+
+
+def _clipped(x: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """PPO's surrogate per token."""
+    ratio = x.exp()
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+def _by_token(advantages: Tensor, log_probs: Tensor, b: Prepared) -> Tensor:
+    advantages = _wide(advantages)
+    return advantages if advantages.shape == log_probs.shape else b.spread(advantages)
+
+
+def ppo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    a = _by_token(advantages, log_probs, b)
+    surrogate = _clipped(_wide(log_probs) - _wide(old), a, 0.2, 0.2)
+    surrogate = torch.where(a < 0, torch.maximum(surrogate, 3.0 * a), surrogate)
+    return -b.masked(surrogate).sum() / b.tokens
+
+
+def grpo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    a = _by_token(advantages, log_probs, b)
+    return -(b.sums(b.masked(_clipped(_wide(log_probs) - _wide(old), a, 0.2, 0.2))) / b.length).mean()
+
+
+def dapo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    a = _by_token(advantages, log_probs, b)
+    return -b.masked(_clipped(_wide(log_probs) - _wide(old), a, 0.2, 0.28)).sum() / b.tokens
+
+
+def dr_grpo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    a = _by_token(advantages, log_probs, b)
+    return -b.masked(_clipped(_wide(log_probs) - _wide(old), a, 0.2, 0.2)).sum() / (1024 * len(b.length))
+
+
+# ---------------------------------------------------------------- gates on trajectories and above
+
+
+def gspo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    drift = b.sums(b.masked(_wide(log_probs) - _wide(old))) / b.length
+    return -_clipped(drift, _wide(advantages), 0.0003, 0.0004).mean()
+
+
+def _aggregate(drift: Tensor, budget: float, rollback: Tensor) -> Tensor:
+    """`g_agg` (eq:gagg_main): pass, roll back, zero."""
+    size = drift.abs()
+    return torch.where(size <= budget, drift, drift.sign() * (budget - rollback * (size - budget)).clamp(min=0))
+
+
+def _drifts(log_probs: Tensor, old: Tensor, b: Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Per token and per trajectory, upwards and downwards."""
+    x = b.masked(_wide(log_probs) - _wide(old))
+    up, down = x.clamp(min=0), (-x).clamp(min=0)
+    return up, down, b.sums(up) / b.length, b.sums(down) / b.length
+
+
+def _objective(base: Tensor, drifts: tuple[Tensor, Tensor, Tensor, Tensor], advantages: Tensor, b: Prepared) -> Tensor:
+    """`-J`, given the gated drift of every trajectory, both signs together."""
+    up, down, mean_up, mean_down = drifts
+    own = (up - b.spread(mean_up)).clamp(-0.05, 0.05) - (down - b.spread(mean_down)).clamp(-0.05, 0.05)
+    ratio = (b.spread(base) + own).exp()
+    return -(b.sums(b.masked(ratio)) / b.length * _wide(advantages)).mean()
+
+
+def fiberpo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    drifts = _drifts(log_probs, old, b)
+    base = _aggregate(drifts[2], 0.2, b.length) - _aggregate(drifts[3], 0.1, b.length)
+    return _objective(base, drifts, advantages, b)
+
+
+def fiberpo_domain(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    drifts = _drifts(log_probs, old, b)
+    base = _levels(drifts[2], 0.2, b) - _levels(drifts[3], 0.1, b)
+    return _objective(base, drifts, advantages, b)
+
+
+def _levels(drift: Tensor, budget: float, b: Prepared) -> Tensor:
+    """Gated drift of trajectories, of groups beyond them, of domains beyond these: `[B]`."""
+    group = torch.zeros_like(b.group_rows).index_add(0, b.group, drift)
+    domain = torch.zeros_like(b.domain_rows).index_add(0, b.group_domain, group) / b.domain_rows
+    group = group / b.group_rows
+    gated = _aggregate(group - domain.index_select(0, b.group_domain), budget, b.group_tokens)
+    gated = gated + _aggregate(domain, budget, b.domain_tokens).index_select(0, b.group_domain)
+    own = _aggregate(drift - group.index_select(0, b.group), budget, b.length)
+    return own + gated.index_select(0, b.group)
+
+
+BASELINES: dict[str, Loss] = {f.__name__: f for f in (ppo, grpo, dapo, dr_grpo, gspo, fiberpo, fiberpo_domain)}
+
+
+def baseline(hierarchy: Hierarchy) -> Loss | None:
+    """The hand-written loss of a shipped hierarchy; None for any other, whatever it is called."""
+    written = BASELINES.get(hierarchy.name)
+    return written if written is not None and load(hierarchy.name) == hierarchy else None

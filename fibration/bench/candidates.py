@@ -1,0 +1,113 @@
+"""What is measured: the backends of fibration, the hand-written loss in eager torch and under torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fibration import compiler
+from fibration.bench.baselines import baseline, prepare
+from fibration.bench.shapes import Problem
+from fibration.errors import BackendError
+from fibration.index import Index
+from fibration.operator import Operator
+from fibration.spec import Hierarchy
+
+EAGER, COMPILED, FLOOR = "eager torch", "torch.compile", "copy of the same bytes"
+ROWS = {"": "coefficients", "metrics": "coefficients and metrics", "backward": "loss and backward"}
+
+Result = Callable[[], Tensor]  # one evaluation; ∂J/∂log π per token
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row. `name` is what tables show; `backend` is empty for a baseline; `what` is a key of `ROWS`."""
+
+    name: str
+    backend: str = ""
+    what: str = "backward"
+
+    @property
+    def ours(self) -> bool:
+        return bool(self.backend)
+
+
+def of_backend(backend: str, what: str = "") -> Candidate:
+    suffix = {"": "", "metrics": " + metrics", "backward": " loss"}[what]
+    return Candidate(f"fibration {backend}{suffix}", backend, what)
+
+
+def candidates(hierarchy: Hierarchy, backends: Sequence[str], compiled: bool = True) -> list[Candidate]:
+    """Every row of a hierarchy, in the order in which they take turns."""
+    rows = [of_backend(b, what) for b in backends for what in ROWS]
+    if baseline(hierarchy) is not None:
+        rows += [Candidate(EAGER)] + ([Candidate(COMPILED)] if compiled else [])
+    return rows
+
+
+def start(candidate: Candidate, hierarchy: Hierarchy, problem: Problem, ready: Ready | None = None) -> Result:
+    """Everything that happens once per batch or per program is done here; the result is what is timed."""
+    if not candidate.ours:
+        return _written(candidate.name == COMPILED, hierarchy, problem)
+    ready = ready or make_ready(hierarchy, candidate.backend, problem)
+    op, index, p = ready.operator, ready.index, problem
+    if candidate.what == "backward":
+        return _gradient(p, lambda leaf: op.loss(leaf, p.old_log_probs, p.advantages, index, metrics=False).loss)
+    wanted = candidate.what == "metrics"
+    return lambda: op.coefficients(p.log_probs, p.old_log_probs, p.advantages, index, metrics=wanted).values
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A compiled operator with its index: made once, for all rows of a backend."""
+
+    operator: Operator
+    index: Index
+
+
+def make_ready(hierarchy: Hierarchy, backend: str, problem: Problem) -> Ready:
+    operator = compiler.compile(hierarchy, backend)
+    return Ready(operator, problem.index(operator))
+
+
+def _written(compiled: bool, hierarchy: Hierarchy, problem: Problem) -> Result:
+    function, p = baseline(hierarchy), problem
+    if function is None:
+        raise BackendError(f"there is no hand-written loss of '{hierarchy.name}'", required="a shipped hierarchy")
+    batch = prepare(problem)
+    if compiled:
+        torch._dynamo.reset()  # otherwise the tenth shape counts as one recompilation too many
+        function = torch.compile(function, fullgraph=True, dynamic=False)
+    chosen = function
+    return _gradient(p, lambda log_probs: chosen(log_probs, p.old_log_probs, p.advantages, batch))
+
+
+def _gradient(problem: Problem, loss: Callable[[Tensor], Tensor]) -> Result:
+    """Value and gradient, as a trainer's `backward()` computes them; the sign makes it that of J."""
+    leaf = problem.log_probs.detach().requires_grad_()
+
+    def run() -> Tensor:
+        leaf.grad = None
+        loss(leaf).backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return leaf.grad
+
+    return run
+
+
+def disagreement(candidate: Candidate, result: Tensor, expected: Tensor) -> tuple[float, float]:
+    """How far coefficients are from `expected`: mean and largest difference, each over that of the values."""
+    given = -result.double() if candidate.what == "backward" else result.double()
+    away, size = (given - expected).abs(), expected.abs()
+    return tuple(float(f(away) / f(size).clamp_min(1e-300)) for f in (torch.mean, torch.amax))  # type: ignore[return-value]
+
+
+def reference(hierarchy: Hierarchy, problem: Problem) -> Tensor:
+    """The coefficients in float64, by the torch backend, which is tested against the interpreter."""
+    ready = make_ready(hierarchy, "torch", problem)
+    p = problem
+    inputs = (p.log_probs.double(), p.old_log_probs.double(), p.advantages.double())
+    return ready.operator.coefficients(*inputs, ready.index, metrics=False).values

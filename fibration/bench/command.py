@@ -1,0 +1,158 @@
+"""`fibration bench`: what was asked for is checked, measured shape by shape, printed, and written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fibration import compiler
+from fibration.bench import report
+from fibration.bench.candidates import candidates
+from fibration.bench.machine import describe_machine
+from fibration.bench.measure import bandwidth, clock
+from fibration.bench.rows import Measured, Plan, measure
+from fibration.bench.shapes import DTYPES, KI, MI, Shape, parse_count, sweep
+from fibration.errors import BackendError, BatchError
+from fibration.formats import load_quietly, write_file
+from fibration.spec import Hierarchy
+
+DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain")
+SWEPT = ("ppo", "fiberpo", "fiberpo_domain")  # 1, 2 and 4 strata deep
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says. `tokens` are as written: `65536`, `64Ki`. Empty `backends` are all there are."""
+
+    specs: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    length: str = "512"
+    sweep: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
+    repeats: int | None = None  # 15, or 5 where quick
+    seed: int = 0
+    json: Path | None = None
+    plot: Path | None = None
+    quick: bool = False
+
+    @property
+    def rounds(self) -> int:
+        return self.repeats or (5 if self.quick else 15)
+
+    @property
+    def command(self) -> list[str]:
+        """The words that do the same again."""
+        words = ["fibration", "bench", *self.specs]
+        for option, values in (("--backend", self.backends), ("--tokens", self.tokens)):
+            words += [w for v in values for w in (option, v)]
+        words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
+        words += ["--repeats", str(self.rounds), "--seed", str(self.seed)]
+        words += [f"--{flag}" for flag in ("sweep", "quick") if getattr(self, flag)]
+        for option, path in (("--json", self.json), ("--plot", self.plot)):
+            words += [option, str(path)] if path is not None else []
+        return words
+
+
+def bench(console: Console, settings: Settings) -> int:
+    """The whole of `fibration bench`; the exit code. Raises before the first measurement if anything is unusable."""
+    hierarchies = check(settings)
+    device = torch.device(settings.device)
+    shapes = _shapes(settings)
+    machine = describe_machine(device)
+    stream = bandwidth(device, clock(device))
+    report.emit_heading(console, settings.command, machine, stream, settings.rounds)
+    plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
+    backends = list(dict.fromkeys(compiler.choose(b) for b in settings.backends)) or list(compiler.BACKENDS)
+    # torch.compile takes longer than everything else together: a quick sweep does without it.
+    compiled = not (settings.quick and settings.sweep)
+    results: list[Measured] = []
+    for hierarchy in hierarchies:
+        rows = candidates(hierarchy, backends, compiled)
+        for shape in shapes:
+            with console.status(f"{hierarchy.name}: {shape} ...") as status:
+
+                def say(what: str, h: Hierarchy = hierarchy, s: Shape = shape, status: Any = status) -> None:
+                    status.update(f"{h.name}: {s}: {what} ...")
+
+                # Fresh processes cost seconds each, and minutes where they compile: one shape has to do.
+                alone = not settings.quick and shape == (_centre(settings) if settings.sweep else shapes[0])
+                results.append(measure(hierarchy, shape, rows, plan, alone, say))
+            if not settings.sweep:
+                report.emit_table(console, results[-1])
+        if settings.sweep:
+            report.emit_sweep(console, [m for m in results if m.hierarchy is hierarchy])
+    report.emit_notes(console, results, settings.quick)
+    if settings.json is not None:
+        document = report.document(settings.command, settings.seed, settings.dtype, machine, stream, results)
+        write_file(settings.json, document)
+        console.print(f"written to {settings.json}")
+    if settings.plot is not None:
+        from fibration.bench.picture import draw
+
+        draw(results, machine, settings.plot)
+        console.print(f"drawn in {settings.plot}")
+    return 0
+
+
+def check(settings: Settings) -> list[Hierarchy]:
+    """The hierarchies, verified; raises for whatever cannot be used, before anything is measured."""
+    if settings.dtype not in DTYPES:
+        raise BackendError(f"no dtype '{settings.dtype}'", required=f"one of {', '.join(DTYPES)}")
+    if settings.device.partition(":")[0] not in ("cpu", "cuda"):
+        raise BackendError(f"no device '{settings.device}'", required="cpu or cuda")
+    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+        raise BackendError(
+            f"device '{settings.device}' is not there",
+            required="a GPU that this torch can use",
+            found=f"torch {torch.__version__}",
+            remedy="measure with --device cpu",
+        )
+    if settings.repeats is not None and settings.repeats < 1:
+        raise BatchError(f"--repeats {settings.repeats}", required="a whole number from 1")
+    for backend in settings.backends:
+        compiler.choose(backend)
+    for text in (*settings.tokens, settings.length):
+        parse_count(text)
+    for path, suffix in ((settings.json, ".json"), (settings.plot, ".png")):
+        if path is not None:
+            _check_writable(path, suffix)
+    found = [load_quietly(spec) for spec in settings.specs or (SWEPT if settings.sweep else DEFAULT)]
+    for hierarchy in found:
+        hierarchy.verify().raise_for_status()
+    return found
+
+
+def _check_writable(path: Path, suffix: str) -> None:
+    if path.suffix != suffix:
+        raise BackendError(f"'{path}' cannot be written", required=f"a file that ends in {suffix}")
+    place = path if path.exists() else next(p for p in path.absolute().parents if p.exists())
+    fits = (
+        place.is_file() and os.access(place, os.W_OK) if path.exists() else place.is_dir() and os.access(place, os.W_OK)
+    )
+    if not fits:
+        folder, wrong = place.is_dir(), place.is_dir() == path.exists()
+        raise BackendError(
+            f"'{path}' cannot be written",
+            required="a file in a folder that can be written",
+            found=f"'{place}' is {('a folder' if folder else 'a file') if wrong else 'read-only'}",
+        )
+
+
+def _shapes(settings: Settings) -> list[Shape]:
+    tokens = [parse_count(t) for t in settings.tokens]
+    length = parse_count(settings.length)
+    if settings.sweep:
+        return sweep(tokens, length, settings.quick).shapes()
+    sizes = tokens or [64 * KI if settings.quick else MI]
+    return [Shape(n, length, layout=layout) for n in sizes for layout in ("packed", "padded")]
+
+
+def _centre(settings: Settings) -> Shape:
+    return sweep([parse_count(t) for t in settings.tokens], parse_count(settings.length), settings.quick).centre

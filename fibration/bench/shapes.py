@@ -1,0 +1,234 @@
+"""Batches to measure on: how many tokens, in trajectories of which lengths, padded or packed; what a sweep visits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.errors import BatchError
+from fibration.index import Index
+from fibration.operator import Operator
+from fibration.spec import Hierarchy
+from fibration.symbols import BATCH
+
+KI, MI = 2**10, 2**20
+SPREADS = ("equal", "lognormal", "giant")
+LAYOUTS = ("packed", "padded")
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+SAMPLES = 8  # trajectories per prompt
+ROOTS = 4  # elements of the coarsest stratum
+SIGMA = 0.6  # of the logarithm of a trajectory's length
+LONGEST = 4  # times the mean length, where a trainer cuts responses off
+PADDING = 32  # positions per token beyond which nobody would pad
+PER_TOKEN_ADVANTAGES = ("ppo",)  # a critic gives one number per token; a group's rewards give one per trajectory
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`tokens` unmasked tokens in trajectories of `length` on average (both in tokens)."""
+
+    tokens: int
+    length: int = 512
+    spread: str = "lognormal"  # equal, lognormal, or giant: one trajectory holds half of the tokens
+    layout: str = "packed"
+
+    def __str__(self) -> str:
+        what = {"equal": "equal", "lognormal": "lognormal", "giant": "short but one"}[self.spread]
+        return f"{count(self.tokens)} tokens, {self.layout}, length {count(self.length)} ({what})"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One batch. Token tensors have the layout's shape; `row_labels` and `token_labels` are what an index is given."""
+
+    shape: Shape
+    lengths: NDArray[np.int64]  # [rows], in tokens
+    offsets: Tensor  # int64 [rows + 1]
+    mask: Tensor | None  # bool [rows, longest], None where packed
+    log_probs: Tensor  # nats
+    old_log_probs: Tensor  # nats
+    advantages: Tensor  # [rows], or the tokens' shape
+    labels: Mapping[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        return self.log_probs.device
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def bytes_moved(self) -> int:
+        """What no implementation can avoid: every unmasked input read once, every coefficient written once, in bytes.
+
+        Coefficients are written under the mask too (0), and are float32 where the log-probs are narrower.
+        """
+        item = self.log_probs.element_size()
+        per_token = self.advantages.shape == self.log_probs.shape
+        advantages = self.tokens if per_token else self.advantages.numel()
+        layout = self.offsets.numel() * 8 if self.mask is None else self.mask.numel()
+        return (2 * self.tokens + advantages) * item + layout + self.log_probs.numel() * max(item, 4)
+
+    def index(self, operator: Operator) -> Index:
+        given: dict[str, Any] = {"offsets": self.offsets} if self.mask is None else {"mask": self.mask}
+        attributes = dict.fromkeys(operator.hierarchy.attributes, 1.0)
+        return operator.index(**given, attributes=attributes or None, device=self.device, **self.labels)
+
+
+def make_problem(
+    hierarchy: Hierarchy, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
+) -> Problem:
+    """A random batch after a few updates: every gate has elements within its budget and beyond it.
+
+    Raises BatchError where padding would blow the batch up. No log ratio is exactly 0: hand-written losses have
+    another slope there (docs/bench.md).
+    """
+    generator = np.random.default_rng(seed)
+    lengths = row_lengths(shape, generator)
+    rows, width = len(lengths), int(lengths.max())
+    if shape.layout == "padded" and rows * width > PADDING * shape.tokens:
+        raise BatchError(
+            f"{shape} would be padded to {rows} × {width} positions",
+            required=f"at most {PADDING} positions per token",
+            remedy="pack it: offsets=cu_seqlens",
+        )
+    row = np.repeat(np.arange(rows), lengths)
+    labels = row_labels(hierarchy, rows)
+    x = generator.normal(0, 0.06, len(row)).astype(np.float32)
+    x += generator.normal(0, 0.15, rows).astype(np.float32)[row]
+    for above in labels.values():
+        if len(above) == rows:
+            x += generator.normal(0, 0.15, int(max(above)) + 1).astype(np.float32)[np.asarray(above)][row]
+    x = np.copysign(np.maximum(np.abs(x), 1e-3), x)
+    old = -0.1 - generator.exponential(1.0, len(row)).astype(np.float32)
+    per_token = hierarchy.name in PER_TOKEN_ADVANTAGES
+    advantages = generator.normal(0, 1, len(row) if per_token else rows).astype(np.float32)
+    labels |= fine_labels(hierarchy, row, lengths)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+
+    mask = np.arange(width) < lengths[:, None] if shape.layout == "padded" else None
+
+    def lay(values: NDArray[Any]) -> NDArray[Any]:
+        if mask is None or len(values) != len(row):
+            return values
+        whole = np.zeros(mask.shape, values.dtype)
+        whole[mask] = values
+        return whole
+
+    def tensor(values: NDArray[Any], per_token: bool = True) -> Tensor:
+        return torch.from_numpy(lay(values) if per_token else values).to(device, dtype)
+
+    log_probs, old_log_probs = tensor(old + x), tensor(old)
+    same = (log_probs == old_log_probs) & (old_log_probs != 0)  # after rounding to few digits
+    log_probs = torch.where(same, old_log_probs * 0.98, log_probs)
+    return Problem(
+        shape=shape,
+        lengths=lengths,
+        offsets=torch.from_numpy(offsets).to(device),
+        mask=None if mask is None else torch.from_numpy(mask).to(device),
+        log_probs=log_probs,
+        old_log_probs=old_log_probs,
+        advantages=tensor(advantages, per_token),
+        labels={k: lay(v) for k, v in labels.items()},
+    )
+
+
+def row_lengths(shape: Shape, generator: np.random.Generator) -> NDArray[np.int64]:
+    """The length of every trajectory, in tokens; they sum to `shape.tokens` up to less than one trajectory."""
+    length = min(shape.length, shape.tokens)
+    if shape.spread == "giant":
+        short = max(1, shape.tokens // 2 // length)
+        lengths = np.full(short + 1, min(length, max(1, shape.tokens // 2)), np.int64)
+        lengths[short // 2] = max(1, shape.tokens - lengths[0] * short)
+        return lengths
+    rows = max(1, shape.tokens // length)
+    if shape.spread == "equal" or length == 1 or rows == 1:
+        return np.full(rows, length, np.int64)
+    weight = np.minimum(generator.lognormal(0, SIGMA, rows), LONGEST * math.exp(SIGMA**2 / 2))
+    return np.maximum(1, np.floor(weight / weight.sum() * shape.tokens)).astype(np.int64)
+
+
+def row_labels(hierarchy: Hierarchy, rows: int) -> dict[str, NDArray[np.int64]]:
+    """For every stratum above the rows: neighbouring trajectories share a prompt, prompts are dealt out to domains."""
+    chain, here = [s.name for s in hierarchy.chain], hierarchy.rows.name
+    above = [s for s in reversed(chain[: chain.index(here)]) if s != BATCH] if here in chain else []
+    number = np.arange(rows) // SAMPLES
+    labels = {}
+    for i, name in enumerate(above):
+        if i:
+            number = number % ROOTS ** (len(above) - i)
+        labels[name] = number
+    return labels
+
+
+def fine_labels(
+    hierarchy: Hierarchy, row: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]]:
+    """For every stratum between tokens and rows, a label per token: each halves the pieces of the one below it."""
+    chain, here = [s.name for s in hierarchy.chain], hierarchy.rows.name
+    if here not in chain:
+        return {}
+    place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    between = chain[chain.index(here) + 1 : -1]
+    parts = {name: 4 * 2**i for i, name in enumerate(between)}
+    return {name: row * n + place * n // lengths[row] for name, n in parts.items()}
+
+
+# ---------------------------------------------------------------- what a sweep visits
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One axis at a time, all others at `centre`."""
+
+    centre: Shape
+    axes: Mapping[str, Sequence[Any]]
+
+    def shapes(self) -> list[Shape]:
+        visited = {self.centre: None}
+        for axis, values in self.axes.items():
+            visited |= {replace(self.centre, **{axis: v}): None for v in values}
+        order = {name: i for i, name in enumerate((*LAYOUTS, *SPREADS))}
+        return sorted(visited, key=lambda s: (order[s.layout], order[s.spread], s.length, s.tokens))
+
+
+def sweep(tokens: Sequence[int], length: int, quick: bool) -> Sweep:
+    """Tokens, trajectory length, raggedness, padding. Depth is swept by naming hierarchies of several depths."""
+    given = tuple(tokens) or ((16 * KI, 64 * KI, 256 * KI) if quick else (16 * KI, 64 * KI, 256 * KI, MI, 4 * MI))
+    centre = Shape(sorted(given)[(len(given) - 1) // 2] if tokens or quick else MI, length)
+    lengths = (1, 64, 4 * KI) if quick else (1, 8, 64, 512, 4 * KI, 64 * KI)
+    axes = {
+        "tokens": given,
+        "length": [n for n in lengths if n <= centre.tokens],
+        "spread": SPREADS,
+        "layout": LAYOUTS,
+    }
+    return Sweep(centre, axes)
+
+
+def count(n: int) -> str:
+    """A number with a binary prefix where it is a multiple of it: 65536 is `64 Ki`."""
+    for size, word in ((MI, "Mi"), (KI, "Ki")):
+        if n >= size and n % size == 0:
+            return f"{n // size} {word}"
+    return str(n)
+
+
+def parse_count(text: str) -> int:
+    """`65536`, `64Ki`, `64 Ki` or `4Mi`; raises BatchError for anything that is no positive whole number."""
+    number, scale = text.strip(), 1
+    for word, size in (("Mi", MI), ("Ki", KI)):
+        if number.endswith(word):
+            number, scale = number.removesuffix(word).strip(), size
+            break
+    if not number.isascii() or not number.isdigit() or int(number) == 0:
+        raise BatchError(f"'{text}' is no number of tokens", required="a whole number such as 65536, 64Ki or 4Mi")
+    return int(number) * scale
