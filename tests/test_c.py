@@ -1,0 +1,319 @@
+"""The C backend beyond its numbers: what it builds, what it keeps, and what it says when it cannot."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import fibration
+from fibration import cache
+from fibration.backends.bodies import Language
+from fibration.backends.c import build, emit
+from fibration.batch import Batch
+from fibration.compiler import build as build_programs
+from fibration.compiler import generate
+from fibration.errors import BackendError
+from fibration.optimise import optimise
+from fibration.sweeps import sweeps
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+TINY = "int answer(void) { return ANSWER; }"
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """An empty cache folder of this test's own."""
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def small(op):
+    index = op.index(offsets=torch.tensor([0, 3, 4]))
+    x = torch.tensor([0.1, -0.2, 0.0, 0.05])
+    return x, torch.zeros(4), torch.tensor([1.0, -1.0]), index
+
+
+# ---------------------------------------------------------------- the cache
+
+
+def test_a_library_is_built_once(own_cache):
+    first = build.build(TINY, {"ANSWER": "1"})
+    made = first.stat().st_mtime_ns
+    assert build.build(TINY, {"ANSWER": "1"}) == first
+    assert first.stat().st_mtime_ns == made
+    assert build.build(TINY, {"ANSWER": "2"}) != first
+
+
+@pytest.mark.parametrize("harm", ["cut short", "emptied", "list lost", "list of another version", "library lost"])
+def test_a_damaged_entry_is_built_again(own_cache, harm):
+    library = build.build(TINY, {"ANSWER": "1"})
+    whole = library.read_bytes()
+    contents = library.with_name(cache.CONTENTS)
+    if harm == "cut short":
+        library.write_bytes(whole[: len(whole) // 2])
+    elif harm == "emptied":
+        library.write_bytes(b"")
+    elif harm == "list lost":
+        contents.unlink()
+    elif harm == "list of another version":
+        contents.write_text(json.dumps({"kernel.so": "0" * 64}))
+    else:
+        library.unlink()
+    again = build.build(TINY, {"ANSWER": "1"})
+    assert again == library
+    assert len(again.read_bytes()) == len(whole)
+    assert sorted(p.name for p in own_cache.iterdir()) == [library.parent.name]  # nothing half-made lies about
+
+
+def test_a_cache_that_is_no_folder_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("x")
+    monkeypatch.setenv("FIBRATION_CACHE", str(file))
+    with pytest.raises(BackendError, match="cannot be written") as error:
+        build.build(TINY, {"ANSWER": "1"})
+    assert "FIBRATION_CACHE" in str(error.value)
+
+
+def test_a_read_only_cache_is_refused_but_read(own_cache, monkeypatch):
+    library = build.build(TINY, {"ANSWER": "1"})
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache.tempfile, "mkdtemp", refuse)  # root may write anywhere: the folder's mode would not stop it
+    assert build.build(TINY, {"ANSWER": "1"}) == library
+    with pytest.raises(BackendError, match="Permission denied"):
+        build.build(TINY, {"ANSWER": "2"})
+
+
+def test_a_full_disk_leaves_nothing_behind(own_cache, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "_install", full)
+    with pytest.raises(BackendError, match="No space left"):
+        build.build(TINY, {"ANSWER": "1"})
+    assert list(own_cache.iterdir()) == []
+
+
+def test_many_processes_may_start_at_once(own_cache):
+    script = textwrap.dedent("""
+        from fibration.backends.c.build import build
+        print(build("int answer(void) { return 7; }", {}))
+    """)
+
+    def start(_):
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+    with ThreadPoolExecutor(6) as pool:
+        told = set(pool.map(start, range(6)))
+    assert len(told) == 1
+    assert len(list(own_cache.iterdir())) == 1
+
+
+# ---------------------------------------------------------------- compilers
+
+
+def test_without_a_compiler_the_error_names_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BackendError, match="no C compiler") as error:
+        fibration.compile(fibration.load("ppo"), backend="c")
+    assert "backend='torch'" in str(error.value)
+
+
+def test_a_compiler_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(BackendError, match="CC=no-such-compiler"):
+        fibration.compile(fibration.load("ppo"), backend="c")
+
+
+def test_a_failing_compiler_is_quoted_with_the_source_it_failed_on(own_cache, monkeypatch, tmp_path):
+    broken = tmp_path / "mycc"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo mycc 1; exit 0; }\necho "no such instruction" >&2\nexit 3\n')
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CC", str(broken))
+    op = fibration.compile(fibration.load("ppo"), backend="c")
+    now, old, advantages, index = small(op)
+    with pytest.raises(BackendError, match="no such instruction") as error:
+        op.coefficients(now, old, advantages, index)
+    kept = next(own_cache.glob("failed-*.c"))
+    assert str(kept) in str(error.value)
+    assert kept.read_text() == op.source
+
+
+def test_another_compiler_is_another_entry(own_cache, monkeypatch, tmp_path):
+    first = build.build(TINY, {"ANSWER": "1"})
+    other = tmp_path / "othercc"
+    other.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo othercc 1; exit 0; }\nexec cc "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("CC", str(other))
+    assert build.build(TINY, {"ANSWER": "1"}) != first
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_tensors_of_another_device_are_refused():
+    op = fibration.compile(fibration.load("ppo"), backend="c")
+    x, old, advantages, index = small(op)
+    with pytest.raises(fibration.errors.BatchError, match="is on meta"):
+        op.coefficients(x.to("meta"), old.to("meta"), advantages, index)
+
+
+def test_an_index_that_lies_elsewhere_is_refused():
+    op = fibration.compile(fibration.load("ppo"), backend="c")
+    x, old, advantages, index = small(op)
+    elsewhere = torch.device("cuda", 0)
+    object.__setattr__(index, "device", elsewhere)  # there is no such device here to put one on
+    with pytest.raises(BackendError, match="compiled for the C backend, and the index lies on cuda:0") as error:
+        op._run("objective", Batch(index, {}, None, False, {}, torch.float32, 0.0))
+    assert "backend='triton'" in str(error.value)
+
+
+def test_an_operator_without_a_row_is_refused_when_the_backend_registers():
+    operators = {k: v for k, v in emit.OPERATORS.items() if k != "tanh"}
+    with pytest.raises(BackendError, match="lacks the scalar operator 'tanh'"):
+        Language("C", operators, emit.wide_constant, emit.ternary)
+    with pytest.raises(BackendError, match="has no use for the scalar operator 'sinh'"):
+        Language("C", {**emit.OPERATORS, "sinh": "sinh({})"}, emit.wide_constant, emit.ternary)
+
+
+def test_threads_do_not_change_a_bit():
+    op = fibration.compile(fibration.load("fiberpo_domain"), backend="c")
+    torch.manual_seed(0)
+    lengths = torch.randint(1, 3000, (200,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    n = int(offsets[-1])
+    index = op.index(offsets=offsets, prompt_group=[i // 4 for i in range(200)], domain=[i // 100 for i in range(200)])
+    now, advantages = torch.randn(n) * 0.2, torch.randn(200)
+    before = torch.get_num_threads()
+    seen = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            result = op.coefficients(now, torch.zeros(n), advantages, index)
+            seen.append((result.values, result.objective, [float(m) for m in result.metrics.values()]))
+    finally:
+        torch.set_num_threads(before)
+    for values, objective, metrics in seen[1:]:
+        assert torch.equal(values, seen[0][0])
+        assert torch.equal(objective, seen[0][1])
+        assert metrics == seen[0][2]
+
+
+def test_printing_shows_the_source(monkeypatch, capsys):
+    monkeypatch.setenv("FIBRATION_PRINT", "1")
+    source = generate(fibration.load("gspo"), "c").source
+    assert source in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- plans
+
+
+def plan(name, program="objective"):
+    h = fibration.load(name)
+    return sweeps(optimise(build_programs(h)[program]), h.rows.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "expected"),
+    [
+        ("ppo", "objective", [1]),
+        ("gspo", "objective", [3]),
+        ("fiberpo", "objective", [3]),
+        ("fiberpo", "evaluate", [3]),
+        ("fiberpo_domain", "gate", [1, 1]),
+        ("fiberpo_domain", "objective", [1, 1, 1]),
+        ("fiberpo_domain", "evaluate", [1, 1, 1]),
+    ],
+)
+def test_tokens_are_swept_once_for_two_levels_and_three_times_for_more(name, program, expected):
+    """One number per sweep: the loops over a segment's tokens, of which all but the first find it in the cache."""
+    assert [len(s.passes) for s in plan(name, program).sweeps] == expected
+
+
+def test_only_what_gates_compare_is_summed_in_float64():
+    passes = [p for s in plan("fiberpo_domain").sweeps for p in s.passes]
+    assert [p.wide for p in passes] == [True, False, False]
+    assert all(p.wide is False for s in plan("ppo").sweeps for p in s.passes)
+
+
+def test_every_value_is_there_when_it_is_read():
+    for name in ("ppo", "gspo", "fiberpo", "fiberpo_domain"):
+        for program in ("evaluate", "objective", "gate", "gate_adjoint", "levels"):
+            p = plan(name, program)
+            known = {n for n in p.program.nodes() if not n.operands and n.stratum != p.program.leaf}
+            for stage in p.stages:
+                here = set()
+                groups = stage.steps if hasattr(stage, "steps") else stage.groups
+                for group in groups:
+                    local = {n for n in group.values if n.stratum == p.program.leaf and not n.operands}
+                    for node in group.values:
+                        assert all(o in known | here | local for o in node.operands), (name, program, p.names[node])
+                        (local if node.stratum == p.program.leaf else here).add(node)
+                    here |= set(getattr(group, "pushes", ()))
+                known |= set(stage.saved)
+            assert all(n in known for n in p.program.outputs.values() if n.stratum != p.program.leaf)
+
+
+def test_plans_print_what_happens_in_which_order():
+    text = str(plan("fiberpo_domain"))
+    assert text.splitlines()[0] == "plan of fiberpo_domain: 3 sweeps, 3 passes over the tokens"
+    assert "sums over prompt_group by domain" in text
+    assert text.count("pass (float64)") == 1
+
+
+# ---------------------------------------------------------------- what a team takes along
+
+USE = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+import fiberpo_c as loss
+assert not any(m.split(".")[0] == "fibration" for m in sys.modules)
+data = torch.load({data!r})
+parameters = {{k: torch.tensor([v], dtype=torch.float64) for k, v in data["parameters"].items()}}
+layout = loss.lay_out("objective", data["offsets"], {{}})
+result = loss.objective(log_probs=data["now"], old_log_probs=data["old"], advantages=data["advantages"], **parameters, **layout)
+torch.save(result, {out!r})
+try:
+    loss.objective(log_prob=data["now"])
+except TypeError as error:
+    assert "log_prob" in str(error)
+else:
+    raise AssertionError("an unknown argument was taken")
+"""
+
+
+def test_the_standalone_files_give_the_same_bits_without_the_library(tmp_path):
+    torch.manual_seed(1)
+    op = fibration.compile(fibration.load("fiberpo"), backend="c")
+    lengths = torch.randint(1, 60, (40,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    n = int(offsets[-1])
+    now, old, advantages = -torch.rand(n), -torch.rand(n), torch.randn(n)
+    expected = op.coefficients(now, old, advantages, op.index(offsets=offsets), metrics=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "fibration", "compile", "fiberpo", "-b", "c", "-o", str(tmp_path)],
+        capture_output=True, text=True, check=True,
+    )
+    assert "fiberpo_certificate.json" in done.stdout
+    certificate = json.loads((tmp_path / "fiberpo_certificate.json").read_text())
+    assert set(certificate["files"]) == {"fiberpo_c.py", "fiberpo_c.c"}
+    parameters = {"C_trajectory_plus_of": 0.2, "C_trajectory_minus_of": 0.1, "epsilon_of": 0.05}
+    data = {"now": now, "old": old, "advantages": advantages, "offsets": offsets, "parameters": parameters}
+    torch.save(data, tmp_path / "data.pt")
+    script = USE.format(folder=str(tmp_path), data=str(tmp_path / "data.pt"), out=str(tmp_path / "out.pt"))
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-I", "-c", script], check=True, env=environment, cwd=Path("/"))
+    result = torch.load(tmp_path / "out.pt")
+    assert torch.equal(result["coefficients"], expected.values)
+    assert float(result["objective"]) == pytest.approx(float(expected.objective), rel=1e-6)
