@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "creating $(VENV) with $(PYTHON) (once; about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,triton]'
 	@touch $@
 
 run: setup
