@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,15 @@ def test_a_baseline_in_another_dtype_is_near_the_reference(dtype: torch.dtype) -
     assert candidates_module.disagreement(Candidate(EAGER), got, expected)[0] < (
         1e-5 if dtype == torch.float32 else 1e-2
     )
+
+
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
+def test_at_a_log_ratio_of_0_the_baselines_have_slope_2_as_documented(name: str) -> None:
+    h = spec(name)
+    p = make_problem(h, SMALL, torch.float64)
+    p = replace(p, log_probs=p.old_log_probs.clone())
+    compiled, written = candidates_module.reference(h, p), -candidates_module.start(Candidate(EAGER), h, p)()
+    torch.testing.assert_close(written, 2 * compiled)
 
 
 def test_only_the_shipped_hierarchy_has_its_baseline() -> None:

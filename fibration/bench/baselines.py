@@ -2,7 +2,7 @@
 
 Written to be fast within the idiom: masked sums over dim 1 where the batch is padded, segment sums where it is packed,
 advantages of trajectories multiplied in after the sum over tokens, nothing computed twice. Half-precision log-probs are
-widened first. At a log ratio of exactly 0 the sign-split losses have slope 0 here, and not 1 (docs/bench.md).
+widened first. At a log ratio of exactly 0 the sign-split losses have slope 2 here, and not 1 (docs/bench.md).
 """
 
 from __future__ import annotations
