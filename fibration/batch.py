@@ -48,9 +48,9 @@ def lay_out(parent: Codes, segments: int, positions: Codes, device: torch.device
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     in_order = bool((parent[1:] >= parent[:-1]).all())
     order = None if in_order else np.argsort(parent, kind="stable")
-    there = positions if order is None else positions[order]
+    there = positions if order is None else positions[order]  # ascending within every segment
     starts = there[offsets[:-1]]
-    whole = bool((there[offsets[1:] - 1] - starts == sizes - 1).all()) and bool((there[1:] > there[:-1]).all())
+    whole = bool((there[offsets[1:] - 1] - starts == sizes - 1).all())
 
     def move(array: Codes) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)

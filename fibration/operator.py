@@ -13,7 +13,8 @@ from torch import Tensor
 from fibration import metrics as diagnostics
 from fibration.batch import Batch, Run, inputs_of
 from fibration.errors import BatchError
-from fibration.index import Index, build_index
+from fibration.index import Index
+from fibration.indexing import build_index
 from fibration.inputs import check_tokens, make_batch, refuse_nonfinite
 from fibration.ir import Program
 from fibration.report import Report
