@@ -57,6 +57,7 @@ from fibration import (
 )
 from fibration import compiler as compiling
 from fibration.expressions import Apply, Expression, Number
+from fibration.grammar import Invocation, Operation, Word, read
 from fibration.index import Index
 from fibration.interpret import Sizes, interpret
 from fibration.ir import Input, Program
@@ -96,7 +97,10 @@ def raw_programs(hierarchy: Hierarchy) -> dict[str, Program]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of tokens, one after another. `labels` are per row, `token_labels` per token, `weights` an attribute."""
+    """Rows of tokens, one after another. `labels` are per row, `token_labels` per token.
+
+    `weights` is the attribute called weight; `attributes` are others, per token or by label.
+    """
 
     lengths: tuple[int, ...]
     x: np.ndarray
@@ -105,6 +109,7 @@ class Batch:
     token_labels: Mapping[str, list[Any]] = field(default_factory=dict)
     weights: np.ndarray | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def row(self) -> np.ndarray:
@@ -143,10 +148,10 @@ class Layout:
     def tensor(self, values: Any, dtype: torch.dtype = torch.float64, under_mask: float = NAN) -> Tensor:
         result = torch.full(self.shape, under_mask, dtype=dtype)
         result.view(-1)[torch.from_numpy(self.slots)] = torch.as_tensor(np.asarray(values)).to(dtype)
-        return result
+        return result.to(self.index.device)
 
     def read(self, tensor: Tensor) -> np.ndarray:
-        return tensor.detach().double().reshape(-1).numpy()[self.slots]
+        return tensor.detach().cpu().double().reshape(-1).numpy()[self.slots]
 
 
 def _labels_for(op: Operator, batch: Batch) -> dict[str, Any]:
@@ -154,7 +159,18 @@ def _labels_for(op: Operator, batch: Batch) -> dict[str, Any]:
     return {k: v for k, v in batch.labels.items() if k in wanted}
 
 
-def packed(op: Operator, batch: Batch) -> Layout:
+def _attributes_for(op: Operator, batch: Batch, slots: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any] | None:
+    given = {**batch.attributes, **({} if batch.weights is None else {"weight": batch.weights})}
+    chosen = {k: given[k] for k in op.hierarchy.attributes if k in given}
+    for name, value in chosen.items():
+        if isinstance(value, np.ndarray):  # per token: NaN where no token is
+            chosen[name] = np.full(int(np.prod(shape)), NAN)
+            chosen[name][slots] = value
+            chosen[name] = chosen[name].reshape(shape)
+    return chosen or None
+
+
+def packed(op: Operator, batch: Batch, device: str = "cpu") -> Layout:
     """Tokens row after row, with offsets."""
     offsets = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int64)
     shape = (batch.tokens,)
@@ -162,14 +178,15 @@ def packed(op: Operator, batch: Batch) -> Layout:
     per_token = {k: v for k, v in batch.token_labels.items() if k in wanted}
     index = op.index(
         offsets=torch.from_numpy(offsets),
-        attributes={"weight": batch.weights} if "weight" in op.hierarchy.attributes else None,
+        attributes=_attributes_for(op, batch, np.arange(batch.tokens), shape),
+        device=device,
         **_labels_for(op, batch),
         **per_token,
     )
     return Layout(index, np.arange(batch.tokens), shape)
 
 
-def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True) -> Layout:
+def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True, device: str = "cpu") -> Layout:
     """One row each, in the same order, with masked positions before, between and after the tokens."""
     generator = np.random.default_rng(seed)
     width = max(batch.lengths) + (3 if gaps else 0)
@@ -185,12 +202,13 @@ def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True) -> Layo
             for slot, label in zip(slots, given, strict=True):
                 flat[slot] = label
             per_token[name] = [flat[r * width : (r + 1) * width] for r in range(len(mask))]
-    attributes = None
-    if "weight" in op.hierarchy.attributes:
-        weights = np.full(mask.size, NAN)
-        weights[slots] = batch.weights
-        attributes = {"weight": weights.reshape(mask.shape)}
-    index = op.index(mask=torch.from_numpy(mask), attributes=attributes, **_labels_for(op, batch), **per_token)
+    index = op.index(
+        mask=torch.from_numpy(mask),
+        attributes=_attributes_for(op, batch, slots, mask.shape),
+        device=device,
+        **_labels_for(op, batch),
+        **per_token,
+    )
     return Layout(index, slots, mask.shape)
 
 
@@ -697,3 +715,18 @@ def spread_batch(
 def message(error: BaseException) -> dict[str, str]:
     """The parts of a library error: what, required, found, remedy."""
     return {k: getattr(error, k) for k in ("what", "required", "found", "remedy")}
+
+
+def example_words(text: str) -> list[str]:
+    """The free words of a registered example: its parameters."""
+
+    def words(tree: Any) -> Iterator[str]:
+        if isinstance(tree, Word):
+            yield tree.text
+        children = tree.operands if isinstance(tree, Operation) else ()
+        if isinstance(tree, Invocation):
+            children = (*tree.positional, *(t for _, t in tree.named))
+        for child in children:
+            yield from words(child)
+
+    return list(dict.fromkeys(words(read(text))))

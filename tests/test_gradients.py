@@ -17,6 +17,7 @@ from support import (
     central,
     coefficients,
     exact,
+    example_words,
     operator,
     packed,
     padded,
@@ -45,7 +46,6 @@ from fibration import (
     uniform,
 )
 from fibration.constructors import CONSTRUCTORS, construct
-from fibration.grammar import Invocation, Operation, Word, read
 
 # ---------------------------------------------------------------- every registered gate, in a small hierarchy
 
@@ -53,21 +53,10 @@ USUAL = {"k": 4.0, "ceiling": 1.5}  # other parameters of an example get 0.15
 GATES = {text: c for c in CONSTRUCTORS.values() if issubclass(c.kind, Gate) for text in c.examples}
 
 
-def words(tree):
-    if isinstance(tree, Word):
-        yield tree.text
-    elif isinstance(tree, Operation):
-        for o in tree.operands:
-            yield from words(o)
-    elif isinstance(tree, Invocation):
-        for t in (*tree.positional, *(t for _, t in tree.named)):
-            yield from words(t)
-
-
 def example_gate(text, level):
     """The gate of an example; each of its free words is a parameter."""
     known = {"token": token, "trajectory": trajectory, "residual": None, "advantage": None}
-    free = [w for w in dict.fromkeys(words(read(text))) if w not in known]
+    free = [w for w in example_words(text) if w not in known]
     names = {w: Parameter(f"{w}_{level}", default=USUAL.get(w, 0.15), lower=0) for w in free}
     return construct(Gate, text, {**names, "token": token, "trajectory": trajectory}, "an example")
 

@@ -1,0 +1,362 @@
+"""Which backends run here, what the float64 interpreter gives for the same batch, and how far from it rounding may lead.
+
+The interpreter runs on the programs as lowered, before any optimisation, with inputs that are read off the index here.
+Beside every value stands a bound on what rounding can do to it, carried through the program operation by operation. It
+is what a tolerance is made of: near 1e-15 where a program is harmless, a thousand times more where a rollback multiplies
+by a thousand, and as much as the jump where a comparison may fall either way.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from chains import compiled, unasked
+from support import Batch, Layout, packed, padded, raw_programs
+from torch import Tensor
+
+from fibration import Hierarchy
+from fibration.compiler import BACKENDS
+from fibration.interpret import interpret
+from fibration.ir import Const, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.operator import Operator
+from fibration.scalars import MEANING
+
+# ---------------------------------------------------------------- which backends
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend on a device. `slow` ones get fewer and smaller cases, always the same."""
+
+    name: str
+    device: str = "cpu"
+    slow: bool = False
+
+    def __str__(self) -> str:
+        return self.name if self.device == "cpu" else f"{self.name}-{self.device}"
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether padded and packed batches give the same bits, beyond the same numbers up to rounding."""
+        return self.name == "torch"
+
+    def operator(self, hierarchy: Hierarchy) -> Operator:
+        return compiled(hierarchy, self.name)
+
+    def unit(self, dtype: torch.dtype) -> float:
+        """The roundoff of its arithmetic on tokens, for log-probs of this precision; above the tokens it is float64."""
+        return FLOAT64 if self.name == "torch" or dtype == torch.float64 else FLOAT32
+
+    def packed(self, hierarchy: Hierarchy, batch: Batch) -> Layout:
+        return packed(self.operator(hierarchy), batch, self.device)
+
+    def padded(self, hierarchy: Hierarchy, batch: Batch, seed: int = 0) -> Layout:
+        return padded(self.operator(hierarchy), batch, seed, device=self.device)
+
+
+FLOAT64, FLOAT32 = 2.0**-53, 2.0**-24
+ROUNDOFF = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def here() -> tuple[Backend, ...]:
+    """Every backend of this version that this machine can run."""
+    found = [Backend("torch")]
+    if "c" in BACKENDS:
+        found.append(Backend("c"))
+    if "triton" in BACKENDS and triton_interprets():
+        found.append(Backend("triton", slow=True))
+    if torch.cuda.is_available():
+        found += [Backend(name, "cuda") for name in ("torch", "triton") if name in BACKENDS]
+    return tuple(found)
+
+
+def triton_interprets() -> bool:
+    """Whether generated Triton kernels run on the CPU in this process."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+BACKENDS_HERE = here()
+TORCH = BACKENDS_HERE[0]
+
+# ---------------------------------------------------------------- values, with bounds on what rounding does to them
+
+# A function of a mathematical library may be off by a few units, and an optimiser may associate in another way.
+SLACK = 8
+# Other sums over tokens may be kept in the tokens' precision for so many terms (times SLACK) before they are widened.
+PARTIAL = 16
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """What the interpreter gives, and how far from it rounding may lead."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+    def check(self, found: Any, dtype: torch.dtype, what: str) -> None:
+        """`found` was computed with roundings that the bound allows for, and rounded once more to `dtype`."""
+        found = np.asarray(found, np.float64)
+        assert found.shape == self.value.shape, f"{what}: shape {found.shape}, not {self.value.shape}"
+        assert np.isfinite(found).all(), f"{what}: not finite"
+        tiny = 1e-300 if dtype == torch.float64 else 2.0**-24 if dtype == torch.float16 else 1e-37
+        allowed = SLACK * self.error + 2 * ROUNDOFF[dtype] * np.abs(self.value) + tiny
+        excess = np.abs(found - self.value) / allowed
+        i = int(np.argmax(excess))
+        assert excess[i] <= 1, (
+            f"{what}: {found[i]!r} at {i}, expected {self.value[i]!r} ± {allowed[i]:.1e}; {(excess > 1).sum()} such"
+        )
+
+    @property
+    def uncertainty(self) -> float:
+        """The largest bound, relative to the largest value."""
+        return float(self.error.max() / max(np.abs(self.value).max(), 1e-30))
+
+
+class Truth:
+    """The interpreter on one batch, fed from an index: any program, any output."""
+
+    def __init__(
+        self, layout: Layout, x: np.ndarray, advantages: np.ndarray, parameters: Mapping[str, Any], unit: float
+    ) -> None:
+        self.index, self.x, self.advantages, self.parameters = layout.index, x, advantages, parameters
+        self.h: Hierarchy = layout.index.hierarchy
+        self.unit = unit
+
+    def run(self, name: str, **more: np.ndarray) -> dict[str, Bounded]:
+        program = raw_programs(self.h)[name]
+        inputs = {i.name: more[i.name] if i.name in more else self.input(i) for i in program.inputs}
+        sizes = self.index.sizes(program.edges)
+        values = interpret(program, inputs, sizes)
+        with np.errstate(all="ignore"):
+            errors = _Rounding(program, inputs, sizes, self.unit).outputs()
+        return {k: Bounded(v, np.broadcast_to(errors[k], v.shape)) for k, v in values.items()}
+
+    def input(self, node: Input) -> Any:
+        index, leaf = self.index, self.h.leaf.name
+        if node.kind == "log_ratio":
+            return self.x
+        if node.kind == "count":
+            return index.count(*node.key).cpu().numpy()
+        if node.kind == "total":
+            return index.total(self.h.attributes[node.key[0]], node.key[1]).cpu().numpy()
+        if node.kind == "attribute":
+            return index.values[node.key[0]].cpu().numpy()
+        if node.kind == "parameter":
+            return self.parameter(node)
+        assert node.kind == "advantage"
+        if node.over == leaf:
+            return self.advantages
+        result = np.empty(index.size[node.over])
+        result[index.parent(leaf, node.over).cpu().numpy()] = self.advantages
+        return result
+
+    def parameter(self, node: Input) -> Any:
+        """One number, or one per element of its stratum."""
+        name, channel = node.key
+        value = self.parameters.get(name, self.h.parameters[name].default)
+
+        def of(v: Any) -> float:
+            return float(v[channel] if isinstance(v, Mapping) else v)
+
+        if isinstance(value, Mapping) and not set(value) <= {"+", "-"}:
+            return np.array([of(value[label]) for label in self.index.labels[node.over]])
+        return of(value)
+
+
+def compared(program: Program) -> set[Node]:
+    """The nodes on which a comparison depends: sums among them are float64 everywhere."""
+    found: set[Node] = set()
+
+    def arguments(body: Scalar, inside: bool) -> set[int]:
+        if body.op == "arg":
+            return {int(body.value or 0)} if inside else set()
+        return set().union(*(arguments(a, inside or body.op in ("lt", "le")) for a in body.args))
+
+    todo = [n.inputs[i] for n in program.nodes() if isinstance(n, Map) for i in arguments(n.body, False)]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.operands)
+    return found
+
+
+class _Rounding:
+    """A bound on the error of every value of a program, when tokens are computed with the roundoff `unit`."""
+
+    def __init__(self, program: Program, inputs: Mapping[str, Any], sizes: Any, unit: float) -> None:
+        self.program, self.inputs, self.sizes, self.fine = program, inputs, sizes, unit
+        self.wide = compared(program)
+        self.results: dict[Node, tuple[Any, Any]] = {}
+        for node in program.nodes():
+            self.unit = unit if node.stratum == program.leaf else FLOAT64
+            self.results[node] = self.node(node)
+
+    def outputs(self) -> dict[str, Any]:
+        found = {k: self.results[v][1] for k, v in self.program.outputs.items()}
+        return {k: np.where(np.isnan(e), np.inf, e) for k, e in found.items()}
+
+    def stored(self, value: Any, error: Any) -> tuple[Any, Any]:
+        """A value that is brought to the precision of where it is used."""
+        return value, error + (np.abs(value - np.float32(value)) if self.unit == FLOAT32 else 0.0)
+
+    def node(self, node: Node) -> tuple[Any, Any]:
+        size = self.sizes.size[node.stratum]
+        if isinstance(node, Input):
+            return self.stored(np.broadcast_to(np.asarray(self.inputs[node.name], np.float64), (size,)), np.zeros(size))
+        if isinstance(node, Const):
+            return self.stored(np.full(size, node.value), np.zeros(size))
+        if isinstance(node, Map):
+            return self.scalar(node.body, [self.results[o] for o in node.inputs], {})
+        value, error = self.results[node.operands[0]]
+        if not isinstance(node, (Push, Pull)):
+            return value, error
+        parent = self.sizes.parents[node.source, node.target]
+        if isinstance(node, Pull):
+            return self.stored(value[parent], error[parent])
+        if node.reduce == "max":
+            top, bound = np.full(size, -np.inf), np.zeros(size)
+            np.maximum.at(top, parent, value)
+            np.maximum.at(bound, parent, error)
+            return top, bound
+        total, mass = (np.bincount(parent, weights=w, minlength=size) for w in (value, np.abs(value)))
+        terms = np.bincount(parent, minlength=size)
+        bound = np.bincount(parent, weights=error, minlength=size) + FLOAT64 * (terms > 1) * terms * mass
+        if node.source == self.program.leaf and self.fine == FLOAT32 and node not in self.wide:
+            bound = bound + FLOAT32 * np.minimum(terms - 1, PARTIAL) * mass
+        return total, bound
+
+    def scalar(self, body: Scalar, args: list[Any], done: dict[Scalar, Any]) -> tuple[Any, Any]:
+        if body.op == "arg":
+            return args[int(body.value or 0)]
+        if body not in done:
+            if body.op == "const":
+                value, error = self.stored(np.float64(body.value), np.float64(0))
+            else:
+                value, error = self.apply(body.op, *(self.scalar(a, args, done) for a in body.args))
+            done[body] = value, error
+        return done[body]
+
+    def apply(self, op: str, *args: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The error of a condition is whether it may fall either way."""
+        v, e = [a[0] for a in args], [a[1] for a in args]
+        value = MEANING[op](*v)
+        if op in ("lt", "le"):
+            return value, np.abs(v[0] - v[1]) <= np.where((e[0] == 0) & (e[1] == 0), -1.0, e[0] + e[1])
+        if op in ("and", "or"):  # certain where one side decides by itself
+            decides = op == "or"
+            sure = [(x == decides) & ~u for x, u in zip(v, e, strict=True)]
+            return value, (e[0] | e[1]) & ~(sure[0] | sure[1])
+        if op == "not":
+            return value, e[0]
+        if op == "select":
+            jump = np.abs(v[1] - v[2]) + np.maximum(e[1], e[2])
+            return value, np.where(e[0], np.where(np.isnan(jump), np.inf, jump), np.where(v[0], e[1], e[2]))
+        exact = functools.reduce(np.logical_and, [x == 0 for x in e]) & (value == np.float32(value))
+        return value, self.passed_on(op, value, v, e) + np.where(exact, 0.0, self.unit * np.abs(value))
+
+    def passed_on(self, op: str, value: Any, v: list[Any], e: list[Any]) -> Any:
+        """What errors of the arguments do to a value."""
+        if op in ("add", "sub"):
+            return e[0] + e[1]
+        if op == "mul":
+            return np.abs(v[0]) * e[1] + np.abs(v[1]) * e[0] + e[0] * e[1]
+        if op == "div":
+            rest = np.abs(v[1]) - e[1]
+            return np.where(rest > 0, (e[0] + np.abs(value) * e[1]) / rest, np.inf)
+        if op == "exp":
+            return value * np.expm1(e[0])
+        if op == "expm1":
+            return (value + 1) * np.expm1(e[0])
+        if op in ("log", "log1p"):
+            rest = v[0] + (op == "log1p") - e[0]
+            return np.where(rest > 0, e[0] / rest, np.inf)
+        if op == "sqrt":
+            return np.where(e[0] == 0, 0.0, np.where(value > 0, e[0] / value, np.sqrt(e[0])))
+        assert op in ("neg", "tanh", "sigmoid")  # none of them is steeper than 1
+        return e[0]
+
+
+# ---------------------------------------------------------------- cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch whose log-probs and advantages are numbers of one precision, away from where a comparison may tip."""
+
+    hierarchy: Hierarchy
+    batch: Batch  # x = now - old, exactly
+    old: np.ndarray
+    dtype: torch.dtype
+    layout_seed: int
+
+    @property
+    def now(self) -> np.ndarray:
+        return self.old + self.batch.x
+
+    def layout(self, backend: Backend, kind: str) -> Layout:
+        if kind == "packed":
+            return backend.packed(self.hierarchy, self.batch)
+        return backend.padded(self.hierarchy, self.batch, self.layout_seed)
+
+    def tensors(self, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """log-probs, old log-probs and advantages; NaN or infinite where there is no token."""
+        garbage = [float("nan"), float("inf"), -float("inf")][self.layout_seed % 3]
+        now, old = (layout.tensor(v, self.dtype, garbage) for v in (self.now, self.old))
+        return now, old, self.advantages(layout, garbage)
+
+    def advantages(self, layout: Layout, garbage: float = float("nan")) -> Tensor:
+        """Per row where they are constant there, and the layout's seed is even."""
+        a, row = self.batch.advantages, self.batch.row
+        per_row = np.full(len(self.batch.lengths), garbage)
+        per_row[row] = a
+        if self.layout_seed % 2 == 0 and (per_row[row] == a).all() and layout.shape != per_row.shape:
+            return torch.from_numpy(per_row).to(self.dtype).to(layout.index.device)
+        return layout.tensor(a, self.dtype, garbage)
+
+    def truth(self, layout: Layout, backend: Backend) -> Truth:
+        return self.bounds(layout, backend.unit(self.dtype))
+
+    def bounds(self, layout: Layout, unit: float) -> Truth:
+        """The interpreter, with the errors of arithmetic of this roundoff."""
+        return Truth(layout, self.batch.x, self.batch.advantages, self.batch.parameters, unit)
+
+
+def rounded(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    return torch.as_tensor(values).to(dtype).double().numpy()
+
+
+def case(hierarchy: Hierarchy, batch: Batch, dtype: torch.dtype, seed: int = 0, direct: bool = False) -> Case:
+    """The batch in this precision, its x moved a little until float32 and float64 agree on the side of every branch.
+
+    `direct`: the log ratios themselves are numbers of this precision, and `old` is 0.
+    """
+    generator = np.random.default_rng([seed, 11])
+    old = rounded(generator.uniform(-3, -0.01, size=batch.tokens) * (not direct), dtype)
+    batch = replace(batch, advantages=rounded(batch.advantages, dtype))
+    wanted = batch.x.copy()
+    layout = packed(unasked(hierarchy, "torch"), batch)
+    for attempt in range(60):
+        result = Case(hierarchy, batch.with_x(rounded(old + wanted, dtype) - old), old, dtype, seed)
+        truth = result.bounds(layout, FLOAT32)
+        if not np.abs(truth.run("gate")["gated_ratio"].value).max() < LARGE:  # nothing limits the drift of such a chain
+            wanted = wanted / 4
+            continue
+        coefficients = truth.run("objective")["coefficients"]
+        scale = max(np.abs(coefficients.value).max(), np.abs(batch.advantages).max() / batch.tokens)
+        unsure = coefficients.error > CLEAR * scale
+        if not unsure.any():
+            return result
+        step = min(0.01 * (1 + attempt) * (1 if dtype in (torch.float64, torch.float32) else 5), 0.5)
+        wanted = np.where(unsure, wanted * (1 + step * generator.uniform(-1, 1, size=batch.tokens)), wanted)
+    raise AssertionError(f"'{hierarchy.name}': no batch away from its breakpoints")
+
+
+LARGE = 1e4
+CLEAR = 1e-2  # a bound below this part of the largest coefficient, or weight: no branch of any weight is in doubt

@@ -1,0 +1,414 @@
+"""Every backend that runs here against the float64 interpreter: shipped hierarchies, a hundred random chains, and what
+breaks naive code. `backends_here.py` says which backends these are, and where the tolerances come from."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import zlib
+
+import numpy as np
+import pytest
+import test_gradients
+import test_hard_inputs
+import test_vectors
+import torch
+from backends_here import BACKENDS_HERE, ROUNDOFF, TORCH, Backend, Bounded, Case, Truth, case
+from chains import ROOT, batch_for, candidate, chain, linear_chain, unasked, verdict
+from support import DTYPES, central, packed, spec, spread_batch, token
+
+from fibration import Fibration, FibrationError, Hierarchy, identity_gate, log_ratio, trajectory_mean, uniform
+from fibration.constructors import CONSTRUCTORS
+from fibration.errors import IRError
+from fibration.loading import shipped
+from fibration.lower import CHANNEL_WORD
+from fibration.metrics import collect, levels
+
+CHAINS = 100
+F64, F32 = torch.float64, torch.float32
+MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16, F32)  # the precision of a chain's batch, by its seed
+
+
+@functools.cache
+def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
+    h = chain(seed)
+    return case(h, batch_for(h, seed + 1000 * direct, small), dtype, seed, direct)
+
+
+@functools.cache
+def shipped_case(name: str, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
+    number = shipped().index(name)
+    return case(spec(name), batch_for(spec(name), number + 7, small), dtype, number, direct)
+
+
+@pytest.fixture(params=BACKENDS_HERE, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return request.param
+
+
+def on_backends(seeds, slow=()):
+    """Seed by seed on every backend; slow ones get the seeds in `slow`."""
+    pairs = [(seed, b) for seed in seeds for b in BACKENDS_HERE if not b.slow or seed in slow]
+    return pytest.mark.parametrize(("seed", "backend"), pairs, ids=lambda v: str(v))
+
+
+def drawn(seed: int, backend: Backend, request: pytest.FixtureRequest, make=chain) -> Hierarchy:
+    """A chain; C cannot yet plan one of several strata that the rows are not part of."""
+    h = make(seed)
+    if backend.name == "c" and len(h.chain) > 1 and h.rows not in h.chain:
+        request.applymarker(pytest.mark.xfail(raises=IRError, reason="rows beside the chain", strict=False))
+    return h
+
+
+# ---------------------------------------------------------------- against the interpreter
+
+
+def holds_training(backend: Backend, c: Case, kind: str) -> None:
+    """Objective, coefficients and metrics, as `loss` and `coefficients` give them."""
+    op, layout = backend.operator(c.hierarchy), c.layout(backend, kind)
+    now, old, advantages = c.tensors(layout)
+    expected = c.truth(layout, backend).run("evaluate")
+    result = op.coefficients(now, old, advantages, layout.index, c.batch.parameters)
+    wide = result.values.dtype
+    assert wide == result.objective.dtype == (F64 if c.dtype == F64 else F32)
+    expected["coefficients"].check(layout.read(result.values), wide, "coefficients")
+    expected["objective"].check([float(result.objective)], wide, "objective")
+    covered = torch.ones(layout.shape, dtype=torch.bool).reshape(-1)
+    covered[torch.from_numpy(layout.slots)] = False
+    assert (result.values.cpu().reshape(-1)[covered] == 0).all()
+
+    def gathered(what: str) -> dict[str, float]:
+        outputs = {k: torch.tensor(getattr(v, what)) for k, v in expected.items()}
+        index = layout.index if backend.device == "cpu" else c.layout(TORCH, kind).index
+        return {k: float(v) for k, v in collect(c.hierarchy, outputs, index).items()}
+
+    values, errors = gathered("value"), gathered("error")
+    assert result.metrics.keys() == values.keys()
+    for name, metric in result.metrics.items():
+        Bounded(np.array([values[name]]), np.abs([errors[name]])).check([float(metric)], F32, name)
+
+    now = now.requires_grad_()
+    loss = op.loss(now, old, advantages, layout.index, c.batch.parameters)
+    assert torch.equal(loss.loss.detach(), -result.objective)
+    (loss.loss * 3).backward()
+    assert torch.equal(now.grad, (-3 * result.values).to(c.dtype))
+
+
+def holds_gate(backend: Backend, c: Case, kind: str) -> None:
+    """Gated ratios, their backward, and what every level read and gave; log ratios are given directly."""
+    op, layout = backend.operator(c.hierarchy), c.layout(backend, kind)
+    x, _, advantages = c.tensors(layout)
+    x = x.requires_grad_()
+    truth = c.truth(layout, backend)
+    gated = op.gate(x, layout.index, c.batch.parameters, advantages=advantages)
+    assert gated.dtype == c.dtype
+    truth.run("gate")["gated_ratio"].check(layout.read(gated), c.dtype, "gated ratio")
+    cotangent = layout.tensor(np.cos(1 + np.arange(c.batch.tokens)), c.dtype)
+    gated.backward(cotangent)
+    expected = truth.run("gate_adjoint", cotangent=layout.read(cotangent))["log_ratio_gradient"]
+    expected.check(layout.read(x.grad), c.dtype, "gradient of the gated ratio")
+
+    seen, wanted = op.levels(x, layout.index, c.batch.parameters, advantages=advantages), truth.run("levels")
+    for stratum, channel in levels(c.hierarchy):
+        for word, found in (("residual", seen.residual), ("gated", seen.gated)):
+            vector = found[stratum, channel]
+            assert vector.dtype == F64
+            name = f"{word}_{stratum}{CHANNEL_WORD[channel]}"
+            wanted[name].check(vector.cpu().numpy(), F64 if stratum != "token" else _narrow(backend, c), name)
+
+
+def _narrow(backend: Backend, c: Case) -> torch.dtype:
+    return F64 if backend.name == "torch" or c.dtype == F64 else F32
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_hierarchies_match_the_interpreter(name, dtype, backend):
+    if backend.slow and dtype not in (F64, F32):
+        pytest.skip("two precisions on a slow backend")
+    holds_training(backend, shipped_case(name, dtype, False, backend.slow), "padded")
+    holds_gate(backend, shipped_case(name, dtype, True, backend.slow), "packed")
+
+
+@on_backends(range(CHAINS), slow=range(7, CHAINS, 10))
+def test_random_chains_match_the_interpreter(seed, backend, request):
+    drawn(seed, backend, request)
+    kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")
+    dtype = MIX[seed % len(MIX)]
+    holds_training(backend, random_case(seed, dtype, False, backend.slow), kinds[0])
+    if backend.name == "torch" or seed % 2:  # building three more functions takes a compiler a second
+        holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
+
+
+def test_the_interpreter_s_tolerances_are_tight():
+    """No bound may hide a wrong number: most coefficients are held to a few roundings, none to less than a percent."""
+    for dtype, usual in ((F64, 1e-12), (F32, 1e-4)):
+        found = []
+        for name in shipped():
+            c = shipped_case(name, dtype)
+            layout = c.layout(TORCH, "packed")
+            found.append(c.bounds(layout, ROUNDOFF[dtype]).run("objective")["coefficients"].uncertainty)
+        assert np.median(found) < usual / 10
+        assert max(found) < usual
+
+
+def test_a_hundred_chains_are_a_varied_lot():
+    """Or the tests above show less than they seem to: every depth, every gate, rows beside the chain, a common root."""
+    chains = [candidate(seed) for seed in range(CHAINS)]
+    assert {len(h.chain) for h in chains} == {1, 2, 3, 4, 5, 6}
+    written = " ".join(g.written for h in chains for g in h.gates.values())
+    for made in CONSTRUCTORS.values():
+        texts = " ".join([written, *(f"{h.decomposition} {h.objective} {h.fibrations}" for h in chains)])
+        assert made.name in texts, made.name
+    assert sum(h.rows not in h.chain and len(h.chain) > 1 for h in chains) > 5
+    assert sum(h.chain[0] == ROOT for h in chains) > 10
+    assert sum(h.rows.name == "sample" for h in chains) > 5
+    for word in ("density", "advantage", "count", "where", "tanh", "sigmoid", "log1p", "expm1", "sqrt", "w_", ".per("):
+        assert word in written, word
+    batches = [batch_for(h, seed) for seed, h in enumerate(chains)]
+    assert sum(max(b.lengths) > 400 for b in batches) > 10
+    assert sum(1 in b.lengths for b in batches) > 50
+    assert sum(0 in b.lengths for b in batches) > 10
+    assert sum((b.x == 0).all() for b in batches) > 10
+    assert sum(bool((b.x == 0).any() and (b.x != 0).any()) for b in batches) > 20
+    values = [v for b in batches for v in b.parameters.values() if isinstance(v, dict)]
+    assert sum(set(v) == {"+", "-"} for v in values) > 5
+    assert sum(set(v) != {"+", "-"} for v in values) > 10
+
+
+def test_every_regime_occurs_in_random_chains():
+    seen: dict[str, float] = dict.fromkeys(("passed", "rolled_back", "zeroed", "limited", "attenuated"), 0)
+    for seed in range(1, CHAINS, 4):
+        h = candidate(seed)
+        b = batch_for(h, seed)
+        layout = packed(unasked(h, "torch"), b)
+        for name, value in Truth(layout, b.x, b.advantages, b.parameters, ROUNDOFF[F64]).run("evaluate").items():
+            regime = next((r for r in seen if name.startswith(f"{r}_")), None)
+            if regime:
+                seen[regime] += (value.value > 0).any()
+    assert min(seen.values()) >= 3, seen
+
+
+# ---------------------------------------------------------------- the same bits
+
+SOME = tuple(range(2, CHAINS, 10)) + (4, 9, 14)
+
+
+def bits(backend: Backend, c: Case, kind: str) -> tuple[list[float], float]:
+    op, layout = backend.operator(c.hierarchy), c.layout(backend, kind)
+    result = op.coefficients(*c.tensors(layout), layout.index, c.batch.parameters, metrics=False)
+    return layout.read(result.values).tolist(), float(result.objective)
+
+
+@on_backends(SOME, slow=SOME[:1])
+def test_padded_and_packed_agree(seed, backend, request):
+    """To the bit on the reference backend; elsewhere both are what the interpreter gives, up to rounding."""
+    drawn(seed, backend, request)
+    c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
+    found = [bits(backend, c, kind) for kind in ("packed", "padded")]
+    if backend.keeps_bits:
+        assert found[0] == found[1]
+    else:
+        expected = c.truth(c.layout(backend, "packed"), backend).run("objective")
+        for values, objective in found:
+            expected["coefficients"].check(values, F64 if c.dtype == F64 else F32, "coefficients")
+            expected["objective"].check([objective], F64 if c.dtype == F64 else F32, "objective")
+
+
+@on_backends(SOME, slow=SOME[:1])
+def test_the_number_of_threads_does_not_change_a_bit(seed, backend, request):
+    drawn(seed, backend, request)
+    c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            found.append(bits(backend, c, "packed"))
+    finally:
+        torch.set_num_threads(before)
+    assert all(f == found[0] for f in found)
+
+
+# ---------------------------------------------------------------- slopes
+
+
+@on_backends(range(18), slow=(0, 9, 12))
+def test_linear_gates_have_their_transpose(seed, backend, request):
+    """`⟨G x, y⟩ = ⟨x, Gᵀ y⟩` where gates pass or remove a level: log 𝒢 is linear in the log ratios."""
+    h = drawn(seed, backend, request, linear_chain)
+    op, batch = backend.operator(h), batch_for(h, seed, small=True, smooth=True)
+    layout = backend.packed(h, batch)
+    generator = np.random.default_rng(seed)
+    x, u, y = (layout.tensor(generator.normal(size=batch.tokens) * 0.3) for _ in range(3))
+
+    def image(v: torch.Tensor) -> torch.Tensor:
+        return op.gate(v, layout.index, batch.parameters).log()
+
+    zero = torch.zeros_like(x).requires_grad_()
+    (back,) = torch.autograd.grad(op.gate(zero, layout.index, batch.parameters), zero, y)
+    size = float(x.abs().sum() * y.abs().max())
+    assert float((image(x) * y).sum()) == pytest.approx(float((x * back).sum()), rel=1e-12, abs=1e-13 * size)
+    both = (2 * image(x) - 3 * image(u)).cpu().numpy()
+    assert image(2 * x - 3 * u).cpu().numpy() == pytest.approx(both, rel=1e-10, abs=1e-12 * max(1, np.abs(both).max()))
+
+
+@on_backends((0, 1, 2, 4, 7, 8, 9, 13, 14, 19), slow=(7,))
+def test_coefficients_against_finite_differences(seed, backend, request):
+    """Central differences of the backend's own float64 objective, wherever both sides agree on the slope."""
+    h = drawn(seed, backend, request)
+    c = case(h, batch_for(h, seed, small=True, smooth=True), F64, seed, direct=True)
+    op, layout = backend.operator(h), c.layout(backend, "packed")
+    a, zero = layout.tensor(c.batch.advantages), layout.tensor(np.zeros(c.batch.tokens))
+
+    def objective(x: np.ndarray) -> float:
+        result = op.coefficients(layout.tensor(x), zero, a, layout.index, c.batch.parameters, metrics=False)
+        return float(result.objective)
+
+    values = layout.read(op.coefficients(layout.tensor(c.batch.x), zero, a, layout.index, c.batch.parameters).values)
+    wide, narrow = (central(objective, c.batch.x, step) for step in (1e-5, 2e-6))
+    scale = np.abs(values).max()
+    smooth = np.abs(wide - narrow) <= 1e-5 * scale
+    assert smooth.mean() > 0.8
+    assert values[smooth] == pytest.approx(narrow[smooth], rel=1e-5, abs=1e-6 * scale)
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "ppo", "grpo", "dapo", "dr_grpo"])
+def test_the_first_update_learns(name, dtype, backend):
+    """At x = 0 exactly `c_i = mu_i A_i` up to rounding, and every gated ratio is 1."""
+    c = case(spec(name), spread_batch((3, 1, 7, 2, 5, 6), seed=5).with_x(np.zeros(24)), dtype)
+    op, layout = backend.operator(c.hierarchy), c.layout(backend, "padded")
+    now, old, a = c.tensors(layout)
+    n = np.array(c.batch.lengths)[c.batch.row]
+    weight = {"dapo": 1 / 24, "ppo": 1 / 24, "dr_grpo": 1 / (6 * 1024)}.get(name, 1 / (6 * n))
+    found = op.coefficients(now, old, a, layout.index).values
+    assert layout.read(found) == pytest.approx(weight * c.batch.advantages, rel=4 * 2.0**-53 if dtype == F64 else 3e-7)
+    assert layout.read(op.gate(now - old, layout.index, advantages=a)).tolist() == [1.0] * 24
+
+
+# ---------------------------------------------------------------- what breaks naive code
+
+HARD = {
+    test_hard_inputs: (
+        "test_what_lies_under_the_mask_is_never_read",
+        "test_a_cotangent_under_the_mask_is_never_read",
+        "test_rows_without_tokens_change_nothing",
+        "test_one_token_trajectories",
+        "test_rollback_of_a_million_tokens_in_float32",
+        "test_a_million_tokens_in_one_trajectory",
+        "test_many_trajectories",
+        "test_sizes_from_tiny_to_huge",
+        "test_drifts_beyond_all_reason_stay_bounded",
+        "test_negative_zero_is_zero",
+        "test_zero_advantages",
+        "test_huge_advantages",
+        "test_inputs_are_left_as_they_were",
+        "test_expanded_and_sliced_inputs",
+    ),
+    test_gradients: (
+        "test_aggregate_gate_at_its_breakpoints",
+        "test_clip_gate_at_its_breakpoints",
+        "test_some_tokens_at_zero",
+        "test_one_token_trajectories_keep_their_gradient",
+    ),
+    test_vectors: ("test_fiberpo_matches_its_closed_form", "test_losses_and_gradients_of_a_trainer"),
+}
+LONG = ("million", "many")
+
+
+def hard():
+    """Tests of other files, as they stand, with their arguments."""
+    for module, names in HARD.items():
+        for name in names:
+            function = getattr(module, name)
+            marks = [m for m in getattr(function, "pytestmark", ()) if m.name == "parametrize"]
+            axes = []
+            for mark in marks:
+                keys = mark.args[0].split(", ") if isinstance(mark.args[0], str) else mark.args[0]
+                rows = [row if len(keys) > 1 else (row,) for row in mark.args[1]]
+                axes.append([dict(zip(keys, row, strict=True)) for row in rows])
+            for i, chosen in enumerate(itertools.product(*axes)):
+                arguments = {k: v for part in chosen for k, v in part.items()}
+                yield pytest.param(module, name, arguments, id=f"{name.removeprefix('test_')}-{i}")
+
+
+@pytest.mark.parametrize("other", [b for b in BACKENDS_HERE if b.device == "cpu" and b != TORCH] or [None], ids=str)
+@pytest.mark.parametrize(("module", "name", "arguments"), list(hard()))
+def test_hard_inputs_on_other_backends(module, name, arguments, other, monkeypatch):
+    """The torch backend goes through them in their own files."""
+    if other is None:
+        pytest.skip("torch alone runs here")
+    if other.slow and (any(word in name for word in LONG) or zlib.crc32(repr(arguments).encode()) % 5):
+        pytest.skip("a few of them on a slow backend")
+    monkeypatch.setattr(module, "operator", lambda h: unasked(h, other.name))
+    getattr(module, name)(**arguments)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def mistakes(backend: Backend):
+    """Calls that must be refused, by what is wrong with them."""
+    op, batch = backend.operator(spec("fiberpo")), spread_batch()
+    layout, other = backend.padded(spec("fiberpo"), batch), backend.padded(spec("ppo"), batch)
+    now, a = layout.tensor(batch.x), layout.tensor(batch.advantages)
+    old, index = torch.zeros_like(now), layout.index
+    slot = tuple(int(i) for i in np.argwhere(np.isfinite(now.cpu().numpy()))[3])
+
+    def spoilt(t: torch.Tensor, value: float) -> torch.Tensor:
+        t = t.clone()
+        t[slot] = value
+        return t
+
+    reads = backend.operator(spec("grpo"))
+    of_reads = backend.padded(spec("grpo"), batch).index
+    return {
+        "index of another hierarchy": lambda: op.loss(now, old, a, other.index),
+        "index of another hierarchy, gate": lambda: op.gate(now, other.index),
+        "no index": lambda: op.loss(now, old, a, None),
+        "log-probs of another shape": lambda: op.loss(now[:, :-1], old, a, index),
+        "old log-probs of another shape": lambda: op.coefficients(now, old[:-1], a, index),
+        "flat log ratios": lambda: op.gate(now.reshape(-1), index),
+        "advantages of another shape": lambda: op.coefficients(now, old, a[:, :2], index),
+        "whole numbers": lambda: op.loss(torch.zeros(layout.shape, dtype=torch.int64), old, a, index),
+        "no tensor": lambda: op.gate(batch.x, index),
+        "NaN on a token": lambda: op.loss(spoilt(now, math.nan), old, a, index),
+        "infinite old log-prob": lambda: op.coefficients(now, spoilt(old, -math.inf), a, index),
+        "NaN for the gate": lambda: op.gate(spoilt(now, math.nan), index),
+        "infinite for the levels": lambda: op.levels(spoilt(now, math.inf), index),
+        "NaN advantage": lambda: op.loss(now, old, spoilt(a, math.nan), index),
+        "no advantages where they are read": lambda: reads.gate(now, of_reads),
+        "unknown parameter": lambda: op.gate(now, index, {"epsilom": 0.1}),
+        "parameter on its bound": lambda: op.gate(now, index, {"epsilon": 0.0}),
+        "parameter for no element": lambda: op.gate(now, index, {"C_trajectory": {"nobody": 0.1}}),
+    }
+
+
+@pytest.mark.parametrize("which", list(mistakes(TORCH)))
+def test_every_backend_refuses_in_the_same_words(which, backend):
+    said = []
+    for b in (TORCH, backend):
+        with pytest.raises(FibrationError) as caught:
+            mistakes(b)[which]()
+        said.append((type(caught.value), str(caught.value).replace(b.device, "")))
+    assert said[0] == said[1]
+
+
+# ---------------------------------------------------------------- what is known to be broken
+
+
+@pytest.mark.xfail(
+    raises=IndexError, reason="lower: the weight of a row is read at the batch, up the chain", strict=False
+)
+def test_a_root_beside_the_rows(backend):
+    """A chain down to the batch that the rows are not part of; `chains.py` draws such chains once this passes."""
+    h = Hierarchy(
+        name="root_beside_rows",
+        fibrations=[Fibration(token, ROOT, uniform())],
+        gates={token: identity_gate(), ROOT: identity_gate()},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+    assert verdict(h).ok
+    holds_training(backend, case(h, batch_for(h, 1), F64), "packed")
