@@ -14,8 +14,8 @@ from pathlib import Path
 from fibration.cache import entry, folder
 from fibration.errors import BackendError
 
-# -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C says. Threading jumps
-# through choices that follow from one another makes more blends, not fewer. -O3 builds longer and runs no faster.
+# -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C says. Threading
+# jumps through choices that follow from one another makes more blends, not fewer. -O3 builds longer and is no faster.
 FLAGS = (
     "-std=c11", "-O2", "-ftree-vectorize", "-fno-thread-jumps", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off", "-fPIC", "-shared", "-w",
