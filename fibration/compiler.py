@@ -10,7 +10,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from fibration.adjoint import adjoint
 from fibration.backends.standalone import Export
@@ -25,7 +28,7 @@ from fibration.operator import Operator
 from fibration.optimise import optimise
 from fibration.spec import Hierarchy
 
-BACKENDS = ("torch", "c")
+BACKENDS = ("torch", "c", "triton")
 TITLES = {
     "evaluate": "J, its coefficients, and the diagnostics of every level.",
     "objective": "J and its coefficients ∂J/∂log π.",
@@ -102,11 +105,22 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
 
 def choose(backend: str) -> str:
     if backend == "auto":
-        log.info("fibration: backend 'torch' (the only one of this version)")
-        return BACKENDS[0]
+        backend, why = best()
+        log.info("fibration: backend '%s' (%s)", backend, why)
+        return backend
     if backend not in BACKENDS:
         raise BackendError(f"no backend '{backend}'", required=f"one of auto, {', '.join(BACKENDS)}")
     return backend
+
+
+def best() -> tuple[str, str]:
+    """The fastest backend that this machine has, and why it is chosen."""
+    if torch.cuda.is_available() and find_spec("triton"):
+        return "triton", f"for {torch.cuda.get_device_name()}"
+    try:
+        return "c", f"compiled by {import_module('fibration.backends.c.build').compiler()}; no device with Triton"
+    except BackendError:
+        return "torch", "there is neither a device with Triton nor a C compiler"
 
 
 def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> str:

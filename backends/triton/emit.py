@@ -1,0 +1,197 @@
+"""Fused plan → one standalone Triton module, made to be read: kernels, and a plain function per program to launch them.
+
+The skeleton and the launchers are here, the kernels in `kernels.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from fibration.backends.triton.kernels import PER_WARP, Kernel, kernels
+from fibration.backends.triton.language import RESERVED
+from fibration.calling import Argument, signature
+from fibration.ir import BATCH, Program
+from fibration.sweeps import Plan, sweeps
+
+__all__ = ["RESERVED", "emit", "launched", "plan"]
+
+FUNCTIONS = Path(__file__).with_name("functions.py")
+
+SKELETON = '''\
+{header}
+"""How to call these functions, without the library that wrote them.
+
+Each takes tensors on one CUDA or ROCm device, contiguous, by the names of its docstring. Tokens are those of the
+flattened tensors that are not masked; the layout arguments say where they are. `float64` vectors hold one number per
+element of the stratum in brackets, `[batch]` one alone; layouts and parents are int64. None stands for what may lack.
+Nothing is read back from the device, and a call may be recorded in a CUDA graph.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+# The program that arrives last does the coarse work of a sweep. Not on ROCm: a barrier there does not wait for other
+# waves' stores, so that another launch does it.
+ONE_LAUNCH = torch.version.hip is None
+
+
+def shape_for(mean_length):
+    """BLOCK_R rows and BLOCK_T tokens of a tile, and the warps of a program, for rows of this many tokens."""
+    if mean_length <= 8:
+        return 32, 4, 4
+    if mean_length <= 64:
+        return 4, 32, 4
+    if mean_length <= 256:
+        return 1, 256, 4
+    if mean_length <= 1024:
+        return 1, 512, 4
+    if mean_length <= 8192:
+        return 1, 1024, 8
+    return 1, 2048, 16
+
+{fibre_block}
+{functions}'''
+
+FIBRE_BLOCK = '''
+def fibre_block(sources, targets, elements):
+    """How many targets, and how many sources over each, a program sums at a time: `elements` altogether."""
+    columns = 16 if sources <= 64 * targets else 256
+    return {"Y": elements // columns, "F": columns}
+
+'''
+
+EXTRA = {
+    "tokens": "how many tokens there are, if that is known: the launch's shape depends on it",
+    "shape": "or that shape itself: (BLOCK_R, BLOCK_T, warps)",
+}
+
+
+def plan(program: Program, rows: str) -> Plan:
+    """Fused sweeps over the tokens."""
+    return sweeps(program, rows, RESERVED)
+
+
+def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
+    """The source of a module with one launcher per plan. `header` is a comment block."""
+    parts = []
+    for name, one in plans.items():
+        made = kernels(name, one)
+        parts += [k.text for k in _with_tails(made)]
+        parts.append(_launcher(name, one, titles[name], made))
+    texts = "\n\n\n".join(parts)
+    helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
+    fibre = FIBRE_BLOCK.rstrip("\n") + "\n" if "fibre_block(" in texts else ""
+    body = helpers.removeprefix("\n") + "\n\n" + texts + "\n"
+    module = SKELETON.replace("{fibre_block}\n", f"{fibre}").replace("{functions}", body)
+    return module.replace("{header}", header.rstrip())  # free text comes last
+
+
+def launched(plan: Plan, made: Iterable[Kernel]) -> tuple[Argument, ...]:
+    """The arguments of a launcher: what a kernel uses, and the workspace, which coarse results lie in."""
+    used = {a.name for kernel in _with_tails(made) for a in kernel.arguments}
+    return tuple(a for a in signature(plan) if a.name in used or a.kind == "work")
+
+
+def _with_tails(made: Iterable[Kernel]) -> list[Kernel]:
+    return [k for kernel in made for k in (kernel, kernel.tail) if k]
+
+
+@cache
+def _functions() -> dict[str, str]:
+    """The helpers, by name, in their order."""
+    parts = FUNCTIONS.read_text().split("\n\n\n")[1:]
+    return {re.findall(r"def (\w+)\(", part)[0]: part.strip("\n") for part in parts}
+
+
+def _used(text: str) -> list[str]:
+    """The helpers that `text` calls, and those that they call."""
+    found: set[str] = set()
+    frontier = [text]
+    while frontier:
+        here = frontier.pop()
+        new = [name for name in _functions() if name not in found and re.search(rf"(?<![\w.]){name}\(", here)]
+        found.update(new)
+        frontier += [_functions()[name] for name in new]
+    return [part for name, part in _functions().items() if name in found]
+
+
+# ------------------------------------------------------------ launchers
+
+
+def _launcher(name: str, plan: Plan, title: str, made: tuple[Kernel, ...]) -> str:
+    arguments = launched(plan, made)
+    width = max(len(a.name) for a in arguments)
+    names = [a.name for a in arguments]
+    lines = [f"def {name}("]
+    lines += [f"    {w}" for w in textwrap.wrap(f"*, {', '.join(names)}, tokens=None, shape=None,", 112)]
+    lines += ["):  # fmt: skip", f'    """{title}', ""]
+    lines += [f"    {a.name:<{width}}  {a.note}" for a in arguments]
+    lines += [f"    {word:<{width}}  {note}" for word, note in EXTRA.items()]
+    strata = ", ".join(f"{plan.names[n]} [{n.stratum}]" for n in plan.saved) or "nothing"
+    lines += ["", *(f"    {w}" for w in textwrap.wrap(f"The workspace holds, one after the other: {strata}.", 112))]
+    lines.append('    """')
+    tokens = next(a.name for a in arguments if a.kind == "token")
+    lines += ["    if tokens is None:", f"        tokens = {tokens}.numel()"]
+    if any("WIDE" in k.constants for k in made):
+        floats = [a.name for a in arguments if a.name in FLOATS or a.kind == "result"]
+        lines.append(f"    wide = torch.float64 in ({', '.join(f'{f}.dtype' for f in floats)},)")
+    lines.append("    with torch.cuda.device_of(work):")
+    if any(k.tail for k in made):
+        lines.append("        counter = torch.zeros(1, dtype=torch.int32, device=work.device)")
+    here = None
+    for kernel in made:
+        if kernel.segments and kernel.segments != here:
+            here = kernel.segments
+            lines.append(f"        block_r, block_t, warps = shape or shape_for(tokens / n_{here})")
+            lines.append(f"        grid = (triton.cdiv(n_{here}, block_r),)")
+        if kernel.segments:
+            lines += _launch(kernel, "grid", "warps")
+        else:
+            lines += _launch(kernel, "(1,)", "8")
+        if kernel.tail:
+            lines.append("        if not ONE_LAUNCH:")
+            lines += [f"    {line}" for line in _launch(kernel.tail, "(1,)", "8")]
+    return "\n".join(lines)
+
+
+FLOATS = ("log_probs", "old_log_probs", "log_ratios")
+
+
+def _launch(kernel: Kernel, grid: str, warps: str) -> list[str]:
+    """A call of a kernel."""
+    words = [*kernel.names, *constants(kernel, warps), f"num_warps={warps}"]
+    lines = textwrap.wrap(", ".join(words) + ",", 106, break_long_words=False)
+    return [f"        {kernel.name}[{grid}](", *(f"            {w}" for w in lines), "        )  # fmt: skip"]
+
+
+def constants(kernel: Kernel, warps: str) -> list[str]:
+    """The constexpr arguments of a launch."""
+    found = []
+    for c in kernel.constants:
+        if c in PER_WARP:
+            found.append(f"{c}={PER_WARP[c]} * {warps}")
+        elif c.startswith(("Y_", "F_")):
+            source, target = _edge(kernel, c)
+            found.append(f'{c}=fibre_block(n_{source}, n_{target}, {PER_WARP["BLOCK_S"]} * {warps})["{c[0]}"]')
+        else:
+            found.append(CONSTANTS.get(c, "{}={}").format(c, c.lower()))
+    return found
+
+
+CONSTANTS = {"TAIL": "{}=ONE_LAUNCH"}
+
+
+def _edge(kernel: Kernel, constant: str) -> tuple[str, str]:
+    """The fibration whose tile this is: its order is an argument."""
+    for a in (*kernel.arguments, *(kernel.tail.arguments if kernel.tail else ())):
+        if a.kind == "members" and constant[2:] == f"{a.key[0]}_by_{a.key[1]}":
+            return a.key[0], a.key[1]
+    raise KeyError(constant)
+
+
+assert BATCH

@@ -1,0 +1,128 @@
+"""What generated modules are made with: functions that Triton lacks, and the loops' own. Copied as text, if used."""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def expm1(x):
+    """exp(x) - 1 without cancellation: x = k·ln 2 + r with |r| <= 0.35, and a Taylor polynomial in r."""
+    if x.dtype == tl.float64:
+        c = tl.where(x < 709.782712893384, x, 709.782712893384)  # also takes NaN, whose integer part has no meaning
+        c = tl.where(c > -40.0, c, -40.0)
+        k = tl.floor(c * 1.4426950408889634 + 0.5)
+        r = (c - k * 0.6931471803691238) - k * 1.9082149292705877e-10
+        p = r * 1.6059043836821613e-10 + 2.08767569878681e-09
+        p = p * r + 2.505210838544172e-08
+        p = p * r + 2.755731922398589e-07
+        p = p * r + 2.7557319223985893e-06
+        p = p * r + 2.48015873015873e-05
+        p = p * r + 0.0001984126984126984
+        p = p * r + 0.001388888888888889
+        p = p * r + 0.008333333333333333
+        p = p * r + 0.041666666666666664
+        p = p * r + 0.16666666666666666
+        p = p * r + 0.5
+        p = p * (r * r) + r  # exp(r) - 1
+        half = ((k.to(tl.int64) + 1022) << 52).to(tl.float64, bitcast=True)  # 2^(k - 1): 2^1024 would overflow
+        y = (half * p + (half - 0.5)) * 2.0
+        y = tl.where(x > 709.782712893384, float("inf"), y)
+    else:
+        c = tl.where(x < 88.72283172607422, x, 88.72283172607422)
+        c = tl.where(c > -20.0, c, -20.0)
+        k = tl.floor(c * 1.4426950408889634 + 0.5)
+        r = (c - k * 0.693115234375) - k * 3.194618329871446e-05
+        p = r * 0.0001984126984126984 + 0.001388888888888889
+        p = p * r + 0.008333333333333333
+        p = p * r + 0.041666666666666664
+        p = p * r + 0.16666666666666666
+        p = p * r + 0.5
+        p = p * (r * r) + r
+        half = ((k.to(tl.int32) + 126) << 23).to(tl.float32, bitcast=True)
+        y = (half * p + (half - 0.5)) * 2.0
+        y = tl.where(x > 88.72283172607422, float("inf"), y)
+    y = tl.where(k == 0.0, p, y)
+    return tl.where(x == x, y, x)
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x): the logarithm of the rounded sum, and what rounding lost."""
+    inside = (x > -1.0) & (x < float("inf"))
+    c = tl.where(inside, x, 0.0)
+    u = 1.0 + c
+    y = tl.log(u) + (c - (u - 1.0)) / u
+    return tl.where(inside, y, tl.where(x == -1.0, float("-inf"), tl.where(x < -1.0, float("nan"), x)))
+
+
+@triton.jit
+def tanh(x):
+    """tanh |x| = -t / (t + 2) with t = exp(-2 |x|) - 1, and the sign of x."""
+    t = expm1(-2.0 * tl.abs(x))
+    y = -t / (t + 2.0)
+    return tl.where(x < 0.0, -y, y)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), from exp(-|x|), which cannot overflow."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x < 0.0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
+def place(positions, first, start, i, m):
+    """Where the i-th token of each row lies: int64 [BLOCK_R, BLOCK_T]. Rows are whole where `positions` is None."""
+    at = start[:, None] + i
+    if positions is not None:
+        at = tl.load(positions + first[:, None] + i, mask=m, other=0)
+    return at
+
+
+@triton.jit
+def number(tokens, first, i, m):
+    """The number of the i-th token of each row: int64 [BLOCK_R, BLOCK_T]."""
+    k = first[:, None] + i
+    if tokens is not None:
+        k = tl.load(tokens + k, mask=m, other=0)
+    return k
+
+
+@triton.jit
+def fill_before(out, end, fill: tl.constexpr):
+    """The masked places before the first row."""
+    for k in range(0, end, 1024):
+        o = k + tl.arange(0, 1024)
+        tl.store(out + o, tl.full([1024], fill, tl.float32), mask=o < end)
+
+
+@triton.jit
+def last_to_arrive(counter):
+    """True in the program that arrives last; it sees what the others stored, and leaves the counter at 0."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def fibres(before, y, targets, rows: tl.constexpr):
+    """The y-th target and those after it: numbers, which of them there are, where their fibres start, how long."""
+    b = y + tl.arange(0, rows)
+    live = b < targets
+    first = tl.load(before + b, mask=live, other=0)
+    size = tl.load(before + b + 1, mask=live, other=0) - first
+    return b, live, first, size
+
+
+@triton.jit
+def members(order, first, size, f, columns: tl.constexpr):
+    """The f-th element over each target and those after it, and which of them there are: [rows, columns]."""
+    o = f + tl.arange(0, columns)[None, :]
+    m = o < size[:, None]
+    a = first[:, None] + o
+    if order is not None:
+        a = tl.load(order + a, mask=m, other=0)
+    return a, m

@@ -1,0 +1,72 @@
+"""How Triton writes scalars, and the words that no value of a program may take.
+
+A literal takes the dtype of the tensor beside it, exactly. Alone it would be float32, so that a choice between two
+literals, and a value that is one, are made tensors of the right dtype.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+from collections.abc import Mapping
+
+from fibration.backends.bodies import Language, call
+
+OPERATORS: Mapping[str, str] = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "exp": "tl.exp({})", "log": "tl.log({})", "expm1": "expm1({})", "log1p": "log1p({})", "tanh": "tanh({})",
+    "sigmoid": "sigmoid({})", "sqrt": "tl.sqrt({})",
+    "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
+}  # fmt: skip
+SKELETON_WORDS = """
+triton tl torch expm1 log1p tanh sigmoid place number fill_before last_to_arrive fibres members shape_for fibre_block
+b live first row now old start size longest reach following t i m at k y f a row_advantage counter tokens shape wide
+grid block_r block_t block_c warps places fill work BLOCK_R BLOCK_T BLOCK_C BLOCK_S WIDE REAL TAIL ONE_LAUNCH
+""".split()
+PROGRAMS = ("evaluate", "objective", "gate", "gate_adjoint", "levels")
+RESERVED = frozenset(
+    {
+        *keyword.kwlist,
+        *dir(builtins),
+        *SKELETON_WORDS,
+        *PROGRAMS,
+        *(f"{p}_{kind}_{i}" for p in PROGRAMS for kind in ("sweep", "coarse") for i in range(1, 9)),
+    }
+)
+
+
+def constant(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value) if value >= 0 else f"({value!r})"
+    return f'float("{value}")'
+
+
+def is_literal(text: str) -> bool:
+    try:
+        float(text.replace('float("', "").replace('")', "").strip("()"))
+    except ValueError:
+        return False
+    return True
+
+
+def typed(text: str, precision: str) -> str:
+    """A literal as a tensor of its own."""
+    return (
+        f"tl.full([], {text.removeprefix('(').removesuffix(')') if text[0] == '(' else text}, {precision})"
+        if is_literal(text)
+        else text
+    )
+
+
+def language(precision: str) -> Language:
+    """Bodies in `tl.float64`, or in `REAL`."""
+
+    def where(texts: list[str]) -> str:
+        condition, a, b = texts
+        return call("tl.where", [condition, typed(a, precision) if is_literal(b) else a, b])
+
+    return Language("triton", OPERATORS, constant, where)
+
+
+WIDE, TOKEN = language("tl.float64"), language("REAL")

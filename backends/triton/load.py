@@ -1,0 +1,94 @@
+"""Calls to a generated Triton module, which lies in the cache: Triton reads the text of kernels from their file."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fibration.backends.triton.emit import launched
+from fibration.backends.triton.kernels import kernels
+from fibration.batch import Batch, Run
+from fibration.cache import entry
+from fibration.calling import bind
+from fibration.errors import BackendError
+from fibration.sweeps import Plan
+
+MODULE = "kernels.py"
+
+
+def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
+    """The launchers of a generated module. Raises BackendError without the package triton."""
+    on_cpu = interpreted()
+    module = import_from_cache(name, source)
+    arguments = {k: launched(plan, kernels(k, plan)) for k, plan in plans.items()}
+
+    def run(function: str, batch: Batch) -> dict[str, Tensor]:
+        index = batch.index
+        if index.device.type != "cuda" and not on_cpu:
+            raise BackendError(
+                f"operator '{name}' is compiled for the Triton backend, and the index lies on {index.device}",
+                required="tensors and index on a CUDA or ROCm device",
+                remedy="move the batch, or compile with backend='c' or backend='torch'; to debug kernels on the CPU, "
+                "set TRITON_INTERPRET=1 before triton is imported",
+            )
+        plan = plans[function]
+        values, outputs = bind(arguments[function], plan, batch)
+        segments = next((s.segments for s in plan.sweeps), None)
+        tokens = index.layout(segments).total if segments else None
+        with _quiet(on_cpu):
+            getattr(module, function)(**{a.name: values[a.name] for a in arguments[function]}, tokens=tokens)
+        return outputs
+
+    return run
+
+
+def interpreted() -> bool:
+    """Whether kernels run on the CPU. Triton decides that once, when it is imported."""
+    try:
+        import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as error:
+        raise BackendError(
+            "the triton backend is not available",
+            required="the package triton",
+            found=str(error),
+            remedy="pip install triton (Linux; it comes with torch for CUDA and ROCm), or use backend='torch'",
+        ) from error
+    from triton.runtime.jit import JITFunction  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    return not isinstance(tl.sum, JITFunction) and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def import_from_cache(name: str, source: str) -> ModuleType:
+    """The module, from a file that stays: no byte code is kept beside it."""
+    key = hashlib.sha256(f"{metadata.version('fibration')}\0{source}".encode()).hexdigest()[:32]
+    place = entry(f"triton-{key}", lambda workshop: _write(workshop / MODULE, source)) / MODULE
+    module = ModuleType(f"fibration_generated_{name}_{key[:8]}")
+    module.__file__ = str(place)
+    sys.modules[module.__name__] = module
+    exec(builtins.compile(source, str(place), "exec"), module.__dict__)  # our own output, over validated names
+    return module
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@contextmanager
+def _quiet(on_cpu: bool) -> Iterator[Any]:
+    """The interpreter computes both sides of a choice with numpy, which warns where the other side overflows."""
+    if on_cpu:
+        with np.errstate(all="ignore"):
+            yield
+    else:
+        yield

@@ -1,0 +1,93 @@
+"""Every kernel of a hierarchy, compiled ahead of time for one architecture; and what each needs of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
+from fibration.backends.triton.kernels import PER_WARP, Kernel, kernels
+from fibration.calling import Argument
+from fibration.sweeps import Plan
+
+SHAPE = (1, 512, 4)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
+COLUMNS = 16  # sources over one target that are summed at a time
+FLOATS = ("token", "advantage", "result")
+NUMBERS = ("size", "places", "stride")
+FLOAT64 = ("vector", "work")
+LACKING = ("positions", "tokens", "rows")  # tokens in a row and in order, advantages per token
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The kernels of one program."""
+
+    program: str
+    kernels: tuple[CompiledKernel, ...]
+
+
+def compile_all(
+    source: str,
+    plans: Mapping[str, Plan],
+    arch: str,
+    programs: Iterable[str] | None = None,
+    shape: tuple[int, int, int] = SHAPE,
+    filename: str = "kernels.py",
+) -> tuple[Compiled, ...]:
+    """The kernels of all programs, or of those named, for float32 tensors. Raises BackendError."""
+    chosen = list(plans if programs is None else programs)
+    wanted = {name: list(requests(name, plans[name], arch, shape)) for name in chosen}
+    made = iter(compile_kernels(source, [r for one in wanted.values() for r in one], arch=arch, filename=filename))
+    return tuple(Compiled(name, tuple(next(made) for _ in one)) for name, one in wanted.items())
+
+
+def table(compiled: Iterable[Compiled]) -> str:
+    """Registers and spills of each thread and shared memory of each program, in Markdown."""
+    rows = [
+        (k.kernel, k.arch, k.resources.registers, k.resources.spill_bytes, k.resources.shared_bytes)
+        for one in compiled
+        for k in one.kernels
+    ]
+    head = ["| kernel | arch | registers | spilled bytes | shared bytes |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+
+
+def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
+    """The kernels of a program, as its launcher launches them on such a device."""
+    one_launch = not arch.startswith("gfx")
+    for kernel in kernels(name, plan):
+        warps = shape[2] if kernel.segments else 8
+        yield _request(kernel, shape, warps, one_launch)
+        if kernel.tail and not one_launch:
+            yield _request(kernel.tail, shape, 8, one_launch)
+
+
+def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, one_launch: bool) -> KernelRequest:
+    types = {a.name: kind for a in kernel.arguments if (kind := _type(a))}
+    values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
+    values.update({c: _value(c, shape, warps, one_launch) for c in kernel.constants})
+    if kernel.tail:
+        types["counter"] = "*i32"
+    return KernelRequest(kernel.name, types, values, num_warps=warps)
+
+
+def _type(argument: Argument) -> str:
+    """Triton's word for an argument; none where it lacks, or is a constant."""
+    if argument.kind in NUMBERS:
+        return "i32"
+    if argument.kind in FLOATS:
+        return "*fp32"
+    if argument.kind in FLOAT64:
+        return "*fp64"
+    return "" if argument.kind in LACKING or argument.kind == "fill" else "*i64"
+
+
+def _value(constant: str, shape: tuple[int, int, int], warps: int, one_launch: bool) -> Constexpr:
+    known: dict[str, Constexpr] = {
+        "BLOCK_R": shape[0], "BLOCK_T": shape[1], "TAIL": one_launch, "WIDE": False, "fill": 0.0,
+    }  # fmt: skip
+    if constant in known:
+        return known[constant]
+    if constant in PER_WARP:
+        return PER_WARP[constant] * warps
+    return COLUMNS if constant.startswith("F_") else PER_WARP["BLOCK_S"] * warps // COLUMNS
