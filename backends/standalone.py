@@ -62,7 +62,7 @@ def lay_out(function, offsets, parents):
 '''
 
 
-def table(plan: Plan) -> dict[str, Any]:
+def table(plan: Plan, arguments: tuple[Argument, ...] = ()) -> dict[str, Any]:
     """What a module says of one function: see the comment above FUNCTIONS in it."""
     inputs = {i.name: i for i in plan.program.inputs}
 
@@ -79,7 +79,7 @@ def table(plan: Plan) -> dict[str, Any]:
     return {
         "leaf": plan.program.leaf,
         "fill": 1.0 if "gated_ratio" in plan.program.outputs else 0.0,
-        "arguments": [(a.name, a.kind, of(a)) for a in signature(plan)],
+        "arguments": [(a.name, a.kind, of(a)) for a in arguments or signature(plan)],
         "work": [(plan.names[n], n.stratum) for n in plan.saved],
         "returns": returns,
     }

@@ -1,9 +1,14 @@
-"""Deterministic property tests, and an import path for `support`."""
+"""Deterministic property tests, an import path for `support`, and Triton's interpreter where there is no GPU."""
 
+import os
 import sys
 from pathlib import Path
 
+import torch
 from hypothesis import HealthCheck, settings
+
+if not torch.cuda.is_available():  # read when triton is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 sys.path.insert(0, str(Path(__file__).parent))
 

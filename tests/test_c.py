@@ -1,14 +1,12 @@
 """The C backend beyond its numbers: what it builds, what it keeps, and what it says when it cannot."""
 
 import json
-import os
 import shutil
 import stat
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -270,50 +268,3 @@ def test_plans_print_what_happens_in_which_order():
     assert text.splitlines()[0] == "plan of fiberpo_domain: 3 sweeps, 3 passes over the tokens"
     assert "sums over prompt_group by domain" in text
     assert text.count("pass (float64)") == 1
-
-
-# ---------------------------------------------------------------- what a team takes along
-
-USE = """
-import sys, torch
-sys.path.insert(0, {folder!r})
-import fiberpo_c as loss
-assert not any(m.split(".")[0] == "fibration" for m in sys.modules)
-data = torch.load({data!r})
-parameters = {{k: torch.tensor([v], dtype=torch.float64) for k, v in data["parameters"].items()}}
-layout = loss.lay_out("objective", data["offsets"], {{}})
-result = loss.objective(log_probs=data["now"], old_log_probs=data["old"], advantages=data["advantages"], **parameters, **layout)
-torch.save(result, {out!r})
-try:
-    loss.objective(log_prob=data["now"])
-except TypeError as error:
-    assert "log_prob" in str(error)
-else:
-    raise AssertionError("an unknown argument was taken")
-"""
-
-
-def test_the_standalone_files_give_the_same_bits_without_the_library(tmp_path):
-    torch.manual_seed(1)
-    op = fibration.compile(fibration.load("fiberpo"), backend="c")
-    lengths = torch.randint(1, 60, (40,))
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    n = int(offsets[-1])
-    now, old, advantages = -torch.rand(n), -torch.rand(n), torch.randn(n)
-    expected = op.coefficients(now, old, advantages, op.index(offsets=offsets), metrics=False)
-    done = subprocess.run(
-        [sys.executable, "-m", "fibration", "compile", "fiberpo", "-b", "c", "-o", str(tmp_path)],
-        capture_output=True, text=True, check=True,
-    )
-    assert "fiberpo_certificate.json" in done.stdout
-    certificate = json.loads((tmp_path / "fiberpo_certificate.json").read_text())
-    assert set(certificate["files"]) == {"fiberpo_c.py", "fiberpo_c.c"}
-    parameters = {"C_trajectory_plus_of": 0.2, "C_trajectory_minus_of": 0.1, "epsilon_of": 0.05}
-    data = {"now": now, "old": old, "advantages": advantages, "offsets": offsets, "parameters": parameters}
-    torch.save(data, tmp_path / "data.pt")
-    script = USE.format(folder=str(tmp_path), data=str(tmp_path / "data.pt"), out=str(tmp_path / "out.pt"))
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-I", "-c", script], check=True, env=environment, cwd=Path("/"))
-    result = torch.load(tmp_path / "out.pt")
-    assert torch.equal(result["coefficients"], expected.values)
-    assert float(result["objective"]) == pytest.approx(float(expected.objective), rel=1e-6)

@@ -1,0 +1,98 @@
+"""What `fibration compile -o` writes for this backend: the module, and machine code for a chip if one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fibration.backends.standalone import LAY_OUT, Export, table, written
+from fibration.backends.triton.emit import launched
+from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.resources import compile_all
+from fibration.sweeps import Plan
+
+CALLER = '''
+
+# ------------------------------------------------------------ for callers without the library
+
+# Per function: its arguments as (name, kind, what of), the vectors of the workspace as (name, stratum), and what is
+# returned besides results per token: where each lies in the workspace or among the arguments.
+FUNCTIONS = {functions}
+
+
+{lay_out}
+
+def run(function, *, dtype=None, shape=None, **given):
+    """Call a function with what `lay_out` gives, the tensors over tokens, and the parameters (float64, as NAME_of: one
+    number, or one per element). Sizes, strides, results and the workspace are made here. Returns the results by name.
+
+        layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
+        run("objective", log_probs=..., old_log_probs=..., advantages=..., epsilon_of=..., **layout)
+
+    Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies.
+    """
+    about = FUNCTIONS[function]
+    unknown = set(given) - {{name for name, _, _ in about["arguments"]}}
+    if unknown:
+        raise TypeError(f"{{function}}() has no argument {{sorted(unknown)}}")
+    tokens = next(given[name] for name, kind, _ in about["arguments"] if kind == "token")
+    dtype = dtype or (torch.float64 if tokens.dtype == torch.float64 else torch.float32)
+    size = {{"batch": 1}}
+    for name, kind, of in about["arguments"]:
+        if kind == "starts":
+            size[of[0]] = len(given[name])
+        elif kind == "members":
+            size[of[1]] = len(given[name]) - 1
+    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64, device=tokens.device)
+    values, results = {{}}, {{}}
+    for name, kind, of in about["arguments"]:
+        if kind == "size":
+            values[name] = size[of[0]]
+        elif kind == "places":
+            values[name] = tokens.numel()
+        elif kind == "fill":
+            values[name] = about["fill"]
+        elif kind == "stride":
+            values[name] = int(given[f"{{of[0]}}_of"].numel() > 1)
+        elif kind == "work":
+            values[name] = work
+        elif kind == "result":
+            values[name] = results[of[0]] = torch.full(tokens.shape, about["fill"], dtype=dtype, device=tokens.device)
+        elif kind in ("positions", "tokens", "rows", "order"):
+            values[name] = given.get(name)
+        else:
+            values[name] = given[name]
+    globals()[function](**values, shape=shape)
+    slots, at = {{}}, 0
+    for name, stratum in about["work"]:
+        slots[name] = work[at : at + size[stratum]]
+        at += size[stratum]
+    return results | {{name: slots[at] if at in slots else given[at] for name, at in about["returns"].items()}}
+'''
+
+
+def export(
+    name: str, header: str, source: str, plans: Mapping[str, Plan], titles: Mapping[str, str], arch: str | None
+) -> Export:
+    """The module; for an `arch`, every kernel's assembly and binary, and what each takes of the chip."""
+    functions = {k: table(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
+    module = source.rstrip("\n") + "\n" + CALLER.format(functions=written(functions), lay_out=LAY_OUT)
+    file = f"{name}_triton.py"
+    files: dict[str, str | bytes] = {file: module}
+    resources: list[Mapping[str, str | int]] = []
+    if arch:
+        for one in compile_all(module, plans, arch, filename=file):
+            for kernel in one.kernels:
+                stem = f"{name}_{arch}_{kernel.kernel}"
+                files[f"{stem}.{kernel.assembly_kind}"] = kernel.assembly
+                files[f"{stem}.{kernel.binary_kind}"] = kernel.binary
+                r = kernel.resources
+                resources.append(
+                    {
+                        "kernel": kernel.kernel,
+                        "arch": arch,
+                        "registers": r.registers,
+                        "spilled_bytes": r.spill_bytes,
+                        "shared_bytes": r.shared_bytes,
+                    }
+                )
+    return Export(files, tuple(resources))
