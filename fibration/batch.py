@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,18 +27,11 @@ class Layout:
     positions: Tensor | None  # int64 [tokens]
     tokens: Tensor | None  # int64 [tokens]: the index's number of each, None where they are counted the same way
     longest: int
+    total: int  # tokens of all segments
 
     @property
     def count(self) -> int:
         return len(self.starts)
-
-    @property
-    def total(self) -> int:
-        return self.positions.shape[0] if self.positions is not None else int(self.sizes.sum())
-
-    @cached_property
-    def sizes(self) -> Codes:
-        return np.diff(self.offsets.cpu().numpy())
 
 
 def lay_out(parent: Codes, segments: int, positions: Codes, device: torch.device) -> Layout:
@@ -61,6 +53,7 @@ def lay_out(parent: Codes, segments: int, positions: Codes, device: torch.device
         positions=None if whole else move(there),
         tokens=None if order is None else move(order),
         longest=int(sizes.max()),
+        total=len(positions),
     )
 
 

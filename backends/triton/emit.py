@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from fibration.backends.triton.kernels import PER_WARP, Kernel, kernels
+from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import RESERVED
+from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.calling import Argument, signature
 from fibration.ir import BATCH, Program
 from fibration.sweeps import Plan, sweeps

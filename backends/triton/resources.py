@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
-from fibration.backends.triton.kernels import PER_WARP, Kernel, kernels
+from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.calling import Argument
 from fibration.sweeps import Plan
 

@@ -1,0 +1,181 @@
+"""What the kernels of a program are written with: lines, coarse values by name, arrays in the workspace, arguments."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+
+from fibration.backends.triton.language import RESERVED, WIDE, constant, typed
+from fibration.calling import Argument, signature
+from fibration.errors import BackendError
+from fibration.ir import BATCH, Const, Input, Map, Node, Pull
+from fibration.sweeps import Plan
+
+# Elements that a program takes at once, for each of its warps: scalar work needs many registers, sums many loads.
+PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128}
+NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
+NUMBERS = ("size", "places", "stride")
+LOADED = "mask=live, other=1.0"  # 1 does no harm in a lane that is no element
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`segments` is what its grid goes over; None for a single program. `tail` is the coarse stage it ends with."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    constants: tuple[str, ...]
+    segments: str | None
+    tail: Kernel | None
+    text: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its run-time arguments, in order."""
+        counter = ("counter",) if self.tail else ()
+        return (*(a.name for a in self.arguments if a.kind != "fill"), *counter)
+
+
+class Writer:
+    def __init__(self, name: str, plan: Plan) -> None:
+        self.name, self.plan = name, plan
+        self.arguments = signature(plan)
+        self.leaf = plan.program.leaf
+        given = {a.name for a in self.arguments}
+        self.taken = {*plan.names.values(), *RESERVED, *given}
+        self.names = {n: self.free(f"{w}_") if w in given else w for n, w in plan.names.items()}
+        self.arrays = {n: self.free(f"{self.names[n]}_of") for n in plan.saved}
+        self.offsets = self._offsets()
+        self.arrays.update({n: f"{n.name}_of" for n in plan.program.inputs})
+        strata = dict.fromkeys(n.stratum for n in plan.program.nodes())
+        self.over = {s: self.free(f"over_{s}") for s in strata}  # the number of the element that each lies over
+        self.lines: list[str] = []
+        self.known: set[Node] = set()  # coarse values that have their name in this kernel
+        self.lone: set[Node] = set()  # those of them that are one number rather than one per element
+        self.local: set[str] = set()  # names of other things that are there already
+        self.cached = ""
+
+    def free(self, word: str) -> str:
+        while word in self.taken:
+            word += "_"
+        self.taken.add(word)
+        return word
+
+    def _offsets(self) -> dict[str, str]:
+        """Where each vector starts in the workspace."""
+        found, before = {}, dict.fromkeys((n.stratum for n in self.plan.saved), 0)
+        for node in self.plan.saved:
+            terms = [str(k) if s == BATCH else f"n_{s}" if k == 1 else f"{k} * n_{s}" for s, k in before.items() if k]
+            found[self.arrays[node]] = " + ".join(["work", *terms])
+            before[node.stratum] += 1
+        return found
+
+    def line(self, depth: int, text: str = "", note: str = "") -> None:
+        lines = text.splitlines() or [""]
+        lines[-1] += f"  # {note}" if note else ""
+        self.lines += [textwrap.indent(line, "    " * depth) for line in lines]
+
+    def wrapped(self, name: str, constants: list[str], segments: str | None, tail: Kernel | None, doc: str) -> Kernel:
+        """Wrap up the lines that were written: only what they use becomes an argument."""
+        body = "\n".join(self.lines)
+        used = tuple(a for a in self.arguments if uses(body, a.name))
+        sizes = [f"    {a.name} = {a.name}.to(tl.int64)" for a in used if a.kind in NUMBERS]
+        constants = [c for c in [*constants, "WIDE", "fill"] if uses(body, c)]
+        names = [a.name for a in used if a.kind != "fill"] + (["counter"] if tail else [])
+        numbers = [a.name for a in used if a.kind in NUMBERS]
+        wrapped = textwrap.wrap(", ".join(names) + ",", 112)
+        wrapped += textwrap.wrap(", ".join(f"{c}: tl.constexpr" for c in constants) + ",", 112)
+        decorator = "\n".join(
+            textwrap.wrap(
+                f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])",
+                118,
+                subsequent_indent=" " * 31,
+                break_long_words=False,
+            )
+        ).replace("'", '"')
+        text = "\n".join(
+            [
+                decorator if numbers else "@triton.jit",
+                f"def {name}(",
+                *(f"    {w}" for w in wrapped),
+                "):  # fmt: skip",
+                textwrap.indent(doc, "    "),
+                *sizes,
+                body,
+            ]
+        )
+        self.lines, self.known, self.lone, self.local = [], set(), set(), set()
+        return Kernel(name, used, tuple(constants), segments, tail, text.rstrip())
+
+    def name_arrays(self, since: int) -> None:
+        """Say where in the workspace the vectors are that the lines from there on use: near them, to need no registers
+        before."""
+        body = "\n".join(self.lines[since:])
+        self.lines[since:since] = [f"    {a} = {offset}" for a, offset in self.offsets.items() if uses(body, a)]
+
+    # ------------------------------------------------------------ coarse values, in float64
+
+    def address(self, node: Node, element: str) -> str:
+        if isinstance(node, Input) and node.kind == "parameter":
+            element = f"{element} * {node.name}_stride"
+        return f"{self.arrays[node]} + {element}"
+
+    def loaded(self, node: Node, element: str, mask: str = LOADED) -> str:
+        """A vector's value at an element, from its array; what this launch has written is read past the first cache."""
+        cached = "" if isinstance(node, Input) else self.cached
+        if node.stratum == BATCH:
+            return f"tl.load({self.arrays[node]}{cached})"
+        return f"tl.load({self.address(node, element)}, {mask}{cached})"
+
+    def need(self, depth: int, node: Node) -> None:
+        """Bring a coarse value that comes from memory into its name."""
+        if node in self.known or isinstance(node, Const):
+            return
+        if isinstance(node, Pull) and node not in self.arrays:
+            self.value(depth, node)
+            return
+        self.line(depth, f"{self.names[node]} = {self.loaded(node, 'b')}")
+        self.known.add(node)
+        if node.stratum == BATCH:
+            self.lone.add(node)
+
+    def value(self, depth: int, node: Node) -> None:
+        """Compute one coarse value under its name."""
+        name = self.names[node]
+        if isinstance(node, Pull):
+            if node.target == BATCH and isinstance(node.operand, Const):
+                self.line(depth, f"{name} = {typed(constant(node.operand.value), 'tl.float64')}")
+            elif node.target == BATCH:
+                self.line(depth, f"{name} = {self.loaded(node.operand, '')}")
+            else:
+                over = self.over[node.target]
+                if over not in self.local:
+                    self.local.add(over)
+                    self.line(depth, f"{over} = tl.load({node.target}_of_{node.source} + b, mask=live, other=0)")
+                self.line(depth, f"{name} = {self.loaded(node.operand, over)}")
+            if node.target == BATCH:
+                self.lone.add(node)
+        elif isinstance(node, Map):
+            for o in node.inputs:
+                self.need(depth, o)
+            operands = [constant(o.value) if isinstance(o, Const) else self.names[o] for o in node.inputs]
+            before, text = WIDE.write(node.body, operands, name, self.taken)
+            for part, shared in before:
+                self.line(depth, f"{part} = {shared}")
+            self.line(depth, f"{name} = {typed(text, 'tl.float64')}")
+            if all(o in self.lone or isinstance(o, Const) for o in node.inputs):
+                self.lone.add(node)
+        else:
+            raise BackendError(f"the triton backend cannot emit {type(node).__name__}")
+        self.known.add(node)
+
+    def save(self, depth: int, node: Node) -> None:
+        if node.stratum == BATCH:
+            self.line(depth, f"tl.store({self.arrays[node]}, {self.names[node]})")
+        else:
+            self.line(depth, f"tl.store({self.arrays[node]} + b, {self.names[node]}, mask=live)")
+
+
+def uses(text: str, word: str) -> bool:
+    return re.search(rf"(?<![\w.]){word}\b", text) is not None
