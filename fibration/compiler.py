@@ -113,9 +113,9 @@ def choose(backend: str) -> str:
     return backend
 
 
-def best() -> tuple[str, str]:
-    """The fastest backend that this machine has, and why it is chosen."""
-    if torch.cuda.is_available() and find_spec("triton"):
+def best(gpu: bool = True) -> tuple[str, str]:
+    """The fastest backend that this machine has, with or without its GPU, and why it is chosen."""
+    if gpu and torch.cuda.is_available() and find_spec("triton"):
         return "triton", f"for {torch.cuda.get_device_name()}"
     try:
         return "c", f"compiled by {import_module('fibration.backends.c.build').compiler()}; no device with Triton"

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fibration import formats
+from fibration.compiler import best
 from fibration.compiler import compile as compile_operator
 from fibration.errors import BackendError
 from fibration.expressions import as_expression
@@ -52,7 +53,7 @@ def run(
             return formats.exit_code(outcomes)
 
     with say.step("compile", hierarchy.name):
-        op = compile_operator(hierarchy)
+        op = compile_operator(hierarchy, best(gpu=False)[0])  # a recorded batch is small, and lies on the CPU
     say.body(_proof(op.report))
     say.line(f"every argument: fibration verify {spec}")
     say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: fibration compile {spec}")
