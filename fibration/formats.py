@@ -283,6 +283,7 @@ def _property(text: str) -> str:
 def certificate(artifact: Artifact, report: Report, export: Export) -> str:
     """What was proved of which spec, and of which source: the same on every machine with the same versions."""
     document = artifact.hierarchy.model_dump_json()
+    used = ["triton"] if artifact.backend == "triton" else []
     content = {
         "format": "fibration.certificate/1",
         "spec": json.loads(document),
@@ -293,7 +294,7 @@ def certificate(artifact: Artifact, report: Report, export: Export) -> str:
         "files": {name: sha256(_bytes(contents)).hexdigest() for name, contents in export.files.items()},
         "kernels": list(export.kernels),
         "report": report.to_dict(),
-        "versions": {p: metadata.version(p) for p in ("fibration", "sympy", "torch")},
+        "versions": {p: metadata.version(p) for p in ("fibration", "sympy", "torch", *used)},
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 

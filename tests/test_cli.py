@@ -298,7 +298,7 @@ def test_compile_prints_the_source() -> None:
 def test_compile_writes_a_module_and_a_certificate(tmp_path: Path) -> None:
     code, output = invoke("compile", "fiberpo", "-b", "torch", "-o", tmp_path / "a")
     assert code == 0
-    assert invoke("compile", "fiberpo", "-o", tmp_path / "b")[0] == 0
+    assert invoke("compile", "fiberpo", "-b", "torch", "-o", tmp_path / "b")[0] == 0
     names = ["fiberpo_certificate.json", "fiberpo_torch.py"]
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == names
     for name in names:
