@@ -64,7 +64,7 @@ from fibration.report import Report
 from fibration.symbols import BATCH, Stratum
 
 T = TypeVar("T")
-DEPTHS = (1, 2, 3, 4, 5, 1, 2, 3, 4, 6)  # strata in a chain, by its seed
+DEPTHS = (1, 2, 3, 4, 2, 1, 3, 2, 5, 6, 1, 2, 3, 4, 2, 1, 3, 2, 5, 4)  # strata in a chain, by its seed
 token, sentence, turn, trajectory, prompt_group, domain = strata("token sentence turn trajectory prompt_group domain")
 ROOT = Stratum(BATCH)
 ABOVE = (sentence, turn, trajectory, prompt_group, domain, ROOT)
@@ -107,13 +107,15 @@ def chain(seed: int) -> Hierarchy:
 
 def candidate(seed: int, attempt: int = 0) -> Hierarchy:
     """What `chain` draws, before anybody has asked whether it verifies; the first attempt nearly always does."""
-    return _Draw(f"{seed}/{attempt}", DEPTHS[seed % 10]).hierarchy(f"chain_{seed}")
+    return _Draw(f"{seed}/{attempt}", DEPTHS[seed % len(DEPTHS)]).hierarchy(f"chain_{seed}")
 
 
 @functools.cache
 def linear_chain(seed: int) -> Hierarchy:
     """As `chain`, with gates that pass a level or remove it: `G` is a linear map of the log ratios."""
-    return _verified(lambda attempt: _Draw(f"linear {seed}/{attempt}", DEPTHS[seed % 10]).linear(f"linear_{seed}"))
+    return _verified(
+        lambda attempt: _Draw(f"linear {seed}/{attempt}", DEPTHS[seed % len(DEPTHS)]).linear(f"linear_{seed}")
+    )
 
 
 def _verified(draw: Callable[[int], Hierarchy]) -> Hierarchy:

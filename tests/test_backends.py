@@ -14,9 +14,9 @@ import test_gradients
 import test_hard_inputs
 import test_vectors
 import torch
-from backends_here import BACKENDS_HERE, ROUNDOFF, TORCH, Backend, Bounded, Case, Truth, case
+from backends_here import BACKENDS_HERE, ROUNDOFF, TORCH, Backend, Bounded, Case, Truth, case, indexed
 from chains import ROOT, batch_for, candidate, chain, linear_chain, unasked, verdict
-from support import DTYPES, central, packed, spec, spread_batch, token
+from support import DTYPES, central, spec, spread_batch, token
 
 from fibration import Fibration, FibrationError, Hierarchy, identity_gate, log_ratio, trajectory_mean, uniform
 from fibration.constructors import CONSTRUCTORS
@@ -147,7 +147,7 @@ def test_the_interpreter_s_tolerances_are_tight():
         found = []
         for name in shipped():
             c = shipped_case(name, dtype)
-            layout = c.layout(TORCH, "packed")
+            layout = indexed(c.hierarchy, c.batch)
             found.append(c.bounds(layout, ROUNDOFF[dtype]).run("objective")["coefficients"].uncertainty)
         assert np.median(found) < usual / 10
         assert max(found) < usual
@@ -182,7 +182,7 @@ def test_every_regime_occurs_in_random_chains():
     for seed in range(1, CHAINS, 4):
         h = candidate(seed)
         b = batch_for(h, seed)
-        layout = packed(unasked(h, "torch"), b)
+        layout = indexed(h, b)
         for name, value in Truth(layout, b.x, b.advantages, b.parameters, ROUNDOFF[F64]).run("evaluate").items():
             regime = next((r for r in seen if name.startswith(f"{r}_")), None)
             if regime:
@@ -333,12 +333,10 @@ def hard():
                 yield pytest.param(module, name, arguments, id=f"{name.removeprefix('test_')}-{i}")
 
 
-@pytest.mark.parametrize("other", [b for b in BACKENDS_HERE if b.device == "cpu" and b != TORCH] or [None], ids=str)
+@pytest.mark.parametrize("other", [b for b in BACKENDS_HERE if b.device == "cpu" and b != TORCH], ids=str)
 @pytest.mark.parametrize(("module", "name", "arguments"), list(hard()))
 def test_hard_inputs_on_other_backends(module, name, arguments, other, monkeypatch):
     """The torch backend goes through them in their own files."""
-    if other is None:
-        pytest.skip("torch alone runs here")
     if other.slow and (any(word in name for word in LONG) or zlib.crc32(repr(arguments).encode()) % 5):
         pytest.skip("a few of them on a slow backend")
     monkeypatch.setattr(module, "operator", lambda h: unasked(h, other.name))
