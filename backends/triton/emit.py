@@ -59,10 +59,9 @@ def shape_for(mean_length):
 {functions}'''
 
 FIBRE_BLOCK = '''
-def fibre_block(sources, targets, elements):
-    """How many targets, and how many sources over each, a program sums at a time: `elements` altogether."""
-    columns = 16 if sources <= 64 * targets else 256
-    return {"Y": elements // columns, "F": columns}
+def fibre_block(sources, targets):
+    """How many sources over one target are summed at a time."""
+    return 16 if sources <= 64 * targets else 256
 
 '''
 
@@ -136,11 +135,16 @@ def _launcher(name: str, plan: Plan, title: str, made: tuple[Kernel, ...]) -> st
     strata = ", ".join(f"{plan.names[n]} [{n.stratum}]" for n in plan.saved) or "nothing"
     lines += ["", *(f"    {w}" for w in textwrap.wrap(f"The workspace holds, one after the other: {strata}.", 112))]
     lines.append('    """')
-    tokens = next(a.name for a in arguments if a.kind == "token")
-    lines += ["    if tokens is None:", f"        tokens = {tokens}.numel()"]
+    tensors = [a.name for a in arguments if a.kind == "token"]
+    if any(k.segments for k in made):
+        lines += [
+            "    if tokens is None:",
+            f"        tokens = {tensors[0]}.numel()" if tensors else "        tokens = places",
+        ]
     if any("WIDE" in k.constants for k in made):
-        floats = [a.name for a in arguments if a.name in FLOATS or a.kind == "result"]
-        lines.append(f"    wide = torch.float64 in ({', '.join(f'{f}.dtype' for f in floats)},)")
+        results = [a.name for a in arguments if a.kind == "result"]  # all of one dtype
+        floats = [a.name for a in arguments if a.name in FLOATS] + results[:1]
+        lines.append(f"    wide = torch.float64 in [{', '.join(f'{f}.dtype' for f in floats)}]")
     lines.append("    with torch.cuda.device_of(work):")
     if any(k.tail for k in made):
         lines.append("        counter = torch.zeros(1, dtype=torch.int32, device=work.device)")
@@ -165,8 +169,10 @@ FLOATS = ("log_probs", "old_log_probs", "log_ratios")
 
 def _launch(kernel: Kernel, grid: str, warps: str) -> list[str]:
     """A call of a kernel."""
-    words = [*kernel.names, *constants(kernel, warps), f"num_warps={warps}"]
-    lines = textwrap.wrap(", ".join(words) + ",", 106, break_long_words=False)
+    lines = textwrap.wrap(", ".join(kernel.names) + ",", 102)
+    words = [*constants(kernel, warps), f"num_warps={warps}"]
+    wrapped = textwrap.wrap(", ".join(w.replace(" ", "\0") for w in words) + ",", 102, break_long_words=False)
+    lines += [line.replace("\0", " ") for line in wrapped]
     return [f"        {kernel.name}[{grid}](", *(f"            {w}" for w in lines), "        )  # fmt: skip"]
 
 
@@ -176,9 +182,8 @@ def constants(kernel: Kernel, warps: str) -> list[str]:
     for c in kernel.constants:
         if c in PER_WARP:
             found.append(f"{c}={PER_WARP[c]} * {warps}")
-        elif c.startswith(("Y_", "F_")):
-            source, target = _edge(kernel, c)
-            found.append(f'{c}=fibre_block(n_{source}, n_{target}, {PER_WARP["BLOCK_S"]} * {warps})["{c[0]}"]')
+        elif c.startswith("F_"):
+            found.append("{}=fibre_block(n_{}, n_{})".format(c, *_edge(kernel, c)))
         else:
             found.append(CONSTANTS.get(c, "{}={}").format(c, c.lower()))
     return found

@@ -108,6 +108,12 @@ def last_to_arrive(counter):
 
 
 @triton.jit
+def fresh(pointers, mask, other):
+    """Load what this launch may have written, past the first cache."""
+    return tl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
+
+
+@triton.jit
 def fibres(before, y, targets, rows: tl.constexpr):
     """The y-th target and those after it: numbers, which of them there are, where their fibres start, how long."""
     b = y + tl.arange(0, rows)

@@ -46,17 +46,18 @@ class _Stages(Writer):
     # ------------------------------------------------------------ coarse stages
 
     def _coarse(self, name: str, stage: Coarse) -> Kernel:
-        self.cached = ', cache_modifier=".cg"'
+        self.tail = True
         blocks: dict[str, None] = {"BLOCK_C": None, "BLOCK_S": None}
         for i, group in enumerate(stage.groups):
             if i:
                 self.line(1, "tl.debug_barrier()")
+                self.line(0)
             if group.source:
                 for at in range(0, len(group.values), TOGETHER):
                     self.sums(group, group.values[at : at + TOGETHER], blocks)
             else:
                 self.elements(group, stage)
-        self.cached = ""
+        self.tail = False
         strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
         return self.wrapped(name, list(blocks), None, None, f'"""Values over {strata}, by one program."""')
 
@@ -77,13 +78,16 @@ class _Stages(Writer):
             shape, axis, depth = "[BLOCK_S]", 0, 1
         else:
             rows, columns = f"Y_{a}_by_{b}", f"F_{a}_by_{b}"
-            blocks[rows] = blocks[columns] = None
+            blocks["BLOCK_S"] = blocks[columns] = None
             shape, axis, depth = f"[{rows}, {columns}]", 1, 2
             self.line(1, f"for y in range(0, n_{b}, {rows}):")
             self.line(2, f"b, live, first, size = fibres({a}_before_{b}, y, n_{b}, {rows})")
         parts = {p: self.free(f"{self.names[p]}_tile") for p in chosen}
+        starts = {"sum": "nothing", "max": "lowest"}
+        for reduce in dict.fromkeys(p.reduce for p in chosen):
+            self.line(depth, f"{starts[reduce]} = tl.full({shape}, {NEUTRAL[reduce]}, tl.float64)")
         for push, part in parts.items():
-            self.line(depth, f"{part} = tl.full({shape}, {NEUTRAL[push.reduce]}, tl.float64)")
+            self.line(depth, f"{part} = {starts[push.reduce]}")
         if whole:
             self.line(1, f"for f in range(0, n_{a}, BLOCK_S):")
             self.line(2, "a = f + tl.arange(0, BLOCK_S)")
@@ -96,7 +100,7 @@ class _Stages(Writer):
             if isinstance(push.operand, Const):
                 x = f"tl.where(m, {constant(push.operand.value)}, tl.full([], {neutral}, tl.float64))"
             else:
-                x = self.loaded(push.operand, "a", f"mask=m, other={neutral}")
+                x = self.loaded(push.operand, "a", "m", neutral)
             self.line(depth + 1, f"{part} += {x}" if push.reduce == "sum" else f"{part} = tl.maximum({part}, {x})")
         for push, part in parts.items():
             total = f"tl.{push.reduce}({part}, axis={axis})"
@@ -130,7 +134,8 @@ class _Stages(Writer):
         self.line(1, f"first = tl.load({s}_offsets + b, mask=live, other=0)")
         self.line(1, f"size = tl.load({s}_offsets + b + 1, mask=live, other=0) - first")
         self.line(1, f"start = tl.load({s}_starts + b, mask=live, other=0)")
-        self.line(1, "longest = tl.max(size, axis=0)")
+        if any(not p.stores for p in sweep.passes):
+            self.line(1, "longest = tl.max(size, axis=0)")
         if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
             self.line(1, f"if {s}_rows is not None:")
             self.line(2, f"row = tl.load({s}_rows + b, mask=live, other=0)")
@@ -269,7 +274,7 @@ class _Stages(Writer):
                 self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=m, other=1.0).to({precision})")
         elif isinstance(node, Pull):
             parent = f"tl.load({node.target}_of_{self.leaf} + k, mask=m, other=0)"
-            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'mask=m, other=1.0')}.to({precision})")
+            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'm')}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
             before, text = write(node.body, operands, name, self.taken)

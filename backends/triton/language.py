@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import math
+import textwrap
 from collections.abc import Mapping
 
 from fibration.backends.bodies import Language, call
@@ -20,9 +21,10 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 SKELETON_WORDS = """
-triton tl torch expm1 log1p tanh sigmoid place number fill_before last_to_arrive fibres members shape_for fibre_block
-b live first row now old start size longest reach following t i m at k y f a row_advantage counter tokens shape wide
-grid block_r block_t block_c warps places fill work BLOCK_R BLOCK_T BLOCK_C BLOCK_S WIDE REAL TAIL ONE_LAUNCH
+triton tl torch expm1 log1p tanh sigmoid place number fill_before last_to_arrive fresh fibres members shape_for
+fibre_block b live first row now old start size longest reach following t i m at k y f a row_advantage counter
+tokens shape wide grid nothing lowest block_r block_t block_c warps places fill work BLOCK_R BLOCK_T BLOCK_C
+BLOCK_S WIDE REAL TAIL ONE_LAUNCH
 """.split()
 PROGRAMS = ("evaluate", "objective", "gate", "gate_adjoint", "levels")
 RESERVED = frozenset(
@@ -70,3 +72,27 @@ def language(precision: str) -> Language:
 
 
 WIDE, TOKEN = language("tl.float64"), language("REAL")
+
+
+def fitted(text: str, indent: str) -> list[str]:
+    """The lines of a statement, broken where they are too long."""
+    lines = text.splitlines() or [""]
+    room = 118 - len(indent)
+    if all(len(line) <= room for line in lines):
+        return [f"{indent}{line}".rstrip() for line in lines]
+    name, equals, value = text.partition(" = ")
+    outer = len(lines) == 1 or max(len(lines[0]), len(lines[-1])) > room
+    if outer and equals and name.isidentifier():  # within parentheses a line may be broken at any space
+        return [f"{indent}{name} = (", *_broken(value.splitlines(), f"{indent}    "), f"{indent})"]
+    return _broken(lines, indent)
+
+
+def _broken(lines: list[str], indent: str) -> list[str]:
+    found = []
+    for line in lines:
+        inner = indent + line[: len(line) - len(line.lstrip())]
+        found += textwrap.wrap(
+            line.strip(), 118, initial_indent=inner, subsequent_indent=f"{inner}    ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return found

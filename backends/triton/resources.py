@@ -91,4 +91,4 @@ def _value(constant: str, shape: tuple[int, int, int], warps: int, one_launch: b
         return known[constant]
     if constant in PER_WARP:
         return PER_WARP[constant] * warps
-    return COLUMNS if constant.startswith("F_") else PER_WARP["BLOCK_S"] * warps // COLUMNS
+    return COLUMNS  # sources over one target

@@ -6,7 +6,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 
-from fibration.backends.triton.language import RESERVED, WIDE, constant, typed
+from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
 from fibration.calling import Argument, signature
 from fibration.errors import BackendError
 from fibration.ir import BATCH, Const, Input, Map, Node, Pull
@@ -16,7 +16,7 @@ from fibration.sweeps import Plan
 PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
 NUMBERS = ("size", "places", "stride")
-LOADED = "mask=live, other=1.0"  # 1 does no harm in a lane that is no element
+HARMLESS = "1.0"  # in a lane that is no element
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Writer:
         self.known: set[Node] = set()  # coarse values that have their name in this kernel
         self.lone: set[Node] = set()  # those of them that are one number rather than one per element
         self.local: set[str] = set()  # names of other things that are there already
-        self.cached = ""
+        self.tail = False  # whether these lines may read what other programs of the same launch have written
 
     def free(self, word: str) -> str:
         while word in self.taken:
@@ -72,16 +72,16 @@ class Writer:
         return found
 
     def line(self, depth: int, text: str = "", note: str = "") -> None:
-        lines = text.splitlines() or [""]
-        lines[-1] += f"  # {note}" if note else ""
-        self.lines += [textwrap.indent(line, "    " * depth) for line in lines]
+        self.lines += fitted(text, "    " * depth)
+        self.lines[-1] += f"  # {note}" if note else ""
 
     def wrapped(self, name: str, constants: list[str], segments: str | None, tail: Kernel | None, doc: str) -> Kernel:
         """Wrap up the lines that were written: only what they use becomes an argument."""
         body = "\n".join(self.lines)
         used = tuple(a for a in self.arguments if uses(body, a.name))
+        tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
         sizes = [f"    {a.name} = {a.name}.to(tl.int64)" for a in used if a.kind in NUMBERS]
-        constants = [c for c in [*constants, "WIDE", "fill"] if uses(body, c)]
+        constants = [c for c in [*constants, "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
         names = [a.name for a in used if a.kind != "fill"] + (["counter"] if tail else [])
         numbers = [a.name for a in used if a.kind in NUMBERS]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
@@ -102,6 +102,7 @@ class Writer:
                 "):  # fmt: skip",
                 textwrap.indent(doc, "    "),
                 *sizes,
+                *tiles,
                 body,
             ]
         )
@@ -121,12 +122,14 @@ class Writer:
             element = f"{element} * {node.name}_stride"
         return f"{self.arrays[node]} + {element}"
 
-    def loaded(self, node: Node, element: str, mask: str = LOADED) -> str:
-        """A vector's value at an element, from its array; what this launch has written is read past the first cache."""
-        cached = "" if isinstance(node, Input) else self.cached
+    def loaded(self, node: Node, element: str, mask: str = "live", other: str = HARMLESS) -> str:
+        """A vector's value at an element, from its array."""
+        fresh = self.tail and not isinstance(node, Input)
         if node.stratum == BATCH:
-            return f"tl.load({self.arrays[node]}{cached})"
-        return f"tl.load({self.address(node, element)}, {mask}{cached})"
+            return f"tl.load({self.arrays[node]}" + (', cache_modifier=".cg")' if fresh else ")")
+        if fresh:
+            return f"fresh({self.address(node, element)}, {mask}, {other})"
+        return f"tl.load({self.address(node, element)}, mask={mask}, other={other})"
 
     def need(self, depth: int, node: Node) -> None:
         """Bring a coarse value that comes from memory into its name."""
