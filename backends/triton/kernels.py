@@ -83,9 +83,12 @@ class _Stages(Writer):
             self.line(1, f"for y in range(0, n_{b}, {rows}):")
             self.line(2, f"b, live, first, size = fibres({a}_before_{b}, y, n_{b}, {rows})")
         parts = {p: self.free(f"{self.names[p]}_tile") for p in chosen}
-        starts = {"sum": "nothing", "max": "lowest"}
-        for reduce in dict.fromkeys(p.reduce for p in chosen):
-            self.line(depth, f"{starts[reduce]} = tl.full({shape}, {NEUTRAL[reduce]}, tl.float64)")
+        starts = {r: f"tl.full({shape}, {NEUTRAL[r]}, tl.float64)" for r in dict.fromkeys(p.reduce for p in chosen)}
+        if not whole:
+            for reduce, word in (("sum", "nothing"), ("max", "lowest")):
+                if reduce in starts:
+                    self.line(depth, f"{word} = {starts[reduce]}")
+                    starts[reduce] = word
         for push, part in parts.items():
             self.line(depth, f"{part} = {starts[push.reduce]}")
         if whole:
