@@ -184,7 +184,8 @@ class _Lowering:
         """Broadcast `node` up to `stratum`, along the chain; from the batch and from side strata in one step."""
         while node.stratum != stratum:
             here = node.stratum
-            source = self.chain[self.chain.index(here) + 1] if here in self.chain else stratum
+            along = here in self.chain and stratum in self.chain
+            source = self.chain[self.chain.index(here) + 1] if along else stratum
             node = Pull(source, here, node)
         return node
 

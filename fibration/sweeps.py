@@ -249,24 +249,28 @@ class _Planner:
     def stages(self) -> Iterator[Sweep | Coarse]:
         while self.pushes or self.stores:
             yield from self._coarse()
-            before = len(self.pushes) + len(self.stores)
-            yield self._sweep(self._next_segments())
-            if len(self.pushes) + len(self.stores) == before:
+            segments = self._next_segments()
+            if segments is None:  # segments of one kind read those of another: their values cannot wait for a sweep
+                yield from self._coarse(waiting=False)
+                segments = self._next_segments()
+            if segments is None:
                 raise IRError(f"program '{self.program.name}': nothing left can be computed")
+            yield self._sweep(segments)
         yield from self._coarse()
 
     def _ready(self, node: Node, local: set[Node]) -> bool:
         return all(n in self.done or n in local for n in self.needs[node])
 
-    def _next_segments(self) -> str:
-        ready = [p.target for p in self.pushes if self._reachable(p)]
-        if not ready or (self.primary not in ready and any(self._ready(n, set()) for _, n in self.stores)):
+    def _next_segments(self) -> str | None:
+        """Over what to sweep next; None where no sum and no result could be computed."""
+        ready = [p.target for p in self.pushes if self._reachable(p.operand, p.target)]
+        if self.primary in ready or any(self._reachable(n, self.primary) for _, n in self.stores):
             return self.primary
-        return self.primary if self.primary in ready else ready[0]
+        return ready[0] if ready else None
 
-    def _reachable(self, push: Push) -> bool:
-        """Whether a sweep over the push's target can start with it: what it reads is there, or is made of that."""
-        return all(self._scalar_ready(n, push.target) for n in self.needs[push.operand])
+    def _reachable(self, node: Node, segments: str) -> bool:
+        """Whether a sweep over `segments` can start with a token value: what it reads is there, or is made of that."""
+        return all(self._scalar_ready(n, segments) for n in self.needs[node])
 
     def _scalar_ready(self, node: Node, segments: str) -> bool:
         if node in self.done:
@@ -275,9 +279,9 @@ class _Planner:
             return False
         return all(self._scalar_ready(o, segments) for o in node.operands)
 
-    def _coarse(self) -> Iterator[Coarse]:
-        """Everything coarse that can be computed now; segments' values wait for their next sweep if there is one."""
-        live = {p.target for p in self.pushes} | ({self.primary} if self.stores else set())
+    def _coarse(self, waiting: bool = True) -> Iterator[Coarse]:
+        """Everything coarse that can be computed now; segments' values may wait for their next sweep."""
+        live = {p.target for p in self.pushes} | ({self.primary} if self.stores else set()) if waiting else set()
         found = [n for n in self.order if n.stratum not in live and self._computable(n, self.done)]
         if found:
             groups = _grouped(found)
