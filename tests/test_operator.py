@@ -536,7 +536,7 @@ def test_bounds_belong_to_the_parameter():
 @pytest.mark.parametrize("name", SPECS)
 def test_shipped_hierarchies_compile(name):
     h = fibration.load(name)
-    op = fibration.compile(h)
+    op = fibration.compile(h, backend="torch")
     assert op.backend == "torch"
     assert op.report.ok
     assert op.hierarchy is h
@@ -664,7 +664,7 @@ def test_an_index_may_be_used_again():
     first = coefficients(op, layout, batch)[0]
     coefficients(op, layout, batch.with_x(-batch.x))
     assert coefficients(op, layout, batch)[0].tolist() == first.tolist()
-    other = fibration.compile(fibration.load("fiberpo_domain"))
+    other = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
     assert coefficients(other, layout, batch)[0].tolist() == first.tolist()
 
 

@@ -193,9 +193,10 @@ def test_literals_beside_nothing_are_tensors():
 
 def test_long_statements_are_broken_where_python_allows_it():
     words = " + ".join(f"some_name_{i}" for i in range(40))
-    lines = fitted(f"x = {words}", "    ")
-    assert max(map(len, lines)) <= 118 and len(lines) > 3
-    assert ast.unparse(ast.parse("\n".join(line[4:] for line in lines))) == f"x = {words}"
+    for statement in (f"x = {words}", f"x += {words}", f"f({words.replace(' +', ',')})"):
+        lines = fitted(statement, "    ")
+        assert max(map(len, lines)) <= 118 and len(lines) > 3
+        assert ast.unparse(ast.parse("\n".join(line[4:] for line in lines))) == statement
 
 
 # ---------------------------------------------------------------- what must be refused, and chosen

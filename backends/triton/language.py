@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import math
+import re
 import textwrap
 from collections.abc import Mapping
 
@@ -80,10 +81,10 @@ def fitted(text: str, indent: str) -> list[str]:
     room = 118 - len(indent)
     if all(len(line) <= room for line in lines):
         return [f"{indent}{line}".rstrip() for line in lines]
-    name, equals, value = text.partition(" = ")
     outer = len(lines) == 1 or max(len(lines[0]), len(lines[-1])) > room
-    if outer and equals and name.isidentifier():  # within parentheses a line may be broken at any space
-        return [f"{indent}{name} = (", *_broken(value.splitlines(), f"{indent}    "), f"{indent})"]
+    assigned = re.match(r"(\w+ \+?= )(.*)", text, re.DOTALL)
+    if outer and assigned:  # within parentheses a line may be broken at any space
+        return [f"{indent}{assigned[1]}(", *_broken(assigned[2].splitlines(), f"{indent}    "), f"{indent})"]
     return _broken(lines, indent)
 
 
