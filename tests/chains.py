@@ -137,8 +137,6 @@ class _Draw:
     def __init__(self, seed: str, depth: int) -> None:
         self.random = random.Random(seed)
         above = sorted(self.random.sample(range(len(ABOVE)), depth - 1))
-        if ABOVE.index(ROOT) in above and ABOVE.index(trajectory) not in above:  # see test_a_root_beside_the_rows
-            above = sorted({ABOVE.index(trajectory), *above[1:]})
         self.rows = Stratum("sample") if self.chance(0.2) else trajectory
         self.strata = [token, *(self.rows if ABOVE[i] == trajectory else ABOVE[i] for i in above)]  # finest first
         self.root = self.strata[-1]

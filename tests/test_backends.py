@@ -18,9 +18,8 @@ from backends_here import BACKENDS_HERE, ROUNDOFF, TORCH, Backend, Bounded, Case
 from chains import ROOT, batch_for, candidate, chain, linear_chain, unasked, verdict
 from support import DTYPES, Layout, central, spec, spread_batch, token
 
-from fibration import Fibration, FibrationError, Hierarchy, identity_gate, log_ratio, trajectory_mean, uniform
+from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform
 from fibration.constructors import CONSTRUCTORS
-from fibration.errors import IRError
 from fibration.loading import shipped
 from fibration.lower import CHANNEL_WORD
 from fibration.metrics import collect, levels
@@ -54,13 +53,8 @@ def on_backends(seeds, slow=()):
 
 
 def drawn(seed: int, backend: Backend, request: pytest.FixtureRequest, make=chain) -> Hierarchy:
-    """A chain; compiled backends cannot yet plan one of several strata that the rows are not part of."""
-    h = make(seed)
-    if backend.name != "torch" and len(h.chain) > 1 and h.rows not in h.chain:
-        request.applymarker(pytest.mark.xfail(raises=IRError, reason="rows beside the chain", strict=False))
-    if backend.name == "triton" and len(h.chain) == 6:
-        request.applymarker(pytest.mark.xfail(raises=SyntaxError, reason="a long `name +=` is broken", strict=False))
-    return h
+    """A chain."""
+    return make(seed)
 
 
 def under_mask(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
@@ -402,18 +396,15 @@ def test_every_backend_refuses_in_the_same_words(which, backend):
     assert said[0] == said[1]
 
 
-# ---------------------------------------------------------------- what is known to be broken
+# ---------------------------------------------------------------- rows beside the chain
 
 
-@pytest.mark.xfail(
-    raises=IndexError, reason="lower: the weight of a row is read at the batch, up the chain", strict=False
-)
-def test_a_root_beside_the_rows(backend):
-    """A chain down to the batch that the rows are not part of; `chains.py` draws such chains once this passes."""
+@pytest.mark.parametrize("over", [ROOT, Stratum("prompt_group")], ids=str)
+def test_rows_need_not_be_part_of_the_chain(over, backend):
     h = Hierarchy(
-        name="root_beside_rows",
-        fibrations=[Fibration(token, ROOT, uniform())],
-        gates={token: identity_gate(), ROOT: identity_gate()},
+        name="rows_beside",
+        fibrations=[Fibration(token, over, uniform())],
+        gates={token: identity_gate(), over: identity_gate()},
         decomposition=log_ratio(),
         objective=trajectory_mean(),
     )
