@@ -47,10 +47,8 @@ def shape_for(mean_length):
         return 32, 4, 4
     if mean_length <= 64:
         return 4, 32, 4
-    if mean_length <= 256:
+    if mean_length <= 512:
         return 1, 256, 4
-    if mean_length <= 1024:
-        return 1, 512, 4
     if mean_length <= 8192:
         return 1, 1024, 8
     return 1, 2048, 16

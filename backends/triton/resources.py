@@ -11,7 +11,7 @@ from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.calling import Argument
 from fibration.sweeps import Plan
 
-SHAPE = (1, 512, 4)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
+SHAPE = (1, 1024, 8)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
 COLUMNS = 16  # sources over one target that are summed at a time
 FLOATS = ("token", "advantage", "result")
 NUMBERS = ("size", "places", "stride")
