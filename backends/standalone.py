@@ -28,9 +28,12 @@ def lay_out(function, offsets, parents):
     segments, as {("trajectory", "prompt_group"): which one each lies over, int64 [trajectory], ...}.
     """
     arguments = FUNCTIONS[function]["arguments"]
+    offsets, parents = offsets.long(), {edge: parent.long() for edge, parent in parents.items()}
     segments = next(of[0] for _, kind, of in arguments if kind == "offsets")
     leaf, n = FUNCTIONS[function]["leaf"], len(offsets) - 1
     lengths = offsets[1:] - offsets[:-1]
+    if bool((lengths <= 0).any()) or int(offsets[0]) != 0:
+        raise ValueError(f"offsets start at 0, and every {segments} has a token: leave out those without")
     edges = {**parents, (leaf, segments): torch.repeat_interleave(torch.arange(n, device=offsets.device), lengths)}
     size = {leaf: int(offsets[-1]), segments: n, "batch": 1}
     for (_, target), parent in parents.items():
@@ -59,6 +62,53 @@ def lay_out(function, offsets, parents):
         elif kind == "vector" and of[1] == "count":
             found[name] = torch.bincount(parent(of[2], of[3]), minlength=size[of[3]]).double()
     return found
+
+
+def checked(function, given):
+    """What the caller gave, as the code reads it: contiguous, vectors float64, layouts int64. Says what does not fit."""
+    arguments = FUNCTIONS[function]["arguments"]
+    unknown = sorted(set(given) - {name for name, _, _ in arguments})
+    if unknown:
+        raise TypeError(f"{function}() has no argument {unknown[0]}")
+    floats = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    values = {}
+    for name, kind, _ in arguments:
+        value = given.get(name)
+        if kind in ("size", "places", "stride", "fill", "work", "result"):
+            continue
+        if value is None:
+            if kind not in ("positions", "tokens", "rows", "order"):
+                raise TypeError(f"{function}() lacks the argument {name}")
+            values[name] = None
+            continue
+        if kind == "vector":
+            value = torch.as_tensor(value).double().reshape(-1)
+        elif not isinstance(value, torch.Tensor) or (kind in ("token", "advantage") and value.dtype not in floats):
+            raise TypeError(f"{name} is {getattr(value, 'dtype', type(value).__name__)}: a tensor of floats is wanted")
+        elif kind not in ("token", "advantage"):
+            value = value.long()
+        values[name] = value.contiguous()
+    tokens = {name: values[name] for name, kind, _ in arguments if kind == "token"}
+    places = max(t.numel() for t in tokens.values())
+    per_row = any(values[name] is not None for name, kind, _ in arguments if kind == "rows")
+    if not per_row:
+        tokens |= {name: values[name] for name, kind, _ in arguments if kind == "advantage"}
+    for name, tensor in tokens.items():
+        if tensor.numel() != places:
+            raise ValueError(f"{name} has {tensor.numel()} numbers, and there are {places} tokens")
+    device = next(iter(tokens.values())).device
+    for name, kind, of in arguments:
+        if isinstance(values.get(name), torch.Tensor):
+            values[name] = values[name].to(device) if kind == "vector" else values[name]
+            if values[name].device != device:
+                raise ValueError(f"{name} is on {values[name].device}, and the tokens are on {device}")
+        if device.type != "cpu":
+            continue  # what follows reads numbers back
+        if kind == "offsets" and name in values and int(values[name][-1]) > places:
+            raise ValueError(f"{name} end at {int(values[name][-1])}, and there are {places} tokens")
+        if kind == "rows" and per_row and int(values[name].max()) >= values["advantages"].numel():
+            raise ValueError(f"{name} name row {int(values[name].max())} of {values['advantages'].numel()} advantages")
+    return values
 '''
 
 

@@ -24,7 +24,7 @@ def folder() -> Path:
     """`FIBRATION_CACHE`, or `fibration` in the user's cache folder."""
     chosen = os.environ.get("FIBRATION_CACHE")
     if chosen:
-        return Path(chosen)
+        return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fibration"
 
 

@@ -24,7 +24,7 @@ class Argument:
 
     size       how many elements a stratum has
     offsets, starts, positions, tokens, rows      the layout of the stratum's segments; positions to rows may lack
-    token      a tensor over the tokens, in the batch's own layout and dtype; `old_log_probs` may lack
+    token      a tensor over the tokens, in the batch's own layout and dtype
     advantage  such a tensor, or one number per row
     vector     float64, one number per element; `stride` is 0 for one number throughout
     parent     the target under each element

@@ -166,6 +166,8 @@ def compile(
     report = hierarchy.verify()
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
+    if arch and chosen != "triton":
+        raise BackendError(f"the {chosen} backend compiles for no architecture", remedy="leave --arch out")
     if output is None:
         if arch:
             raise BackendError("machine code is no text to print", required="a folder for it", remedy="add -o DIR")

@@ -118,9 +118,10 @@ def best(gpu: bool = True) -> tuple[str, str]:
     if gpu and torch.cuda.is_available() and find_spec("triton"):
         return "triton", f"for {torch.cuda.get_device_name()}"
     try:
-        return "c", f"compiled by {import_module('fibration.backends.c.build').compiler()}; no device with Triton"
-    except BackendError:
-        return "torch", "there is neither a device with Triton nor a C compiler"
+        return "c", f"compiled by {import_module('fibration.backends.c.build').compiler()[0]}; no device with Triton"
+    except BackendError as error:
+        log.warning("fibration: %s; the torch backend is many times slower", error.what)
+        return "torch", f"no device with Triton, and {error.what}"
 
 
 def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> str:

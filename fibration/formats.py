@@ -306,10 +306,11 @@ def _bytes(contents: str | bytes) -> bytes:
 def kernel_table(export: Export) -> Table:
     """Registers, spills and shared memory of every kernel."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(export.kernels[0]):
+    shown = ("kernel", "arch", "registers", "spilled_bytes", "shared_bytes", "warps")
+    for i, name in enumerate(shown):
         table.add_column(name.replace("_", " "), justify="right" if i else "left")
     for row in export.kernels:
-        table.add_row(*(str(v) for v in row.values()))
+        table.add_row(*(str(row[k]) for k in shown))
     return table
 
 

@@ -95,8 +95,12 @@ def refuse_nonfinite(batch: Batch, index: Index) -> NoReturn:
                 else "",
             )
     x = values["log_probs"] - values["old_log_probs"]
-    token = int((~torch.isfinite(x)).nonzero()[0])
-    raise BatchError(f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}", required="finite values")
+    bad = ~torch.isfinite(x)
+    token = int((bad if bool(bad.any()) else x.abs() == x.abs().max()).nonzero()[0])
+    raise BatchError(
+        f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}",
+        required="finite values, in the precision that the backend computes tokens in",
+    )
 
 
 def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -> tuple[Tensor, bool]:

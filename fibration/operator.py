@@ -256,16 +256,19 @@ class _Gate(torch.autograd.Function):
         tokens = {"log_ratio": log_ratio}
         dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
         outputs, batch = operator._call("gate", index, tokens, advantages, parameters, dtype, fill=1.0)
-        ctx.operator, ctx.batch, ctx.source = operator, batch, log_ratio
+        ctx.save_for_backward(log_ratio, advantages)  # autograd refuses the backward if one of them was changed since
+        ctx.operator, ctx.batch = operator, replace(batch, tokens={}, advantage=None, fill=0.0)
         return outputs["gated_ratio"]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        log_ratio, advantages = ctx.saved_tensors
         with torch.no_grad():
-            tokens = {**ctx.batch.tokens, "cotangent": gradient}
-            batch = replace(ctx.batch, tokens=tokens, fill=0.0)
+            tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
+            given = None if advantages is None else advantages.detach()
+            batch = replace(ctx.batch, tokens=tokens, advantage=given)
             result = ctx.operator._run("gate_adjoint", batch)["log_ratio_gradient"]
-        return _once(result, ctx.source), None, None, None, None
+        return _once(result, log_ratio), None, None, None, None
 
 
 def _once(gradient: Tensor, source: Tensor) -> Tensor:

@@ -268,3 +268,38 @@ def test_plans_print_what_happens_in_which_order():
     assert text.splitlines()[0] == "plan of fiberpo_domain: 3 sweeps, 3 passes over the tokens"
     assert "sums over prompt_group by domain" in text
     assert text.count("pass (float64)") == 1
+
+
+def test_a_compiler_may_have_arguments(own_cache, monkeypatch):
+    monkeypatch.setenv("CC", "cc -g0")
+    assert build.build(TINY, {"ANSWER": "1"}).exists()
+
+
+@pytest.mark.parametrize("script", ["", "#!/bin/sh\nexit 0\n"], ids=["no program", "builds nothing"])
+def test_a_compiler_that_does_nothing_is_an_error(own_cache, monkeypatch, tmp_path, script):
+    idle = tmp_path / "idlecc"
+    idle.write_text(script)
+    idle.chmod(0o755)
+    monkeypatch.setenv("CC", str(idle))
+    with pytest.raises(BackendError, match="C compiler"):
+        build.build(TINY, {"ANSWER": "1"})
+    assert not list(own_cache.glob("c-*"))
+
+
+def test_a_log_ratio_that_overflows_is_named():
+    op = fibration.compile(fibration.load("ppo"), backend="c")
+    x, _, advantages, index = small(op)
+    with pytest.raises(fibration.errors.BatchError, match=r"log ratio of token \[0\]"):
+        op.coefficients(torch.tensor([3e38, 0.0, 0.0, 0.0]), torch.tensor([-3e38, 0.0, 0.0, 0.0]), advantages, index)
+
+
+def test_gate_refuses_a_backward_through_what_was_changed_since():
+    op = fibration.compile(fibration.load("fiberpo"), backend="c")
+    x, _, _, index = small(op)
+    x = x.requires_grad_() * 1
+    gated = op.gate(x, index)
+    x.data_ptr()
+    with torch.no_grad():
+        x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gated.sum().backward()

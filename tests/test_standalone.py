@@ -121,3 +121,36 @@ def test_machine_code_is_not_printed():
     )
     assert done.returncode == 2
     assert "-o DIR" in done.stderr
+
+
+MISTAKES = {
+    "advantages per row without their rows": (dict(advantages=torch.ones(2)), ValueError, "advantages has 2"),
+    "too few": (dict(old_log_probs=torch.zeros(3)), ValueError, "old_log_probs has 3"),
+    "whole numbers": (dict(advantages=torch.ones(5, dtype=torch.int64)), TypeError, "advantages is torch.int64"),
+    "offsets beyond the tokens": (dict(trajectory_offsets=torch.tensor([0, 3, 9])), ValueError, "end at 9"),
+    "rows beyond the advantages": (dict(advantages=torch.ones(1), trajectory_rows=torch.tensor([0, 1])), ValueError, "row 1"),
+    "nothing": (dict(log_probs=None), TypeError, "lacks the argument log_probs"),
+    "unknown": (dict(log_prob=torch.zeros(5)), TypeError, "no argument log_prob"),
+}
+
+
+@needs_c
+def test_the_loader_says_what_does_not_fit(tmp_path):
+    import importlib.util
+
+    assert write("fiberpo", "c", tmp_path).returncode == 0
+    place = importlib.util.spec_from_file_location("fiberpo_loader", tmp_path / "fiberpo_c.py")
+    loss = importlib.util.module_from_spec(place)
+    place.loader.exec_module(loss)
+    layout = loss.lay_out("objective", torch.tensor([0, 3, 5], dtype=torch.int32), {})
+    good = {"log_probs": torch.rand(5, 2)[:, 0], "old_log_probs": torch.zeros(5), "advantages": torch.ones(5), "epsilon_of": 0.05}
+    good |= {"C_trajectory_plus_of": 0.2, "C_trajectory_minus_of": torch.tensor(0.1), **layout}
+    assert torch.isfinite(loss.objective(**good)["objective"]).all()
+    per_row = {"advantages": torch.ones(2), "trajectory_rows": torch.tensor([0, 1], dtype=torch.int32)}
+    assert torch.equal(loss.objective(**{**good, **per_row})["objective"], loss.objective(**good)["objective"])
+    for what, (change, error, words) in MISTAKES.items():
+        with pytest.raises(error, match=words):
+            loss.objective(**{**good, **change})
+            pytest.fail(what)
+    with pytest.raises(ValueError, match="has a token"):
+        loss.lay_out("objective", torch.tensor([0, 3, 3, 5]), {})

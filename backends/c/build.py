@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -23,13 +24,13 @@ FLAGS = (
 LIBRARY, SOURCE = "kernel.so", "kernel.c"
 
 
-def compiler() -> str:
-    """The C compiler to use: `CC`, or the first of cc, gcc and clang."""
+def compiler() -> tuple[str, ...]:
+    """The C compiler to use, with arguments of its own: `CC`, or the first of cc, gcc and clang."""
     chosen = os.environ.get("CC")
-    for name in [chosen] if chosen else ["cc", "gcc", "clang"]:
+    for name, *arguments in [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]:
         found = shutil.which(name)
         if found:
-            return found
+            return (found, *arguments)
     raise BackendError(
         f"there is no C compiler: CC={chosen}" if chosen else "there is no C compiler",
         required="cc, gcc or clang on the PATH, or CC",
@@ -41,19 +42,19 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
     """The shared library of `source`, compiled for this machine. Raises BackendError with the compiler's words."""
     cc = compiler()
     flags = [*FLAGS, _native(), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
-    parts = [source, *flags, cc, _version(cc), _processor()]
+    parts = [source, *flags, *cc, _version(cc), _processor()]
     key = "c-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def make(workshop: Path) -> None:
         (workshop / SOURCE).write_text(source)
-        command = [cc, *flags, "-o", str(workshop / LIBRARY), str(workshop / SOURCE), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        if done.returncode:
+        command = [*cc, *flags, "-o", str(workshop / LIBRARY), str(workshop / SOURCE), "-lm"]
+        done = _run(command)
+        if done.returncode or not (workshop / LIBRARY).exists():
             kept = folder() / f"failed-{key}.c"
             kept.write_text(source)
             raise BackendError(
                 f"the C compiler failed on {kept}",
-                required=f"{' '.join(command[:1] + flags)} to succeed",
+                required=f"{' '.join([*cc, *flags])} to succeed",
                 found="\n            ".join(
                     done.stderr.replace(str(workshop / SOURCE), kept.name).strip().splitlines()[:20]
                 )
@@ -65,9 +66,20 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
 
 
 @cache
-def _version(cc: str) -> str:
-    done = subprocess.run([cc, "--version"], capture_output=True, text=True, errors="replace")
-    return done.stdout
+def _version(cc: tuple[str, ...]) -> str:
+    return _run([*cc, "--version"]).stdout
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise BackendError(
+            f"the C compiler {command[0]} cannot be run",
+            required="a program",
+            found=error.strerror or str(error),
+            remedy="set CC to another compiler, or choose backend='torch'",
+        ) from error
 
 
 @cache

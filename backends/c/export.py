@@ -23,13 +23,15 @@ What is left are the tensors over tokens and the parameters, float64, one number
     layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
     objective(log_probs=..., old_log_probs=..., advantages=..., NAME_of=torch.tensor([0.1]).double(), **layout)
 
-Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies.
+Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
+`nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage: use nothing of it then.
 """
 
 import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -53,12 +55,10 @@ _loaded = {{}}
 def call(function, given):
     """Build the function for these dtypes and this layout if need be, and run it."""
     about = FUNCTIONS[function]
-    unknown = set(given) - {{name for name, _, _ in about["arguments"]}} - {{"fill", "dtype"}}
-    if unknown:
-        raise TypeError(f"{{function}}() has no argument {{sorted(unknown)}}")
+    given = checked(function, given)
     tokens = [given[n] for n, kind, _ in about["arguments"] if kind == "token"]
     wide = any(t.dtype == torch.float64 for t in tokens)
-    dtype = given.get("dtype") or (torch.float64 if wide else torch.float32)
+    dtype = torch.float64 if wide else torch.float32
     size = {{"{batch}": 1}}
     for name, kind, of in about["arguments"]:
         if kind == "starts":
@@ -82,23 +82,20 @@ def call(function, given):
         elif kind == "places":
             value = tokens[0].numel()
         elif kind == "fill":
-            value = float(given.get("fill", about["fill"]))
+            value = about["fill"]
         elif kind == "stride":
             value = int(given[f"{{of[0]}}_of"].numel() > 1)
         elif kind == "work":
             value = work
         elif kind == "result":
-            value = results[of[0]] = torch.full(tokens[0].shape, float(given.get("fill", about["fill"])), dtype=dtype)
+            value = results[of[0]] = torch.full(tokens[0].shape, about["fill"], dtype=dtype)
         elif kind in ("positions", "tokens"):
             defines[("WHOLE_" if kind == "positions" else "COUNTED_") + of[0]] = str(int(value is None))
         if isinstance(value, torch.Tensor):
-            value = value.contiguous() if kind not in ("vector",) else value.double().contiguous()
             keep.append(value)
             if name in DTYPE_MACRO:
                 defines[DTYPE_MACRO[name]] = STORAGE[value.dtype]
             value = value.data_ptr()
-        elif value is None and kind not in ("positions", "tokens", "rows", "order"):
-            raise TypeError(f"{{function}}() lacks the argument {{name}}")
         values.append(value)
     _function(function, defines)(*values, torch.get_num_threads())
     for name, source in about["returns"].items():
@@ -108,9 +105,12 @@ def call(function, given):
 
 def _function(function, defines):
     flags = [*FLAGS, NATIVE, *(f"-D{{k}}={{v}}" for k, v in sorted(defines.items()))]
-    key = hashlib.sha256("\\0".join([SOURCE.read_text(), *flags]).encode()).hexdigest()[:24]
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    processor = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
+    chip = sorted({{line for line in processor.splitlines() if line.startswith(("model name", "flags", "Features"))}})
+    key = hashlib.sha256("\\0".join([SOURCE.read_text(), *compiler, *flags, *chip]).encode()).hexdigest()[:24]
     if (function, key) not in _loaded:
-        library = _build(flags, key)
+        library = _build([*compiler, *flags], key)
         loaded = getattr(ctypes.CDLL(str(library)), function)
         kinds = {{"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}}
         arguments = FUNCTIONS[function]["arguments"]
@@ -120,14 +120,20 @@ def _function(function, defines):
     return _loaded[function, key]
 
 
-def _build(flags, key):
+def _build(command, key):
     """Compile beside this file; written under another name first, so that processes may start at once."""
     library = SOURCE.with_name(f"{{SOURCE.stem}}-{{key}}.so")
     if not library.exists():
         handle, unfinished = tempfile.mkstemp(suffix=".so", dir=SOURCE.parent)
         os.close(handle)
-        subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", unfinished, str(SOURCE), "-lm"], check=True)
-        os.replace(unfinished, library)
+        try:
+            done = subprocess.run([*command, "-o", unfinished, str(SOURCE), "-lm"], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{{command[0]}} failed on {{SOURCE}}:\\n{{done.stderr}}")
+            os.chmod(unfinished, 0o755)
+            os.replace(unfinished, library)
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
     return library
 '''
 

@@ -15,7 +15,7 @@ from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import RESERVED
 from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.calling import Argument, signature
-from fibration.ir import BATCH, Program
+from fibration.ir import Program
 from fibration.sweeps import Plan, sweeps
 
 __all__ = ["RESERVED", "emit", "launched", "plan"]
@@ -196,6 +196,3 @@ def _edge(kernel: Kernel, constant: str) -> tuple[str, str]:
         if a.kind == "members" and constant[2:] == f"{a.key[0]}_by_{a.key[1]}":
             return a.key[0], a.key[1]
     raise KeyError(constant)
-
-
-assert BATCH

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fibration.backends.standalone import LAY_OUT, Export, table, written
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.resources import compile_all
+from fibration.backends.triton.resources import compile_all, requests
 from fibration.sweeps import Plan
 
 CALLER = '''
@@ -28,12 +28,11 @@ def run(function, *, dtype=None, shape=None, **given):
         layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
         run("objective", log_probs=..., old_log_probs=..., advantages=..., epsilon_of=..., **layout)
 
-    Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies.
+    Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
+    `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage.
     """
     about = FUNCTIONS[function]
-    unknown = set(given) - {{name for name, _, _ in about["arguments"]}}
-    if unknown:
-        raise TypeError(f"{{function}}() has no argument {{sorted(unknown)}}")
+    given = checked(function, given)
     tokens = next(given[name] for name, kind, _ in about["arguments"] if kind == "token")
     dtype = dtype or (torch.float64 if tokens.dtype == torch.float64 else torch.float32)
     size = {{"batch": 1}}
@@ -81,7 +80,7 @@ def export(
     resources: list[Mapping[str, str | int]] = []
     if arch:
         for one in compile_all(module, plans, arch, filename=file):
-            for kernel in one.kernels:
+            for kernel, request in zip(one.kernels, requests(one.program, plans[one.program], arch), strict=True):
                 stem = f"{name}_{arch}_{kernel.kernel}"
                 files[f"{stem}.{kernel.assembly_kind}"] = kernel.assembly
                 files[f"{stem}.{kernel.binary_kind}"] = kernel.binary
@@ -93,6 +92,9 @@ def export(
                         "registers": r.registers,
                         "spilled_bytes": r.spill_bytes,
                         "shared_bytes": r.shared_bytes,
+                        "warps": request.num_warps,
+                        "arguments": str(dict(request.signature)),
+                        "constants": str(dict(request.constexprs)),
                     }
                 )
     return Export(files, tuple(resources))

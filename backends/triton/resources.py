@@ -58,15 +58,16 @@ def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHA
     one_launch = not arch.startswith("gfx")
     for kernel in kernels(name, plan):
         warps = shape[2] if kernel.segments else 8
-        yield _request(kernel, shape, warps, one_launch)
+        fill = 1.0 if "gated_ratio" in plan.program.outputs else 0.0
+        yield _request(kernel, shape, warps, one_launch, fill)
         if kernel.tail and not one_launch:
-            yield _request(kernel.tail, shape, 8, one_launch)
+            yield _request(kernel.tail, shape, 8, one_launch, fill)
 
 
-def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, one_launch: bool) -> KernelRequest:
+def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, one_launch: bool, fill: float) -> KernelRequest:
     types = {a.name: kind for a in kernel.arguments if (kind := _type(a))}
     values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
-    values.update({c: _value(c, shape, warps, one_launch) for c in kernel.constants})
+    values.update({c: fill if c == "fill" else _value(c, shape, warps, one_launch) for c in kernel.constants})
     if kernel.tail:
         types["counter"] = "*i32"
     return KernelRequest(kernel.name, types, values, num_warps=warps)
@@ -85,7 +86,7 @@ def _type(argument: Argument) -> str:
 
 def _value(constant: str, shape: tuple[int, int, int], warps: int, one_launch: bool) -> Constexpr:
     known: dict[str, Constexpr] = {
-        "BLOCK_R": shape[0], "BLOCK_T": shape[1], "TAIL": one_launch, "WIDE": False, "fill": 0.0,
+        "BLOCK_R": shape[0], "BLOCK_T": shape[1], "TAIL": one_launch, "WIDE": False,
     }  # fmt: skip
     if constant in known:
         return known[constant]

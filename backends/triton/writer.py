@@ -181,4 +181,6 @@ class Writer:
 
 
 def uses(text: str, word: str) -> bool:
-    return re.search(rf"(?<![\w.]){word}\b", text) is not None
+    """Whether code mentions `word`, outside comments."""
+    code = re.sub(r"#.*", "", text)
+    return re.search(rf"(?<![\w.]){word}\b", code) is not None
