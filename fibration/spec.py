@@ -225,6 +225,13 @@ class Hierarchy(Declared):
                     required="one gate per stratum",
                     remedy=f"add {stratum}: identity_gate() to let the level pass, or zero_gate() to remove it",
                 )
+        for f in self.fibrations:
+            if f.source.name == BATCH:
+                raise SpecError(
+                    f"{where_} has a fibration {f}",
+                    required=f"nothing below '{BATCH}': it is the whole batch, one element",
+                    remedy=f"make {BATCH} the root, or give {f.source} another name",
+                )
         if self.fibrations:
             joined = {s for f in self.fibrations for s in (f.source, f.target)}
             for stratum in self.gates:

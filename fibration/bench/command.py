@@ -69,7 +69,7 @@ def bench(console: Console, settings: Settings) -> int:
     stream = bandwidth(device, clock(device))
     report.emit_heading(console, settings.command, machine, stream, settings.rounds)
     plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
-    backends = list(dict.fromkeys(compiler.choose(b) for b in settings.backends)) or list(compiler.BACKENDS)
+    backends = list(dict.fromkeys(compiler.choose(b) for b in settings.backends)) or backends_for(settings.device)
     # torch.compile takes longer than everything else together: a quick sweep does without it.
     compiled = not (settings.quick and settings.sweep)
     results: list[Measured] = []
@@ -156,3 +156,8 @@ def _shapes(settings: Settings) -> list[Shape]:
 
 def _centre(settings: Settings) -> Shape:
     return sweep([parse_count(t) for t in settings.tokens], parse_count(settings.length), settings.quick).centre
+
+
+def backends_for(device: str) -> list[str]:
+    """The backends that can be timed on a device; Triton's interpreter is for debugging, and times nothing."""
+    return [b for b in compiler.BACKENDS if b == "torch" or (b == "triton") == device.startswith("cuda")]
