@@ -65,7 +65,7 @@ def lay_out(function, offsets, parents):
 
 
 def checked(function, given):
-    """What the caller gave, as the code reads it: contiguous, vectors float64, layouts int64. Says what does not fit."""
+    """What the caller gave, as the code reads it: contiguous, vectors float64, layouts int64; or what does not fit."""
     arguments = FUNCTIONS[function]["arguments"]
     unknown = sorted(set(given) - {name for name, _, _ in arguments})
     if unknown:
