@@ -120,7 +120,8 @@ def best(gpu: bool = True) -> tuple[str, str]:
     try:
         return "c", f"compiled by {import_module('fibration.backends.c.build').compiler()[0]}; no device with Triton"
     except BackendError as error:
-        log.warning("fibration: %s; the torch backend is many times slower", error.what)
+        if os.environ.get("CC"):  # a compiler was wanted
+            log.warning("fibration: %s; the torch backend is many times slower", error.what)
         return "torch", f"no device with Triton, and {error.what}"
 
 

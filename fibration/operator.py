@@ -256,7 +256,8 @@ class _Gate(torch.autograd.Function):
         tokens = {"log_ratio": log_ratio}
         dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
         outputs, batch = operator._call("gate", index, tokens, advantages, parameters, dtype, fill=1.0)
-        ctx.save_for_backward(log_ratio, advantages)  # autograd refuses the backward if one of them was changed since
+        read = None if batch.advantage is None else advantages
+        ctx.save_for_backward(log_ratio, read)  # autograd refuses the backward if one of them was changed since
         ctx.operator, ctx.batch = operator, replace(batch, tokens={}, advantage=None, fill=0.0)
         return outputs["gated_ratio"]
 
