@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fibration.assumptions import balanced, populated
 from fibration.decomposition import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.errors import (
     BackendError,
@@ -57,6 +58,7 @@ from fibration.symbols import (
     count,
     density,
     gated,
+    mass,
     residual,
     strata,
     token_log_ratio,
@@ -103,6 +105,7 @@ __all__ = [
     "absolute",
     "advantage",
     "aggregate_gate",
+    "balanced",
     "clip",
     "clip_gate",
     "compile",
@@ -121,9 +124,11 @@ __all__ = [
     "log1p",
     "log_clip_gate",
     "log_ratio",
+    "mass",
     "maximum",
     "minimum",
     "pessimistic_clip_gate",
+    "populated",
     "proportional",
     "ratio_deviation",
     "residual",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fibration.errors import SpecError
 from fibration.expressions import Expression, as_expression, write
@@ -24,6 +24,8 @@ class Written(Declared):
     """An object that remembers the call that made it; equal objects are written equally."""
 
     written: str = ""
+    # Methods that a written form may call on it, with the number of their arguments.
+    METHODS: ClassVar[Mapping[str, int]] = {}
 
     def __repr__(self) -> str:
         return self.written
@@ -90,7 +92,11 @@ def construct(kind: type[T], text: object, names: Names, what: str, bare: Callab
 
 def _methods(value: T, methods: tuple[Invocation, ...], names: Names, what: str) -> T:
     for method in methods:
-        if method.name != "per" or not hasattr(value, "per") or len(method.positional) != 1 or method.named:
-            raise SpecError(f"{what}: unknown method '.{method.name}(...)'", required="gate.per(scale)")
-        value = value.per(build(method.positional[0], names, what))
+        if type(value).METHODS.get(method.name) != len(method.positional) or method.named:
+            known = ", ".join(f".{k}({'...' if n else ''})" for k, n in type(value).METHODS.items())
+            kind = type(value).__name__.lower()
+            raise SpecError(
+                f"{what}: unknown method '.{method.name}(...)'", required=f"for a {kind}: {known or 'none'}"
+            )
+        value = getattr(value, method.name)(*(build(a, names, what) for a in method.positional))
     return value

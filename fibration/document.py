@@ -6,10 +6,12 @@ nothing: every name is looked up in the document's own tables and in the registr
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fibration.assumptions import Assumption, balanced, populated
 from fibration.constructors import construct
 from fibration.decomposition import Decomposition
 from fibration.errors import SpecError
@@ -57,6 +59,19 @@ class FibrationDocument(_Document):
     kernel: Annotated[str, _text("a kernel, or its weight", "uniform()", "proportional(count(trajectory))")]
 
 
+class BalancedDocument(_Document):
+    """Two strata that cross in proportional frequencies, on every batch."""
+
+    balanced: Annotated[list[NameText], Field(min_length=2, max_length=2)]
+
+
+class PopulatedDocument(_Document):
+    """No element of `over` without an element of `populated`, on every batch."""
+
+    populated: NameText
+    over: NameText
+
+
 class HierarchyDocument(_Document):
     """A fibration gating hierarchy as `fibration` writes and reads it."""
 
@@ -73,6 +88,8 @@ class HierarchyDocument(_Document):
     ]
     objective: Annotated[str, _text("the weights of the objective", "trajectory_mean()", "token_mean()")]
     gives_up: dict[str, Annotated[str, Field(max_length=1000)]] = {}
+    assume: Annotated[list[BalancedDocument | PopulatedDocument], Field(max_length=64)] = []
+    orthogonalise: Literal["projection"] | None = None
     rows: NameText = "trajectory"
 
     def arguments(self) -> dict[str, Any]:
@@ -114,5 +131,13 @@ class HierarchyDocument(_Document):
             decomposition=construct(Decomposition, self.decomposition, names, f"{here}: decomposition"),
             objective=construct(Objective, self.objective, names, f"{here}: objective", Objective),
             gives_up=self.gives_up,
+            assume=[_assumption(a, stratum) for a in self.assume],
+            orthogonalise=self.orthogonalise,
             rows=Stratum(self.rows),
         )
+
+
+def _assumption(document: BalancedDocument | PopulatedDocument, stratum: Callable[[str, str], Stratum]) -> Assumption:
+    if isinstance(document, BalancedDocument):
+        return balanced(*(stratum(s, "an assumption") for s in document.balanced))
+    return populated(stratum(document.populated, "an assumption"), over=stratum(document.over, "an assumption"))

@@ -5,7 +5,7 @@ To add a gate, write one function here and decorate it; its law checks, derivati
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fibration.constructors import Written, constructor
 from fibration.errors import SpecError
@@ -31,6 +31,7 @@ class Gate(Written):
     coarser strata. Its derivative at a breakpoint is that of the branch that holds at the breakpoint.
     """
 
+    METHODS: ClassVar = {"per": 1}
     expression: Expression
 
     def __init__(self, expression: object, **data: Any) -> None:

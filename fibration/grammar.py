@@ -26,6 +26,7 @@ from fibration.symbols import (
     count,
     density,
     gated,
+    mass,
     residual,
     token_log_ratio,
     total,
@@ -268,7 +269,7 @@ _FUNCTIONS = (
     "sigmoid",
     "sqrt",
 )
-_READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio}
+_READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio, "mass": mass}
 _ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
 
 

@@ -27,15 +27,23 @@ class MarkovKernel(Written):
 
 
 @constructor(MarkovKernel, examples=("uniform()",))
-def uniform() -> MarkovKernel:
-    """Every element of the fibre gets the same share: `1 / count(source, over=target)`."""
-    return MarkovKernel(1 / count(SOURCE, over=TARGET))
+def uniform(share: Expression | None = None) -> MarkovKernel:
+    """Every element of the fibre gets the same: `1 / count(source, over=target)`.
+
+    Where several strata lie over the target, their kernels are reflecting together: `share` is this one's part, and
+    the shares add up to 1.
+    """
+    return MarkovKernel((1 if share is None else share) / count(SOURCE, over=TARGET))
 
 
 @constructor(MarkovKernel, examples=("proportional(measure)",))
-def proportional(measure: Expression) -> MarkovKernel:
-    """Shares proportional to an additive measure: `m(a)/m(b)`, for a count or the total of an attribute."""
-    return MarkovKernel(at(measure, SOURCE) / at(measure, TARGET))
+def proportional(measure: Expression, share: Expression | None = None) -> MarkovKernel:
+    """Shares proportional to an additive measure: `m(a)/m(b)`, for a count or the total of an attribute.
+
+    `share` as in `uniform`.
+    """
+    weight = at(measure, SOURCE) / at(measure, TARGET)
+    return MarkovKernel(weight if share is None else share * weight)
 
 
 class Fibration(Declared):

@@ -52,23 +52,6 @@ def lower(hierarchy: Hierarchy) -> Program:
         ) from None
 
 
-def measures(hierarchy: Hierarchy) -> dict[str, Expression]:
-    """The measure `m` of every stratum, with `K(a|b) = m(a)/m(b)`.
-
-    It is free up to a factor per root. When the decomposition's scale differs from the kernels' composite by just such
-    a factor, `m(leaf) = scale`, and the scale disappears from the normal form; otherwise `m(root) = 1`.
-    """
-    chain = hierarchy.chain
-    root = chain[0]
-    kernels = {s: hierarchy.edge(s).weight for s in chain[1:]}
-    result = {root.name: as_expression(1)}
-    for below, s in itertools.pairwise(chain):
-        result[s.name] = cancel(result[below.name] * kernels[s])
-    factor = cancel(hierarchy.decomposition.scale / result[hierarchy.leaf.name])
-    outside = [a for a in atoms(factor) if not (isinstance(a, (Count, Total)) and a.over == root)]
-    return result if outside else {k: cancel(factor * v) for k, v in result.items()}
-
-
 def home(hierarchy: Hierarchy, parameter: Parameter) -> str:
     """Where a parameter may vary: `on`, or the coarsest stratum that reads it (never the leaf).
 
@@ -79,11 +62,15 @@ def home(hierarchy: Hierarchy, parameter: Parameter) -> str:
         return parameter.on.name
     if parameter in set(atoms(hierarchy.objective.weight)):
         return BATCH
-    for s in hierarchy.chain[:-1]:
-        read = [hierarchy.gate(s), *(f.weight for f in hierarchy.above(s))]
+    shape = hierarchy.shape
+    readers = []
+    for s in (s for s in hierarchy.order if s not in hierarchy.leaves):
+        read = [hierarchy.gate(s), *(f.weight for f in shape.above(s))]
         if any(parameter in set(atoms(e)) for e in read):
-            return s.name
-    return BATCH
+            readers.append(s)
+    # where strata that cross read it, it has one value for the batch
+    one = readers and all(s == readers[0] or readers[0] in shape.coarser(s) for s in readers)
+    return readers[0].name if one else BATCH
 
 
 class _Lowering:
@@ -92,7 +79,7 @@ class _Lowering:
         self.chain = [s.name for s in hierarchy.chain]
         self.leaf, self.root = self.chain[-1], self.chain[0]
         self.rows = hierarchy.rows.name
-        self.measure = measures(hierarchy)
+        self.measure = {s.name: m for s, m in hierarchy.masses.items()}
         self.words = self.parameter_words()
         self.names: dict[Node, str] = {}
         self.density: dict[tuple[str, str], Node] = {}
@@ -102,7 +89,7 @@ class _Lowering:
     def program(self) -> Program:
         h = self.h
         for channel in h.decomposition.channels:
-            intensive = cancel(h.decomposition[channel] / self.measure[self.leaf])
+            intensive = cancel(h.with_mass(h.decomposition[channel], h.leaf) / self.measure[self.leaf])
             self.density[self.leaf, channel] = self.named(self.map(intensive, self.leaf), "s", self.leaf, channel)
             for source, target in reversed(list(zip(self.chain[1:], self.chain, strict=False))):
                 self.density[target, channel] = self.named(self.mean(source, target, channel), "s", target, channel)

@@ -6,7 +6,7 @@ unmasked token does not count.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from fibration.constructors import Written, constructor
 from fibration.errors import SpecError
@@ -18,15 +18,27 @@ LEAF, ROWS, WHOLE = Place("leaf"), Place("rows"), Place(BATCH)
 
 
 class Objective(Written):
-    """`weight` is `μ`, in counts over a trajectory and over the batch."""
+    """`weight` is `μ`, in counts over a trajectory and over the batch.
 
+    `estimator` says how the gated ratio enters: "ratio", `J = Σ μ·𝒢(r)·A`; or "score", `J = Σ μ·stop(𝒢(r))·A·log π`,
+    whose gradient is `Σ μ·𝒢(r)·A·∇log π` and whose value is none of the true objective.
+    """
+
+    METHODS: ClassVar = {"score": 0}
     weight: Expression
+    estimator: Literal["ratio", "score"] = "ratio"
 
     def __init__(self, weight: object, **data: Any) -> None:
         value = as_expression(weight, "an objective's weight")
         if value.is_condition:
             raise SpecError(f"an objective's weight cannot be the condition {value}", required="a number")
         super().__init__(weight=value, **{"written": f"Objective({value})", **data})  # type: ignore[call-arg]
+
+    def score(self) -> Objective:
+        """The same weights with the score estimator `Σ μ·stop(𝒢(r))·A·log π`: CISPO's, REINFORCE's."""
+        if self.estimator == "score":
+            raise SpecError(f"the objective {self.written} is a score estimator already")
+        return self.model_copy(update={"estimator": "score", "written": f"{self.written}.score()"})
 
 
 @constructor(Objective, examples=("trajectory_mean()",))

@@ -13,7 +13,6 @@ import networkx as nx
 
 from fibration.cancel import cancel
 from fibration.expressions import Apply, Expression, Number, transform, write_number
-from fibration.lower import measures
 from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import (
     BATCH,
@@ -58,7 +57,7 @@ def unit(hierarchy: Hierarchy) -> str:
     spread; elsewhere they are densities.
     """
     d = hierarchy.decomposition
-    if measures(hierarchy)[hierarchy.leaf.name] != cancel(d.scale):
+    if hierarchy.masses[hierarchy.leaf] != cancel(hierarchy.with_mass(d.scale, hierarchy.leaf)):
         return "units of F"
     kind = d.written.partition("(")[0]
     return {"signed_log_ratio": "nats", "log_ratio": "nats", "ratio_deviation": "r − 1"}.get(kind, "units of F")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,14 +20,17 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from fibration.assumptions import Assumption, Balanced, Populated
 from fibration.decomposition import Decomposition
 from fibration.document import HierarchyDocument
 from fibration.errors import SpecError
-from fibration.expressions import Expression, atoms
+from fibration.expressions import Expression, atoms, substitute
 from fibration.gates import Gate
 from fibration.kernels import Fibration
+from fibration.masses import masses
 from fibration.objective import Objective
 from fibration.report import Report
+from fibration.shape import Shape
 from fibration.symbols import (
     BATCH,
     Attribute,
@@ -40,10 +43,11 @@ from fibration.symbols import (
     Total,
     at,
     check_name,
+    mass,
 )
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
-FOUNDATIONS = ("structure", "locality", "markov", "reflecting")
+FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent")
 CAN_BE_GIVEN_UP = ("recovery", "identity", "first_order", "orthogonality", "positivity")
 
 
@@ -66,9 +70,12 @@ class FrozenMap(dict[Any, Any]):
 class Hierarchy(Declared):
     """A fibration gating hierarchy (def:fgh): strata, fibrations, a gate on every stratum, `F` and `R`, an objective.
 
-    The strata are those that the fibrations join, or the single gated one. `rows` is the stratum whose elements are
-    the rows of a batch, one sampled sequence each; it need not be part of the hierarchy. `gives_up` maps laws to the
-    reason why this loss breaks them on purpose.
+    The strata are those that the fibrations join, or the single gated one. They form a chain, a tree (several strata
+    over one), or a quiver (one over several). Tokens are elements of the leaves, each of one of them. `rows` is the
+    stratum whose elements are the rows of a batch, one sampled sequence each; it need not be part of the hierarchy.
+    `gives_up` maps laws to the reason why this loss breaks them on purpose. `assume` holds what is assumed of every
+    batch, `balanced(a, b)` or `populated(a, over=b)`: used in proofs and checked on every index.
+    `orthogonalise="projection"` takes residuals of crossed strata by least squares instead of the Möbius recursion.
     """
 
     name: Name
@@ -77,6 +84,8 @@ class Hierarchy(Declared):
     decomposition: Decomposition
     objective: Objective
     gives_up: Annotated[Mapping[str, str], AfterValidator(FrozenMap)] = FrozenMap()
+    assume: tuple[Assumption, ...] = ()
+    orthogonalise: Literal["projection"] | None = None
     rows: Stratum = Stratum("trajectory")
 
     def __init__(
@@ -88,6 +97,8 @@ class Hierarchy(Declared):
         objective: Objective,
         fibrations: Any = (),
         gives_up: Mapping[str, str] | None = None,
+        assume: Any = (),
+        orthogonalise: Literal["projection"] | None = None,
         rows: Stratum | None = None,
     ) -> None:
         check_name(name, "a hierarchy")
@@ -104,6 +115,12 @@ class Hierarchy(Declared):
         _expect(name, "objective", objective, Objective, "trajectory_mean()")
         _expect(name, "stratum of the rows", rows or Stratum("trajectory"), Stratum, "rows=trajectory, a Stratum")
         _expect(name, "collection of laws given up", gives_up or {}, Mapping, "gives_up={'first_order': 'why'}")
+        _expect(name, "collection of assumptions", assume, Iterable, "assume=[balanced(domain, modality)]")
+        assume = tuple(assume)
+        for a in assume:
+            _expect(name, "assumption", a, Assumption, "balanced(domain, modality), or populated(image, over=turn)")
+        if orthogonalise not in (None, "projection"):
+            raise SpecError(f"hierarchy '{name}': orthogonalise={orthogonalise!r}", required="None or 'projection'")
         for f in fibrations:
             _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
         for stratum, gate in gates.items():
@@ -116,6 +133,8 @@ class Hierarchy(Declared):
             decomposition=decomposition,
             objective=objective,
             gives_up=FrozenMap(gives_up or {}),
+            assume=assume,
+            orthogonalise=orthogonalise,
             rows=rows or Stratum("trajectory"),
         )
         self._check_references()
@@ -132,57 +151,54 @@ class Hierarchy(Declared):
             found.setdefault(s, None)
         return tuple(found)
 
-    def above(self, stratum: Stratum) -> tuple[Fibration, ...]:
-        """The fibrations whose target is `stratum`."""
-        return tuple(f for f in self.fibrations if f.target == stratum)
-
-    def below(self, stratum: Stratum) -> tuple[Fibration, ...]:
-        """The fibrations whose source is `stratum`."""
-        return tuple(f for f in self.fibrations if f.source == stratum)
-
     @cached_property
+    def shape(self) -> Shape:
+        """The strata as a graph."""
+        return Shape(self.strata, self.fibrations)
+
+    @property
     def leaves(self) -> tuple[Stratum, ...]:
-        """The sampled strata: those over which nothing lies."""
-        return tuple(s for s in self.strata if not self.above(s))
+        """The sampled strata: those over which nothing lies. Every token is an element of one of them."""
+        return self.shape.leaves
 
-    @cached_property
+    @property
     def roots(self) -> tuple[Stratum, ...]:
-        return tuple(s for s in self.strata if not self.below(s))
-
-    def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
-        """Every stratum that `stratum` lies over, nearest first; terminates on cycles too."""
-        found: dict[Stratum, None] = {}
-        frontier = [stratum]
-        while frontier:
-            for f in self.below(frontier.pop(0)):
-                if f.target not in found:
-                    found[f.target] = None
-                    frontier.append(f.target)
-        return tuple(found)
+        return self.shape.roots
 
     @property
     def leaf(self) -> Stratum:
-        """The sampled stratum of a chain."""
+        """The leaf, where there is one."""
         return self.leaves[0]
 
-    @property
-    def chain(self) -> tuple[Stratum, ...]:
-        """From the root to the leaf; defined once the law of structure holds."""
-        return (*reversed(self.coarser(self.leaf)), self.leaf)
+    def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
+        """Every stratum that `stratum` lies over, nearest first."""
+        return self.shape.coarser(stratum)
 
-    def edge(self, source: Stratum) -> Fibration:
-        """The fibration out of a stratum of a chain."""
-        return self.below(source)[0]
+    @property
+    def order(self) -> tuple[Stratum, ...]:
+        """Every stratum after those that it lies over; of a chain, from the root to the leaf."""
+        return self.shape.order
+
+    chain = order
 
     # ------------------------------------------------------------ vocabulary
 
     def gate(self, stratum: Stratum) -> Expression:
-        """The gate's formula with every count and total naming its stratum."""
-        return at(self.gates[stratum].expression, stratum)
+        """The gate's formula with every count and total naming its stratum, and the mass in terms of these."""
+        return self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
+
+    def with_mass(self, expression: Expression, stratum: Stratum) -> Expression:
+        """An expression read at a stratum, with its mass written out."""
+        return substitute(expression, {mass: self.masses[stratum]}) if mass in set(atoms(expression)) else expression
+
+    @cached_property
+    def masses(self) -> Mapping[Stratum, Expression]:
+        """The leaf measure that the kernels spread, at every stratum; defined once the law of structure holds."""
+        return masses(self.shape, self.decomposition)
 
     def _expressions(self) -> Iterator[Expression]:
         yield from (f.weight for f in self.fibrations)
-        yield from (self.gate(s) for s in self.gates)
+        yield from (at(g.expression, s) for s, g in self.gates.items())
         yield from (e for _, e in self.decomposition.densities)
         yield self.decomposition.recovery
         yield self.decomposition.scale
@@ -252,6 +268,18 @@ class Hierarchy(Declared):
                     required="numbers, parameters of one value, and counts and totals over a row or the batch",
                     remedy="weights must not change with the policy; gates are for that",
                 )
+        for a in self.assume:
+            for s in (a.first, a.second) if isinstance(a, Balanced) else (a.stratum, a.over):
+                if s not in self.strata:
+                    raise SpecError(
+                        f"{where_} assumes {a!r}, and has no stratum {s}",
+                        required=f"strata of the hierarchy: {', '.join(x.name for x in self.strata)}",
+                    )
+            if isinstance(a, Populated) and a.over not in self.coarser(a.stratum):
+                raise SpecError(
+                    f"{where_} assumes {a!r}, and {a.stratum} does not lie over {a.over}",
+                    required=f"one of {', '.join(x.name for x in self.coarser(a.stratum)) or 'none: it is a root'}",
+                )
         for law, why in self.gives_up.items():
             if law in FOUNDATIONS:
                 raise SpecError(
@@ -295,6 +323,8 @@ class Hierarchy(Declared):
         fibrations = "".join(f"\n        {f!r}," for f in self.fibrations)
         gates = "".join(f"\n        {s!r}: {g!r}," for s, g in self.gates.items())
         extra = "".join(f"\n    {k}={v!r}," for k, v in [("gives_up", dict(self.gives_up))] if v)
+        extra += f"\n    assume={list(self.assume)!r}," if self.assume else ""
+        extra += f"\n    orthogonalise={self.orthogonalise!r}," if self.orthogonalise else ""
         extra += f"\n    rows={self.rows!r}," if self.rows.name != "trajectory" else ""
         middle = f"\n    fibrations=[{fibrations}\n    ]," if fibrations else ""
         return (
@@ -321,6 +351,8 @@ class Hierarchy(Declared):
             "decomposition": self.decomposition.written,
             "objective": self.objective.written,
             "gives_up": dict(self.gives_up),
+            **({"assume": [_written(a) for a in self.assume]} if self.assume else {}),
+            **({"orthogonalise": self.orthogonalise} if self.orthogonalise else {}),
             "rows": self.rows.name,
         }
 
@@ -343,6 +375,12 @@ def _expect(name: str, what: str, value: object, kind: type, example: str) -> No
             required=f"a {kind.__name__}",
             remedy=f"for example {example}",
         )
+
+
+def _written(assumption: Assumption) -> dict[str, Any]:
+    if isinstance(assumption, Balanced):
+        return {"balanced": [assumption.first.name, assumption.second.name]}
+    return {"populated": assumption.stratum.name, "over": assumption.over.name}
 
 
 def _flat(value: Parameter | Attribute) -> dict[str, Any]:

@@ -23,9 +23,10 @@ BATCH = "batch"
 
 # Words of the expression grammar, and of the generated code, that a user's object may not take.
 RESERVED = frozenset({
-    "residual", "advantage", "token_log_ratio", "gated", "density", "count", "total", "where", "minimum", "maximum",
+    "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "where", "minimum",
+    "maximum",
     "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not", "source",
-    "target", "objective", "coefficients", "log_ratio", "cotangent", "torch",
+    "target", "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
 })  # fmt: skip
 
 
@@ -287,7 +288,7 @@ class Component(Expression):
 
 @dataclass(frozen=True, repr=False)
 class Reading(Expression):
-    """What a gate reads at its element: the residual density, the advantage; or the log ratio of a token."""
+    """What a gate reads at its element: the residual density, the advantage, the mass; or the log ratio of a token."""
 
     name: str
 
@@ -298,6 +299,8 @@ class Reading(Expression):
 residual = Reading("residual")
 advantage = Reading("advantage")
 token_log_ratio = Reading("token_log_ratio")
+# `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times this.
+mass = Reading("mass")
 
 
 @dataclass(frozen=True, repr=False)

@@ -345,8 +345,8 @@ def _confirm_locality(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
         here = next(s for s in h.strata if s.name == rest.removeprefix("on "))
         expressions, reads = [h.gate(here)], {residual, advantage}
     below = [here]
-    while h.below(below[-1]):
-        below.append(h.below(below[-1])[0].target)
+    while h.shape.below(below[-1]):
+        below.append(h.shape.below(below[-1])[0].target)
 
     def allowed(a: Expression) -> bool:
         if a in reads:

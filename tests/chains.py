@@ -58,7 +58,7 @@ from fibration import (
 )
 from fibration.constructors import CONSTRUCTORS, construct
 from fibration.expressions import Expression, Number, atoms
-from fibration.lower import home, measures
+from fibration.lower import home
 from fibration.operator import Operator
 from fibration.report import Report
 from fibration.symbols import BATCH, Stratum
@@ -159,7 +159,7 @@ class _Draw:
     def hierarchy(self, name: str) -> Hierarchy:
         split, kernels = self.decomposition(), self.kernels()
         plain = self.plain(name, split, kernels)
-        units = measures(plain)
+        units = {s.name: m for s, m in plain.masses.items()}
         gates = {s: self.gate(s, units[s.name]) for s in self.strata}
         return plain.replace(gates=gates, objective=self.objective(), gives_up=self.gives_up(gates))
 

@@ -524,7 +524,7 @@ def exact(hierarchy: Hierarchy, batch: Batch, direction: Any = None) -> Exact:
             if depth:
                 target = chain[depth - 1]
                 parent = cells.parent(stratum, target)
-                weight = h.edge(Stratum(stratum)).weight
+                weight = h.shape.below(Stratum(stratum))[0].weight
                 kernel = [run(weight, reader(stratum, a, _no_more)) for a in range(len(own))]
                 rho = [
                     run._sub(s, run._mul(k, sigma[target, channel][p]))

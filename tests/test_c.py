@@ -86,7 +86,9 @@ def test_a_read_only_cache_is_refused_but_read(own_cache, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(cache.tempfile, "mkdtemp", refuse)  # root may write anywhere: the folder's mode would not stop it
+    monkeypatch.setattr(
+        cache.tempfile, "mkdtemp", refuse
+    )  # root may write anywhere: the folder's mode would not stop it
     assert build.build(TINY, {"ANSWER": "1"}) == library
     with pytest.raises(BackendError, match="Permission denied"):
         build.build(TINY, {"ANSWER": "2"})
@@ -136,7 +138,9 @@ def test_a_compiler_that_is_not_there_is_named(monkeypatch):
 
 def test_a_failing_compiler_is_quoted_with_the_source_it_failed_on(own_cache, monkeypatch, tmp_path):
     broken = tmp_path / "mycc"
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo mycc 1; exit 0; }\necho "no such instruction" >&2\nexit 3\n')
+    broken.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && { echo mycc 1; exit 0; }\necho "no such instruction" >&2\nexit 3\n'
+    )
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CC", str(broken))
     op = fibration.compile(fibration.load("ppo"), backend="c")

@@ -31,7 +31,12 @@ FUNCTIONS: dict[str, tuple[float, float, tuple[float, float], tuple[float, float
     "sqrt": (0.5001, 0.5001, (0.0, 4.0), (0.0, 4.0)),
 }
 POSITIVE = {"log", "sqrt"}
-STORAGE = {"from_bf16": ("uint16_t", "float"), "from_f16": ("uint16_t", "float"), "to_bf16": ("float", "uint16_t"), "to_f16": ("float", "uint16_t")}
+STORAGE = {
+    "from_bf16": ("uint16_t", "float"),
+    "from_f16": ("uint16_t", "float"),
+    "to_bf16": ("float", "uint16_t"),
+    "to_f16": ("float", "uint16_t"),
+}
 C_NAMES = {np.dtype(np.float64): ("double", "f64"), np.dtype(np.float32): ("float", "f32")}
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -66,7 +71,9 @@ def call(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             name, result = f"{name}_{C_NAMES[x.dtype][1]}", x.dtype
         x = np.ascontiguousarray(x)
         y = np.empty(x.shape, result)
-        getattr(library, f"all_{name}")(ctypes.c_long(x.size), x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p))
+        getattr(library, f"all_{name}")(
+            ctypes.c_long(x.size), x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p)
+        )
         return y
 
     return apply
@@ -102,7 +109,13 @@ def arguments(name: str, dtype: Any, count: int) -> np.ndarray:
     _, _, double, single = FUNCTIONS[name]
     low, high = double if dtype == np.float64 else single
     magnitude = np.exp2(rng.uniform(info.minexp - info.nmant + 1, info.maxexp, 2 * count).astype(np.longdouble))
-    some = np.concatenate([rng.uniform(low, high, 2 * count), rng.uniform(max(low, -1), 1, count), rng.uniform(max(low, -0.01), 0.01, count)])
+    some = np.concatenate(
+        [
+            rng.uniform(low, high, 2 * count),
+            rng.uniform(max(low, -1), 1, count),
+            rng.uniform(max(low, -0.01), 0.01, count),
+        ]
+    )
     with np.errstate(over="ignore", under="ignore"):
         x = np.concatenate([some, magnitude * rng.choice([-1, 1], magnitude.size)]).astype(dtype)
     limit = info.max if name in POSITIVE or name == "log1p" else high
@@ -217,7 +230,9 @@ def torch_floats(patterns: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
-def test_every_16_bit_pattern_is_read_as_by_torch(call: Callable[..., np.ndarray], name: str, dtype: torch.dtype) -> None:
+def test_every_16_bit_pattern_is_read_as_by_torch(
+    call: Callable[..., np.ndarray], name: str, dtype: torch.dtype
+) -> None:
     patterns = np.arange(65536, dtype=np.uint16)
     result, expected = call(f"from_{name}", patterns, np.float32), torch_floats(patterns, dtype)
     number = ~np.isnan(expected)
@@ -226,7 +241,9 @@ def test_every_16_bit_pattern_is_read_as_by_torch(call: Callable[..., np.ndarray
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
-def test_a_float_is_stored_in_16_bits_as_by_torch(call: Callable[..., np.ndarray], name: str, dtype: torch.dtype) -> None:
+def test_a_float_is_stored_in_16_bits_as_by_torch(
+    call: Callable[..., np.ndarray], name: str, dtype: torch.dtype
+) -> None:
     """At all values that 16 bits hold, halfway between them and a place beside, and at random."""
     exact = torch_floats(np.arange(65536, dtype=np.uint16), dtype).view(np.uint32)
     steps = np.array([0, 1, -1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001], np.int64)

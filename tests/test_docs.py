@@ -31,7 +31,9 @@ def test_the_readmes_first_hierarchy_verifies(capsys):
 
 def test_the_readmes_refusal_is_what_a_user_sees(capsys):
     wrong = first_hierarchy(
-        lambda text: text.replace("kernel=uniform()", "kernel=MarkovKernel(1 / (T + 1))").replace("uniform)", "MarkovKernel)")
+        lambda text: text.replace("kernel=uniform()", "kernel=MarkovKernel(1 / (T + 1))").replace(
+            "uniform)", "MarkovKernel)"
+        )
     )
     with pytest.raises(fibration.LawError) as refused:
         fibration.compile(wrong)

@@ -58,7 +58,11 @@ def test_a_wrong_argument_is_named(op, mistake, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("clipgate(0.1)", "did you mean 'clip_gate'"), ("identity_gate", r"write identity_gate\(\)"), ("clp(residual, 0, 1)", "clip")],
+    [
+        ("clipgate(0.1)", "did you mean 'clip_gate'"),
+        ("identity_gate", r"write identity_gate\(\)"),
+        ("clp(residual, 0, 1)", "clip"),
+    ],
 )
 def test_a_misspelt_constructor_is_suggested(text, words):
     document = fibration.load("fiberpo").model_dump(mode="json")
@@ -68,7 +72,9 @@ def test_a_misspelt_constructor_is_suggested(text, words):
 
 def test_a_refused_kernel_leaves_no_facts_to_mislead():
     h = fibration.load("fiberpo")
-    wrong = fibration.Fibration(token, trajectory, kernel=MarkovKernel(1 / (fibration.count(token, over=trajectory) + 1)))
+    wrong = fibration.Fibration(
+        token, trajectory, kernel=MarkovKernel(1 / (fibration.count(token, over=trajectory) + 1))
+    )
     assert h.replace(fibrations=[wrong]).verify().facts == ()
 
 

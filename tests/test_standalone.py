@@ -117,7 +117,8 @@ def test_an_architecture_that_a_backend_does_not_know_is_refused(backend, arch, 
 def test_machine_code_is_not_printed():
     done = subprocess.run(
         [sys.executable, "-m", "fibration", "compile", "ppo", "-b", "triton", "--arch", "sm_90"],
-        capture_output=True, text=True,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert "-o DIR" in done.stderr
@@ -128,7 +129,11 @@ MISTAKES = {
     "too few": (dict(old_log_probs=torch.zeros(3)), ValueError, "old_log_probs has 3"),
     "whole numbers": (dict(advantages=torch.ones(5, dtype=torch.int64)), TypeError, "advantages is torch.int64"),
     "offsets beyond the tokens": (dict(trajectory_offsets=torch.tensor([0, 3, 9])), ValueError, "end at 9"),
-    "rows beyond the advantages": (dict(advantages=torch.ones(1), trajectory_rows=torch.tensor([0, 1])), ValueError, "row 1"),
+    "rows beyond the advantages": (
+        dict(advantages=torch.ones(1), trajectory_rows=torch.tensor([0, 1])),
+        ValueError,
+        "row 1",
+    ),
     "nothing": (dict(log_probs=None), TypeError, "lacks the argument log_probs"),
     "unknown": (dict(log_prob=torch.zeros(5)), TypeError, "no argument log_prob"),
 }
@@ -143,7 +148,12 @@ def test_the_loader_says_what_does_not_fit(tmp_path):
     loss = importlib.util.module_from_spec(place)
     place.loader.exec_module(loss)
     layout = loss.lay_out("objective", torch.tensor([0, 3, 5], dtype=torch.int32), {})
-    good = {"log_probs": torch.rand(5, 2)[:, 0], "old_log_probs": torch.zeros(5), "advantages": torch.ones(5), "epsilon_of": 0.05}
+    good = {
+        "log_probs": torch.rand(5, 2)[:, 0],
+        "old_log_probs": torch.zeros(5),
+        "advantages": torch.ones(5),
+        "epsilon_of": 0.05,
+    }
     good |= {"C_trajectory_plus_of": 0.2, "C_trajectory_minus_of": torch.tensor(0.1), **layout}
     assert torch.isfinite(loss.objective(**good)["objective"]).all()
     per_row = {"advantages": torch.ones(2), "trajectory_rows": torch.tensor([0, 1], dtype=torch.int32)}

@@ -19,7 +19,6 @@ from fibration.laws.law import Law, Subject
 from fibration.laws.pieces import Line, Piece, pieces
 from fibration.laws.recovery import X
 from fibration.laws.reference import gates
-from fibration.lower import measures
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Gated, Stratum, advantage, gated, in_channel, residual
@@ -53,7 +52,7 @@ def decide_orthogonality(subject: Subject) -> Iterator[Verdict]:
 
 def intensive(h: Hierarchy, stratum: Stratum, channel: str) -> Expression:
     """A gate in the units of the normal form, `g(m·s)/m`."""
-    m = measures(h)[stratum.name]
+    m = h.masses[stratum]
     return cancel(substitute(in_channel(h.gate(stratum), channel), {residual: m * residual}) / m)
 
 
@@ -71,7 +70,7 @@ def coordinate(h: Hierarchy, subject: Subject) -> str:
     `""` for a decomposition of another kind, or one whose scale is not the leaf measure of the kernels: what follows
     from the range of log ratios is then not certified.
     """
-    m = measures(h)[h.leaf.name]
+    m = h.masses[h.leaf]
     channels = h.decomposition.channels
     back = [symbol(gated(c)) for c in channels]
     recovery = to_sympy(normal_recovery(h))
@@ -113,7 +112,7 @@ def is_logarithmic(h: Hierarchy) -> bool:
 
 def normal_recovery(h: Hierarchy) -> Expression:
     """`R` in the units of the normal form."""
-    m = measures(h)[h.leaf.name]
+    m = h.masses[h.leaf]
     return cancel(substitute(h.decomposition.recovery, {Gated(c): m * Gated(c) for c in h.decomposition.channels}))
 
 
