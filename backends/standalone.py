@@ -21,44 +21,66 @@ class Export:
 
 # Plain text in the generated module, beside FUNCTIONS. It needs torch alone.
 LAY_OUT = '''\
-def lay_out(function, offsets, parents):
+def lay_out(function, offsets, parents, leaves=None):
     """The arguments of a function that say who lies over whom, for packed tokens without gaps.
 
-    `offsets`: cu_seqlens, int64 [segments + 1], in the order of the segments. `parents`: for every fibration above the
-    segments, as {("trajectory", "prompt_group"): which one each lies over, int64 [trajectory], ...}.
+    `offsets`: cu_seqlens, int64 [segments + 1]: of the rows of the batch where tokens lie over them, else of what they
+    lie over. `parents`: for every other fibration, as {("trajectory", "prompt_group"): which one each lies over, int64
+    [trajectory], ...}. `leaves`: where tokens are of several kinds, {"text_token": bool [tokens], ...}.
     """
-    arguments = FUNCTIONS[function]["arguments"]
-    offsets, parents = offsets.long(), {edge: parent.long() for edge, parent in parents.items()}
-    segments = next(of[0] for _, kind, of in arguments if kind == "offsets")
-    leaf, n = FUNCTIONS[function]["leaf"], len(offsets) - 1
-    lengths = offsets[1:] - offsets[:-1]
+    about = FUNCTIONS[function]
+    arguments, kinds = about["arguments"], about["leaves"]
+    offsets, edges = offsets.long(), {edge: parent.long() for edge, parent in parents.items()}
+    targets = [of[0] for _, kind, of in arguments if kind == "offsets"]
+    segments = about["rows"] if about["rows"] in targets else targets[0]
+    lengths, n, device = offsets[1:] - offsets[:-1], len(offsets) - 1, offsets.device
     if bool((lengths <= 0).any()) or int(offsets[0]) != 0:
         raise ValueError(f"offsets start at 0, and every {segments} has a token: leave out those without")
-    edges = {**parents, (leaf, segments): torch.repeat_interleave(torch.arange(n, device=offsets.device), lengths)}
-    size = {leaf: int(offsets[-1]), segments: n, "batch": 1}
+    every = torch.arange(int(offsets[-1]), device=device)
+    place = {leaf: every if leaves is None else every[leaves[leaf].to(device).bool()] for leaf in kinds}
+    if sum(map(len, place.values())) != len(every):
+        raise ValueError(f"every token is of one kind: {', '.join(kinds)}")
+    segment = torch.repeat_interleave(torch.arange(n, device=device), lengths)
+    for leaf in kinds:
+        edges.setdefault((leaf, segments), segment[place[leaf]])
+    size = {"batch": 1, **{leaf: len(place[leaf]) for leaf in kinds}, segments: n}
     for (_, target), parent in parents.items():
-        size[target] = int(parent.max()) + 1
+        size[target] = max(size.get(target, 0), int(parent.max()) + 1)
 
     def parent(source, target):
         if target == "batch":
-            return torch.zeros(size[source], dtype=torch.int64, device=offsets.device)
+            return torch.zeros(size[source], dtype=torch.int64, device=device)
         if (source, target) in edges:
             return edges[source, target]
-        below = next(t for s, t in edges if s == source)
-        return parent(below, target)[edges[source, below]]
+        for s, t in edges:
+            if s == source and (above := parent(t, target)) is not None:
+                return above[edges[s, t]]
+        return None
+
+    def members(source, target):
+        above = parent(source, target)
+        sizes = torch.bincount(above, minlength=size[target])
+        in_order = bool((above[1:] >= above[:-1]).all())
+        order = None if in_order else torch.argsort(above, stable=True)
+        return order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
     found = {}
     for name, kind, of in arguments:
-        if kind in ("offsets", "starts"):
-            found[name] = offsets if kind == "offsets" else offsets[:-1].contiguous()
+        if kind in ("offsets", "starts", "positions", "tokens"):
+            target, leaf = of
+            order, before = members(leaf, target)
+            there = place[leaf] if order is None else place[leaf][order]
+            padded = torch.cat([there, there.new_zeros(1)])
+            starts = padded[before[:-1]]
+            last = padded[(before[1:] - 1).clamp(min=0)]
+            sizes = before[1:] - before[:-1]
+            whole = len(kinds) == 1 and bool((last - starts == sizes - 1).all())
+            layout = {"offsets": before, "starts": starts, "positions": None if whole else there, "tokens": order}
+            found[name] = layout[kind]
         elif kind == "parent":
             found[name] = parent(*of)
         elif kind in ("order", "members"):
-            above = parent(*of)
-            sizes = torch.bincount(above, minlength=size[of[1]])
-            in_order = bool((above[1:] >= above[:-1]).all())
-            order = None if in_order else torch.argsort(above, stable=True)
-            found[name] = order if kind == "order" else torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+            found[name] = members(*of)[kind == "members"]
         elif kind == "vector" and of[1] == "count":
             found[name] = torch.bincount(parent(of[2], of[3]), minlength=size[of[3]]).double()
     return found
@@ -81,7 +103,7 @@ def checked(function, given):
                 raise TypeError(f"{function}() lacks the argument {name}")
             values[name] = None
             continue
-        if kind == "vector":
+        if kind in ("vector", "matrix"):
             value = torch.as_tensor(value).double().reshape(-1)
         elif not isinstance(value, torch.Tensor) or (kind in ("token", "advantage") and value.dtype not in floats):
             raise TypeError(f"{name} is {getattr(value, 'dtype', type(value).__name__)}: a tensor of floats is wanted")
@@ -99,7 +121,7 @@ def checked(function, given):
     device = next(iter(tokens.values())).device
     for name, kind, of in arguments:
         if isinstance(values.get(name), torch.Tensor):
-            values[name] = values[name].to(device) if kind == "vector" else values[name]
+            values[name] = values[name].to(device) if kind in ("vector", "matrix") else values[name]
             if values[name].device != device:
                 raise ValueError(f"{name} is on {values[name].device}, and the tokens are on {device}")
         if device.type != "cpu":
@@ -124,10 +146,11 @@ def table(plan: Plan, arguments: tuple[Argument, ...] = ()) -> dict[str, Any]:
 
     returns = {}
     for name, node in plan.program.outputs.items():
-        if node.stratum != plan.program.leaf and not isinstance(node, Const):
+        if node.stratum not in plan.program.leaves and not isinstance(node, Const):
             returns[name] = f"{node.name}_of" if isinstance(node, Input) else plan.names[node]
     return {
-        "leaf": plan.program.leaf,
+        "rows": plan.rows,
+        "leaves": plan.program.leaves,
         "fill": 1.0 if "gated_ratio" in plan.program.outputs else 0.0,
         "arguments": [(a.name, a.kind, of(a)) for a in arguments or signature(plan)],
         "work": [(plan.names[n], n.stratum) for n in plan.saved],
@@ -140,7 +163,7 @@ def written(functions: Mapping[str, dict[str, Any]]) -> str:
     lines = ["{"]
     for name, about in functions.items():
         lines.append(f"    {name!r}: {{")
-        lines += [f"        {k!r}: {about[k]!r}," for k in ("leaf", "fill")]
+        lines += [f"        {k!r}: {about[k]!r}," for k in ("rows", "leaves", "fill")]
         for k in ("arguments", "work"):
             lines += [f"        {k!r}: [", *(f"            {item!r}," for item in about[k]), "        ],"]
         lines += [

@@ -1,6 +1,7 @@
 """IR → IR: the reverse sweep, one rule per kind of node (`K` transposed is a weighted pushforward).
 
     Push (sum)  ↔  Pull          the transpose of a sum over fibres is a broadcast, and the reverse
+    Mix         →  Mix           of the transposed matrix
     Map(body)   →  Map(∂body)    branch by branch: the branch that holds at a point is the one differentiated
     Detach      →  nothing
 
@@ -9,40 +10,43 @@ The result is ordinary IR and takes the same road as the value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fibration.derivative import ZERO, derivative, times
 from fibration.errors import IRError
-from fibration.ir import Const, Detach, Map, Node, Program, Pull, Push, Scalar, arg, const, scalar
+from fibration.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar, arg, const, scalar
 
 
-def adjoint(program: Program, output: str, wrt: str, *, seed: Node | None = None, result: str) -> Program:
-    """`program` with one more output, the derivative of `output` with respect to the input `wrt`.
+def adjoint(program: Program, seeds: Mapping[str, Node], results: Mapping[str, tuple[Input, ...]]) -> Program:
+    """`program` with more outputs: for each of `results`, the derivative towards these inputs, added up.
 
-    `seed` is the cotangent of `output`; a scalar objective takes 1. The result has the stratum of `wrt`.
+    `seeds` are the cotangents of outputs, by their names. A result has the stratum of its inputs.
     """
-    target = next((i for i in program.inputs if i.name == wrt), None)
-    if target is None:
-        raise IRError(f"program '{program.name}' has no input '{wrt}'")
     order = list(program.nodes())
-    depends: set[Node] = {target}
+    targets = {i for inputs in results.values() for i in inputs}
+    depends: set[Node] = set(targets)
     for node in order:
         if not isinstance(node, Detach) and any(o in depends for o in node.operands):
             depends.add(node)
 
-    root = program.outputs[output]
-    cotangents: dict[Node, list[Node]] = {root: [seed or Const(1.0, root.stratum)]}
+    cotangents: dict[Node, list[Node]] = {}
+    for output, seed in seeds.items():
+        cotangents.setdefault(program.outputs[output], []).append(seed)
     names = dict(program.names)
     for node in reversed(order):
-        if node not in depends or node not in cotangents or node is target:
+        if node not in depends or node not in cotangents or node in targets:
             continue
         cotangent = total(cotangents.pop(node))
         if node in program.names:
             names.setdefault(cotangent, f"d_{program.names[node]}")
-        for operand, contribution in _transpose(node, cotangent, depends, target):
+        for operand, contribution in _transpose(node, cotangent, depends, targets):
             cotangents.setdefault(operand, []).append(contribution)
-    gradient = total(cotangents.get(target, [Const(0.0, target.stratum)]))
-    return replace(program, outputs={**program.outputs, result: gradient}, names=names).validate()
+    gradients = {}
+    for result, inputs in results.items():
+        found = [c for i in inputs for c in cotangents.get(i, [])]
+        gradients[result] = total(found or [Const(0.0, inputs[0].stratum)])
+    return replace(program, outputs={**program.outputs, **gradients}, names=names).validate()
 
 
 def total(nodes: list[Node]) -> Node:
@@ -56,20 +60,22 @@ def total(nodes: list[Node]) -> Node:
     return unique[0] if body == arg(0) else Map(body, tuple(unique))
 
 
-def _transpose(node: Node, cotangent: Node, depends: set[Node], target: Node) -> list[tuple[Node, Node]]:
+def _transpose(node: Node, cotangent: Node, depends: set[Node], targets: set[Input]) -> list[tuple[Node, Node]]:
     if isinstance(node, Push):
         if node.reduce != "sum":
             raise IRError(f"a push with reduction '{node.reduce}' has no derivative here")
         return [(node.operand, Pull(node.source, node.target, cotangent))]
     if isinstance(node, Pull):
         return [(node.operand, Push(node.source, node.target, cotangent))]
+    if isinstance(node, Mix):
+        return [(node.operand, Mix(node.into, node.of, cotangent, not node.transposed))]
     if isinstance(node, Map):
         bound = (*node.inputs, cotangent, node)
         pairs = []
         for i, operand in enumerate(node.inputs):
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
-                overflows = operand is target and "exp" in _operators(slope)
+                overflows = operand in targets and "exp" in _operators(slope)
                 # exp, tanh and their kin have themselves in their slopes: read the value, do not compute it again
                 slope = _replace(slope, node.body, arg(len(bound) - 1))
                 received = arg(len(bound) - 2)

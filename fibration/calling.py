@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fibration.batch import Batch
-from fibration.ir import BATCH, Const, Input, Node, Pull, Push
+from fibration.ir import BATCH, Const, Input, Mix, Node, Pull, Push
 from fibration.sweeps import Plan
 
-TOKENS = {"log_ratio": "log_ratios", "advantage": "advantages", "cotangent": "cotangents"}
+TOKENS = ("log_ratio", "log_prob", "cotangent")  # inputs over tokens that come in tensors of the batch's shape
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,12 @@ class Argument:
     """One argument. `kind` says what it is, `key` of what, `note` says it to a reader.
 
     size       how many elements a stratum has
-    offsets, starts, positions, tokens, rows      the layout of the stratum's segments; positions to rows may lack
+    offsets, starts, positions, tokens   where the tokens of a leaf lie in each segment; the last two may lack
+    rows       the row of the batch of each segment; may lack
     token      a tensor over the tokens, in the batch's own layout and dtype
     advantage  such a tensor, or one number per row
     vector     float64, one number per element; `stride` is 0 for one number throughout
+    matrix     float64, [into, of]
     parent     the target under each element
     order, members     the elements over each target; order may lack
     work       the workspace
@@ -45,56 +47,72 @@ def signature(plan: Plan) -> tuple[Argument, ...]:
     return tuple({a.name: a for a in _arguments(plan)}.values())
 
 
+def layout_word(plan: Plan, segments: str, leaf: str) -> str:
+    """What names the layout of a leaf's tokens in segments: the segments, where there is one leaf."""
+    return segments if len(plan.program.leaves) == 1 else f"{leaf}_in_{segments}"
+
+
 def _arguments(plan: Plan) -> Iterator[Argument]:
-    leaf = plan.program.leaf
+    leaves = plan.program.leaves
     strata = dict.fromkeys(n.stratum for n in plan.saved)
     for sweep in plan.sweeps:
         strata.setdefault(sweep.segments)
-    for push in plan.program.nodes():
-        if isinstance(push, Push) and push.source != leaf:
-            strata.setdefault(push.target)
+    for node in plan.program.nodes():
+        if isinstance(node, Push) and node.source not in leaves:
+            strata.setdefault(node.target)
+        if isinstance(node, Mix):
+            strata.update({node.into: None, node.of: None})
     for s in strata:
         if s != BATCH:
             yield Argument(f"n_{s}", "size", (s,), f"how many {s} elements")
     for sweep in plan.sweeps:
-        s = sweep.segments
-        yield Argument(f"{s}_offsets", "offsets", (s,), f"[n_{s} + 1] tokens before each {s}")
-        yield Argument(f"{s}_starts", "starts", (s,), f"[n_{s}] where its tokens start")
-        yield Argument(f"{s}_positions", "positions", (s,), "[tokens] where each token is, unless they are in a row")
-        yield Argument(f"{s}_tokens", "tokens", (s,), "[tokens] number of each token, unless counted in this order")
-    reads = dict.fromkeys(i for sweep in plan.sweeps for p in sweep.passes for i in p.reads)
-    for node in reads:
-        if node.kind == "log_ratio":
-            yield from _log_ratio(plan)
-        elif node.kind == "cotangent":
-            yield Argument("cotangents", "token", ("cotangent",), "∂/∂ratio")
-        elif node.kind == "advantage":
-            yield Argument("advantages", "advantage", (), "per token, or per row of the batch")
-            for sweep in plan.sweeps:
-                if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
-                    s = sweep.segments
-                    yield Argument(f"{s}_rows", "rows", (s,), f"[n_{s}] the row of the batch that each lies in")
+        for leaf in sweep.leaves:
+            s, w = sweep.segments, layout_word(plan, sweep.segments, leaf)
+            tokens = "tokens" if len(leaves) == 1 else f"{leaf} elements"
+            yield Argument(f"{w}_offsets", "offsets", (s, leaf), f"[n_{s} + 1] {tokens} before each {s}")
+            yield Argument(f"{w}_starts", "starts", (s, leaf), f"[n_{s}] where its {tokens} start")
+            note = f"[{tokens}] where each is, unless they are in a row"
+            yield Argument(f"{w}_positions", "positions", (s, leaf), note)
+            note = f"[{tokens}] number of each, unless counted in this order"
+            yield Argument(f"{w}_tokens", "tokens", (s, leaf), note)
+    read = {i.kind for sweep in plan.sweeps for p in sweep.passes for i in p.reads}
+    if read & {"log_ratio", "log_prob"}:
+        yield from _log_ratio(plan)
+    if "cotangent" in read:
+        yield Argument("cotangents", "token", ("cotangent",), "∂/∂ratio")
+    if "advantage" in read:
+        yield Argument("advantages", "advantage", (), "per token, or per row of the batch")
+        for sweep in plan.sweeps:
+            if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
+                s = sweep.segments
+                yield Argument(f"{s}_rows", "rows", (s,), f"[n_{s}] the row of the batch that each lies in")
     for vector in plan.program.inputs:
-        if vector.kind not in ("log_ratio", "cotangent") and not (
-            vector.kind == "advantage" and vector.stratum == leaf
-        ):
+        if vector.kind not in TOKENS and not (vector.kind == "advantage" and vector.stratum in leaves):
             yield Argument(f"{vector.name}_of", "vector", (vector.name,), f"[{vector.stratum}]")
             if vector.kind == "parameter":
                 yield Argument(f"{vector.name}_stride", "stride", (vector.name,), "0 where one number serves all")
+    for mix in plan.program.matrices:
+        note = f"[{mix.into}, {mix.of}] of the projection"
+        yield Argument(mix.matrix, "matrix", (mix.into, mix.of), note)
     for edge in plan.program.nodes():
         if isinstance(edge, Pull) and edge.target != BATCH and not _is_broadcast(plan, edge):
             yield Argument(f"{edge.target}_of_{edge.source}", "parent", (edge.source, edge.target), f"[{edge.source}]")
-        if isinstance(edge, Push) and edge.source != leaf:
+        if isinstance(edge, Push) and edge.source not in leaves:
             a, b = edge.source, edge.target
             yield Argument(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")
             yield Argument(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
-    results = [k for k, n in plan.program.outputs.items() if n.stratum == leaf]
+    results = plan.program.results()
     for name in results:
         yield Argument(f"{name}_out", "result", (name,), "result, per token")
     if results:
         yield Argument("places", "places", (), "numbers in each token tensor")
         yield Argument("fill", "fill", (), "what masked places of a result get")
     yield Argument("work", "work", (), "float64 workspace: see below")
+
+
+def result_of(plan: Plan, output: str) -> str:
+    """The result in the shape of the batch that an output over tokens is a part of."""
+    return next(k for k, parts in plan.program.results().items() if output in parts.values())
 
 
 def _log_ratio(plan: Plan) -> Iterator[Argument]:
@@ -107,7 +125,7 @@ def _log_ratio(plan: Plan) -> Iterator[Argument]:
 
 def _is_broadcast(plan: Plan, node: Pull) -> bool:
     """A token reading its own segment: no gathering."""
-    if node.source != plan.program.leaf:
+    if node.source not in plan.program.leaves:
         return False
     return all(sweep.segments == node.target for sweep in plan.sweeps for p in sweep.passes if node in p.values)
 
@@ -124,7 +142,7 @@ def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dic
         if a.kind == "size":
             values[a.name] = index.size[a.key[0]]
         elif a.kind in ("offsets", "starts", "positions", "tokens"):
-            values[a.name] = getattr(index.layout(a.key[0]), a.kind)
+            values[a.name] = getattr(index.layout(*a.key), a.kind)
         elif a.kind == "rows":
             values[a.name] = index.rows_of(a.key[0]) if per_row(batch, plan) else None
         elif a.kind == "token":
@@ -133,6 +151,8 @@ def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dic
             values[a.name] = _advantages(batch, plan)
         elif a.kind == "vector":
             values[a.name] = batch.vectors[a.key[0]]
+        elif a.kind == "matrix":
+            values[a.name] = batch.vectors[a.name]
         elif a.kind == "stride":
             values[a.name] = _stride(batch.vectors[a.key[0]])
         elif a.kind == "parent":
@@ -156,14 +176,15 @@ def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dic
                 outputs[a.key[0]].fill_(batch.fill)
             values[a.name] = outputs[a.key[0]]
     for name, node in plan.program.outputs.items():
-        if node.stratum != plan.program.leaf:
+        if node.stratum not in plan.program.leaves:
             outputs[name] = _coarse_output(node, slots, work, batch)
     return values, outputs
 
 
 def per_row(batch: Batch, plan: Plan) -> bool:
-    """Whether a kernel reads advantages per row: every segment lies in one row, and they are given so."""
-    return batch.per_row and all(batch.index.rows_of(s.segments) is not None for s in plan.sweeps)
+    """Whether kernels read advantages per row: they are given so, and segments that need one lie in one row each."""
+    reading = [s for s in plan.sweeps if any(i.kind == "advantage" for p in s.passes for i in p.reads)]
+    return batch.per_row and all(batch.index.rows_of(s.segments) is not None for s in reading)
 
 
 def workspace(plan: Plan, size: Mapping[str, int]) -> dict[Node, tuple[int, int]]:

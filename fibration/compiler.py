@@ -20,10 +20,10 @@ from fibration.backends.standalone import Export
 from fibration.batch import Run
 from fibration.errors import BackendError, SpecError
 from fibration.instrument import count_nonfinite, instrument
-from fibration.ir import Input, Program
+from fibration.ir import BATCH, Const, Input, Program
 from fibration.loading import shipped
-from fibration.lower import CHANNEL_WORD, lower
-from fibration.metrics import levels
+from fibration.lower import lower
+from fibration.metrics import reports
 from fibration.operator import Operator
 from fibration.optimise import optimise
 from fibration.spec import Hierarchy
@@ -80,26 +80,31 @@ def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
 def build(hierarchy: Hierarchy) -> dict[str, Program]:
     """Every program of an operator, before optimisation."""
     base = lower(hierarchy)
-    chain, rows, leaf = [s.name for s in hierarchy.chain], hierarchy.rows.name, hierarchy.leaf.name
-    row_path = list(reversed(chain[chain.index(rows) :])) if rows in chain else [leaf, rows]
-    seed = Input("cotangent", leaf, "cotangent")
-    transposed = adjoint(base, "gated_ratio", "log_ratio", seed=seed, result="log_ratio_gradient")
-    watched = instrument(base, [(s, CHANNEL_WORD[c]) for s, c in levels(hierarchy)], chain, row_path)
-    evaluate = adjoint(watched, "objective", "log_ratio", result="coefficients")
+    reported = reports(hierarchy)
 
-    def only(program: Program, *names: str, prefix: tuple[str, ...] = ()) -> Program:
-        kept = {k: v for k, v in program.outputs.items() if k in names or k.startswith(prefix or ("\0",))}
-        return replace(program, outputs=kept)
+    def inputs(*words: str) -> dict[str, tuple[Input, ...]]:
+        endings = {leaf: base.suffix(leaf) for leaf in base.leaves}
+        return {end: tuple(Input(f"{w}{end}", leaf, w) for w in words) for leaf, end in endings.items()}
+
+    seeds = {f"gated_ratio{end}": one for end, (one,) in inputs("cotangent").items()}
+    transposed = adjoint(base, seeds, {f"log_ratio_gradient{e}": i for e, i in inputs("log_ratio").items()})
+    watched = instrument(base, reported)
+    moving = inputs("log_ratio", "log_prob").items()  # both move with log π
+    evaluate = adjoint(watched, {"objective": Const(1.0, BATCH)}, {f"coefficients{e}": i for e, i in moving})
+
+    def only(program: Program, *names: str) -> Program:
+        every = {f"{n}{program.suffix(leaf)}" for n in names for leaf in program.leaves} | set(names)
+        return replace(program, outputs={k: v for k, v in program.outputs.items() if k in every})
 
     def checked(program: Program) -> Program:
-        return count_nonfinite(program, row_path)
+        return count_nonfinite(program, reported.rows)
 
     return {
         "evaluate": checked(evaluate),
         "objective": checked(only(evaluate, "objective", "coefficients")),
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": only(transposed, "log_ratio_gradient"),
-        "levels": checked(only(base, prefix=("residual_", "gated_"))),
+        "levels": checked(only(base, *(f"{w}_{s}{c}" for s, c in reported.levels for w in ("residual", "gated")))),
     }
 
 

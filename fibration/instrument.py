@@ -1,16 +1,18 @@
 """IR → IR: what a training run wants to see of every level, as sums that add up over ranks.
 
-Every stratum and channel gets, per element of the root stratum: how many elements passed, rolled back, were zeroed,
-limited or attenuated, and the sum and maximum of the drift (the absolute residual in intensive coordinates). The
-counts that they are divided by are counts of the hierarchy. The batch gets the range of the gated ratio and the TV and
-KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
+Every stratum and channel gets, per element of the coarsest strata that it lies over: how many elements passed, rolled
+back, were zeroed, limited or attenuated, and the sum and maximum of the drift (the absolute residual in intensive
+coordinates). The counts that they are divided by are counts of the hierarchy. The batch gets the range of the gated
+ratio and the TV and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from fibration.adjoint import total
 from fibration.derivative import derivative
 from fibration.ir import BATCH, Const, Input, Map, Node, Program, Push, Scalar, arg, const, count_input, scalar
 
@@ -70,69 +72,103 @@ def _difference(first: Node, *others: Node) -> Node:
     return Map(body, (first, *others))
 
 
-def instrument(program: Program, levels: list[tuple[str, str]], chain: list[str], row_path: list[str]) -> Program:
-    """`program` with metric outputs. `levels` are (stratum, channel word), `chain` runs root first."""
-    outputs: dict[str, Node] = {k: v for k, v in program.outputs.items() if not k.startswith(("residual_", "gated_"))}
-    root = chain[0]
+@dataclass(frozen=True)
+class Report:
+    """What is reported, and by what.
 
-    # A hierarchy of tokens alone has nothing above them to report by: its sums are over the batch.
-    up = [*row_path, BATCH] if root == program.leaf else list(reversed(chain))
+    `levels` are (stratum, channel word); `paths[a, b]` leads from a stratum to one that its numbers are added up over,
+    a coarsest one or the batch; `rows[leaf]` leads from a leaf to the rows.
+    """
 
-    def to_root(node: Node, reduce: str = "sum") -> Node:
-        return _along(up[up.index(node.stratum) :], node, reduce)
+    levels: tuple[tuple[str, str], ...]
+    paths: Mapping[tuple[str, str], tuple[str, ...]]
+    rows: Mapping[str, tuple[str, ...]]
 
-    changed: list[Node] = []
-    for stratum, word in levels:
+    def over(self, stratum: str) -> list[str]:
+        """The strata that the numbers of `stratum` are added up over."""
+        return [b for a, b in self.paths if a == stratum]
+
+
+def output(name: str, level: str, over: str, report: Report) -> str:
+    """The output that holds a level's numbers: one for each stratum that they are added up over."""
+    return f"{name}_{level}" if len({b for _, b in report.paths}) == 1 else f"{name}_{level}_over_{over}"
+
+
+def instrument(program: Program, report: Report) -> Program:
+    """`program` with metric outputs."""
+    outputs: dict[str, Node] = {"objective": program.outputs["objective"]}
+
+    changed: dict[str, list[Node]] = {leaf: [] for leaf in program.leaves}
+    for stratum, word in report.levels:
         residual, gated = program.outputs[f"residual_{stratum}{word}"], program.outputs[f"gated_{stratum}{word}"]
         seen = regime_nodes(residual, gated)
-        sums = {name: to_root(node) for name, node in seen.items()}
-        every = Const(1.0, stratum) if stratum == up[-1] else count_input(stratum, up[-1])
-        sums["limited"] = _difference(sums["flat"], sums["zeroed"])
-        sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
-        outputs |= {f"{name}_{stratum}{word}": sums[name] for name in REGIMES}
         drift = Map(absolute(arg(0)), (residual,))
-        outputs[f"drift_{stratum}{word}"] = to_root(drift)
-        outputs[f"peak_{stratum}{word}"] = to_root(drift, "max")
-        if stratum == program.leaf and not isinstance(gated, Const):
-            changed.append(seen["passed"])
+        for over in report.over(stratum):
+            path = report.paths[stratum, over]
+            sums = {name: _along(path, node, "sum") for name, node in seen.items()}
+            every = Const(1.0, stratum) if stratum == over else count_input(stratum, over)
+            sums["limited"] = _difference(sums["flat"], sums["zeroed"])
+            sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
+            sums["drift"], sums["peak"] = _along(path, drift, "sum"), _along(path, drift, "max")
+            outputs |= {output(name, stratum + word, over, report): sums[name] for name in (*REGIMES, "drift", "peak")}
+        if stratum in changed and not isinstance(gated, Const):
+            changed[stratum].append(seen["passed"])
 
     # A token is clipped when any of its channels did not pass; a gate that removes the level altogether clips nothing.
-    changed = changed or [Const(1.0, program.leaf)]
-    body = arg(0)
-    for i in range(1, len(changed)):
-        body = scalar("mul", body, arg(i))
-    clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(changed)))
-    outputs["clipped"] = to_root(clipped)
+    for leaf, passed in changed.items():
+        every_channel = passed or [Const(1.0, leaf)]
+        body = arg(0)
+        for i in range(1, len(every_channel)):
+            body = scalar("mul", body, arg(i))
+        clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(every_channel)))
+        for over in report.over(leaf):
+            outputs[output("clipped", leaf, over, report)] = _along(report.paths[leaf, over], clipped, "sum")
 
-    x = next(i for i in program.inputs if i.name == "log_ratio")
-    ratio = program.outputs["gated_ratio"]
-    outputs["ratio_max"] = _along([*reversed(chain), BATCH], ratio, "max")
-    outputs["ratio_min_negated"] = _along([*reversed(chain), BATCH], Map(scalar("neg", arg(0)), (ratio,)), "max")
-    deviation = Map(absolute(scalar("expm1", arg(0))), (x,))
-    rows = row_path[-1]
-    tokens = count_input(program.leaf, rows)
-    for name, node in (("tv", deviation), ("kl", Map(scalar("neg", arg(0)), (x,)))):
-        mean = Map(scalar("div", arg(0), arg(1)), (_along(row_path, node, "sum"), tokens))
-        outputs[name] = Push(rows, BATCH, mean)
+    means: dict[str, list[Node]] = {"tv": [], "kl": []}
+    for leaf in program.leaves:
+        suffix, rows = program.suffix(leaf), report.rows[leaf]
+        x = Input(f"log_ratio{suffix}", leaf, "log_ratio")
+        ratio = program.outputs[f"gated_ratio{suffix}"]
+        way = _to_batch(report, leaf)
+        outputs[f"ratio_max{suffix}"] = _along(way, ratio, "max")
+        outputs[f"ratio_min_negated{suffix}"] = _along(way, Map(scalar("neg", arg(0)), (ratio,)), "max")
+        means["tv"].append(_along(rows, Map(absolute(scalar("expm1", arg(0))), (x,)), "sum"))
+        means["kl"].append(_along(rows, Map(scalar("neg", arg(0)), (x,)), "sum"))
+    rows_stratum = next(iter(report.rows.values()))[-1]
+    counts: list[Node] = [count_input(leaf, rows_stratum) for leaf in program.leaves]
+    for name, sums_of in means.items():
+        mean = Map(scalar("div", arg(0), arg(1)), (total(sums_of), total(counts)))
+        outputs[name] = Push(rows_stratum, BATCH, mean)
     return replace(program, outputs=outputs).validate()
 
 
-def count_nonfinite(program: Program, row_path: list[str]) -> Program:
+def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
+    """From a leaf to the batch, through the first stratum that it is reported over."""
+    path = report.paths[leaf, report.over(leaf)[0]]
+    return path if path[-1] == BATCH else (*path, BATCH)
+
+
+def count_nonfinite(program: Program, rows: Mapping[str, tuple[str, ...]]) -> Program:
     """`program` with the output `nonfinite`: how many rows have an infinite or undefined log ratio or advantage.
 
-    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them.
+    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them. `rows[leaf]` leads
+    from a leaf to the rows.
     """
-    x = Input("log_ratio", program.leaf, "log_ratio")  # to be checked even where no gate lets it pass
-    read = [x, *(i for i in program.inputs if i == Input("advantage", program.leaf, "advantage"))]
-    nothing = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]  # 0, or NaN
-    body = nothing[0] if len(nothing) == 1 else scalar("add", *nothing)
-    sums = _along(row_path, Map(body, tuple(read)), "sum")
-    lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (sums,))
-    outputs = {**program.outputs, "nonfinite": Push(row_path[-1], BATCH, lost)}
+    sums = []
+    for leaf in program.leaves:
+        suffix = program.suffix(leaf)
+        x = Input(f"log_ratio{suffix}", leaf, "log_ratio")  # to be checked even where no gate lets it pass
+        advantage = Input(f"advantage{suffix}", leaf, "advantage")
+        read = [x, *(i for i in program.inputs if i is advantage)]
+        nothing = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]  # 0, or NaN
+        body = nothing[0] if len(nothing) == 1 else scalar("add", *nothing)
+        sums.append(_along(rows[leaf], Map(body, tuple(read)), "sum"))
+    lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
+    outputs = {**program.outputs, "nonfinite": Push(next(iter(rows.values()))[-1], BATCH, lost)}
     return replace(program, outputs=outputs).validate()
 
 
-def _along(path: list[str], node: Node, reduce: str) -> Node:
+def _along(path: tuple[str, ...], node: Node, reduce: str) -> Node:
     for source, target in itertools.pairwise(path):
         node = Push(source, target, node, reduce)
     return node

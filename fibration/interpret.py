@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fibration.errors import IRError
-from fibration.ir import Const, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
 from fibration.scalars import MEANING
 
 Vector = NDArray[np.float64]
@@ -25,7 +25,7 @@ class Sizes:
 
 
 def interpret(program: Program, inputs: Mapping[str, Any], sizes: Sizes) -> dict[str, Vector]:
-    """Every output of `program`, in float64. `inputs` holds one vector per input, by name."""
+    """Every output of `program`, in float64. `inputs` holds one vector per input, and every matrix, by name."""
     values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):  # both branches of a select are computed; the one not taken may overflow
         for node in program.nodes():
@@ -43,6 +43,11 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[str, Any], sizes
     if isinstance(node, Map):
         return _scalar(node.body, [values[o] for o in node.inputs])
     operand = values[node.operands[0]]
+    if isinstance(node, Mix):
+        if node.matrix not in inputs:
+            raise IRError(f"no value for the matrix '{node.matrix}'")
+        matrix = np.asarray(inputs[node.matrix], np.float64)
+        return (matrix.T if node.transposed else matrix) @ np.broadcast_to(operand, (sizes.size[node.source],))
     if isinstance(node, (Push, Pull)):
         parent = sizes.parents[node.source, node.target]
         if isinstance(node, Pull):

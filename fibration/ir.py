@@ -1,15 +1,19 @@
 """The IR on one page: a graph of vectors over strata, with scalar bodies in its maps.
 
-A `Node` is one vector with a number for every element of a stratum. There are six kinds:
+A `Node` is one vector with a number for every element of a stratum. There are seven kinds:
 
     Input(name)            a vector given by the caller: log ratios, advantages, counts, parameters, cotangents
     Const(value)           the same number everywhere
     Push(a -> b, x)        combine over fibres: sum (or max) of x over the elements of `a` that lie over each of `b`
     Pull(a -> b, x)        broadcast: every element of `a` gets the value of the element of `b` that it lies over
     Map(body, x...)        a scalar expression, elementwise, over vectors on one stratum
+    Mix(a <- b, x)         a dense linear map between coarse strata, whose matrix `[a, b]` an index computes; or its
+                           transpose
     Detach(x)              x, without a derivative
 
 A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints.
+Tokens are the elements of the leaves; with several of these, what exists per token exists per leaf, under a name that
+ends with the leaf's.
 A `Scalar` is a tree over `arg` and `const` with the operators of `SCALAR_ARITY`; every backend has one row for each.
 Nodes and scalars are interned: equal means identical, so common subexpressions are shared by construction.
 
@@ -35,6 +39,7 @@ SCALAR_ARITY: Mapping[str, int] = {
     "lt": 2, "le": 2, "and": 2, "or": 2, "not": 1, "select": 3,
 }  # fmt: skip
 BATCH = "batch"  # the stratum of one element, over which everything lies
+PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # results that all leaves fill together
 CONDITIONS = frozenset({"lt", "le", "and", "or", "not"})
 
 
@@ -175,6 +180,33 @@ class Map(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Mix(Node):
+    """`y = B x`, or `y = Bᵀ x`: `matrix` is the index's `[into, of]` block."""
+
+    into: str
+    of: str
+    operand: Node
+    transposed: bool = False
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return (self.operand,)
+
+    @property
+    def stratum(self) -> str:
+        return self.of if self.transposed else self.into
+
+    @property
+    def source(self) -> str:
+        return self.into if self.transposed else self.of
+
+    @property
+    def matrix(self) -> str:
+        """The name under which a batch has the matrix."""
+        return f"matrix_{self.into}_of_{self.of}"
+
+
+@dataclass(frozen=True, eq=False)
 class Detach(Node):
     operand: Node
 
@@ -192,9 +224,27 @@ class Program:
     """Named outputs over named inputs. `names` are for reading: the user's words for some of the nodes."""
 
     name: str
-    leaf: str
+    leaves: tuple[str, ...]
     outputs: Mapping[str, Node]
     names: Mapping[Node, str]
+
+    def suffix(self, leaf: str) -> str:
+        """What ends the names of a leaf's vectors where there are several leaves."""
+        return f"_{leaf}" if len(self.leaves) > 1 else ""
+
+    def results(self) -> dict[str, dict[str, str]]:
+        """For each result in the shape of the batch, the output of every leaf that fills it."""
+        found: dict[str, dict[str, str]] = {}
+        for name, node in self.outputs.items():
+            if node.stratum in self.leaves:
+                base = name.removesuffix(self.suffix(node.stratum))
+                found.setdefault(base if base in PER_TOKEN else name, {})[node.stratum] = name
+        return found
+
+    @cached_property
+    def matrices(self) -> tuple[Mix, ...]:
+        """One node for each matrix that the program multiplies by."""
+        return tuple({n.matrix: n for n in self.nodes() if isinstance(n, Mix)}.values())
 
     def nodes(self) -> Iterator[Node]:
         """Every node that an output needs, operands before users, in a fixed order."""
@@ -237,7 +287,7 @@ class Program:
 
     def __str__(self) -> str:
         label = {node: f"%{i}" for i, node in enumerate(self.nodes())}
-        lines = [f"program {self.name} (leaf {self.leaf})"]
+        lines = [f"program {self.name} ({'leaf' if len(self.leaves) == 1 else 'leaves'} {', '.join(self.leaves)})"]
         for node in self.nodes():
             note = f"   # {self.names[node]}" if node in self.names else ""
             lines.append(f"  {label[node]}: {node.stratum} = {describe(node, label)}{note}")
@@ -255,6 +305,8 @@ def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
         return f"push[{node.source} -> {node.target}, {node.reduce}]({shown})"
     if isinstance(node, Pull):
         return f"pull[{node.source} -> {node.target}]({shown})"
+    if isinstance(node, Mix):
+        return f"mix[{node.into} <- {node.of}{', transposed' if node.transposed else ''}]({shown})"
     return f"map[{node.body}]({shown})" if isinstance(node, Map) else f"detach({shown})"
 
 
@@ -265,6 +317,8 @@ def _problem(node: Node) -> str:
         return f"a push with the reduction {node.reduce!r}"
     if isinstance(node, Pull) and node.operand.stratum != node.target:
         return f"a pull from {node.target} of a vector over {node.operand.stratum}"
+    if isinstance(node, Mix) and node.operand.stratum != node.source:
+        return f"a mix of {node.source} with a vector over {node.operand.stratum}"
     if isinstance(node, Map):
         strata = {o.stratum for o in node.inputs}
         if len(strata) != 1:

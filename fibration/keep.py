@@ -17,7 +17,10 @@ COST = {"exp": 16, "expm1": 20, "log": 30, "log1p": 35, "tanh": 25, "sigmoid": 2
 
 
 def keep(plan: Plan, result: str) -> Plan:
-    """`plan` with that value kept for `result` which saves its last pass the most; `plan` itself if none does."""
+    """`plan` with that value kept for `result` which saves its last pass the most; `plan` itself if none does.
+
+    With several leaves nothing is kept: each fills a part of the result, one after the other.
+    """
     passes = [p for sweep in plan.sweeps for p in sweep.passes]
     last = passes[-1] if passes else None
     if last is None or [k for k, _ in last.stores] != [result] or last.pushes or last.wide:

@@ -1,19 +1,32 @@
-"""declare → IR: the normal form of a chain, in which FGH (eq:fgh_gating) gates martingale differences.
+"""declare → IR: the normal form of a hierarchy, in which FGH (eq:fgh_gating) gates martingale differences.
 
 Densities are extensive; here they become intensive, `s = density / m`, where `m` is the leaf measure whose
 disintegrations the kernels are. A pushforward is then a weighted mean, a reflecting kernel a broadcast, a residual
 `s_b - s_parent`, and a gate `h(s) = g(m·s)/m`, in which factors such as `|Tj(g)|` and `1/T` cancel symbolically.
+Where strata cross, what they have in common is taken out once (`Shape.moebius`).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Iterator
 
 from fibration import ir
 from fibration.cancel import cancel, factors_over
 from fibration.errors import SpecError
-from fibration.expressions import Apply, Expression, Number, as_expression, atoms, desugar, evaluate, substitute
-from fibration.ir import Const, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.expressions import (
+    Apply,
+    Expression,
+    Number,
+    as_expression,
+    atoms,
+    desugar,
+    evaluate,
+    substitute,
+    transform,
+)
+from fibration.ir import Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
 from fibration.spec import Hierarchy
 from fibration.symbols import (
     BATCH,
@@ -25,6 +38,7 @@ from fibration.symbols import (
     Parameter,
     Place,
     Reading,
+    Stratum,
     Total,
     Where,
     in_channel,
@@ -40,8 +54,11 @@ _SCALAR = {
 }  # fmt: skip
 
 
+TOKEN_WORDS = ("log_ratio", "log_prob", "cotangent", "advantage")
+
+
 def lower(hierarchy: Hierarchy) -> Program:
-    """The program of a verified chain: `gated_ratio`, `objective`, and what diagnostics read of every level."""
+    """The program of a verified hierarchy: `gated_ratio`, `objective`, and what diagnostics read of every level."""
     try:
         return _Lowering(hierarchy).program().validate()
     except ZeroDivisionError as error:
@@ -73,13 +90,22 @@ def home(hierarchy: Hierarchy, parameter: Parameter) -> str:
     return readers[0].name if one else BATCH
 
 
+def row_path(hierarchy: Hierarchy, leaf: str) -> list[str]:
+    """From a leaf to the rows of the batch: through the hierarchy where it leads there, else in one step."""
+    source = next(s for s in hierarchy.leaves if s.name == leaf)
+    if hierarchy.rows not in hierarchy.coarser(source):
+        return [leaf, hierarchy.rows.name]
+    return [leaf, *(f.target.name for f in hierarchy.shape.path(source, hierarchy.rows))]
+
+
 class _Lowering:
     def __init__(self, hierarchy: Hierarchy) -> None:
-        self.h = hierarchy
-        self.chain = [s.name for s in hierarchy.chain]
-        self.leaf, self.root = self.chain[-1], self.chain[0]
+        self.h, self.shape = hierarchy, hierarchy.shape
+        self.order = hierarchy.order
+        self.strata = {s.name: s for s in self.order}
+        self.leaves = tuple(s.name for s in hierarchy.leaves)
         self.rows = hierarchy.rows.name
-        self.measure = {s.name: m for s, m in hierarchy.masses.items()}
+        self.mass = {s.name: m for s, m in hierarchy.masses.items()}
         self.words = self.parameter_words()
         self.names: dict[Node, str] = {}
         self.density: dict[tuple[str, str], Node] = {}
@@ -89,41 +115,81 @@ class _Lowering:
     def program(self) -> Program:
         h = self.h
         for channel in h.decomposition.channels:
-            intensive = cancel(h.with_mass(h.decomposition[channel], h.leaf) / self.measure[self.leaf])
-            self.density[self.leaf, channel] = self.named(self.map(intensive, self.leaf), "s", self.leaf, channel)
-            for source, target in reversed(list(zip(self.chain[1:], self.chain, strict=False))):
-                self.density[target, channel] = self.named(self.mean(source, target, channel), "s", target, channel)
+            for stratum in reversed(self.order):
+                name = stratum.name
+                if name in self.leaves:
+                    intensive = cancel(h.with_mass(h.decomposition[channel], stratum) / self.mass[name])
+                    node = self.map(intensive, name)
+                else:
+                    node = self.mean(stratum, channel)
+                self.density[name, channel] = self.named(node, "s", name, channel)
 
         outputs: dict[str, Node] = {}
-        down: dict[str, Node] = {}
+        down: dict[tuple[str, str], Node] = {}
         for channel in h.decomposition.channels:
-            for depth, stratum in enumerate(self.chain):
-                s = self.density[stratum, channel]
-                if depth:
-                    base = self.pull(self.density[self.chain[depth - 1], channel], stratum)
-                    s = self.named(_binary("sub", s, base), "residual", stratum, channel)
-                level = self.named(self.gate(stratum, channel, s), "gated", stratum, channel)
-                outputs[f"residual_{stratum}{CHANNEL_WORD[channel]}"] = s
-                outputs[f"gated_{stratum}{CHANNEL_WORD[channel]}"] = level
-                if depth:
-                    level = _binary("add", self.pull(down[channel], stratum), level)
-                down[channel] = self.named(level, "down", stratum, channel)
+            residuals = self.residuals(channel)
+            for stratum in self.order:
+                name = stratum.name
+                s = self.named(residuals[name], "residual", name, channel)
+                level = self.named(self.gate(stratum, channel, s), "gated", name, channel)
+                outputs[f"residual_{name}{CHANNEL_WORD[channel]}"] = s
+                outputs[f"gated_{name}{CHANNEL_WORD[channel]}"] = level
+                for node, sign in self.coarser(stratum, {k: v for (k, c), v in down.items() if c == channel}):
+                    level = _binary("add", node, level) if sign == 1 else _minus(level, node, -sign)
+                down[name, channel] = self.named(level, "down", name, channel)
 
-        ratio = self.recover(down)
-        self.names[ratio] = "ratio"
+        channels = h.decomposition.channels
+        ratios = {leaf: self.recover(leaf, {c: down[leaf, c] for c in channels}) for leaf in self.leaves}
+        for leaf, ratio in ratios.items():
+            self.names[ratio] = f"ratio{self.suffix(leaf)}"
         return Program(
             name=h.name,
-            leaf=self.leaf,
-            outputs={"gated_ratio": ratio, "objective": self.objective(ratio), **outputs},
+            leaves=self.leaves,
+            outputs={
+                **{f"gated_ratio{self.suffix(leaf)}": r for leaf, r in ratios.items()},
+                "objective": self.objective(ratios),
+                **outputs,
+            },
             names=self.names,
         )
 
-    def mean(self, source: str, target: str, channel: str) -> Node:
-        """`s_b = Σ_{a over b} K(a|b)·s_a`, with the factors that are constant on the fibre taken out of the sum."""
-        weight = cancel(self.measure[source] / self.measure[target])
-        inside, outside = factors_over(weight, source)
-        summed: Node = Push(source, target, self.scaled(inside, self.density[source, channel]))
-        return self.scaled(outside, summed)
+    def mean(self, target: Stratum, channel: str) -> Node:
+        """`s_b = Σ K(a|b)·s_a` over all that lies over `b`, with what is constant on a fibre taken out of its sum."""
+        covers = self.shape.covers(target)
+        cover = next((c for c in covers if not any(f.source.name in self.leaves for f in c)), covers[0])
+        terms = []
+        for f in cover:
+            source = f.source.name
+            inside, outside = factors_over(cancel(self.mass[source] / self.mass[target.name]), source)
+            summed: Node = Push(source, target.name, self.scaled(inside, self.density[source, channel]))
+            terms.append(self.scaled(outside, summed))
+        return functools.reduce(lambda a, b: _binary("add", a, b), terms)
+
+    def residuals(self, channel: str) -> dict[str, Node]:
+        """`ρ_v = s_v - Σ_{u coarser} ρ_u` of every stratum; of crossed ones by projection, where that is declared."""
+        density = {s.name: self.density[s.name, channel] for s in self.order}
+        crossed = self.shape.crossed() if self.h.orthogonalise else ()
+        found: dict[str, Node] = {}
+        for stratum in self.order:
+            name = stratum.name
+            if stratum in crossed:
+                parts = [ir.Mix(name, s.name, density[s.name]) for s in crossed]
+                found[name] = functools.reduce(lambda a, b: _binary("add", a, b), parts)
+                continue
+            s = density[name]
+            if any(u in crossed for u in self.shape.coarser(stratum)):
+                for u in self.shape.coarser(stratum):
+                    s = _minus(s, self.pull(found[u.name], name), 1)
+            else:
+                for node, sign in self.coarser(stratum, density):
+                    s = _minus(s, node, sign)
+            found[name] = s
+        return found
+
+    def coarser(self, stratum: Stratum, vectors: dict[str, Node]) -> Iterator[tuple[Node, int]]:
+        """The vectors over coarser strata whose sum, with these signs, has every coarser level in it once."""
+        for u, sign in self.shape.moebius(stratum).items():
+            yield self.pull(vectors[u.name], stratum.name), sign
 
     def scaled(self, factor: Expression, node: Node) -> Node:
         if factor == as_expression(1):
@@ -133,47 +199,76 @@ class _Lowering:
             return _binary("div", node, self.map(product[1], node.stratum))
         return _binary("mul", node, self.map(factor, node.stratum))
 
-    def gate(self, stratum: str, channel: str, s: Node) -> Node:
+    def gate(self, stratum: Stratum, channel: str, s: Node) -> Node:
         """`h(s) = g(m·s)/m`."""
-        m = self.measure[stratum]
-        g = in_channel(self.h.gate(next(x for x in self.h.chain if x.name == stratum)), channel)
+        m = self.mass[stratum.name]
+        g = in_channel(self.h.gate(stratum), channel)
         values: dict[Expression, Expression] = {residual: m * residual}
         for a in atoms(g):
             if isinstance(a, Density):
-                values[a] = self.measure[a.stratum.name] * a
-        return self.map(cancel(substitute(g, values) / m), stratum, {residual: s})
+                values[a] = self.mass[a.stratum.name] * a
+        return self.map(cancel(substitute(g, values) / m), stratum.name, {residual: s})
 
-    def recover(self, down: dict[str, Node]) -> Node:
-        m = self.measure[self.leaf]
-        recovery = substitute(self.h.decomposition.recovery, {Gated(c): m * Gated(c) for c in down})
-        return self.map(cancel(recovery), self.leaf, {Gated(c): n for c, n in down.items()})
+    def recover(self, leaf: str, down: dict[str, Node]) -> Node:
+        m = self.mass[leaf]
+        recovery = self.h.with_mass(self.h.decomposition.recovery, self.strata[leaf])
+        recovery = substitute(recovery, {Gated(c): m * Gated(c) for c in down})
+        return self.map(cancel(recovery), leaf, {Gated(c): n for c, n in down.items()})
 
-    def objective(self, ratio: Node) -> Node:
+    def objective(self, ratios: dict[str, Node]) -> Node:
         """`J = Σ μ 𝒢 A`: summed over each row first, so that no partial sum runs over the whole batch of tokens."""
-        places = {"leaf": self.leaf, "rows": self.rows, BATCH: BATCH}
-        weight = self.map(self.h.objective.weight, self.rows, places=places)
-        product = _binary("mul", ratio, Input("advantage", self.leaf, "advantage"))
-        total: Node = product
-        path = [self.leaf, self.rows]
-        if self.rows in self.chain:
-            path = list(reversed(self.chain[self.chain.index(self.rows) :]))
-        for source, target in itertools.pairwise(path):
-            total = Push(source, target, total)
-        return Push(self.rows, BATCH, _binary("mul", weight, total))
+        weight = self.map(self.places(self.h.objective.weight), self.rows)
+        sums = []
+        for leaf, ratio in ratios.items():
+            suffix = self.suffix(leaf)
+            product = _binary("mul", ratio, Input(f"advantage{suffix}", leaf, "advantage"))
+            if self.h.objective.estimator == "score":
+                gated = Detach(ratio)
+                weighted = _binary("mul", gated, Input(f"advantage{suffix}", leaf, "advantage"))
+                product = _binary("mul", weighted, Input(f"log_prob{suffix}", leaf, "log_prob"))
+            total: Node = product
+            for source, target in itertools.pairwise(row_path(self.h, leaf)):
+                total = Push(source, target, total)
+            sums.append(total)
+        return Push(self.rows, BATCH, _binary("mul", weight, functools.reduce(lambda a, b: _binary("add", a, b), sums)))
+
+    def places(self, weight: Expression) -> Expression:
+        """An objective's weight, with its places written out: tokens are the elements of all leaves."""
+        places = {"leaf": self.leaves[0], "rows": self.rows, BATCH: BATCH}
+
+        def put(atom: Expression) -> Expression:
+            if not isinstance(atom, (Count, Total)):
+                return atom
+            over = places[atom.over.name] if isinstance(atom.over, Place) else atom.over
+            over = Stratum(over) if isinstance(over, str) else over
+            if isinstance(atom, Total):
+                return Total(atom.attribute, over)
+            if isinstance(atom.of, Place) and atom.of.name == "leaf":
+                counts = (Count(Stratum(leaf), over) for leaf in self.leaves)
+                return functools.reduce(lambda a, b: a + b, counts)
+            return Count(Stratum(places[atom.of.name]) if isinstance(atom.of, Place) else atom.of, over)
+
+        return transform(weight, put)
 
     # ------------------------------------------------------------ expressions
+
+    def suffix(self, leaf: str) -> str:
+        return f"_{leaf}" if len(self.leaves) > 1 else ""
 
     def named(self, node: Node, word: str, stratum: str, channel: str) -> Node:
         self.names.setdefault(node, f"{word}_{stratum}{CHANNEL_WORD[channel]}")
         return node
 
     def pull(self, node: Node, stratum: str) -> Node:
-        """Broadcast `node` up to `stratum`, along the chain; from the batch and from side strata in one step."""
-        while node.stratum != stratum:
-            here = node.stratum
-            along = here in self.chain and stratum in self.chain
-            source = self.chain[self.chain.index(here) + 1] if along else stratum
-            node = Pull(source, here, node)
+        """Broadcast `node` up to `stratum`, along the fibrations; from the batch and from side strata in one step."""
+        here = node.stratum
+        if here == stratum:
+            return node
+        known = here in self.strata and stratum in self.strata
+        if not known or self.strata[here] not in self.shape.coarser(self.strata[stratum]):
+            return Pull(stratum, here, node)
+        for f in reversed(self.shape.path(self.strata[stratum], self.strata[here])):
+            node = Pull(f.source.name, f.target.name, node)
         return node
 
     def home(self, parameter: Parameter) -> str:
@@ -184,13 +279,12 @@ class _Lowering:
         expression: Expression,
         stratum: str,
         bound: dict[Expression, Node] | None = None,
-        places: dict[str, str] | None = None,
     ) -> Node:
         """One Map over `stratum` that computes `expression`; its atoms become operands."""
         operands: dict[Node, int] = {}
 
         def leaf_scalar(atom: Expression) -> Scalar:
-            node = bound[atom] if bound and atom in bound else self.atom(atom, stratum, places or {})
+            node = bound[atom] if bound and atom in bound else self.atom(atom, stratum)
             return ir.arg(operands.setdefault(self.pull(node, stratum), len(operands)))
 
         body = to_scalar(desugar(expression), leaf_scalar)
@@ -198,16 +292,15 @@ class _Lowering:
             return Const(float(evaluate(expression, {})), stratum)
         return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
 
-    def atom(self, atom: Expression, stratum: str, places: dict[str, str]) -> Node:
+    def atom(self, atom: Expression, stratum: str) -> Node:
         def name_of(place: Where) -> str:
-            if place is None:
-                return stratum
-            return places[place.name] if isinstance(place, Place) else place.name
+            return stratum if place is None else place.name
 
         if atom == token_log_ratio:
-            return Input("log_ratio", self.leaf, "log_ratio")
+            return Input(f"log_ratio{self.suffix(stratum)}", stratum, "log_ratio")
         if isinstance(atom, Reading):
-            return Input(f"{atom.name}_{stratum}" if stratum != self.leaf else atom.name, stratum, atom.name)
+            word = f"{atom.name}{self.suffix(stratum)}" if stratum in self.leaves else f"{atom.name}_{stratum}"
+            return Input(word, stratum, atom.name)
         if isinstance(atom, Density):
             return self.density[atom.stratum.name, atom.channel or ""]
         if isinstance(atom, Count):
@@ -226,8 +319,9 @@ class _Lowering:
 
     def parameter_words(self) -> dict[tuple[str, str], str]:
         """The input of every parameter and channel: named after them, and unlike any other input."""
-        strata = {*self.chain, self.rows, BATCH}
-        taken = {"log_ratio", "cotangent", "advantage", *(f"advantage_{s}" for s in strata)}
+        strata = {*self.strata, self.rows, BATCH}
+        taken = {word + ending for word in TOKEN_WORDS for ending in ("", *(f"_{s}" for s in strata))}
+        taken |= {f"matrix_{a}_of_{b}" for a in strata for b in strata}
         taken |= {f"count_{of}_over_{over}" for of in strata for over in strata}
         for a in self.h.attributes:
             taken |= {f"attribute_{a}", *(f"total_{a}_over_{s}" for s in strata)}
@@ -268,3 +362,12 @@ def _binary(op: str, a: Node, b: Node) -> Map:
     return (
         Map(ir.scalar(op, ir.arg(0), ir.arg(1)), (a, b)) if a != b else Map(ir.scalar(op, ir.arg(0), ir.arg(0)), (a,))
     )
+
+
+def _minus(a: Node, b: Node, times: int) -> Map:
+    """`a - times·b`."""
+    if times == 1:
+        return _binary("sub", a, b)
+    if times == -1:
+        return _binary("add", a, b)
+    return Map(ir.scalar("sub", ir.arg(0), ir.scalar("mul", ir.const(times), ir.arg(1))), (a, b))

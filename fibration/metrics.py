@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fibration.index import Index
-from fibration.instrument import REGIMES
-from fibration.lower import CHANNEL_WORD
+from fibration.instrument import REGIMES, Report, output
+from fibration.lower import CHANNEL_WORD, row_path
 from fibration.spec import Hierarchy
+from fibration.symbols import BATCH, Stratum
 
-FEW = 32  # a root stratum with more elements than this is reported as a whole only
+FEW = 32  # a coarsest stratum with more elements than this is reported as a whole only
 
 
 @dataclass(frozen=True)
@@ -55,50 +56,73 @@ Metric = Mean | Extreme
 
 
 def levels(hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:
-    """(stratum, channel) for every gate, root first."""
-    for stratum in hierarchy.chain:
+    """(stratum, channel) for every gate, roots first."""
+    for stratum in hierarchy.order:
         for channel in hierarchy.decomposition.channels:
             yield stratum.name, channel
+
+
+def reports(hierarchy: Hierarchy) -> Report:
+    """What is added up over what: every level over the coarsest strata that it lies over, short of the batch."""
+    shape, batch = hierarchy.shape, Stratum(BATCH)
+    rows = {leaf.name: tuple(row_path(hierarchy, leaf.name)) for leaf in hierarchy.leaves}
+    paths: dict[tuple[str, str], tuple[str, ...]] = {}
+    for stratum in hierarchy.order:
+        down = (stratum, *hierarchy.coarser(stratum))
+        coarsest = [s for s in down if s != batch and set(hierarchy.coarser(s)) <= {batch}]
+        if not hierarchy.fibrations:  # tokens alone: their sums are over the batch
+            paths[stratum.name, BATCH] = (*rows[stratum.name], BATCH)
+        for over in () if not hierarchy.fibrations else coarsest or [batch]:
+            names = [stratum.name, *(f.target.name for f in shape.path(stratum, over))]
+            paths[stratum.name, over.name] = tuple(names)
+    return Report(tuple((s, CHANNEL_WORD[c]) for s, c in levels(hierarchy)), paths, rows)
 
 
 def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -> dict[str, Metric]:
     """Name the metric outputs of a program.
 
     `{stratum}/{channel}/{regime}` is the share of elements in a regime, `.../drift` and `.../drift_max` the absolute
-    residual in intensive units (nats per token for log ratios); one channel has no `/{channel}`. With few elements in
-    the root stratum each also comes as `...[root=label]`. `token/clipped` is the share of tokens that any channel's
-    gate changed, `ratio/min` and `ratio/max` the range of the gated ratio, `tv` and `kl` the means over trajectories
-    of eq:dhat_traj and eq:dhat_kl_traj.
+    residual in intensive units (nats per token for log ratios); one channel has no `/{channel}`. Each also comes per
+    element of the coarsest strata, where these are few: `...[domain=math]`. `{leaf}/clipped` is the share of tokens
+    that any channel's gate changed, `ratio/min` and `ratio/max` the range of the gated ratio, `tv` and `kl` the means
+    over trajectories of eq:dhat_traj and eq:dhat_kl_traj.
     """
-    root = hierarchy.chain[0].name
-    over = "batch" if root == hierarchy.leaf.name else root  # as in `fibration.instrument`
-    names = index.labels.get(root, ())
-    named = list(enumerate(names)) if 1 < len(names) <= FEW else []
+    report = reports(hierarchy)
     result: dict[str, Metric] = {}
 
-    def at_root(name: str) -> Tensor:  # a constant of the program comes as a single number
-        return outputs[name].to(index.device).expand(index.size[over])
+    def named(over: str) -> list[tuple[int, Hashable]]:
+        names = index.labels.get(over, ())
+        return list(enumerate(names)) if 1 < len(names) <= FEW else []
 
-    def share(key: str, sums: Tensor, counts: Tensor) -> None:
-        result[key] = Mean(sums.sum(), counts.sum())
-        for i, label in named:
-            result[f"{key}[{root}={label}]"] = Mean(sums[i], counts[i])
+    def at(word: str, level: str, over: str) -> Tensor:  # a constant of the program comes as a single number
+        return outputs[output(word, level, over, report)].to(index.device).expand(index.size[over])
+
+    def share(key: str, word: str, stratum: str, level: str) -> None:
+        for i, over in enumerate(report.over(stratum)):
+            sums, counts = at(word, level, over), index.count(stratum, over)
+            if i == 0:  # each of them adds up to the same
+                result[key] = Mean(sums.sum(), counts.sum())
+            result.update({f"{key}[{over}={label}]": Mean(sums[k], counts[k]) for k, label in named(over)})
 
     for stratum, channel in levels(hierarchy):
         key = f"{stratum}/{channel}" if channel else stratum
-        word = stratum + CHANNEL_WORD[channel]
-        counts = index.count(stratum, over)
+        level = stratum + CHANNEL_WORD[channel]
         for regime in REGIMES:
-            share(f"{key}/{regime}", at_root(f"{regime}_{word}"), counts)
-        share(f"{key}/drift", at_root(f"drift_{word}"), counts)
-        peaks = at_root(f"peak_{word}")
-        result[f"{key}/drift_max"] = Extreme(peaks.max(), True)
-        for i, label in named:
-            result[f"{key}/drift_max[{root}={label}]"] = Extreme(peaks[i], True)
-    share(f"{hierarchy.leaf.name}/clipped", at_root("clipped"), index.count(hierarchy.leaf.name, over))
-    result["ratio/max"] = Extreme(outputs["ratio_max"].max(), True)
-    result["ratio/min"] = Extreme(-outputs["ratio_min_negated"].max(), False)
-    rows = index.count(hierarchy.rows.name, "batch").sum()
+            share(f"{key}/{regime}", regime, stratum, level)
+        share(f"{key}/drift", "drift", stratum, level)
+        for i, over in enumerate(report.over(stratum)):
+            peaks = at("peak", level, over)
+            if i == 0:
+                result[f"{key}/drift_max"] = Extreme(peaks.max(), True)
+            for k, label in named(over):
+                result[f"{key}/drift_max[{over}={label}]"] = Extreme(peaks[k], True)
+    for leaf in (s.name for s in hierarchy.leaves):
+        share(f"{leaf}/clipped", "clipped", leaf, leaf)
+    endings = [f"_{s.name}" for s in hierarchy.leaves] if len(hierarchy.leaves) > 1 else [""]
+    result["ratio/max"] = Extreme(torch.stack([outputs[f"ratio_max{e}"].max() for e in endings]).max(), True)
+    lowest = torch.stack([outputs[f"ratio_min_negated{e}"].max() for e in endings]).max()
+    result["ratio/min"] = Extreme(-lowest, False)
+    rows = index.count(hierarchy.rows.name, BATCH).sum()
     result["tv"] = Mean(outputs["tv"].sum(), rows)
     result["kl"] = Mean(outputs["kl"].sum(), rows)
     return result

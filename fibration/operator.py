@@ -162,8 +162,8 @@ class Operator:
             found = {}
             for stratum, channel in diagnostics.levels(self.hierarchy):
                 value = outputs[f"{word}_{stratum}{diagnostics.CHANNEL_WORD[channel]}"]
-                if stratum == self.hierarchy.leaf.name:
-                    value = value.reshape(-1)[index.positions]
+                if stratum in index.leaves:
+                    value = value.reshape(-1)[index.positions_of(stratum)]
                 found[stratum, channel] = value.to(index.device).expand(index.size[stratum])
             return found
 

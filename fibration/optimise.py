@@ -15,7 +15,9 @@ from fibration.derivative import times
 from fibration.ir import (
     CONDITIONS,
     Const,
+    Detach,
     Map,
+    Mix,
     Node,
     Program,
     Pull,
@@ -91,6 +93,10 @@ def _fuse(node: Node, inner: set[Node]) -> Node:
 
 def _tidy(node: Node) -> Node:
     """Simplify a map's body, bind constant operands, drop unused ones; a sum of a constant is a count."""
+    if isinstance(node, Detach):  # derivatives have been taken
+        return node.operand
+    if isinstance(node, Mix) and isinstance(node.operand, Const) and node.operand.value == 0.0:
+        return Const(0.0, node.stratum)
     if isinstance(node, (Push, Pull)) and isinstance(node.operand, Const):
         value = node.operand.value
         if isinstance(node, Pull) or node.reduce == "max" or value == 0.0:

@@ -213,7 +213,7 @@ def curves(gated: Gated, stratum: str, channel: str, grid: Vector) -> list[Curve
         return [Curve("", grid, np.full_like(grid, node.value))]
     if not isinstance(node, Map) or residual not in node.inputs:
         return []
-    read = Program(program.name, program.leaf, {f"operand_{i}": o for i, o in enumerate(node.inputs)}, {})
+    read = Program(program.name, program.leaves, {f"operand_{i}": o for i, o in enumerate(node.inputs)}, {})
     values = list(interpret(read, gated.inputs("levels"), gated.index.sizes(read.edges)).values())
     kinds = [o.kind if isinstance(o, Input) else "" for o in node.inputs]
     cases = {"": np.ones(len(values[0]), bool)}
@@ -221,7 +221,7 @@ def curves(gated: Gated, stratum: str, channel: str, grid: Vector) -> list[Curve
         advantage = values[kinds.index("advantage")]
         cases = {"A > 0": advantage > 0, "A < 0": advantage < 0}
     places = tuple(Input(f"operand_{i}", "grid", "operand") for i in range(len(values)))
-    one = Program("curve", "grid", {"gated": Map(node.body, places)}, {})
+    one = Program("curve", ("grid",), {"gated": Map(node.body, places)}, {})
     found = []
     for label, chosen in cases.items():
         if chosen.any():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fibration.ir import Const, Detach, Input, Map, Node, Program, Pull, Push
+from fibration.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
 
-_KIND = {Map: "value", Const: "constant", Detach: "detached"}
+_KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
         dead = sorted(
             names[o]
             for o in dict.fromkeys(node.operands)
-            if last[o] == i and o not in kept and o.stratum == program.leaf
+            if last[o] == i and o not in kept and o.stratum in program.leaves
         )
         steps.append(Step(names[node], node, tuple(dead)))
     return Schedule(program, tuple(steps), {k: names[v] for k, v in program.outputs.items()}, names)

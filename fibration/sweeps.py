@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fibration.errors import IRError
-from fibration.ir import BATCH, Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar
 from fibration.schedule import value_names
 
 CONDITION_ARGS = frozenset({"lt", "le"})
@@ -26,12 +26,13 @@ CONDITION_ARGS = frozenset({"lt", "le"})
 
 @dataclass(frozen=True)
 class Pass:
-    """One loop over the tokens of a segment: compute `values`, add up `pushes`, write `stores`.
+    """One loop over the tokens of one leaf in a segment: compute `values`, add up `pushes`, write `stores`.
 
     `wide` passes compute in float64: they sum what a gate later compares with a bound, and a rollback strip can be
     narrower than float32 resolution. The others compute in the tokens' own precision.
     """
 
+    leaf: str
     wide: bool
     values: tuple[Node, ...]
     pushes: tuple[Push, ...]
@@ -64,10 +65,16 @@ class Sweep:
     def passes(self) -> tuple[Pass, ...]:
         return tuple(s for s in self.steps if isinstance(s, Pass))
 
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The leaves whose tokens it goes over."""
+        return tuple(dict.fromkeys(p.leaf for p in self.passes))
+
 
 @dataclass(frozen=True)
 class Group:
-    """Coarse values that one loop computes: sums along one fibration, or scalar work on every element of a stratum."""
+    """Coarse values that one loop computes: sums along one fibration, products with one matrix, or scalar work on every
+    element of a stratum."""
 
     values: tuple[Node, ...]
 
@@ -79,7 +86,12 @@ class Group:
     def source(self) -> str | None:
         """The stratum that is summed over; None for scalar work."""
         first = self.values[0]
-        return first.source if isinstance(first, Push) else None
+        return first.source if gathers(first) else None  # type: ignore[attr-defined]
+
+
+def gathers(node: Node) -> bool:
+    """Whether one element of a node is made of many elements of its operand: a loop of its own."""
+    return isinstance(node, (Push, Mix))
 
 
 @dataclass(frozen=True)
@@ -92,9 +104,10 @@ class Coarse:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages of a program. `names` holds an identifier for every value."""
+    """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value."""
 
     program: Program
+    rows: str
     stages: tuple[Sweep | Coarse, ...]
     names: Mapping[Node, str]
 
@@ -117,7 +130,8 @@ class Plan:
             if isinstance(stage, Coarse):
                 lines.append("  coarse")
                 for g in stage.groups:
-                    what = f"sums over {g.source} by" if g.source else "values of each"
+                    sums = "products with" if isinstance(g.values[0], Mix) else "sums over"
+                    what = f"{sums} {g.source} by" if g.source else "values of each"
                     lines.append(f"    {what} {g.stratum}: {self._words(g.values)}")
                 lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
                 continue
@@ -126,7 +140,9 @@ class Plan:
                 if isinstance(step, Scalars):
                     lines.append(f"    scalars: {self._words(step.values)}")
                     continue
-                lines.append(f"    pass ({'float64' if step.wide else 'token precision'}): {self._words(step.values)}")
+                over = f"{step.leaf}, " if len(self.program.leaves) > 1 else ""
+                precision = "float64" if step.wide else "token precision"
+                lines.append(f"    pass ({over}{precision}): {self._words(step.values)}")
                 lines += [f"      add up {self._words(step.pushes)}"] if step.pushes else []
                 lines += [f"      write {', '.join(k for k, _ in step.stores)}"] if step.stores else []
                 lines += [f"      leave {self.names[step.kept[1]]} in {step.kept[0]}"] if step.kept else []
@@ -142,7 +158,7 @@ def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset()) 
     """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other."""
     program = route(program, rows)
     names = value_names(program, list(program.nodes()), reserved)
-    return Plan(program, tuple(_Planner(program, rows).stages()), names)
+    return Plan(program, rows, tuple(_Planner(program, rows).stages()), names)
 
 
 # ------------------------------------------------------------ which way tokens reach a stratum
@@ -150,7 +166,7 @@ def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset()) 
 
 def route(program: Program, rows: str) -> Program:
     """Send sums over all tokens through the segments, and let tokens read coarser strata through their segment."""
-    first = segments_of(program, rows)
+    first = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
     done: dict[Node, Node] = {}
     for node in program.nodes():
         done[node] = _routed(_with_operands(node, done), program, first)
@@ -158,11 +174,14 @@ def route(program: Program, rows: str) -> Program:
     return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names).validate()
 
 
-def segments_of(program: Program, rows: str) -> str:
-    """The stratum that tokens are grouped by first: the one they lie over, or the rows where that is the batch."""
-    targets = [t for s, t in program.edges if s == program.leaf and t != BATCH]
+def segments_of(program: Program, rows: str, leaf: str) -> str:
+    """The stratum that a leaf's tokens are grouped by first: the finest that they lie over, or of several the rows.
+
+    A row's tokens lie next to each other.
+    """
+    targets = [t for s, t in program.edges if s == leaf and t != BATCH]
     finer = [t for t in targets if not any(t in _reached(program, other) for other in targets if other != t)]
-    return finer[0] if finer else rows
+    return rows if rows in finer or not finer else finer[0]
 
 
 def _reached(program: Program, stratum: str) -> set[str]:
@@ -189,17 +208,26 @@ def _path(program: Program, source: str, target: str) -> list[str]:
     return [source, target]  # over the batch lies everything
 
 
-def _routed(node: Node, program: Program, first: str) -> Node:
-    leaf = program.leaf
-    if isinstance(node, Push) and node.source == leaf and node.target == BATCH and first != leaf:
-        return Push(first, BATCH, Push(leaf, first, node.operand, node.reduce), node.reduce)
-    coarser = isinstance(node, Pull) and node.source == leaf and node.target in _reached(program, first) - {BATCH}
-    if isinstance(node, Pull) and coarser:
-        value = node.operand
-        for source, target in reversed(list(itertools.pairwise(_path(program, first, node.target)))):
-            value = Pull(source, target, value)
-        return Pull(leaf, first, value)
-    return node
+def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
+    first = segments.get(getattr(node, "source", ""))
+    if first is None or not isinstance(node, (Push, Pull)):
+        return node
+    leaf = node.source
+    if isinstance(node, Push):
+        if node.target == BATCH and first != leaf:
+            return Push(first, BATCH, Push(leaf, first, node.operand, node.reduce), node.reduce)
+        return node
+    value = node.operand
+    reached = _reached(program, first)
+    while node.target != first and value.stratum not in reached and isinstance(value, Pull):
+        value = value.operand  # what lies below a crossing is read by way of the segment
+    if value.stratum == BATCH:
+        return Pull(leaf, BATCH, value)
+    if node.target == first or value.stratum not in reached:
+        return node
+    for source, target in reversed(list(itertools.pairwise(_path(program, first, value.stratum)))):
+        value = Pull(source, target, value)
+    return Pull(leaf, first, value)
 
 
 def _with_operands(node: Node, done: Mapping[Node, Node]) -> Node:
@@ -215,9 +243,9 @@ class _Planner:
     """List scheduling: sweep while there are tokens to sum or write, and compute coarse vectors in between."""
 
     def __init__(self, program: Program, rows: str) -> None:
-        self.program, self.leaf = program, program.leaf
+        self.program, self.leaves = program, program.leaves
         self.order = list(program.nodes())
-        self.primary = segments_of(program, rows)
+        self.primary = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
         self.users: dict[Node, list[Node]] = {n: [] for n in self.order}
         for node in self.order:
             for o in node.operands:
@@ -225,12 +253,12 @@ class _Planner:
         self.wide = _compared(program)
         self.needs: dict[Node, frozenset[Node]] = {}
         for node in self.order:
-            if node.stratum == self.leaf:
+            if node.stratum in self.leaves:
                 self.needs[node] = self._needs(node)
         self.critical = self._critical()
-        self.pushes = [n for n in self.order if isinstance(n, Push) and n.source == self.leaf]
-        self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum == self.leaf]
-        self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum != self.leaf}
+        self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]
+        self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum in self.leaves]
+        self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
 
     def _needs(self, node: Node) -> frozenset[Node]:
         """The values of coarser strata that computing `node` at a token reads."""
@@ -242,7 +270,7 @@ class _Planner:
         """The values that some token value is computed from: those a sweep cannot leave for later."""
         found: set[Node] = set()
         for node in reversed(self.order):
-            if any(u in found or (isinstance(u, Pull) and u.stratum == self.leaf) for u in self.users[node]):
+            if any(u in found or (isinstance(u, Pull) and u.stratum in self.leaves) for u in self.users[node]):
                 found.add(node)
         return found
 
@@ -264,8 +292,10 @@ class _Planner:
     def _next_segments(self) -> str | None:
         """Over what to sweep next; None where no sum and no result could be computed."""
         ready = [p.target for p in self.pushes if self._reachable(p.operand, p.target)]
-        if self.primary in ready or any(self._reachable(n, self.primary) for _, n in self.stores):
-            return self.primary
+        for leaf, segments in self.primary.items():
+            stores = [n for _, n in self.stores if n.stratum == leaf]
+            if segments in ready or any(self._reachable(n, segments) for n in stores):
+                return segments
         return ready[0] if ready else None
 
     def _reachable(self, node: Node, segments: str) -> bool:
@@ -275,14 +305,15 @@ class _Planner:
     def _scalar_ready(self, node: Node, segments: str) -> bool:
         if node in self.done:
             return True
-        if node.stratum != segments or (isinstance(node, Push) and node.source == self.leaf):
+        if node.stratum != segments or gathers(node):
             return False
         return all(self._scalar_ready(o, segments) for o in node.operands)
 
     def _coarse(self, waiting: bool = True) -> Iterator[Coarse]:
         """Everything coarse that can be computed now; segments' values may wait for their next sweep."""
-        live = {p.target for p in self.pushes} | ({self.primary} if self.stores else set()) if waiting else set()
-        found = [n for n in self.order if n.stratum not in live and self._computable(n, self.done)]
+        live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores}
+        live = live if waiting else set()
+        found = [n for n in self.order if (n.stratum not in live or gathers(n)) and self._computable(n, self.done)]
         if found:
             groups = _grouped(found)
             outputs = set(self.program.outputs.values())
@@ -299,7 +330,8 @@ class _Planner:
             scalars.append(self._segment_values(segments, local))
             ready = [p for p in self.pushes if p.target == segments and self._ready(p.operand, local)]
             wide = [p for p in ready if p in self.wide]
-            stores = [(k, n) for k, n in self.stores if segments == self.primary and self._ready(n, local)]
+            mine = [(k, n) for k, n in self.stores if segments == self.primary[n.stratum]]
+            stores = [(k, n) for k, n in mine if self._ready(n, local)]
             chosen = wide or ready
             if wide:
                 stores = []
@@ -308,7 +340,9 @@ class _Planner:
             if not chosen and not stores:
                 break
             pushed_wide |= bool(wide)
-            passes.append(self._pass(bool(wide), chosen, stores))
+            leaf = chosen[0].source if chosen else stores[0][1].stratum
+            chosen, stores = [p for p in chosen if p.source == leaf], [s for s in stores if s[1].stratum == leaf]
+            passes.append(self._pass(leaf, bool(wide), chosen, stores))
             local.update(chosen)
             self.pushes = [p for p in self.pushes if p not in chosen]
             self.stores = [s for s in self.stores if s not in stores]
@@ -316,33 +350,33 @@ class _Planner:
 
     def _more(self, segments: str) -> bool:
         """Whether a later sweep over these segments has work that cannot start yet."""
-        return (segments == self.primary and bool(self.stores)) or any(
-            p.target == segments and p in self.critical for p in self.pushes
-        )
+        stores = any(segments == self.primary[n.stratum] for _, n in self.stores)
+        return stores or any(p.target == segments and p in self.critical for p in self.pushes)
 
     def _segment_values(self, segments: str, local: set[Node]) -> tuple[Node, ...]:
-        return tuple(n for n in self.order if n.stratum == segments and self._computable(n, local, self.done))
+        mine = (n for n in self.order if n.stratum == segments and not gathers(n))
+        return tuple(n for n in mine if self._computable(n, local, self.done))
 
     def _computable(self, node: Node, known: set[Node], also: Collection[Node] = ()) -> bool:
         """Whether a coarse value can be computed from `known` and `also`; if so, it is known from now on."""
-        if node.stratum == self.leaf or node in known or node in also:
+        if node.stratum in self.leaves or node in known or node in also:
             return False
-        if isinstance(node, Push) and node.source == self.leaf:
+        if isinstance(node, Push) and node.source in self.leaves:
             return False
         if not all(o in known or o in also for o in node.operands):
             return False
         known.add(node)
         return True
 
-    def _pass(self, wide: bool, pushes: list[Push], stores: list[tuple[str, Node]]) -> Pass:
+    def _pass(self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[str, Node]]) -> Pass:
         wanted = {p.operand for p in pushes} | {n for _, n in stores}
         values = []
         for node in reversed(self.order):
             if node in wanted:
                 values.append(node)
                 if not isinstance(node, Pull):
-                    wanted.update(o for o in node.operands if o.stratum == self.leaf)
-        return Pass(wide, tuple(reversed(values)), tuple(pushes), tuple(stores))
+                    wanted.update(o for o in node.operands if o.stratum in self.leaves)
+        return Pass(leaf, wide, tuple(reversed(values)), tuple(pushes), tuple(stores))
 
     def _trimmed(self, segments: str, passes: list[Pass], scalars: list[tuple[Node, ...]], local: set[Node]) -> Sweep:
         """Keep the segment values that this sweep's passes read, or that are final; the others wait."""
@@ -371,15 +405,15 @@ class _Planner:
         """Whether `user` reads `node` after this sweep."""
         if user in inside:
             return False
-        if user.stratum == self.leaf:  # a Pull: a token value that some pending sum or store still needs
+        if user.stratum in self.leaves:  # a Pull: a token value that some pending sum or store still needs
             pending = [p.operand for p in self.pushes] + [n for _, n in self.stores]
             return any(node in self.needs[n] for n in pending)
         return True
 
     def _is_final(self, node: Node, segments: str) -> bool:
-        """A value that coarser strata or the caller read."""
-        readers = {u.stratum for u in self.users[node]} - {segments, self.leaf}
-        return bool(readers) or node in self.program.outputs.values()
+        """A value that other strata, a loop of its own, or the caller read."""
+        outside = any(gathers(u) or u.stratum not in (segments, *self.leaves) for u in self.users[node])
+        return outside or node in self.program.outputs.values()
 
 
 def _grouped(nodes: list[Node]) -> list[Group]:
@@ -398,11 +432,13 @@ def _grouped(nodes: list[Node]) -> list[Group]:
 
     while left:
         ready = [n for n in left if not any(o in left for o in n.operands)]
-        first = next((n for n in ready if not isinstance(n, Push)), ready[0])
+        first = next((n for n in ready if not gathers(n)), ready[0])
         if isinstance(first, Push):
             take(lambda n, f=first: isinstance(n, Push) and (n.source, n.target) == (f.source, f.target), False)  # type: ignore[misc]
+        elif isinstance(first, Mix):
+            take(lambda n, f=first: n is f, False)  # type: ignore[misc]
         else:
-            take(lambda n, f=first: not isinstance(n, Push) and n.stratum == f.stratum, True)  # type: ignore[misc]
+            take(lambda n, f=first: not gathers(n) and n.stratum == f.stratum, True)  # type: ignore[misc]
     return groups
 
 
@@ -416,7 +452,7 @@ def _compared(program: Program) -> set[Node]:
     for node in reversed(order):
         if node in marked and not isinstance(node, Detach):
             marked.update(node.operands)
-    return {n for n in marked if isinstance(n, Push) and n.source == program.leaf and n.reduce == "sum"}
+    return {n for n in marked if isinstance(n, Push) and n.source in program.leaves and n.reduce == "sum"}
 
 
 def _compared_arguments(body: Scalar, inside: bool) -> set[int]:

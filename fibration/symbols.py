@@ -26,7 +26,7 @@ RESERVED = frozenset({
     "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "where", "minimum",
     "maximum",
     "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not", "source",
-    "target", "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
+    "target", "objective", "coefficients", "log_ratio", "log_prob", "ratio", "cotangent", "torch",
 })  # fmt: skip
 
 

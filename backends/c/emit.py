@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 
 from fibration.backends.bodies import Language, ternary
-from fibration.calling import Argument, signature
+from fibration.calling import Argument, layout_word, result_of, signature
 from fibration.errors import BackendError
-from fibration.ir import BATCH, Const, Input, Map, Node, Program, Pull, Push
+from fibration.ir import BATCH, Const, Input, Map, Mix, Node, Program, Pull, Push
 from fibration.keep import keep
 from fibration.sweeps import Coarse, Group, Pass, Plan, Scalars, Sweep, sweeps
 
@@ -74,9 +74,10 @@ def plan(program: Program, rows: str) -> Plan:
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
     """The source of a file with one function per plan. `header` is a comment block of lines that start with '#'."""
     top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
-    segments = dict.fromkeys(s.segments for plan in plans.values() for s in plan.sweeps)
-    variants = "".join(VARIANT.format(s=s) for s in segments)
+    found = (layout_word(p, s.segments, leaf) for p in plans.values() for s in p.sweeps for leaf in s.leaves)
+    variants = "".join(VARIANT.format(s=word) for word in dict.fromkeys(found))
     parts = [top, _math(), _storage().replace("{variants}", variants), HELPERS]
+    parts += [MIX] if any(plan.program.matrices for plan in plans.values()) else []
     parts += [_Function(name, plan, titles[name]).text() for name, plan in plans.items()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
@@ -151,9 +152,36 @@ FIBRE_PUSH(push_sum, fibre_sum, 0, PLUS)
 FIBRE_PUSH(push_max, fibre_max, -INFINITY, MORE)
 """
 
+MIX = """
+/* Products with a matrix [rows, columns], and with its transpose. */
+
+static void mix(double *out, const double *matrix, const double *x, int64_t rows, int64_t columns, int threads)
+{
+    (void)threads;
+    _Pragma("omp parallel for num_threads(threads) if (rows * columns > LONG)")
+    for (int64_t b = 0; b < rows; b++) {
+        double total = 0;
+        for (int64_t a = 0; a < columns; a++) total += matrix[b * columns + a] * x[a];
+        out[b] = total;
+    }
+}
+
+static void mix_transposed(double *out, const double *matrix, const double *x, int64_t rows, int64_t columns,
+                           int threads)
+{
+    (void)threads;
+    _Pragma("omp parallel for num_threads(threads) if (rows * columns > LONG)")
+    for (int64_t a = 0; a < columns; a++) {
+        double total = 0;
+        for (int64_t b = 0; b < rows; b++) total += matrix[b * columns + a] * x[b];
+        out[a] = total;
+    }
+}
+"""
+
 CTYPES = {
     "size": "int64_t {}", "places": "int64_t {}", "stride": "int64_t {}", "fill": "double {}",
-    "vector": "const double *restrict {}", "work": "double *restrict {}",
+    "vector": "const double *restrict {}", "matrix": "const double *restrict {}", "work": "double *restrict {}",
 }  # fmt: skip
 STORED = {
     "log_probs": "LOG_PROBS", "old_log_probs": "OLD_LOG_PROBS", "log_ratios": "LOG_RATIOS", "advantages": "ADVANTAGES",
@@ -183,7 +211,6 @@ class _Function:
     def __init__(self, name: str, plan: Plan, title: str) -> None:
         self.name, self.plan, self.title = name, plan, title
         self.arguments = signature(plan)
-        self.leaf = plan.program.leaf
         self.names = dict(plan.names)
         self.taken = {*self.names.values(), *RESERVED, *(a.name for a in self.arguments)}
         self.arrays = {n: self._free(f"{plan.names[n]}_of") for n in plan.saved}
@@ -259,6 +286,9 @@ class _Function:
         size = "1" if s == BATCH else f"n_{s}"
         if group.source:
             for push in group.values:
+                if isinstance(push, Mix):
+                    self.mix(push)
+                    continue
                 assert isinstance(push, Push)
                 out, x = self.arrays[push], self.arrays[push.operand]
                 members = f"{push.source}_by_{s}, {push.source}_before_{s}"
@@ -275,6 +305,13 @@ class _Function:
             if node in stage.saved:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         self.line(1, "}")
+
+    def mix(self, node: Mix) -> None:
+        """A product with a matrix, or with its transpose."""
+        rows, columns = (("1" if s == BATCH else f"n_{s}") for s in (node.into, node.of))
+        call = "mix_transposed" if node.transposed else "mix"
+        out, x = self.arrays[node], self.arrays[node.operand]
+        self.line(1, f"{call}({out}, {node.matrix}, {x}, {rows}, {columns}, threads);")
 
     def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
         """Bring the operands that come from memory into scalars of their own names."""
@@ -311,13 +348,18 @@ class _Function:
 
     def sweep(self, sweep: Sweep) -> None:
         s = sweep.segments
+        words = [layout_word(self.plan, s, leaf) for leaf in sweep.leaves]
+        total = " + ".join(f"{w}_offsets[n_{s}]" for w in words)
         self.line(1, f"/* sweep over {s} */")
-        self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({s})) num_threads(threads) \\")
-        self.line(1, f"if ({s}_offsets[n_{s}] > LONG)")
+        self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN(n_{s}, {total})) num_threads(threads) \\")
+        self.line(1, f"if ({total} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < n_{s}; b++) {{")
-        self.line(2, f"const int64_t first = {s}_offsets[b], tokens = {s}_offsets[b + 1] - first;")
-        self.line(2, f"const int64_t start = {s}_starts[b];")
-        self.line(2, "(void)first, (void)start;")
+        if len(words) == 1:
+            self.line(2, f"const int64_t first = {words[0]}_offsets[b], tokens = {words[0]}_offsets[b + 1] - first;")
+            self.line(2, f"const int64_t start = {words[0]}_starts[b];")
+            self.line(2, "(void)first, (void)start;")
+        else:
+            self.line(2, "int64_t first, tokens, start; /* of one leaf after the other */")
         computed = {n for step in sweep.steps if isinstance(step, Scalars) for n in step.values}
         computed |= {p for one in sweep.passes for p in one.pushes}
         wanted: dict[Node, None] = {}
@@ -340,11 +382,16 @@ class _Function:
                 for node in step.values:
                     self.value(2, node, "b")
             else:
+                if len(words) > 1:
+                    w = layout_word(self.plan, s, step.leaf)
+                    self.line(0)
+                    self.line(2, f"first = {w}_offsets[b], tokens = {w}_offsets[b + 1] - first, start = {w}_starts[b];")
+                    self.line(2, "(void)first, (void)start;")
                 self.tokens(step, s)
         for node in sweep.saved:
             self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         stored = [k for p in sweep.passes for k, _ in p.stores]
-        if stored:
+        if stored and len(self.plan.program.leaves) == 1:
             self.line(2, f"if (WHOLE_{s}) {{ /* masked places before and after */")
             for k in stored:
                 self.line(3, f"if (!b) FILL_GAP({k}_out, 0, start);")
@@ -354,6 +401,7 @@ class _Function:
 
     def tokens(self, step: Pass, s: str) -> None:
         """The loop over a segment's tokens."""
+        word = layout_word(self.plan, s, step.leaf)
         kind, language = ("double", WIDE) if step.wide else ("real", TOKEN)
         self.line(0)
         names = dict(self.names)
@@ -379,9 +427,9 @@ class _Function:
         self.line(depth, f"for ({bounds}; i++) {{")
         if step.recalled:
             k, node = step.recalled
-            self.line(depth + 1, f"const real {names[node]} = (real)LOAD(RESULT, {k}_out, AT({s}, i));")
+            self.line(depth + 1, f"const real {names[node]} = (real)LOAD(RESULT, {k}_out, AT({word}, i));")
         for node in step.values:
-            self.token_value(depth + 1, node, s, kind, language, names)
+            self.token_value(depth + 1, node, s, word, kind, language, names)
         for push, part in parts.items():
             value = names[push.operand]
             add = (
@@ -389,7 +437,7 @@ class _Function:
             )
             self.line(depth + 1, add)
         for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
-            self.line(depth + 1, f"STORE(RESULT, {k}_out, AT({s}, i), {names[node]});")
+            self.line(depth + 1, f"STORE(RESULT, {result_of(self.plan, k)}_out, AT({word}, i), {names[node]});")
         self.line(depth, "}")
         for push, part in parts.items():
             name = self.names[push]
@@ -412,14 +460,14 @@ class _Function:
         return self.rounded[node]
 
     def token_value(
-        self, depth: int, node: Node, s: str, kind: str, language: Language, names: Mapping[Node, str]
+        self, depth: int, node: Node, s: str, word: str, kind: str, language: Language, names: Mapping[Node, str]
     ) -> None:
         if isinstance(node, Pull) and node.target in (s, BATCH):
             return
         if isinstance(node, Input):
-            text = self.token_input(node, s, kind)
+            text = self.token_input(node, word, kind)
         elif isinstance(node, Pull):
-            text = f"({kind}){self.at(node.operand, f'{node.target}_of_{self.leaf}[TOKEN({s}, i)]')}"
+            text = f"({kind}){self.at(node.operand, f'{node.target}_of_{node.source}[TOKEN({word}, i)]')}"
         elif isinstance(node, Const):
             text = language.constant(node.value)
         elif isinstance(node, Map):
@@ -432,6 +480,8 @@ class _Function:
         self.assign(depth, kind, names[node], text)
 
     def token_input(self, node: Input, s: str, kind: str) -> str:
+        if node.kind == "log_prob":
+            return f"({kind})LOAD(LOG_PROBS, log_probs, AT({s}, i))"
         if node.kind == "log_ratio" and "objective" in self.plan.program.outputs:
             now, old = (f"({kind})LOAD({w.upper()}, {w}, AT({s}, i))" for w in ("log_probs", "old_log_probs"))
             return f"{now} - {old}"

@@ -90,7 +90,8 @@ def call(function, given):
         elif kind == "result":
             value = results[of[0]] = torch.full(tokens[0].shape, about["fill"], dtype=dtype)
         elif kind in ("positions", "tokens"):
-            defines[("WHOLE_" if kind == "positions" else "COUNTED_") + of[0]] = str(int(value is None))
+            word = "WHOLE_" if kind == "positions" else "COUNTED_"
+            defines[word + name.removesuffix("_" + kind)] = str(int(value is None))
         if isinstance(value, torch.Tensor):
             keep.append(value)
             if name in DTYPE_MACRO:

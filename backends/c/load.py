@@ -57,7 +57,7 @@ def variant(plan: Plan, arguments: tuple[Argument, ...], values: Mapping[str, ob
             log_probs += [tensor.dtype] if a.name.startswith(("log_", "old_log_")) else []
         if a.kind in ("positions", "tokens"):
             word = "WHOLE" if a.kind == "positions" else "COUNTED"
-            defines[f"{word}_{a.key[0]}"] = str(int(tensor is None))
+            defines[f"{word}_{a.name.removesuffix('_' + a.kind)}"] = str(int(tensor is None))
     # Where a result keeps values for a while they must fit in, and coefficients are as wide as the log-probs.
     keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
     wide = batch.dtype == torch.float64 if keeps else torch.float64 in (batch.dtype, *log_probs)

@@ -33,7 +33,7 @@
 #define LONG 16384 /* as much work as is worth a thread's start */
 #define AT(S, i) (WHOLE_##S ? start + (i) : S##_positions[first + (i)])
 #define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)])
-#define GRAIN(S) (1 + n_##S * LONG / (1 + S##_offsets[n_##S]) / 2)
+#define GRAIN(segments, tokens) (1 + (segments) * LONG / (1 + (tokens)) / 2)
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)

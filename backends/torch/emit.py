@@ -14,7 +14,7 @@ from functools import partial
 
 from fibration.backends.bodies import Language, call
 from fibration.errors import BackendError
-from fibration.ir import BATCH, Const, Detach, Input, Map, Node, Program, Pull, Push
+from fibration.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
 from fibration.schedule import Schedule, Step, schedule
 
 # One row per scalar operator of the IR, but for the choice.
@@ -135,6 +135,7 @@ def _function(name: str, schedule: Schedule, title: str) -> str:
     inputs = [s for s in schedule.steps if isinstance(s.node, Input)]
     width = max((len(s.name) for s in inputs), default=0)
     arguments = "\n".join(f"    {s.name:<{width}}  [{s.node.stratum}]" for s in inputs)
+    arguments += "".join(f"\n    {m.matrix}  [{m.into}, {m.of}]" for m in schedule.program.matrices)
     lines = [line for step in schedule.steps for line in _step(step, schedule.names)]
     results = "\n".join(f"        {k!r}: {v}," for k, v in schedule.results.items())
     return FUNCTION.format(name=name, title=title, arguments=arguments, body="\n".join(lines), results=results)
@@ -154,6 +155,8 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
     elif isinstance(node, Pull):
         verb = "spread" if node.target == BATCH else "pull"
         value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
+    elif isinstance(node, Mix):
+        value = f"inputs[{node.matrix!r}]{'.T' if node.transposed else ''} @ {operands[0]}"
     elif isinstance(node, Map):
         shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
         before = [f"{name} = {text}" for name, text in shared]

@@ -26,16 +26,17 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
         program = schedules[function].program
         edges = {e: batch.index.fibre(*e, fibre) for e in program.edges}
         outputs = module[function](inputs_of(batch), edges)  # type: ignore[operator]
-        return {
-            k: scatter(outputs[k], batch) if node.stratum == program.leaf else outputs[k]
-            for k, node in program.outputs.items()
-        }
+        results = {k: v for k, v in outputs.items() if program.outputs[k].stratum not in program.leaves}
+        for name, parts in program.results().items():
+            whole = torch.full(batch.index.shape, batch.fill, dtype=batch.dtype, device=batch.index.device)
+            for leaf, output in parts.items():
+                scatter(outputs[output], whole, batch.index.positions_of(leaf))
+            results[name] = whole
+        return results
 
     return run
 
 
-def scatter(values: Tensor, batch: Batch) -> Tensor:
-    result = torch.full(batch.index.shape, batch.fill, dtype=batch.dtype, device=batch.index.device)
-    values = values.to(device=result.device, dtype=batch.dtype)
-    result.view(-1)[batch.index.positions] = values.expand(len(batch.index.positions))
-    return result
+def scatter(values: Tensor, whole: Tensor, positions: Tensor) -> None:
+    values = values.to(device=whole.device, dtype=whole.dtype)
+    whole.view(-1)[positions] = values.expand(len(positions))

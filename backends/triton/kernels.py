@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
+from fibration.calling import layout_word, result_of
 from fibration.errors import BackendError
-from fibration.ir import BATCH, Const, Input, Map, Node, Pull, Push
+from fibration.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push
 from fibration.sweeps import Coarse, Group, Pass, Plan, Scalars, Sweep
 
 # Values of a coarse stage that goes along with a sweep; a larger one would take registers from all of its programs.
@@ -52,7 +53,9 @@ class _Stages(Writer):
             if i:
                 self.line(1, "tl.debug_barrier()")
                 self.line(0)
-            if group.source:
+            if isinstance(group.values[0], Mix):
+                self.product(group.values[0], blocks)
+            elif group.source:
                 for at in range(0, len(group.values), TOGETHER):
                     self.sums(group, group.values[at : at + TOGETHER], blocks)
             else:
@@ -111,6 +114,31 @@ class _Stages(Writer):
             self.line(depth, f"tl.store({array}, {total})" if whole else f"tl.store({array} + b, {total}, mask=live)")
         self.name_arrays(since)
 
+    def product(self, node: Mix, blocks: dict[str, None]) -> None:
+        """A matrix of the index times a vector: one element of the result after the other."""
+        blocks["BLOCK_S"] = None
+        size = {s: "1" if s == BATCH else f"n_{s}" for s in (node.into, node.of)}
+        matrix, columns = node.matrix, size[node.of]
+        self.line(1, f"# {node.stratum} by {node.source}: a product with {matrix}{', transposed' * node.transposed}")
+        since = len(self.lines)
+        total = self.free(f"{self.names[node]}_tile")
+        self.line(1, f"for b in range(0, {size[node.stratum]}):")
+        self.line(2, f"{total} = tl.full([BLOCK_S], 0.0, tl.float64)")
+        self.line(2, f"for f in range(0, {size[node.source]}, BLOCK_S):")
+        self.line(3, "a = f + tl.arange(0, BLOCK_S).to(tl.int64)")
+        self.line(3, f"m = a < {size[node.source]}")
+        place = f"a * {columns} + b" if node.transposed else f"b * {columns} + a"
+        entry = f"tl.load({matrix} + {place}, mask=m, other=0.0)"
+        if isinstance(node.operand, Const):
+            x = constant(node.operand.value)
+        elif node.source == BATCH:
+            x = self.loaded(node.operand, "")
+        else:
+            x = self.loaded(node.operand, "a", "m", "0.0")
+        self.line(3, f"{total} += {entry} * {x}")
+        self.line(2, f"tl.store({self.arrays[node]} + b, tl.sum({total}, axis=0))")
+        self.name_arrays(since)
+
     def elements(self, group: Group, stage: Coarse) -> None:
         """Scalar work on every element of a stratum."""
         s = group.stratum
@@ -134,11 +162,9 @@ class _Stages(Writer):
         s = sweep.segments
         self.line(1, "b = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)", f"[BLOCK_R] {s} elements")
         self.line(1, f"live = b < n_{s}")
-        self.line(1, f"first = tl.load({s}_offsets + b, mask=live, other=0)")
-        self.line(1, f"size = tl.load({s}_offsets + b + 1, mask=live, other=0) - first")
-        self.line(1, f"start = tl.load({s}_starts + b, mask=live, other=0)")
-        if any(not p.stores for p in sweep.passes):
-            self.line(1, "longest = tl.max(size, axis=0)")
+        several = len(sweep.leaves) > 1
+        if not several:
+            self.segments(layout_word(self.plan, s, sweep.leaves[0]), any(not p.stores for p in sweep.passes))
         if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
             self.line(1, f"if {s}_rows is not None:")
             self.line(2, f"row = tl.load({s}_rows + b, mask=live, other=0)")
@@ -158,9 +184,12 @@ class _Stages(Writer):
                 self.name_arrays(since)
             else:
                 number += 1
+                if several:
+                    self.line(0)
+                    self.segments(layout_word(self.plan, s, step.leaf), not step.stores)
                 self.tokens(step, sweep, narrow, number)
         stored = [k for p in sweep.passes for k, _ in p.stores]
-        if stored:
+        if stored and len(self.plan.program.leaves) == 1:
             self.line(0)
             self.line(1, f"if {s}_positions is None:")
             self.line(2, "if tl.program_id(0) == 0:")
@@ -178,9 +207,17 @@ class _Stages(Writer):
         constants = ["BLOCK_R", "BLOCK_T", *(["TAIL", *tail.constants] if tail else [])]
         return self.wrapped(name, constants, s, tail, f'"""Sweep over {s}: {_passes(sweep)}."""')
 
+    def segments(self, word: str, longest: bool) -> None:
+        """Where the tokens of a program's segments lie."""
+        self.line(1, f"first = tl.load({word}_offsets + b, mask=live, other=0)")
+        self.line(1, f"size = tl.load({word}_offsets + b + 1, mask=live, other=0) - first")
+        self.line(1, f"start = tl.load({word}_starts + b, mask=live, other=0)")
+        if longest:
+            self.line(1, "longest = tl.max(size, axis=0)")
+
     def tokens(self, step: Pass, sweep: Sweep, narrow: dict[Node, str], number: int) -> None:
         """The loop over the tokens of a program's segments."""
-        s = sweep.segments
+        s, word = sweep.segments, layout_word(self.plan, sweep.segments, step.leaf)
         precision, language = ("tl.float64", WIDE) if step.wide else ("REAL", TOKEN)
         names = dict(self.names)
         names.update((n, constant(n.value)) for n in step.values if isinstance(n, Const))
@@ -199,7 +236,10 @@ class _Stages(Writer):
         end = "longest"
         if step.stores:
             end = "tl.max(reach, axis=0)"
-            self.reach(s)
+            if len(self.plan.program.leaves) == 1:
+                self.reach(s)
+            else:  # results were filled before: no leaf's tokens are whole rows
+                self.line(1, "reach = size")
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
         self.line(2, "i = t + tl.arange(0, BLOCK_T)[None, :]")
         self.line(2, "m = i < size[:, None]")
@@ -210,13 +250,13 @@ class _Stages(Writer):
             self.add(push, part, names, precision, spread)
         for k, node in step.stores:
             value = f"tl.where(m, {typed(names[node], precision)}, fill)"
-            self.line(2, f"tl.store({k}_out + at, {value}, mask=i < reach[:, None])")
+            self.line(2, f"tl.store({result_of(self.plan, k)}_out + at, {value}, mask=i < reach[:, None])")
         body = "\n".join(self.lines[start_of_body:])
         before = []
         if uses(body, "at"):
-            before.append(f"        at = place({s}_positions, first, start, i, m)")
+            before.append(f"        at = place({word}_positions, first, start, i, m)")
         if uses(body, "k"):
-            before.append(f"        k = number({s}_tokens, first, i, m)")
+            before.append(f"        k = number({word}_tokens, first, i, m)")
         self.lines[start_of_body:start_of_body] = before
         for push, part in parts.items():
             if spread:
@@ -271,12 +311,14 @@ class _Stages(Writer):
                 self.line(2, f"now = tl.load(log_probs + at, mask=m, other=0.0).to({precision})")
                 self.line(2, f"old = tl.load(old_log_probs + at, mask=m, other=0.0).to({precision})")
                 self.line(2, f"{name} = now - old")
+            elif node.kind == "log_prob":
+                self.line(2, f"{name} = tl.load(log_probs + at, mask=m, other=0.0).to({precision})")
             elif node.kind in ("log_ratio", "cotangent"):
                 self.line(2, f"{name} = tl.load({node.kind}s + at, mask=m, other=0.0).to({precision})")
             else:
                 self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=m, other=1.0).to({precision})")
         elif isinstance(node, Pull):
-            parent = f"tl.load({node.target}_of_{self.leaf} + k, mask=m, other=0)"
+            parent = f"tl.load({node.target}_of_{node.source} + k, mask=m, other=0)"
             self.line(2, f"{name} = {self.loaded(node.operand, parent, 'm')}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]

@@ -44,8 +44,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             )
         plan = plans[function]
         values, outputs = bind(arguments[function], plan, batch)
-        segments = next((s.segments for s in plan.sweeps), None)
-        tokens = index.layout(segments).total if segments else None
+        tokens = len(index.positions) if plan.sweeps else None
         with _quiet(on_cpu):
             getattr(module, function)(**{a.name: values[a.name] for a in arguments[function]}, tokens=tokens)
         return outputs

@@ -15,7 +15,7 @@ SHAPE = (1, 1024, 8)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows
 COLUMNS = 16  # sources over one target that are summed at a time
 FLOATS = ("token", "advantage", "result")
 NUMBERS = ("size", "places", "stride")
-FLOAT64 = ("vector", "work")
+FLOAT64 = ("vector", "matrix", "work")
 LACKING = ("positions", "tokens", "rows")  # tokens in a row and in order, advantages per token
 
 

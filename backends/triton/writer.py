@@ -41,7 +41,6 @@ class Writer:
     def __init__(self, name: str, plan: Plan) -> None:
         self.name, self.plan = name, plan
         self.arguments = signature(plan)
-        self.leaf = plan.program.leaf
         given = {a.name for a in self.arguments}
         self.taken = {*plan.names.values(), *RESERVED, *given}
         self.names = {n: self.free(f"{w}_") if w in given else w for n, w in plan.names.items()}

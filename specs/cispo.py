@@ -1,0 +1,19 @@
+"""CISPO (MiniMax 2025): the importance ratio is clipped and held fixed, and every token keeps its score.
+
+`J = Σ μ·stop(clip(r, 1-low, 1+high))·A·log π`, a score estimator: `∇J = Σ μ·clip(r)·A·∇log π`. At `r = 1` its gradient
+is that of the policy; its value is none of the true objective. A `low` of 1 or more never binds, as in the paper.
+"""
+
+from fibration import Gate, Hierarchy, Parameter, clip, ratio_deviation, residual, strata, token_mean
+
+(token,) = strata("token")
+low = Parameter("epsilon_low", default=1.0)
+high = Parameter("epsilon_high", default=0.28)
+
+cispo = Hierarchy(
+    name="cispo",
+    gates={token: Gate(clip(residual, -low, high))},
+    decomposition=ratio_deviation(),
+    objective=token_mean().score(),
+    gives_up={"first_order": "a score estimator: its gradient agrees at r = 1, and its value is no objective's"},
+)

@@ -1,0 +1,51 @@
+"""FiberPO over a quiver: a trajectory has a domain and a modality, each with a budget for its own drift.
+
+What both have in common is the batch's, so that nothing is gated twice. Domains and modalities rarely cross in equal
+proportions; least squares tells their drifts apart (`orthogonalise="projection"`), and an index in which they cannot be
+told apart is refused.
+"""
+
+from fibration import (
+    Fibration,
+    Hierarchy,
+    Parameter,
+    aggregate_gate,
+    clip_gate,
+    count,
+    mass,
+    proportional,
+    signed_log_ratio,
+    strata,
+    trajectory_mean,
+    uniform,
+)
+
+token, trajectory, domain, modality, batch = strata("token trajectory domain modality batch")
+T, M = count(token), count(trajectory)  # how many tokens / trajectories lie over an element
+epsilon = Parameter("epsilon", default=0.05)
+
+
+def budget(level):  # one trust-region budget per level and sign channel, in nats of mean log ratio
+    return Parameter(f"C_{level.name}", per_channel=True, default={"+": 0.2, "-": 0.1})
+
+
+fiberpo_crossed = Hierarchy(
+    name="fiberpo_crossed",
+    fibrations=[
+        Fibration(token, trajectory, kernel=uniform()),
+        Fibration(trajectory, domain, kernel=uniform()),
+        Fibration(trajectory, modality, kernel=uniform()),
+        Fibration(domain, batch, kernel=proportional(M)),
+        Fibration(modality, batch, kernel=proportional(M)),
+    ],
+    gates={
+        batch: aggregate_gate(budget(batch), rollback=T).per(mass),
+        domain: aggregate_gate(budget(domain), rollback=T).per(mass),
+        modality: aggregate_gate(budget(modality), rollback=T).per(mass),
+        trajectory: aggregate_gate(budget(trajectory), rollback=T).per(mass),
+        token: clip_gate(epsilon).per(mass),
+    },
+    decomposition=signed_log_ratio(scale=mass),
+    objective=trajectory_mean(),
+    orthogonalise="projection",
+)

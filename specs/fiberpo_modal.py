@@ -1,0 +1,46 @@
+"""FiberPO over a tree: text tokens and image tokens of one trajectory, each with a clip of their own.
+
+Both branches reflect together: every token of a trajectory weighs the same, whatever its kind.
+"""
+
+from fibration import (
+    Fibration,
+    Hierarchy,
+    MarkovKernel,
+    Parameter,
+    aggregate_gate,
+    clip_gate,
+    count,
+    mass,
+    signed_log_ratio,
+    strata,
+    trajectory_mean,
+    uniform,
+)
+
+text_token, image_token, trajectory, prompt_group = strata("text_token image_token trajectory prompt_group")
+T = count(text_token, over=trajectory) + count(image_token, over=trajectory)
+text_epsilon = Parameter("epsilon_text", default=0.05)
+image_epsilon = Parameter("epsilon_image", default=0.02)
+
+
+def budget(level):  # one trust-region budget per level and sign channel, in nats of mean log ratio
+    return Parameter(f"C_{level.name}", per_channel=True, default={"+": 0.2, "-": 0.1})
+
+
+fiberpo_modal = Hierarchy(
+    name="fiberpo_modal",
+    fibrations=[
+        Fibration(text_token, trajectory, kernel=MarkovKernel(1 / T)),
+        Fibration(image_token, trajectory, kernel=MarkovKernel(1 / T)),
+        Fibration(trajectory, prompt_group, kernel=uniform()),
+    ],
+    gates={
+        prompt_group: aggregate_gate(budget(prompt_group), rollback=10).per(mass),
+        trajectory: aggregate_gate(budget(trajectory), rollback=T).per(mass),
+        text_token: clip_gate(text_epsilon).per(mass),
+        image_token: clip_gate(image_epsilon).per(mass),
+    },
+    decomposition=signed_log_ratio(scale=mass),
+    objective=trajectory_mean(),
+)

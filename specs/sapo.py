@@ -1,0 +1,28 @@
+"""SAPO (Gao et al. 2025): a soft gate, `4/τ·σ(τ·(r-1))`, with a temperature for each sign of the advantage.
+
+Its slope at `r = 1` is 1, so that the gradient there is that of the policy; its value there is `2/τ` instead of 1.
+"""
+
+from fibration import (
+    Gate,
+    Hierarchy,
+    Parameter,
+    advantage,
+    ratio_deviation,
+    residual,
+    sigmoid,
+    strata,
+    trajectory_mean,
+    where,
+)
+
+(token,) = strata("token")
+tau = where(advantage > 0, Parameter("tau_pos", default=1.0), Parameter("tau_neg", default=1.05))
+
+sapo = Hierarchy(
+    name="sapo",
+    gates={token: Gate(4 / tau * sigmoid(tau * residual) - 1)},
+    decomposition=ratio_deviation(),
+    objective=trajectory_mean(),
+    gives_up={"first_order": "the value at r = 1 is 2/tau; the gradient agrees"},
+)
