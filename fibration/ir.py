@@ -196,6 +196,10 @@ class Program:
     outputs: Mapping[str, Node]
     names: Mapping[Node, str]
 
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        return (self.leaf,)
+
     def nodes(self) -> Iterator[Node]:
         """Every node that an output needs, operands before users, in a fixed order."""
         seen: set[Node] = set()
