@@ -1,8 +1,8 @@
 """Who lies over whom in one batch: masks, offsets and labels become fibrations with consecutive element numbers.
 
 Rows are the sampled sequences of a batch: the rows of a padded `[B, T]` tensor, or the segments of a packed `[N]` one.
-The elements of a stratum are numbered in the order in which their labels first appear. Masked tokens, and rows without
-an unmasked token, are no elements of anything.
+The elements of a stratum are numbered in the order in which their labels first appear, those of a leaf in the order of
+the tokens. Masked tokens, and rows without an unmasked token, are no elements of anything.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Index:
     """The concrete hierarchy of one batch. Made by `operator.index(...)`; belongs to that hierarchy and device."""
 
     hierarchy: Hierarchy
+    leaves: tuple[str, ...]  # every unmasked token is an element of one of them
     shape: tuple[int, ...]  # of every per-token tensor: [B, T] or [N]
     n_rows: int  # rows of the batch, empty ones included
     positions: Tensor  # int64 [tokens]: where the unmasked tokens lie in the flattened shape
@@ -37,26 +38,76 @@ class Index:
     size: Mapping[str, int]
     labels: Mapping[str, tuple[Hashable, ...]]  # per labelled stratum, by element number
     values: Mapping[str, Tensor]  # float64 attributes, per element of their stratum
+    leaf_tokens: Mapping[str, Tensor]  # int64 [elements] per leaf, where there are several: which tokens they are
     device: torch.device
     _cache: dict[Any, Any] = field(default_factory=dict)
 
+    def tokens_of(self, leaf: str) -> Tensor | None:
+        """Which of the unmasked tokens are elements of `leaf`, ascending: int64 [elements]; None if there is one leaf.
+
+        Raises HierarchyIndexError where `leaf` is none.
+        """
+        if leaf not in self.leaves:
+            raise HierarchyIndexError(f"'{leaf}' is no leaf of '{self.hierarchy.name}'", required=self._leaf_words)
+        return self.leaf_tokens.get(leaf)
+
+    def positions_of(self, leaf: str) -> Tensor:
+        """Where the tokens of `leaf` lie in the flattened shape: int64 [elements]."""
+        return self._at_leaf("positions", self.positions, leaf)
+
+    def rows_of_tokens(self, leaf: str) -> Tensor:
+        """The number of the non-empty row that every token of `leaf` lies in: int64 [elements]."""
+        return self._at_leaf("rows of tokens", self.row_of_token, leaf)
+
+    def _at_leaf(self, word: str, of_tokens: Tensor, leaf: str) -> Tensor:
+        tokens = self.tokens_of(leaf)
+        if tokens is None:
+            return of_tokens
+        key = (word, leaf)
+        if key not in self._cache:
+            self._cache[key] = of_tokens[tokens]
+        return self._cache[key]  # type: ignore[no-any-return]
+
+    def leaves_over(self, stratum: str) -> tuple[str, ...]:
+        """The leaves whose elements lie over `stratum`, itself if it is one; over rows and batch all of them."""
+        return tuple(s for s in self.leaves if stratum == BATCH or self._reaches(s, stratum))
+
+    @property
+    def _leaf_words(self) -> str:
+        return f"one of {', '.join(self.leaves)}"
+
     def parent(self, source: str, target: str) -> Tensor:
-        """The `target` element under every `source` element: int64 [source]."""
+        """The `target` element under every `source` element: int64 [source].
+
+        `source` lies over `target`, or `target` is the batch, or the rows and no element of `source` straddles them.
+        """
         if (source, target) in self.parents:
             return self.parents[source, target]
         if target == BATCH:
             return torch.zeros(1, dtype=torch.int64, device=self.device).expand(self.size[source])
         key = ("parent", source, target)
         if key not in self._cache:
-            here, parent = source, None
-            while here != target:
-                step = next(((s, t) for s, t in self.parents if s == here and self._reaches(t, target)), None)
-                if step is None:
-                    raise HierarchyIndexError(f"'{source}' does not lie over '{target}' in '{self.hierarchy.name}'")
-                parent = self.parents[step] if parent is None else self.parents[step][parent]
-                here = step[1]
-            self._cache[key] = parent if parent is not None else torch.arange(self.size[source], device=self.device)
+            self._cache[key] = self._compose(source, target)
         return self._cache[key]  # type: ignore[no-any-return]
+
+    def _compose(self, source: str, target: str) -> Tensor:
+        """Along the shortest path; every other gives the same (`checks.py`)."""
+        if source == target:
+            return torch.arange(self.size[source], device=self.device)
+        frontier: list[tuple[tuple[str, str], ...]] = [(e,) for e in self.parents if e[0] == source]
+        while frontier:
+            path = frontier.pop(0)
+            end = path[-1][1]
+            if end == target:
+                parent = self.parents[path[0]]
+                for edge in path[1:]:
+                    parent = self.parents[edge][parent]
+                return parent
+            frontier += [(*path, e) for e in self.parents if e[0] == end and self._reaches(end, target)]
+        inside = self._row_under(source) if target == self.hierarchy.rows.name and source in self.size else None
+        if inside is None:
+            raise HierarchyIndexError(f"'{source}' does not lie over '{target}' in '{self.hierarchy.name}'")
+        return inside
 
     def _reaches(self, stratum: str, target: str) -> bool:
         return stratum == target or any(self._reaches(t, target) for s, t in self.parents if s == stratum)
@@ -93,14 +144,24 @@ class Index:
             self._cache[key] = make(self.parent(source, target), self.size[target])
         return self._cache[key]
 
-    def layout(self, segments: str) -> Layout:
-        """Where the tokens of every element of `segments` lie."""
-        key = ("layout", segments)
+    def layout(self, segments: str, leaf: str | None = None) -> Layout:
+        """Where the tokens of `leaf` lie that are over every element of `segments`; None means the only leaf."""
+        if leaf is None:
+            if len(self.leaves) > 1:
+                raise HierarchyIndexError(
+                    f"a layout of '{self.hierarchy.name}' without a leaf", required=self._leaf_words
+                )
+            leaf = self.leaves[0]
+        key = ("layout", segments, leaf)
         if key not in self._cache:
-            leaf = self.hierarchy.leaf.name
-            parent, positions = (t.cpu().numpy() for t in (self.parent(leaf, segments), self.positions))
-            self._cache[key] = lay_out(parent, self.size[segments], positions, self.device)
+            parent, positions = (t.cpu().numpy() for t in (self.parent(leaf, segments), self.positions_of(leaf)))
+            only = len(self.leaves) == 1
+            self._cache[key] = lay_out(parent, self.size[segments], positions, self.device, gaps_are_masked=only)
         return self._cache[key]  # type: ignore[no-any-return]
+
+    def matrix(self, into: str, of: str) -> Tensor:
+        """A block of the projection: float64 [into, of], `ρ_into = Σ_of matrix(into, of)·s_of`."""
+        raise NotImplementedError
 
     def members(self, source: str, target: str) -> Members:
         """The `source` elements over every `target` element."""
@@ -124,16 +185,20 @@ class Index:
         """The row of the batch that each element lies in: int64 [elements]; None if one of them straddles rows."""
         key = ("rows", segments)
         if key not in self._cache:
-            rows = self.hierarchy.rows.name
-            if segments == rows:
+            if segments == self.hierarchy.rows.name:
                 self._cache[key] = self.row_tensor()
             else:
-                parent = self.parent(self.hierarchy.leaf.name, segments)
-                row = torch.empty(self.size[segments], dtype=torch.int64, device=self.device)
-                row[parent] = self.row_of_token
-                inside = bool((row[parent] == self.row_of_token).all())
-                self._cache[key] = self.row_tensor()[row] if inside else None
+                row = self._row_under(segments)
+                self._cache[key] = None if row is None else self.row_tensor()[row]
         return self._cache[key]  # type: ignore[no-any-return]
+
+    def _row_under(self, segments: str) -> Tensor | None:
+        """The number of the non-empty row that each element lies in, unless one of them straddles rows."""
+        row = torch.empty(self.size[segments], dtype=torch.int64, device=self.device)
+        under = [(self.parent(leaf, segments), self.rows_of_tokens(leaf)) for leaf in self.leaves_over(segments)]
+        for parent, rows in under:
+            row[parent] = rows
+        return row if all(bool((row[parent] == rows).all()) for parent, rows in under) else None
 
     def sizes(self, edges: Sequence[tuple[str, str]]) -> Sizes:
         """The same fibrations for the interpreter."""
@@ -148,9 +213,20 @@ class Index:
         """A person's words for an unmasked token: its place, and its trajectory."""
         flat = int(self.positions[token])
         row = int(self.row_numbers[int(self.row_of_token[token])])
-        place = f"[{flat // self.shape[1]}, {flat % self.shape[1]}]" if len(self.shape) == 2 else f"[{flat}]"
-        return f"token {place} of trajectory {row}"
+        return f"token {place_of(flat, self.shape)} of trajectory {row}"
+
+    def describe_element(self, stratum: str, element: int) -> str:
+        """`domain 'math'`, by its label; a token by its place."""
+        if stratum in self.leaves:
+            tokens = self.tokens_of(stratum)
+            return self.describe_token(element if tokens is None else int(tokens[element]))
+        return f"{stratum} {self.labels[stratum][element]!r}" if stratum in self.labels else f"the {stratum}"
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{n} {s}" for s, n in self.size.items() if s != BATCH)
         return f"Index({self.hierarchy.name!r}: {sizes}; {self.device})"
+
+
+def place_of(flat: int, shape: tuple[int, ...]) -> str:
+    """`[1, 3]`: the place of a token in a padded tensor; `[7]` in a packed one."""
+    return f"[{flat // shape[1]}, {flat % shape[1]}]" if len(shape) == 2 else f"[{flat}]"

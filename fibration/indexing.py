@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.batch import Codes
+from fibration.checks import check
 from fibration.errors import HierarchyIndexError
-from fibration.index import Index
+from fibration.index import Index, place_of
+from fibration.labels import Encoder, Places
 from fibration.spec import Hierarchy
 from fibration.symbols import BATCH, Attribute
 
@@ -27,14 +29,17 @@ def build_index(
     labels: Mapping[str, Any],
 ) -> Index:
     """See `Operator.index`."""
-    return _Builder(hierarchy, mask, offsets, device).build(labels, attributes or {})
+    index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes or {})
+    check(index)
+    return index
 
 
 class _Builder:
     def __init__(self, hierarchy: Hierarchy, mask: Any, offsets: Any, device: torch.device | str | None) -> None:
         self.h = hierarchy
         self.here = f"index of '{hierarchy.name}'"
-        self.leaf, self.rows = hierarchy.leaf.name, hierarchy.rows.name
+        self.leaves = [s.name for s in hierarchy.leaves]
+        self.rows = hierarchy.rows.name
         if mask is None and offsets is None:
             raise HierarchyIndexError(
                 f"{self.here}: neither mask nor offsets",
@@ -49,7 +54,7 @@ class _Builder:
             else torch.device("cpu")
         )
         self.device = torch.empty(0, device=self.device).device  # "cuda" means the current one: "cuda:0"
-        keep = None if mask is None else self._mask(mask)
+        keep = None if mask is None else self._mask(mask, "the mask")
         if offsets is None:
             assert keep is not None
             self.shape: tuple[int, ...] = tuple(keep.shape)
@@ -82,18 +87,18 @@ class _Builder:
         self.row_numbers = np.flatnonzero(sizes)
         self.row_of_token = np.repeat(np.arange(len(self.row_numbers)), sizes[self.row_numbers])
 
-    def _mask(self, mask: Any) -> NDArray[np.bool_]:
-        array = _to_numpy(mask, f"{self.here}: the mask")
+    def _mask(self, mask: Any, what: str) -> NDArray[np.bool_]:
+        array = to_numpy(mask, f"{self.here}: {what}")
         if array.dtype == np.bool_:
             return array
         if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
             raise HierarchyIndexError(
-                f"{self.here}: the mask holds values other than 0 and 1", required="booleans, or 0 and 1"
+                f"{self.here}: {what} holds values other than 0 and 1", required="booleans, or 0 and 1"
             )
         return array.astype(np.bool_)
 
     def _offsets(self, offsets: Any) -> Codes:
-        array = _to_numpy(offsets, f"{self.here}: the offsets")
+        array = to_numpy(offsets, f"{self.here}: the offsets")
         rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
         if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
             raise HierarchyIndexError(
@@ -109,25 +114,75 @@ class _Builder:
             raise HierarchyIndexError(f"{self.here}: the offsets do not delimit rows", required=rule, found=bad)
         return array.astype(np.int64)
 
-    # ------------------------------------------------------------ labels
+    # ------------------------------------------------------------ assembly
 
     def build(self, labels: Mapping[str, Any], attributes: Mapping[str, Any]) -> Index:
-        chain = [s.name for s in self.h.chain]
-        wanted = [s for s in chain if s not in (self.leaf, self.rows, BATCH)]
-        accepted = [*wanted, *([self.rows] if self.rows != self.leaf else [])]
+        wanted = self._wanted(labels)
+        tokens, rows = len(self.positions), len(self.row_numbers)
+        places = Places(
+            self.h, self.here, self.shape, self.n_rows, self.positions, self.row_numbers, self.row_of_token,
+            self._leaf_of_token(labels),
+        )  # fmt: skip
+        encoded = Encoder(places).encode({name: labels[name] for name in wanted}, labels.get(self.rows))
+        names = {k: v for k, v in encoded.names.items() if k not in self.leaves}
+        leaf_tokens = {leaf: places.tokens_over(leaf) for leaf in self.leaves} if len(self.leaves) > 1 else {}
+
+        size = {leaf: len(leaf_tokens[leaf]) if leaf_tokens else tokens for leaf in self.leaves}
+        size |= {self.rows: rows, BATCH: 1, **{s: len(names[s]) for s in wanted}}
+        edges = [(f.source.name, f.target.name) for f in self.h.fibrations if f.target.name != BATCH]
+        for leaf in self.h.leaves:  # the objective sums over rows
+            if self.h.rows not in (leaf, *self.h.coarser(leaf)):
+                edges.append((leaf.name, self.rows))
+        parents = {edge: encoded.parent(*edge, size[edge[0]]) for edge in edges}
+        values = {a.name: self._attribute(a, attributes, size, names, leaf_tokens) for a in self.h.attributes.values()}
+        for name in attributes:
+            if name not in values:
+                raise HierarchyIndexError(
+                    f"{self.here}: unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
+                )
+
+        def move(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+        return Index(
+            hierarchy=self.h,
+            leaves=tuple(self.leaves),
+            shape=self.shape,
+            n_rows=self.n_rows,
+            positions=torch.from_numpy(self.positions).to(self.device),
+            row_numbers=self.row_numbers,
+            row_of_token=move(self.row_of_token),
+            parents={k: move(v) for k, v in parents.items()},
+            size=size,
+            labels=names,
+            values={k: torch.from_numpy(v).to(self.device) for k, v in values.items()},
+            leaf_tokens={k: move(v) for k, v in leaf_tokens.items()},
+            device=self.device,
+        )
+
+    def _wanted(self, labels: Mapping[str, Any]) -> list[str]:
+        """The strata that take labels; refuses labels for others, and those that lack."""
+        strata = [s.name for s in self.h.order]
+        wanted = [s for s in strata if s not in (*self.leaves, self.rows, BATCH)]
+        accepted = [*wanted, *([self.rows] if self.rows not in self.leaves else [])]
+        accepted += self.leaves if len(self.leaves) > 1 else []
         for name in labels:
             if name not in accepted:
+                shape = self.h.shape
+                fibrations = ", ".join(f.name for f in self.h.fibrations)
+                found = " → ".join(reversed(strata)) if shape.is_chain else f"{{{fibrations}}}"
                 raise HierarchyIndexError(
                     f"{self.here}: unknown label '{name}'",
-                    required=f"labels for {', '.join(wanted) or 'nothing'}",
-                    found=f"the hierarchy is {' → '.join(reversed(chain))}",
+                    required=f"labels for {', '.join(wanted) or 'nothing'}"
+                    + (f", and masks for {', '.join(self.leaves)}" if len(self.leaves) > 1 else ""),
+                    found=f"the hierarchy is {found}",
                 )
         for name in wanted:
             if labels.get(name) is None:
                 given = [k for k, v in labels.items() if v is not None]
                 hint = (
                     f"if the rows of the batch are its elements, declare Hierarchy(rows={name})"
-                    if self.rows not in chain
+                    if self.rows not in strata
                     else ""
                 )
                 raise HierarchyIndexError(
@@ -136,128 +191,57 @@ class _Builder:
                     found=f"labels for {', '.join(given) or 'nothing'}",
                     remedy=hint or f"pass {name}=...",
                 )
+        return wanted
 
-        tokens, rows = len(self.positions), len(self.row_numbers)
-        per_token: dict[str, Codes] = {self.rows: self.row_of_token}
-        per_row: dict[str, Codes] = {self.rows: np.arange(rows)}
-        names: dict[str, tuple[Hashable, ...]] = {}
-        for name in wanted:
-            code, names[name], by_row = self._encode(name, labels[name])
-            (per_row if by_row else per_token)[name] = code
-        names[self.rows] = self._row_names(labels.get(self.rows))
-        names = {k: v for k, v in names.items() if k != self.leaf}
-
-        size = {self.leaf: tokens, self.rows: rows, BATCH: 1, **{s: len(names[s]) for s in wanted}}
-        edges = [(f.source.name, f.target.name) for f in self.h.fibrations if f.target.name != BATCH]
-        if self.rows not in chain and self.rows != self.leaf:
-            edges.append((self.leaf, self.rows))
-        parents = {}
-
-        def of_tokens(name: str) -> Codes:
-            return per_token[name] if name in per_token else per_row[name][self.row_of_token]
-
-        for source, target in edges:
-            if source == self.leaf:  # every token is an element of its own
-                parents[source, target] = of_tokens(target)
+    def _leaf_of_token(self, labels: Mapping[str, Any]) -> Codes | None:
+        """Which leaf every unmasked token is an element of, by number; None where there is one leaf."""
+        if len(self.leaves) == 1:
+            return None
+        lacking = [leaf for leaf in self.leaves if labels.get(leaf) is None]
+        if self.rows in self.leaves:
+            raise HierarchyIndexError(
+                f"{self.here}: the rows are '{self.rows}', a sampled stratum",
+                required="rows that the sampled strata lie over",
+                remedy="declare Hierarchy(rows=...) with another stratum",
+            )
+        if len(lacking) > 1:
+            raise HierarchyIndexError(
+                f"{self.here}: no masks for {' and '.join(map(repr, lacking))}",
+                required=f"which tokens are which: masks for all of {', '.join(self.leaves)} but one",
+                remedy=f"pass {lacking[0]}=... of the shape {list(self.shape)}, True on its tokens",
+            )
+        found = np.full(len(self.positions), -1, np.int64)
+        for number, leaf in enumerate(self.leaves):
+            if leaf in lacking:
                 continue
-            by_row = source in per_row and target in per_row
-            pair = (per_row[source], per_row[target]) if by_row else (of_tokens(source), of_tokens(target))
-            parents[source, target] = self._parent(source, target, *pair, size[source], names)
-        values = {a.name: self._attribute(a, attributes, size, names) for a in self.h.attributes.values()}
-        for name in attributes:
-            if name not in values:
+            mine = self._mask(labels[leaf], f"the mask of '{leaf}'")
+            if mine.shape != self.shape:
                 raise HierarchyIndexError(
-                    f"{self.here}: unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
+                    f"{self.here}: the mask of '{leaf}' has shape {list(mine.shape)}",
+                    required=f"{list(self.shape)}, one value per token",
                 )
-        move = {k: torch.from_numpy(np.ascontiguousarray(v)).to(self.device) for k, v in parents.items()}
-        return Index(
-            hierarchy=self.h,
-            shape=self.shape,
-            n_rows=self.n_rows,
-            positions=torch.from_numpy(self.positions).to(self.device),
-            row_numbers=self.row_numbers,
-            row_of_token=torch.from_numpy(np.ascontiguousarray(self.row_of_token)).to(self.device),
-            parents=move,
-            size=size,
-            labels=names,
-            values={k: torch.from_numpy(v).to(self.device) for k, v in values.items()},
-            device=self.device,
-        )
-
-    def _encode(self, name: str, given: Any) -> tuple[Codes, tuple[Hashable, ...], bool]:
-        """Numbers in the order of first appearance; per row, or per token where the labels have the tokens' shape."""
-        given = _to_list(given)
-        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-            raise HierarchyIndexError(
-                f"{self.here}: the labels for '{name}' are a {type(given).__name__}", required="one label per row"
-            )
-        nested = len(self.shape) == 2 and len(given) == self.n_rows and all(isinstance(g, list) for g in given)
-        # As many tokens as rows: what lies above the rows is labelled by row, what lies below them by token.
-        fine = name in [s.name for s in self.h.chain if self.h.rows in self.h.coarser(s)]
-        per_token = nested or (
-            len(self.shape) == 1 and len(given) == self.shape[0] and (self.shape[0] != self.n_rows or fine)
-        )
-        if nested:
-            if any(len(g) != self.shape[1] for g in given):
+            here = mine.reshape(-1)[self.positions]
+            twice = here & (found >= 0)
+            if twice.any():
+                token = int(np.argmax(twice))
                 raise HierarchyIndexError(
-                    f"{self.here}: the labels for '{name}' are ragged", required=f"shape {list(self.shape)}"
+                    f"{self.here}: {self._token(token)} is in two leaves: '{self.leaves[found[token]]}' and '{leaf}'",
+                    required="every unmasked token is an element of exactly one leaf",
+                    remedy=f"leave one of the masks out: '{leaf}' then gets the tokens that no other has",
                 )
-            given = [label for line in given for label in line]
-        if not per_token and len(given) != self.n_rows:
+            found[here] = number
+        if lacking:
+            found[found < 0] = self.leaves.index(lacking[0])
+        elif (found < 0).any():
             raise HierarchyIndexError(
-                f"{self.here}: {len(given)} labels for '{name}'",
-                required=f"one per row, {self.n_rows}, or one per token, shape {list(self.shape)}",
+                f"{self.here}: {self._token(int(np.argmax(found < 0)))} is a token without a leaf",
+                required=f"every unmasked token is an element of one of {', '.join(self.leaves)}",
+                remedy="mask it, or leave one of the leaves' masks out: that leaf gets the tokens that no other has",
             )
-        chosen = self.positions if per_token else self.row_numbers
-        numbers: dict[Hashable, int] = {}
-        codes = np.empty(len(chosen), np.int64)
-        for i, place in enumerate(chosen):
-            label = _plain(given[place])
-            try:
-                missing = label is None or label != label
-                codes[i] = numbers.setdefault(label, len(numbers))
-            except TypeError:
-                at = f"{'token' if per_token else 'row'} {place}"
-                raise HierarchyIndexError(
-                    f"{self.here}: the label {label!r} of {at} for '{name}' is not hashable",
-                    required="strings, numbers, tuples, or other hashable values",
-                ) from None
-            if missing:
-                raise HierarchyIndexError(
-                    f"{self.here}: {'token' if per_token else 'row'} {place} has no label for '{name}': {label!r}",
-                    required=f"every unmasked element lies over exactly one {name}",
-                )
-        return codes, tuple(numbers), not per_token
+        return found
 
-    def _row_names(self, given: Any) -> tuple[Hashable, ...]:
-        if given is None:
-            return tuple(int(r) for r in self.row_numbers)
-        codes, names, by_row = self._encode(self.rows, given)
-        if not by_row or len(names) != len(self.row_numbers):
-            twice = next((names[c] for i, c in enumerate(codes) if c in codes[:i]), "?")
-            raise HierarchyIndexError(
-                f"{self.here}: two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
-            )
-        return names
-
-    def _parent(
-        self, source: str, target: str, above: Codes, below: Codes, size: int, names: Mapping[str, tuple[Hashable, ...]]
-    ) -> Codes:
-        parent = np.empty(size, np.int64)
-        parent[above] = below
-        wrong = np.flatnonzero(parent[above] != below)
-        if len(wrong):
-            element, other = above[wrong[0]], below[wrong[0]]
-            label = names[source][element] if source in names else element
-            raise HierarchyIndexError(
-                f"{self.here}: {source} {label!r} lies over two elements of {target}",
-                required=f"every {source} lies over exactly one {target}",
-                found=f"{names[target][parent[element]]!r} and {names[target][other]!r}",
-                remedy=f"make the label unique, for example the pair ({target}, {source})"
-                if source != self.leaf and target != self.rows
-                else f"labels hold for the whole batch: make them unique, for example row * 1000 + {source}",
-            )
-        return parent
+    def _token(self, token: int) -> str:
+        return f"token {place_of(int(self.positions[token]), self.shape)}"
 
     def _attribute(
         self,
@@ -265,6 +249,7 @@ class _Builder:
         given: Mapping[str, Any],
         size: Mapping[str, int],
         names: Mapping[str, tuple[Hashable, ...]],
+        leaf_tokens: Mapping[str, Codes],
     ) -> NDArray[np.float64]:
         stratum, what = attribute.on.name, f"{self.here}: attribute '{attribute.name}'"
         if attribute.name not in given:
@@ -280,9 +265,10 @@ class _Builder:
                 )
             array = _numbers([value[n] for n in names[stratum]], what)
         else:
-            array = _numbers(_to_numpy(value, what), what)
-            if stratum == self.leaf and array.shape == self.shape:
+            array = _numbers(to_numpy(value, what), what)
+            if stratum in self.leaves and array.shape == self.shape:
                 array = array.reshape(-1)[self.positions]
+                array = array[leaf_tokens[stratum]] if leaf_tokens else array
             elif stratum == self.rows and array.shape == (self.n_rows,):
                 array = array[self.row_numbers]
             elif array.ndim == 0:
@@ -305,7 +291,7 @@ class _Builder:
         return array
 
 
-def _to_numpy(value: Any, what: str) -> NDArray[Any]:
+def to_numpy(value: Any, what: str) -> NDArray[Any]:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # type: ignore[no-any-return]
@@ -315,19 +301,6 @@ def _to_numpy(value: Any, what: str) -> NDArray[Any]:
         raise HierarchyIndexError(
             f"{what}: rows of several lengths", required="rows of one length, or offsets"
         ) from None
-
-
-def _plain(label: Any) -> Any:
-    """A label that equals its equals: a tensor hashes by identity, so a 0-d one is read and any other is no label."""
-    if isinstance(label, (Tensor, np.ndarray)):
-        return label.item() if label.ndim == 0 else label.tolist()
-    return label
-
-
-def _to_list(value: Any) -> Any:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return value.tolist()
-    return value
 
 
 def _numbers(values: Any, what: str) -> NDArray[np.float64]:

@@ -39,7 +39,7 @@ def make_batch(
         if node.kind == "advantage":
             if given is None:
                 given, per_row = _advantages(hierarchy, index, advantages)
-            if node.over != program.leaf:
+            if node.over not in program.leaves:
                 vectors[node.name] = _advantage_at(node.over, index, given, per_row)
         elif node.kind == "count":
             vectors[node.name] = index.count(*node.key)
@@ -49,6 +49,9 @@ def make_batch(
             vectors[node.name] = index.values[node.key[0]]
         elif node.kind == "parameter":
             vectors[node.name] = values[node.name]
+        elif node.kind == "matrix":
+            into, of = node.key
+            vectors[node.name] = index.matrix(into, of)
     return Batch(index, tokens, given, per_row, vectors, dtype, fill)
 
 
@@ -143,32 +146,39 @@ def _token_advantages(index: Index, advantages: Tensor, per_row: bool) -> Tensor
 def _advantage_at(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> Tensor:
     """The advantage of coarser elements, which must be one number per element: float64 [elements]."""
     if per_row and stratum == index.hierarchy.rows.name:
-        values = advantages[index.row_tensor()].double()
-        parent, differs = torch.arange(len(values), device=values.device), torch.zeros(1, dtype=torch.bool)
-        result = values
+        result = advantages[index.row_tensor()].double()
+        values, parent, tokens = result, torch.arange(len(result), device=result.device), None
     else:
+        tokens, parent = _tokens_over(index, stratum)
         values = _token_advantages(index, advantages, per_row)
-        parent = index.parent(index.hierarchy.leaf.name, stratum)
+        values = values if tokens is None else values[tokens]
         result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
         result[parent] = values
-        differs = (result[parent] != values) & torch.isfinite(values)
     if index.device.type == "cpu" or not _capturing():
+        differs = (result[parent] != values) & torch.isfinite(values)
         if bool(differs.any()):
-            token = int(differs.nonzero()[0])
+            i = int(differs.nonzero()[0])
+            there = index.describe_token(i if tokens is None else int(tokens[i]))
             raise BatchError(
                 f"the gate on {stratum} reads its advantage, and the advantages vary within a {stratum}",
                 required=f"one advantage per {stratum}",
-                found=f"{float(values[token]):g} and {float(result[parent[token]]):g} at {index.describe_token(token)}",
+                found=f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}",
                 remedy="pass advantages per row, or gate tokens instead",
             )
-        lost = ~torch.isfinite(result)
-        if bool(lost.any()):
+        if bool((~torch.isfinite(result)).any()):
             token = int((~torch.isfinite(_token_advantages(index, advantages, per_row))).nonzero()[0])
             raise BatchError(
                 f"the advantage of {index.describe_token(token)} is not finite",
                 required="finite values on every unmasked token",
             )
     return result
+
+
+def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
+    """The tokens of every leaf over `stratum` (None: all of them), and the element that each lies over."""
+    over = [(index.tokens_of(leaf), index.parent(leaf, stratum)) for leaf in index.leaves_over(stratum)]
+    tokens = [t for t, _ in over if t is not None]
+    return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])
 
 
 def _capturing() -> bool:
