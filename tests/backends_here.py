@@ -196,7 +196,7 @@ class _Rounding:
         self.wide = compared(program)
         self.results: dict[Node, tuple[Any, Any]] = {}
         for node in program.nodes():
-            self.unit = unit if node.stratum == program.leaf else FLOAT64
+            self.unit = unit if node.stratum in program.leaves else FLOAT64
             self.results[node] = self.node(node)
 
     def outputs(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class _Rounding:
         total, mass = (np.bincount(parent, weights=w, minlength=size) for w in (value, np.abs(value)))
         terms = np.bincount(parent, minlength=size)
         bound = np.bincount(parent, weights=error, minlength=size) + FLOAT64 * (terms > 1) * terms * mass
-        if node.source == self.program.leaf and self.fine == FLOAT32 and node not in self.wide:
+        if node.source in self.program.leaves and self.fine == FLOAT32 and node not in self.wide:
             bound = bound + FLOAT32 * np.minimum(terms - 1, PARTIAL) * mass
         return total, bound
 
