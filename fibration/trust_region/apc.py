@@ -6,7 +6,7 @@ every deviation of the state shrinks by `e`, to 0 at most. It is computed in thi
 budget passes bit for bit.
 
 The sum runs over the tokens of the same *state*, as in def:apc_obj_main. The displays eq:apc_obj_equiv_obj,
-eq:apc_obj_rgf, eq:apc_obj_gating and eq:apc_obj_discounted_obj write the whole sample below the sign; the proofs do not.
+eq:apc_obj_rgf, eq:apc_obj_gating and eq:apc_obj_discounted_obj write the whole sample; the proofs do not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fibration.trust_region.maximiser import unit_maximiser
 from fibration.trust_region.tokens import Elements, Tokens, discount, discount_weights, radius
 
 CONSTRAINT_TOLERANCE = 1e-6  # of the mean |u| of a state: what float32 deviations leave after centring
+CONSTRAINT_FLOOR = 1e-12  # where nothing but rounding is left of a state, as of equal ratios: r - 1 with r near 1
 
 
 class Regime(IntEnum):
@@ -34,7 +35,7 @@ class Regime(IntEnum):
 
 def _excess(deviation: Tensor, states: Elements, delta: float) -> Tensor:
     """By how much each token's state overspends: float64 [n], 0 where it does not."""
-    return (states.total(deviation.abs()) - states.counts * delta).clamp(min=0)[states.of_token]
+    return (states.total(deviation.abs()) - states.counts.double() * delta).clamp(min=0)[states.of_token]
 
 
 def _gate(deviation: Tensor, states: Elements, delta: float) -> Tensor:
@@ -66,8 +67,10 @@ def apc_gated_ratio(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mas
     """The gated ratio `1 + clip(r - 1, T_s δ - Σ of |r - 1| over the state's other tokens)` (def:apc_obj_gating).
 
     The display sums over the whole sample; we read: over the tokens of the same state, as the proofs do. A gated ratio
-    lies between 1 and the ratio, so it is positive. `log_ratio`: floating point, in nats. Returns float64 of the same shape, 1 under the mask,
-    differentiable. Other arguments and errors as `apc_gate`.
+    lies between 1 and the ratio, so it is positive.
+
+    `log_ratio`: floating point, in nats. Returns float64 of the same shape, 1 under the mask, differentiable. Other
+    arguments and errors as `apc_gate`.
     """
     tokens = Tokens("log_ratio", log_ratio, mask)
     states = tokens.elements("state", state)
@@ -185,9 +188,9 @@ def retract(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tenso
     """`proj(𝒢(u))`: gate the deviations, then centre them per state (def:clip_proj, lem:retraction).
 
     For deviations with mean 0 over the tokens of every state the result has `D̂_TV(s) ≤ δ`, strictly less where `u`
-    exceeded δ, and is `u` itself (to rounding) where it did not. Strictness needs `δ > 0`, which the lemma does not say:
-    at `δ = 0` everything becomes 0. The projection subtracts the mean of `𝒢(u)`, as the lemma's proof does; def:clip_proj
-    prints `𝒞(𝒢(u))`, which with eq:correction_term would gate twice and leave a mean.
+    exceeded δ, and is `u` itself (to rounding) where it did not. Strictness needs `δ > 0`, which the lemma does not
+    say: at `δ = 0` everything becomes 0. The projection subtracts the mean of `𝒢(u)`. def:clip_proj prints `𝒞(𝒢(u))`,
+    which by eq:correction_term gates once more; that changes nothing, as `𝒢(u)` is within the budget.
 
     `deviation`: floating point `r - 1` with mean 0 per state, to rounding; `centred` makes such. Returns float64 of the
     same shape, 0 under the mask, differentiable. Other arguments and errors as `apc_gate`; `BatchError` also names a
@@ -197,7 +200,7 @@ def retract(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tenso
     states = tokens.elements("state", state)
     u = tokens.numbers("deviation", deviation)
     mean, scale = states.mean(u).detach(), states.mean(u.abs()).detach()
-    broken = mean.abs() > CONSTRAINT_TOLERANCE * scale
+    broken = mean.abs() > CONSTRAINT_TOLERANCE * scale + CONSTRAINT_FLOOR
     if bool(broken.any()):
         worst = int(broken.nonzero()[0])
         raise BatchError(

@@ -165,8 +165,8 @@ def tv_trpo_objective(
     """The reduced objective `j(Δ)` of sample-based TV-TRPO (eq:j_delta): float64, 0-d, differentiable in `deviation`.
 
     `Σ_s Γ(s)/((1-γ)Γ)·(mean of Δ·A over the tokens of s)` minus `4γ‖A‖_∞/(1-γ)²` times the square of the largest
-    `D̂_TV(s)`. It is eq:sample_tv_trpo_obj up to a constant. As there the penalty is in the estimator without ½, which is
-    four times what the bound eq:trpo_bound_app asks for.
+    `D̂_TV(s)`. It is eq:sample_tv_trpo_obj up to a constant. As there, the penalty is in the estimator without ½: four
+    times what the bound eq:trpo_bound_app asks for.
 
     `deviation`: floating point `r - 1`, of the shape of `advantages`; the theorem speaks of those with mean 0 over the
     tokens of every state (eq:ratio_sum_identity), and `centred` makes such. `gamma`: `0 < γ < 1`. Other arguments and

@@ -121,7 +121,7 @@ class Tokens:
         if bool(bad.any()):
             token = int(bad.nonzero()[0])
             raise BatchError(
-                f"log_ratio of {self.place(token)} is {float(x.detach()[token]):g}, and its ratio is not finite in float64",
+                f"log_ratio of {self.place(token)} is {float(x.detach()[token]):g}: its ratio is no float64",
                 required="log ratios (new minus old log-prob, in nats) of at most 709",
                 remedy="mask the token, or look for an old log-prob of -inf",
             )
