@@ -150,7 +150,8 @@ def test_two_actions_by_hand():
     assert found.value.counts.tolist() == [3]
     update = tv_trpo_maximiser(tensor([3.0, 1.0, -1.0]), torch.tensor([8, 8, 8]), torch.tensor([0, 1, 2]), 0.5)
     assert float(update.value) == 2.0
-    assert float(update.radius) == pytest.approx((0.5 / (8 * 0.5 * 3)) * 2)
+    assert float(update.radius) == pytest.approx(1 / 12, rel=1e-14, abs=0)
+    assert {v.dtype for v in (found.deviation, found.value.values, update.deviation, update.radius)} == {torch.float64}
     assert update.deviation.tolist() == pytest.approx([1.5 / 12, 0, -1.5 / 12])
 
 
@@ -214,14 +215,15 @@ def test_the_radius_is_bounded_by_trpos(sample: Sample, gamma):
     assert 0 <= float(update.value) <= float(sample.advantages.abs().max()) + 1e-12
     assert float(radius) <= float(trpo_radius(gamma)) * (1 + 1e-12)
     spent = [sample.tv(s, sample.pairs(update.deviation)) for s in sample.states]
-    assert max(spent) == pytest.approx(float(radius), abs=1e-12)
+    assert max(spent) == pytest.approx(float(radius), rel=1e-12, abs=1e-15)
 
 
 def test_the_bound_is_attained():
     """Two opposite advantages in every state: M is the norm, and the radius TRPO's."""
     advantages, state = tensor([1.0, -1.0, 1.0, -1.0]), torch.tensor([0, 0, 1, 1])
     step = torch.tensor([0, 0, 1, 1])
-    assert float(apc_radius(advantages, state, step, 0.7)) == pytest.approx(float(trpo_radius(0.7)))
+    assert float(apc_radius(advantages, state, step, 0.7)) == pytest.approx(0.3 / 5.6, rel=1e-14, abs=0)
+    assert float(trpo_radius(0.7)) == pytest.approx(0.3 / 5.6, rel=1e-14, abs=0)
 
 
 def test_the_update_vanishes_as_gamma_tends_to_one():
