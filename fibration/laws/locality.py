@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fibration.expressions import Expression, atoms
 from fibration.laws.concrete import Concrete, Witness, plural
 from fibration.laws.law import Law, Subject
+from fibration.laws.small import crossed
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Attribute, Component, Count, Density, Gated, Parameter, Reading, Stratum, Total
@@ -58,13 +59,8 @@ def _refuted(h: Hierarchy, what: str, stratum: Stratum, found: str, witness: str
 
 
 def _two_over(h: Hierarchy) -> Concrete:
-    """The smallest hierarchy in which every element but the root has a sibling."""
-    parents: dict[Stratum, tuple[int, ...]] = {}
-    width = 1
-    for s in h.chain[1:]:
-        parents[s] = tuple(i for i in range(width) for _ in range(2))
-        width *= 2
-    return Concrete(h.chain, parents)
+    """The smallest regular hierarchy in which every element but the root has a sibling."""
+    return Concrete(h.shape, crossed(h.shape, {s: 1 if s == h.order[0] else 2 for s in h.order}))
 
 
 def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> tuple[str, str, str] | None:
