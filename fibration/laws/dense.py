@@ -104,7 +104,10 @@ class Dense:
             if m is None:
                 found.append(None)
                 continue
-            bound: dict[Expression, Fraction] = {advantage: a, residual: m * self.residual(means[channel], stratum, element)}
+            bound: dict[Expression, Fraction] = {
+                advantage: a,
+                residual: m * self.residual(means[channel], stratum, element),
+            }
             for d in read:
                 e = self.concrete.below(stratum, element, d.stratum)
                 value = means[d.channel or ""][d.stratum][e] or Fraction(0)
