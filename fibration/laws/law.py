@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
+
+import sympy
 
 from fibration.expressions import Expression, atoms
 from fibration.laws.algebra import Assumptions, symbol
@@ -12,7 +15,7 @@ from fibration.laws.cases import TooManyCases, cases
 from fibration.laws.germ import Germ, germ
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
-from fibration.symbols import Density, in_channel
+from fibration.symbols import Density, Reading, in_channel, token_log_ratio
 
 
 @dataclass
@@ -50,9 +53,17 @@ class Subject:
 def is_never_negative(density: Expression, assume: Assumptions) -> bool:
     """Whether every branch of a density is at least 0."""
     try:
-        return all(-1 not in assume.with_signs(dict(c.signs)).signs(c.sympy()) for c in cases(density, assume))
+        return all(_is_at_least_0(c.sympy(), assume.with_signs(dict(c.signs))) for c in cases(density, assume))
     except TooManyCases:
         return False
+
+
+def _is_at_least_0(value: Any, assume: Assumptions) -> bool:
+    x, t = symbol(token_log_ratio), symbol(Reading("r - 1, apart from its sign"))
+    sign = {frozenset({0, 1}): 1, frozenset({1}): 1, frozenset({-1, 0}): -1, frozenset({-1}): -1}.get(assume.signs(x))
+    if sign is not None:  # exp(x) - 1 has the sign of x
+        value, assume = value.subs(sympy.exp(x), 1 + sign * t), assume.with_signs({t: frozenset({0, 1})})
+    return -1 not in assume.signs(value)
 
 
 @dataclass(frozen=True)
