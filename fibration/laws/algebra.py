@@ -189,7 +189,7 @@ class Assumptions:
         known = (p for s, signs in self.extra.items() if signs == {1} and (p := _pair(s)))
         return self.populations.always(of, over, self.at) or any(self.populations.implies(p, (of, over)) for p in known)
 
-    def _absent(self, of: Any, over: Any) -> bool:
+    def absent(self, of: Any, over: Any) -> bool:
         """Whether no `of` element lies over the `over` element."""
         known = (p for s, signs in self.extra.items() if signs == {0} and (p := _pair(s)))
         return any(self.populations.implies((of, over), p) for p in known)
@@ -204,7 +204,7 @@ class Assumptions:
     def _signs(self, value: Any) -> Signs:
         zeros = {s: 0 for s, signs in self.extra.items() if s.is_Symbol and signs == {0}}
         pairs = {s: p for s in value.free_symbols if (p := _pair(s))}
-        zeros |= {s: 0 for s, p in pairs.items() if self._absent(*p)}
+        zeros |= {s: 0 for s, p in pairs.items() if self.absent(*p)}
         value = sympy.together(value.subs(zeros))
         for choice in self._one_present({p for s, p in pairs.items() if s not in zeros and not self.present(*p)}):
             # not all branches of a tree are empty: what holds whichever one is not
