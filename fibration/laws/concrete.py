@@ -148,6 +148,25 @@ def number(n: int, stratum: Stratum) -> str:
     return f"{n} {stratum.name if n == 1 else plural(stratum.name)}"
 
 
+def lies(concrete: Concrete, stratum: Stratum) -> str:
+    """`trajectories 1 to 3 lie over domains 1, 1, 2 and modalities 1, 2, 1`; '' for one, or for many."""
+    n = concrete.size[stratum]
+    if not 1 < n <= 8:
+        return ""
+    over = [
+        f"{plural(f.target.name)} {', '.join(str(b + 1) for b in concrete.maps[stratum, f.target])}"
+        for f in concrete.shape.below(stratum)
+    ]
+    return f"{plural(stratum.name)} 1 to {n} lie over {' and '.join(over)}"
+
+
+def settings(concrete: Concrete) -> str:
+    """The values of parameters and attributes, in parentheses."""
+    parts = [f"{p} = {v}" for p, v in concrete.parameters.items()]
+    parts += [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
 @dataclass(frozen=True)
 class Witness:
     """Where a law fails: a sentence, and everything needed to check it without this library."""

@@ -15,7 +15,7 @@ from fibration.laws.cases import TooManyCases, cases
 from fibration.laws.germ import Germ, germ
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
-from fibration.symbols import Density, Reading, in_channel, token_log_ratio
+from fibration.symbols import Density, Reading, Stratum, in_channel, token_log_ratio
 
 
 @dataclass
@@ -25,13 +25,30 @@ class Subject:
     hierarchy: Hierarchy
     verdicts: list[Verdict]
     _germs: dict[Expression, Germ] = field(default_factory=dict)
+    _at: dict[Stratum, Assumptions] = field(default_factory=dict)
 
     @cached_property
     def assume(self) -> Assumptions:
-        """What is known of every atom; densities that are sums of `max(±x, 0)` are not negative."""
-        h, plain = self.hierarchy, Assumptions(self.hierarchy.chain)
-        never_negative = {c for c, e in h.decomposition.densities if is_never_negative(e, plain)}
-        read = {a for s in h.chain for c in never_negative for a in atoms(in_channel(h.gate(s), c))}
+        """What is known of every atom, wherever it is read."""
+        return self._assume(None)
+
+    def at(self, stratum: Stratum) -> Assumptions:
+        """What is known of what is read at the elements of a stratum: more, in a tree."""
+        if stratum not in self._at:
+            # on a chain no more is known, so that what was decided of a gate is not decided again
+            self._at[stratum] = self.assume if self.hierarchy.shape.is_chain else self._assume(stratum)
+        return self._at[stratum]
+
+    def _assume(self, stratum: Stratum | None) -> Assumptions:
+        """Densities that are sums of `max(±x, 0)` are not negative."""
+        h = self.hierarchy
+        plain = Assumptions(h.shape, h.assume, stratum)
+        never_negative = {
+            c
+            for c, e in h.decomposition.densities
+            if all(is_never_negative(h.with_mass(e, leaf), Assumptions(h.shape, h.assume, leaf)) for leaf in h.leaves)
+        }
+        read = {a for s in h.order for c in never_negative for a in atoms(in_channel(h.gate(s), c))}
         known = (a for a in read if isinstance(a, Density) and a.channel in never_negative)
         return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known})
 

@@ -1,4 +1,4 @@
-"""Orthogonality and positivity: what the operator's parts give together."""
+"""Positivity: what the operator's parts give together."""
 
 from __future__ import annotations
 
@@ -25,31 +25,10 @@ from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Gated, Stratum, advantage, gated, in_channel, residual
 
-ORTHOGONALITY = "the residual of every level sums to 0 over the level below: π_* ρ = 0"
 POSITIVITY = "gated ratios are positive: 𝒢(r) > 0"
 
 
 RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
-
-
-def decide_orthogonality(subject: Subject) -> Iterator[Verdict]:
-    h = subject.hierarchy
-    for f in h.fibrations:
-        what = f"residual on {f.source}"
-        kernel = next(v for v in subject.verdicts if v.law == "reflecting" and v.subject == f"kernel {f.name}")
-        if kernel.status == "proved":
-            yield Verdict("orthogonality", what, "proved", "π_*(σ - K π_*σ) = π_*σ - (Σ K)·π_*σ = 0, since ΣK = 1")
-        else:
-            yield Verdict(
-                "orthogonality",
-                what,
-                kernel.status,
-                "",
-                required=ORTHOGONALITY,
-                found="π_*(σ - K π_*σ) = (1 - ΣK)·π_*σ, which is not 0",
-                remedy=kernel.remedy,
-                counterexample=kernel.counterexample,
-            )
 
 
 def intensive(h: Hierarchy, stratum: Stratum, channel: str) -> Expression:
@@ -228,4 +207,4 @@ def _search(h: Hierarchy, known: str) -> Witness | None:
     return None
 
 
-LAWS = (Law("orthogonality", ORTHOGONALITY, decide_orthogonality), Law("positivity", POSITIVITY, decide_positivity))
+LAWS = (Law("positivity", POSITIVITY, decide_positivity),)
