@@ -43,7 +43,7 @@ def facts(subject: Subject) -> Iterator[Fact]:
 def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     """`max{R : |x_i| <= R for all i implies 𝒢(r) = r}`, the least over all sizes."""
     h = subject.hierarchy
-    exact = all(subject.germ(g).passes for _, _, g in gates(h))
+    exact = all(subject.germ(g, s).passes for s, _, g in gates(h))
     if not exact:
         if any(v.law == "identity" and v.status == "undecided" for v in subject.verdicts) or _makes_up(subject):
             return
@@ -59,7 +59,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             interval = line.passes()
             if interval is None:
                 return
-            ends = reach(h, stratum, known, *interval, subject.assume)
+            ends = reach(h, stratum, known, *interval, subject.at(stratum))
             if ends is None and is_effect(h, stratum):
                 why = f"the effects on {stratum}, of a least-squares fit, have no bound that holds for every crossing"
                 yield Fact("radius", "hierarchy", "not certified", why)

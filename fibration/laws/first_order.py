@@ -81,7 +81,7 @@ def decide(subject: Subject) -> Iterator[Verdict]:
 
 
 def _gate_by_gate(subject: Subject) -> str:
-    exact = all(subject.germ(g).passes for _, _, g in gates(subject.hierarchy))
+    exact = all(subject.germ(g, s).passes for s, _, g in gates(subject.hierarchy))
     near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
     return f"every gate {near}, Σ_k K ρ_k telescopes to σ, and R∘F = id"
 
@@ -110,7 +110,7 @@ def _can_add(subject: Subject) -> bool:
 def _undefined_kernel(subject: Subject) -> Verdict | None:
     """Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers."""
     for f in subject.hierarchy.fibrations:
-        if not always_defined(f.weight, subject.assume):
+        if not always_defined(f.weight, subject.at(f.source)):
             about = (
                 v
                 for v in subject.verdicts
@@ -125,10 +125,10 @@ def declared_slopes(subject: Subject) -> list[Any]:
     h, slopes = subject.hierarchy, []
     for leaf in h.leaves:
         try:
-            found = near_zero(composed(h, leaf), 0, subject.assume, {}, X)
+            found = near_zero(composed(h, leaf), 0, subject.at(leaf), {}, X)
         except TooManyCases:
             return [None]
-        smooth = [defined_near(c, 0, subject.assume, {}, X) and not is_kinked(c.sympy()) for c in found]
+        smooth = [defined_near(c, 0, subject.at(leaf), {}, X) and not is_kinked(c.sympy()) for c in found]
         slopes += [
             sympy.cancel(sympy.diff(c.sympy(), X).subs(X, 0)) if ok else None
             for c, ok in zip(found, smooth, strict=True)
@@ -173,7 +173,7 @@ def _recovery(subject: Subject, leaf: Stratum) -> tuple[Any, Any]:
     h = subject.hierarchy
     expressions: list[Expression] = [h.with_mass(h.decomposition.recovery, leaf), h.masses[leaf]]
     try:
-        [[recovery], [mass]] = [cases(e, subject.assume) for e in expressions]
+        [[recovery], [mass]] = [cases(e, subject.at(leaf)) for e in expressions]
     except (ValueError, TooManyCases):
         return None, None
     value = recovery.sympy()
@@ -202,7 +202,7 @@ def _is_felt(subject: Subject, own: Witness) -> bool:
     another gate or the other channel takes it away again.
     """
     h, values = subject.hierarchy, own.values
-    wrong = {s.name for s, _, g in gates(h) if not subject.germ(g).value_ok}
+    wrong = {s.name for s, _, g in gates(h) if not subject.germ(g, s).value_ok}
     if values["part"] == "slope":
         return not wrong
     return wrong <= {values["stratum"]} and not values["densities"] and h.decomposition.channels == ("",)

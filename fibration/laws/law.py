@@ -24,7 +24,7 @@ class Subject:
 
     hierarchy: Hierarchy
     verdicts: list[Verdict]
-    _germs: dict[Expression, Germ] = field(default_factory=dict)
+    _germs: dict[tuple[Expression, Stratum], Germ] = field(default_factory=dict)
     _at: dict[Stratum, Assumptions] = field(default_factory=dict)
 
     @cached_property
@@ -52,11 +52,11 @@ class Subject:
         known = (a for a in read if isinstance(a, Density) and a.channel in never_negative)
         return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known})
 
-    def germ(self, gate: Expression) -> Germ:
-        """`reference.germ`, once per gate."""
-        if gate not in self._germs:
-            self._germs[gate] = germ(gate, self.assume)
-        return self._germs[gate]
+    def germ(self, gate: Expression, stratum: Stratum) -> Germ:
+        """`germ.germ` of a gate on a stratum, once for each."""
+        if (gate, stratum) not in self._germs:
+            self._germs[gate, stratum] = germ(gate, self.at(stratum))
+        return self._germs[gate, stratum]
 
     def proved(self, law: str, subject: str | None = None) -> bool:
         """Whether a law holds, of one subject or of all."""

@@ -39,10 +39,10 @@ def intensive(h: Hierarchy, stratum: Stratum, channel: str) -> Expression:
 
 def lines(h: Hierarchy, subject: Subject) -> dict[tuple[Stratum, str], list[Line] | None]:
     """Every gate's pieces, in intensive units."""
-    assume = subject.assume
+    extra = {}
     if len(h.order) == 1 and coordinate(h, subject) == "deviation":
-        assume = assume.with_signs({1 + RHO: frozenset({1})})
-    return {(s, c): pieces(intensive(h, s, c), assume) for s, c, _ in gates(h)}
+        extra = {1 + RHO: frozenset({1})}
+    return {(s, c): pieces(intensive(h, s, c), subject.at(s).with_signs(extra)) for s, c, _ in gates(h)}
 
 
 def coordinate(h: Hierarchy, subject: Subject) -> str:
@@ -61,7 +61,7 @@ def _coordinate(h: Hierarchy, leaf: Stratum, subject: Subject) -> str:
     back = [symbol(gated(c)) for c in channels]
     recovery = to_sympy(normal_recovery(h, leaf))
     log_argument = recovery.args[0] if isinstance(recovery, sympy.exp) else None
-    sides = [subject.assume.with_signs({X: frozenset({s})}) for s in (-1, 1)]
+    sides = [subject.at(leaf).with_signs({X: frozenset({s})}) for s in (-1, 1)]
     try:
         seen = [
             [case.sympy() for case in cases(cancel(h.with_mass(h.decomposition[channel], leaf) / m), side)]
@@ -134,10 +134,10 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
 def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
     """A kernel, a gate, or the recovery, that could not be shown to have a value for every argument."""
     for f in h.fibrations:
-        if not always_defined(f.weight, subject.assume):
+        if not always_defined(f.weight, subject.at(f.source)):
             return f"the kernel {f.name} has the weight {f.weight}"
     for stratum, _, gate in gates(h):
-        assume = subject.assume
+        assume = subject.at(stratum)
         if known == "split" and domain(h, stratum, known) == (0, oo):
             assume = assume.with_signs({RHO: frozenset({0, 1})})
         if len(h.order) == 1 and known == "deviation":
@@ -145,7 +145,7 @@ def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
         if not always_defined(gate, assume):
             return f"the gate on {stratum} is {h.gates[stratum]}"
     for leaf in h.leaves:
-        if not always_defined(h.with_mass(h.decomposition.recovery, leaf), subject.assume):
+        if not always_defined(h.with_mass(h.decomposition.recovery, leaf), subject.at(leaf)):
             return f"R = {h.decomposition.recovery}"
     return ""
 

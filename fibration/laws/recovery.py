@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from fibration.expressions import Expression, evaluate, exp, substitute
-from fibration.laws.algebra import show, symbol, vanishes
+from fibration.laws.algebra import Assumptions, show, symbol, vanishes
 from fibration.laws.cases import TooManyCases, cases
 from fibration.laws.concrete import Witness, concretes
 from fibration.laws.law import Law, Subject
@@ -41,7 +41,7 @@ def _exponents(value: Any) -> Any:
 
 def decide(subject: Subject) -> Iterator[Verdict]:
     h = subject.hierarchy
-    arguments = [_proof(composed(h, leaf), subject) for leaf in h.leaves]
+    arguments = [_proof(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves]
     if all(arguments):
         yield Verdict("recovery", "decomposition", "proved", "; ".join(dict.fromkeys(arguments)))
         return
@@ -70,11 +70,11 @@ def decide(subject: Subject) -> Iterator[Verdict]:
         )
 
 
-def _proof(whole: Expression, subject: Subject) -> str:
+def _proof(whole: Expression, known: Assumptions) -> str:
     lines = []
     try:
         for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
-            assume = subject.assume.with_signs({X: frozenset({sign})})
+            assume = known.with_signs({X: frozenset({sign})})
             for case in cases(whole, assume):
                 if not case.defined(assume):
                     return ""

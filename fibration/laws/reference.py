@@ -56,7 +56,7 @@ def decide(subject: Subject) -> Iterator[Verdict]:
         verdict = None
         for channel in h.decomposition.channels:
             gate = in_channel(h.gate(stratum), channel)
-            found = subject.germ(gate)
+            found = subject.germ(gate, stratum)
             if found.value_ok and found.slope_ok:
                 why = "the identity near 0" if found.passes else "value 0 and slope 1 at 0, from both sides"
                 continue
@@ -83,11 +83,11 @@ def reference_is_zero(subject: Subject) -> bool:
     h = subject.hierarchy
     try:
         return all(
-            defined_near(case, side, subject.assume, {}, X) and vanishes(case.sympy().subs(X, 0))
+            defined_near(case, side, subject.at(leaf), {}, X) and vanishes(case.sympy().subs(X, 0))
             for leaf in h.leaves
             for _, e in h.decomposition.densities
             for side in SIDES
-            for case in near_zero(h.with_mass(e, leaf), side, subject.assume, {}, X)
+            for case in near_zero(h.with_mass(e, leaf), side, subject.at(leaf), {}, X)
         )
     except TooManyCases:
         return False

@@ -46,7 +46,7 @@ def subspace(subject: Subject, slopes: list[Any]) -> Stratum | None:
         return None
     for stratum, _, gate in gates(h):
         if stratum in h.shape.finer(good):
-            near = subject.germ(gate)
+            near = subject.germ(gate, stratum)
             if not near.value_ok or near.slopes is None or any(not vanishes(s - near.slopes[0]) for s in near.slopes):
                 return None
             if not _is_constant(h, near.slopes[0], good):
@@ -62,7 +62,7 @@ def subspace(subject: Subject, slopes: list[Any]) -> Stratum | None:
 def _finest(subject: Subject) -> Stratum | None:
     """The finest stratum, below all leaves, such that every gate that is not finer has value 0 and slope 1."""
     h = subject.hierarchy
-    wrong = {s for s, _, g in gates(h) if not (subject.germ(g).value_ok and subject.germ(g).slope_ok)}
+    wrong = {s for s, _, g in gates(h) if not (subject.germ(g, s).value_ok and subject.germ(g, s).slope_ok)}
     good = None
     for stratum in h.order:
         finer = h.shape.finer(stratum)
@@ -88,7 +88,7 @@ def _shares(subject: Subject) -> list[list[Any]]:
     found = []
     for leaf in h.leaves:
         try:
-            recovery = cases(h.with_mass(h.decomposition.recovery, leaf), subject.assume)
+            recovery = cases(h.with_mass(h.decomposition.recovery, leaf), subject.at(leaf))
         except TooManyCases:
             return []
         if len(recovery) > 1 or is_kinked(recovery[0].sympy()):

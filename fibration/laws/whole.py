@@ -46,16 +46,17 @@ class Whole:
         self.h, self.leaf, self.channel = subject.hierarchy, leaf, channel
         h = self.h
         self.path = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
-        plain = subject.assume
         split = h.decomposition
         lifted = {
-            c for c in split.channels if all(is_never_negative(h.with_mass(split[c], x), plain) for x in h.leaves)
+            c
+            for c in split.channels
+            if all(is_never_negative(h.with_mass(split[c], x), subject.at(x)) for x in h.leaves)
         }
         known = [Density(s, c) for s in h.order for c in split.channels]
         # effects of a projection are no combination of the densities: they are variables of their own
         self.effects = {s: Reading(f"effect on {s}{channel}") for s in self.path} if h.orthogonalise is not None else {}
         self.variables = {symbol(a): 0 for a in (*known, *self.effects.values())}
-        self.assume = plain.with_signs({symbol(d): frozenset({0, 1}) for d in known if d.channel in lifted})
+        self.assume = subject.at(leaf).with_signs({symbol(d): frozenset({0, 1}) for d in known if d.channel in lifted})
 
     def level(self, stratum: Stratum) -> Expression:
         """What a gate adds, per unit of the leaf measure, in the densities."""
