@@ -1,7 +1,7 @@
 """The pytest plugin's options, outside the package: pytest imports every plugin that is installed.
 
-Importing `fibration` takes about as long as a small test suite, so whoever has no specs to verify must not pay for it.
-What does the work is `fibration.pytest_plugin`, imported once specs are named.
+Any module of `fibration` brings sympy with it, and whoever has no specs to verify must not wait for that. What does the
+work is `fibration.pytest_plugin`, imported once specs are named.
 """
 
 from __future__ import annotations

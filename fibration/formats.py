@@ -1,4 +1,4 @@
-"""Verify specs, and write what was found: for people, as JSON, JUnit XML, Markdown, GitHub annotations. Needs no torch."""
+"""Verify specs, and write what was found: for people, for programs, for CI. Needs no torch."""
 
 from __future__ import annotations
 

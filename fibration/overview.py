@@ -73,7 +73,8 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    """A reason is any text: here without line breaks and control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def legend(reports: Sequence[Report]) -> list[Kind]:

@@ -117,7 +117,9 @@ def test_files_names_and_json(project: pytest.Pytester, specs: list[str], expect
 def test_the_option_may_be_repeated_and_takes_what_the_command_line_takes(project: pytest.Pytester) -> None:
     configure(project)
     assert ids(project) == [ORDINARY]
-    found = ids(project, "--fibration", "specs/a.py:good", "--fibration", project.path / "specs/wrong.py", "--fibration=ppo")
+    found = ids(
+        project, "--fibration", "specs/a.py:good", "--fibration", project.path / "specs/wrong.py", "--fibration=ppo"
+    )
     assert len(found) == 4
     assert {"specs/a.py::good", "specs/wrong.py::wrong", ORDINARY} < set(found)
     assert any(i.endswith("::ppo") for i in found)
