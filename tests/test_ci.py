@@ -119,6 +119,9 @@ def test_a_file_as_hierarchies_by_name(tmp_path: Path) -> None:
     assert hierarchies(file) == {"b": load("ppo"), "a": load("gspo")}
     assert hierarchies(f"{file}:a") == {"a": load("gspo")}
     assert hierarchies("gspo") == {"gspo": load("gspo")}
+    with pytest.raises(SpecError, match="holds 2 hierarchies") as caught:
+        load(file)
+    assert not isinstance(caught.value, NoHierarchy)
     assert load_all(tmp_path) == [load("ppo"), load("gspo")]
 
 
