@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -144,19 +144,24 @@ def removes(op: Operator, stratum: str) -> bool:
 
 def element_regimes(seen: Seen) -> dict[tuple[str, str], NDArray[np.int64]]:
     """What every gate did to every element, by (stratum, channel): numbers of `fibration.instrument.REGIMES`."""
-    program = seen.op.programs["levels"]
+    wanted, keys = _regime_program(seen.op)
+    values = interpret(wanted, seen.inputs("levels"), seen.index.sizes(wanted.edges))
+    kinds = ("passed", "rolled_back", "zeroed", "flat")
+    return {key: _code({k: values[f"{k}_{word}"] for k in kinds}) for word, key in keys.items()}
+
+
+@lru_cache(maxsize=4)
+def _regime_program(op: Operator) -> tuple[Program, dict[str, tuple[str, str]]]:
+    program = op.programs["levels"]
     outputs: dict[str, Node] = {}
     keys = {}
-    for stratum in seen.op.hierarchy.strata:
-        for channel in seen.op.hierarchy.decomposition.channels:
+    for stratum in op.hierarchy.strata:
+        for channel in op.hierarchy.decomposition.channels:
             word = stratum.name + CHANNEL_WORD[channel]
             keys[word] = (stratum.name, channel)
             nodes = regime_nodes(program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"])
             outputs |= {f"{name}_{word}": node for name, node in nodes.items()}
-    wanted = Program(program.name, program.leaf, outputs, {})
-    values = interpret(wanted, seen.inputs("levels"), seen.index.sizes(wanted.edges))
-    kinds = ("passed", "rolled_back", "zeroed", "flat")
-    return {key: _code({k: values[f"{k}_{word}"] for k in kinds}) for word, key in keys.items()}
+    return Program(program.name, program.leaf, outputs, {}), keys
 
 
 def _signs(

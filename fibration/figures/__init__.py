@@ -33,7 +33,6 @@ class Kind:
     label: str
     shows: str
     module: ModuleType
-    tokens: int
     paper: Mapping[str, Any]
 
 
@@ -42,21 +41,18 @@ FIGURES: Mapping[str, Kind] = {
         "fig:fiber_weight",
         "every gate along its residual, and what both sign channels add together",
         gates,
-        gates.TOKENS,
         {"C_trajectory": {"+": 0.20, "-": 0.10}, "k": 2.0},
     ),
     "regimes": Kind(
         "fig:fiberpo_regime_map",
         "regimes over all ratios of a trajectory of 3 tokens",
         regimes,
-        regimes.TOKENS,
         {"C_trajectory": {"+": 0.15, "-": 0.09}, "epsilon": 0.025, "k": 3.0},
     ),
     "objective": Kind(
         "fig:fiberpo_objective",
         "per-token and total objective while the policy drifts",
         objective,
-        objective.TOKENS,
         {"C_trajectory": {"+": 0.12, "-": 0.05}, "epsilon": 0.04, "k": 32.0},
     ),
 }
@@ -101,7 +97,7 @@ def make(op: Operator, name: str, parameters: Mapping[str, Any], paper: bool = F
     """One figure of a compiled hierarchy."""
     kind = FIGURES[name]
     values = {**(caption(op.hierarchy, name) if paper else {}), **parameters}
-    return kind.module.figure(op, values, note(op.hierarchy, values, kind))  # type: ignore[no-any-return]
+    return kind.module.figure(op, values, note(op.hierarchy, values))  # type: ignore[no-any-return]
 
 
 def caption(hierarchy: Hierarchy, name: str) -> dict[str, Any]:
@@ -109,11 +105,10 @@ def caption(hierarchy: Hierarchy, name: str) -> dict[str, Any]:
     return {k: v for k, v in FIGURES[name].paper.items() if k in hierarchy.parameters}
 
 
-def note(hierarchy: Hierarchy, values: Mapping[str, Any], kind: Kind) -> str:
+def note(hierarchy: Hierarchy, values: Mapping[str, Any]) -> str:
     """What a figure was drawn with."""
     used = [f"{name} = {_value(values.get(name, p.default))}" for name, p in hierarchy.parameters.items()]
-    size = f"a {hierarchy.rows} of {kind.tokens} tokens"
-    return ";  ".join([size, *used, *(["every attribute 1"] if hierarchy.attributes else [])])
+    return ";  ".join([*used, *(["every attribute 1"] if hierarchy.attributes else [])])
 
 
 def _value(value: Any) -> str:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 from fibration.figures.joint import plane
 from fibration.figures.sample import Sample, leaf_of, sample, strata_of
@@ -43,10 +44,11 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     cells = {(s.name, c): cases(seen, s.name, c) for s in strata for c in channels}
     planes = len(channels) == 2 and len(strata) > 1
     columns, rows = len(channels) + planes, len(strata)
-    wide, high = 0.9 + 4.9 * columns + (0.5 if planes else 2.4 if columns == 1 else 0), 1.85 + 4.15 * rows
+    wide, head = 1.1 + 4.9 * columns + (0.5 if planes else 2.4 if columns == 1 else 0), 2.2
+    high = head - 0.1 + 4.15 * rows
     page = Figure(figsize=(wide, high))
-    margins = {"left": 0.85 / wide, "right": 1 - 0.75 / wide, "top": 1 - 1.95 / high, "bottom": 0.6 / high}
-    outer = page.add_gridspec(rows, columns, hspace=0.42, wspace=0.27, **margins)
+    margins = {"left": 1.1 / wide, "right": 1 - 0.75 / wide, "top": 1 - head / high, "bottom": 0.6 / high}
+    outer = page.add_gridspec(rows, columns, hspace=0.42, wspace=0.32, **margins)
     shown: set[str] = set()
     for i, stratum in enumerate(strata):
         drift = f"residual beyond the level above ({unit(h)})" if i else f"drift s ({unit(h)})"
@@ -54,7 +56,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
             inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 1], hspace=0.06)
             upper = page.add_subplot(inner[0])
             lower = page.add_subplot(inner[1], sharex=upper)
-            shown |= _cell(upper, lower, cells[stratum.name, channel], _lowest(op, stratum.name))
+            shown |= _cell(upper, lower, cells[stratum.name, channel], least(op, stratum.name))
             name = f"{stratum}, channel {CHANNELS[channel]}" if channel else stratum.name
             upper.set_title(name, fontsize=12, loc="left", fontweight="bold", pad=22)
             lower.set_xlabel(drift)
@@ -68,13 +70,15 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
             if k in shown
         ),
     ]
+    if "differs" in shown:
+        handles.append(Patch(fc="white", ec=INK, lw=0.6, label="white: depends on what else the gate reads"))
     corner = (0.25 / wide, 1 - 0.78 / high)
     columns_of_legend = 3 if wide > 11 else 2
     page.legend(
         handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=columns_of_legend, fontsize=9, frameon=False
     )
     title(page, f"{h.name}: gates, and their slopes", 0.35 / wide, 0.18)
-    page.text(0.35 / wide, 1 - 0.52 / high, note, fontsize=9, va="top", color=INK)
+    page.text(0.35 / wide, 1 - 0.52 / high, f"a {h.rows} of {TOKENS} tokens;  {note}", fontsize=9, va="top", color=INK)
     return page
 
 
@@ -89,7 +93,7 @@ def reference(op: Operator, parameters: Mapping[str, Any]) -> Sample:
 def cases(seen: Sample, stratum: str, channel: str) -> list[Section]:
     """The sections that are drawn of a level: per sign of the advantage, and for three values of coarser drifts."""
     plain = sections(seen, stratum, channel, advantages=(1.0, -1.0))
-    step = reach(plain) / 4
+    step = float(f"{reach(plain) / 4:.1g}")
     return sections(seen, stratum, channel, advantages=(1.0, -1.0), drifts=(0.0, step, 2 * step))
 
 
@@ -113,17 +117,19 @@ def exact(found: Sequence[Section], low: float, high: float) -> list[Exact]:
     return curves
 
 
-def _lowest(op: Operator, stratum: str) -> float:
-    """The least residual that can occur, in units of the reach; -1 where it is not bounded."""
+def least(op: Operator, stratum: str) -> float:
+    """The least residual that can occur, as far as it is known: a root sees means of |log r|, or of r − 1."""
     h = op.hierarchy
+    if stratum != strata_of(h)[0].name:
+        return -np.inf
     split = len(h.decomposition.channels) == 2 and unit(h) == "nats"
-    return -0.06 if split and stratum == strata_of(h)[0].name else -1.0
+    return 0.0 if split else -1.0 if unit(h) == "r − 1" else -np.inf
 
 
 def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[str]:
     """One gate above its slope; the regimes that the background shows."""
     far = reach(found)
-    left = lowest * far
+    left = max(-far, lowest - 0.06 * far if lowest == 0 else lowest)
     curves = exact(found, left, far)
     shown = shade(curves, upper, lower) | _restorative(curves, upper, lower)
     styles = ["-", "--", ":"] if len(curves) <= 2 else ["-"]
@@ -146,6 +152,7 @@ def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[
     _margin(lower, np.concatenate([c.slope for c in curves]))
     upper.set(xlim=(left, far), ylabel="g(s)")
     lower.set_ylabel("slope g′(s)")
+    lower.yaxis.set_major_formatter(FuncFormatter(lambda v, _: number(v)))
     upper.tick_params(labelbottom=False)
     outside = [b for s in found for b in s.breaks if abs(b) > far]
     if outside:
@@ -160,7 +167,7 @@ def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[
 
 
 def _restorative(curves: Sequence[Exact], *panels: Axes) -> set[str]:
-    """Hatch where some of several curves roll back, and the others do something else."""
+    """Hatch where some of several curves roll back, and the others do something else; what the legend has to say."""
     some = [BACK in names and len(set(names)) > 1 for names in zip(*(c.codes for c in curves), strict=True)]
     grid = curves[0].residual
     for i in np.flatnonzero(np.diff([0, *some]) == 1):
@@ -168,12 +175,13 @@ def _restorative(curves: Sequence[Exact], *panels: Axes) -> set[str]:
         for axes in panels:
             look: dict[str, Any] = {"fc": "none", "ec": REGIMES[BACK].colour, "alpha": 0.5, "hatch": "//", "lw": 0}
             axes.axvspan(float(grid[i]), float(grid[stop]), **look)
-    return {BACK} if any(some) else set()
+    differs = any(len(set(names)) > 1 for names in zip(*(c.codes for c in curves), strict=True))
+    return ({"differs"} if differs else set()) | ({BACK} if any(some) else set())
 
 
 def number(*values: float) -> str:
     """Numbers for a picture, with a proper minus sign."""
-    return ", ".join(f"{v:.4g}".replace("-", "−") for v in values)
+    return ", ".join(dict.fromkeys(f"{v:.4g}".replace("-", "−") for v in values))
 
 
 def _margin(axes: Axes, values: Vector) -> None:
@@ -198,10 +206,11 @@ def _label(axes: Axes, marks: Sequence[float], span: float) -> None:
 def _plane(axes: Axes, op: Operator, stratum: str, cells: Mapping[tuple[str, str], list[Section]]) -> None:
     plus, minus = (cells[stratum, c][0] for c in ("+", "-"))
     far = reach(cells[stratum, "+"]), reach(cells[stratum, "-"])
-    low = 0.0 if _lowest(op, stratum) > -1 else -1.0
+    low = 0.0 if least(op, stratum) == 0 else -1.0
     mesh = plane(axes, plus, minus, low, far)
-    axes.set(xlabel="drift of channel +", ylabel="drift of channel −")
-    word = "log base weight" if unit(op.hierarchy) == "nats" else "sum of the channels"
+    of_units = unit(op.hierarchy)
+    axes.set(xlabel=f"channel + ({of_units})", ylabel=f"channel − ({of_units})")
+    word = "log weight" if of_units == "nats" else "both channels"
     of = f" ({plus.label})" if plus.label else ""
     axes.set_title(f"{stratum}: {word}, g(s⁺) − g(s⁻){of}", fontsize=10, loc="left", pad=22)
     bar = axes.figure.colorbar(mesh, cax=axes.inset_axes((1.02, 0, 0.035, 1)))

@@ -28,8 +28,8 @@ from fibration.section import reads_advantage, sections
 from fibration.show import CHANNELS, unit
 
 TOKENS = 10
-LONGEST = 1.2  # of t, so that every ratio stays positive
-DELTA = np.array([0.5, 0.4, 0.3, 0.2, 0.1, -0.25, -0.2, -0.15, -0.1, -0.05])
+LONGEST = 1.4  # of t, so that every ratio stays positive
+DELTA = np.array([0.45, 0.35, 0.25, 0.15, 0.1, -0.25, -0.2, -0.15, -0.1, -0.05])
 ADVANTAGE = np.sign(DELTA)
 SHOWN = (0, 5)  # the two tokens of panel (c): the fastest of either sign
 SEARCH = np.concatenate([[0.0], np.geomspace(1e-6, LONGEST, 400)])
@@ -70,8 +70,15 @@ class Drift:
 
     def at(self, t: Any) -> list[Sample]:
         """Worlds at these drifts, in order."""
-        log_ratio = np.log1p(np.atleast_1d(np.asarray(t, np.float64))[:, None] * DELTA)
-        return samples(self.op, log_ratio, ADVANTAGE.tolist(), self.parameters, self.rows)
+        grid = np.atleast_1d(np.asarray(t, np.float64))
+        if (key := grid.tobytes()) not in self._known:
+            log_ratio = np.log1p(grid[:, None] * DELTA)
+            self._known[key] = samples(self.op, log_ratio, ADVANTAGE.tolist(), self.parameters, self.rows)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[bytes, list[Sample]]:
+        return {}
 
     def total(self, t: Vector) -> Vector:
         """`J` at every drift, each a batch of its own: `[len(t)]`."""
@@ -155,8 +162,8 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     h, drift, other = op.hierarchy, Drift(op, parameters), baseline(op, parameters)
     wide, high = 13.0, 11.2
     page = Figure(figsize=(wide, high))
-    margins = {"left": 0.075, "right": 0.975, "top": 1 - 1.35 / high, "bottom": 1.35 / high}
-    grid = page.add_gridspec(2, 2, hspace=0.32, wspace=0.24, **margins)
+    margins = {"left": 0.09, "right": 0.98, "top": 1 - 1.35 / high, "bottom": 1.35 / high}
+    grid = page.add_gridspec(2, 2, hspace=0.32, wspace=0.32, **margins)
     two = grid[1, 0].subgridspec(2, 1, hspace=0.12)
     axes = [page.add_subplot(cell) for cell in (grid[0, 0], grid[0, 1], two[0], two[1], grid[1, 1])]
     t = np.unique([*np.linspace(0, drift.longest, 481), *(e.t for e in drift.events if e.t < drift.longest)])
@@ -167,17 +174,20 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     for panel in axes[2:]:
         _markers(panel, drift)
     leaf = leaf_of(h).name
-    handles: list[Any] = [Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label=f"the regime of a {leaf} changes")]
+    handles: list[Any] = []
+    if any(e.stratum == leaf for e in drift.events):
+        handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label=f"the regime of a {leaf} changes"))
     for channel, stratum in {(e.channel, e.stratum): 0 for e in drift.events if e.stratum != leaf}:
         name = f"{stratum} {CHANNELS[channel]}".strip()
-        line = Line2D([], [], color=CHANNEL_COLOUR[channel], label=f"{name} leaves its budget (dotted: changes again)")
-        handles.append(line)
+        again = any(e.before != "passed" for e in drift.events if (e.channel, e.stratum) == (channel, stratum))
+        words = f"{name} leaves its budget" + (" (dotted: its regime changes again)" if again else "")
+        handles.append(Line2D([], [], color=CHANNEL_COLOUR[channel], label=words))
     if other is not None:
         handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1.2, label=_baseline_label(other)))
     page.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.03, 0.01), ncols=2, frameon=False, fontsize=9)
     title(page, f"{h.name}: objective while ratios drift as r = 1 + t·Δ", 0.03, 0.18)
     split = "; each sign of A is a trajectory of its own" if drift.rows > 1 else ""
-    below = f"{note}\nΔ = {', '.join(f'{d:g}' for d in DELTA)};  A = sign(Δ){split}".replace("-", "−")
+    below = f"{TOKENS} tokens;  {note}\nΔ = {', '.join(f'{d:g}' for d in DELTA)};  A = sign(Δ){split}".replace("-", "−")
     page.text(0.03, 1 - 0.52 / high, below, fontsize=9, va="top", color=INK)
     return page
 
@@ -223,7 +233,7 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "bbox": box}
     for x, y in zip(path[0].T, path[1].T, strict=True):
         axes.plot(x, y, color="black", linewidth=1.8)
-        for mark in np.arange(1, 7) * drift.longest / 6:
+        for mark in np.arange(1, 8) * drift.longest / 7:
             i = int(np.argmin(np.abs(t - mark)))
             axes.plot(x[i], y[i], "o", color="black", markersize=4)
             last = x[i] > 0.85 * far[0]
@@ -270,7 +280,8 @@ def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector
         sign, delta = ">" if ADVANTAGE[i] > 0 else "<", f"{DELTA[i]:g}".replace("-", "−")
         axes.plot(t, drift.per_token(t)[:, i], color=colour, linewidth=1.8, label=f"Δ = {delta}, A {sign} 0", zorder=3)
         if other is not None:
-            axes.plot(t, other.per_token(t)[:, i], "--", color=colour, linewidth=1.3, zorder=2)
+            axes.plot(t, other.per_token(t)[:, i], "--", color="black", linewidth=1.2, zorder=4)
+        axes.ticklabel_format(useOffset=False)
         axes.set(xlim=(0, drift.longest), ylabel=r"$\mu\,\mathcal{G}\,A$")
         axes.grid(alpha=0.2)
         axes.legend(fontsize=9, loc="best")
@@ -281,9 +292,9 @@ def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector
 
 def _total(axes: Axes, drift: Drift, other: Drift | None, t: Vector) -> None:
     """(d): `J`."""
-    axes.plot(t, drift.total(t), color="black", linewidth=1.8, label=drift.op.hierarchy.name, zorder=3)
+    axes.plot(t, drift.total(t), color=PALETTE[2], linewidth=2, label=drift.op.hierarchy.name, zorder=3)
     if other is not None:
-        axes.plot(t, other.total(t), "--", color="black", linewidth=1.3, label="GRPO", zorder=2)
+        axes.plot(t, other.total(t), "--", color="black", linewidth=1.3, label="GRPO", zorder=4)
     axes.set(xlim=(0, drift.longest), xlabel="t", ylabel="objective J")
     axes.set_title("(d) total objective", fontsize=11, loc="left")
     axes.grid(alpha=0.2)

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from fibration.figures.gates import number
 from fibration.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
 from fibration.figures.sample import Sample, Vector, apart, leaf_of, sample, samples, strata_of
 from fibration.instrument import REGIMES as NAMES
@@ -212,7 +213,8 @@ def _frame(axes: Axes, seen: Window) -> None:
     edges = np.vstack([CORNERS, CORNERS[:1]])
     axes.plot(*edges.T, color=INK, linewidth=1.2)
     axes.plot(*CENTRE, marker="+", color="black", markersize=9)
-    axes.annotate("r = 1", CENTRE, (5, 4), textcoords="offset points", fontsize=9)
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 0.6}
+    axes.annotate("r = 1", CENTRE, (6, 5), textcoords="offset points", fontsize=9, bbox=box)
     left, right, low, high = seen.extent
     axes.set(xlim=(left, right), ylim=(low, high), aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_visible(bool(seen.half))
@@ -238,7 +240,7 @@ def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
                 look: dict[str, Any] = {"colors": CHANNEL_COLOUR[channel], "linewidths": 1.3}
                 look["linestyles"] = "dashed" if faint else "solid" if first else "dotted"
                 axes.contour(image, [b], origin="lower", extent=seen.extent, **look)
-                name = f"{stratum}{f' {CHANNELS[channel]}' if channel else ''} = {b:.4g} {unit(op.hierarchy)}"
+                name = f"{stratum}{f' {CHANNELS[channel]}' if channel else ''} = {number(b)} {unit(op.hierarchy)}"
                 style = look["linestyles"]
                 handles.append(Line2D([], [], color=CHANNEL_COLOUR[channel], linestyle=style, label=name))
     legend = axes.get_legend()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -161,5 +161,7 @@ def samples(
     op: Operator, log_ratio: Vector, advantages: Sequence[float], parameters: Mapping[str, Any], rows: int = 1
 ) -> list[Sample]:
     """`sample`, in one batch where worlds do not see each other, else one batch per world."""
-    pieces = [log_ratio] if apart(op) else [log_ratio[i : i + 1] for i in range(len(log_ratio))]
-    return [sample(op, piece, advantages, parameters, rows) for piece in pieces]
+    if apart(op):
+        return [sample(op, log_ratio, advantages, parameters, rows)]
+    first = sample(op, log_ratio[:1], advantages, parameters, rows)
+    return [replace(first, log_ratio=log_ratio[i : i + 1]) for i in range(len(log_ratio))]
