@@ -107,7 +107,10 @@ class Drift:
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        """Every change of a regime for t up to `LONGEST`, in order, each to the last digits of t."""
+        """Every change of a regime for t up to `LONGEST`, in order.
+
+        Regimes are those of the metrics, in which a gate passes while it changes its residual by less than 1e-6 of it.
+        """
         keys, found = self._codes(SEARCH)
         where, which = np.nonzero(found[1:] != found[:-1])
         low, high = SEARCH[where], SEARCH[where + 1]
