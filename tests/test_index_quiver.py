@@ -1,8 +1,10 @@
 """Indices of trees and quivers: leaves, labels, what is checked on data, and the projection of crossed strata."""
 
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refuses
 
+import fibration.checks as checks_module
 import fibration.projection as projection_module
 from fibration import (
     Attribute,
@@ -34,7 +37,7 @@ from fibration import (
     uniform,
 )
 from fibration.batch import Batch, inputs_of
-from fibration.checks import paths_agree
+from fibration.checks import check
 from fibration.indexing import build_index
 from fibration.inputs import make_batch
 from fibration.ir import Input
@@ -262,6 +265,13 @@ def test_an_expert_of_text_alone():
     )
 
 
+def test_a_row_label_says_nothing_about_tokens_of_other_leaves():
+    h = hierarchy("text -> domain", "domain -> family", "image -> trajectory")
+    i = index(h, mask=torch.ones(2, 2), image=[[0, 1], [1, 0]], domain=["d", "e"], family=[["f", None], ["h", "g"]])
+    assert i.parents["domain", "family"].tolist() == [0, 1]
+    assert i.labels["family"] == ("f", "g")
+
+
 ROWS = {"domain": ["math", "code", "math", "art"], "modality": ["text", "text", "image", "image"]}
 MAPS = {"domain": {"math": "stem", "code": "stem", "art": "arts"}, "modality": {"text": "stem", "image": "stem"}}
 
@@ -309,6 +319,10 @@ MAPPINGS = {
             required="all paths agree", remedy="mend one of the mappings for 'family'",
         ),
     ),
+    "paths, the other way": (
+        {"domain": ["art", "code", "math", "code"], "modality": ["text", "image", "image", "image"]},
+        dict(what=("trajectory 0 lies over family 'arts' by way of domain 'art', and over 'stem' by way of modality 'text'",)),
+    ),
     "entry": ({"family": {**MAPS, "domain": {"math": "stem"}}}, dict(what="from domain to 'family' has no entry for domain 'code'", found="'math'", remedy="'code'")),
     "none": ({"family": {**MAPS, "domain": {"math": "stem", "code": None, "art": "a"}}}, dict(what="no entry for domain 'code'")),
     "unhashable": ({"family": {**MAPS, "domain": {"math": ["stem"]}}}, dict(what="the label ['stem'] of domain 'math' for 'family' is not hashable")),
@@ -341,12 +355,12 @@ def test_labels_that_contradict_along_two_paths():
 
 def test_parallel_paths_are_composed():
     good = families(domain=["math", "code", "math", "code"])
-    paths_agree(good)
+    check(good)
     wrong = dict(good.parents)
     wrong["modality", "family"] = torch.tensor([0, 1])
     broken = replace(good, parents=wrong, labels={**good.labels, "family": ("stem", "arts")}, _cache={})
     refuses(
-        HierarchyIndexError, lambda: paths_agree(broken),
+        HierarchyIndexError, lambda: check(broken),
         what="trajectory 2 lies over family 'stem' by way of domain 'math', and over 'arts' by way of modality 'image'",
         required="all paths agree", found="trajectory → domain → family, and trajectory → modality → family",
     )  # fmt: skip
@@ -756,6 +770,9 @@ def test_advantages_and_matrices_of_a_program():
         BatchError, lambda: made(TREE, i, (rows,), per_token),
         what="the advantages vary within a trajectory", found=("1 and 10", "token [0, "),
     )  # fmt: skip
+    per_token = per_row[:, None].repeat(1, 4)
+    per_token[2, 0] = 10.0
+    refuses(BatchError, lambda: made(TREE, i, (rows,), per_token), found=("10 and 3", "token [2, 0] of trajectory 2"))
     per_token[2, 1] = math.nan
     refuses(BatchError, lambda: made(TREE, i, (turns,), per_token), what="token [2, 1] of trajectory 2 is not finite")
     crossed_index = crossing(PROJECTED, {("m", "t"): 2, ("m", "i"): 5, ("c", "t"): 3, ("c", "i"): 1})
@@ -774,6 +791,31 @@ def test_attributes_of_one_leaf():
         assert i.values["height"].tolist() == [2, 9, 12]
         assert i.total(height, "trajectory").tolist() == [2, 21]
     refuses(HierarchyIndexError, lambda: index(h, mask=MASK, image=IMAGE, attributes={"height": [1.0] * 6}), what="[6]", required="[3]")
+
+
+def test_the_documented_example_is_an_index():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "operator.md").read_text()
+    block = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "orthogonalise" in b)
+    standin = SimpleNamespace(compile=lambda h: SimpleNamespace(index=lambda **k: index(h, **k)))
+    scope = {"fibration": standin, "torch": torch}
+    exec(block, scope)
+    i = scope["index"]
+    assert dict(i.size) == {"text": 5, "image": 3, "trajectory": 3, "domain": 2, "modality": 2, "batch": 1}
+    agrees(i)
+    assert f"at most {projection_module.MAX_ELEMENTS} elements" in page
+
+
+def test_balance_some_rows_at_a_time(monkeypatch):
+    """Cells are looked at in chunks: whatever their size, the same cell is the worst."""
+    rng = np.random.default_rng(5)
+    labels = dict(offsets=range(41), domain=rng.integers(0, 9, 40).tolist(), modality=rng.integers(0, 7, 40).tolist())
+    messages = set()
+    for chunk in (1, 10, 1 << 22):
+        monkeypatch.setattr(checks_module, "CHUNK", chunk)
+        with pytest.raises(HierarchyIndexError) as caught:
+            index(BALANCED, **labels)
+        messages.add(str(caught.value))
+    assert len(messages) == 1
 
 
 # ---------------------------------------------------------------- random trees
