@@ -58,7 +58,9 @@ def make(*edges: Edge, gates: Mapping[Stratum, Gate] = {}, **more: Any) -> Hiera
     fibrations = []
     for source, target, *rest in edges:
         kernel = rest[0] if rest else proportional(count(token))
-        fibrations.append(Fibration(source, target, kernel if isinstance(kernel, MarkovKernel) else MarkovKernel(kernel)))
+        fibrations.append(
+            Fibration(source, target, kernel if isinstance(kernel, MarkovKernel) else MarkovKernel(kernel))
+        )
     met = dict.fromkeys(s for f in fibrations for s in (f.source, f.target))
     more = {"decomposition": log_ratio(), "objective": token_mean(), "name": "q", **more}
     return Hierarchy(fibrations=fibrations, gates={s: gates.get(s, identity_gate()) for s in met}, **more)
@@ -380,7 +382,9 @@ class Tokens:
             over: Any = a.over
             of: Any = a.of if isinstance(a, Count) else a.attribute.on
             found = {self.label[of][j] for j in self.inside(over, self.label[over][i]) if j in self.label[of]}
-            return F(len(found)) if isinstance(a, Count) else sum((self.attributes[a.attribute][e] for e in found), F(0))
+            return (
+                F(len(found)) if isinstance(a, Count) else sum((self.attributes[a.attribute][e] for e in found), F(0))
+            )
         if isinstance(a, Attribute):
             return self.attributes[a][self.label[a.on][i]]
         return self.parameters[a]
@@ -501,7 +505,9 @@ def is_legal(batch_: Tokens) -> bool:
             finest = [s for s in common if not any(t != s and reaches(h, t, s) for t in common)]
             if not all(batch_.is_balanced(a.first, a.second, s) for s in finest):
                 return False
-        elif any(all(i not in batch_.label[a.stratum] for i in batch_.inside(a.over, e)) for e in batch_.elements(a.over)):
+        elif any(
+            all(i not in batch_.label[a.stratum] for i in batch_.inside(a.over, e)) for e in batch_.elements(a.over)
+        ):
             return False
     return True
 

@@ -69,8 +69,20 @@ def index(h, mask=None, offsets=None, attributes=None, **labels):
 
 
 TREE = hierarchy("text -> turn", "turn -> trajectory", "image -> trajectory", "trajectory -> domain")
-CROSSED_EDGES = ("token -> trajectory", "trajectory -> domain", "trajectory -> modality", "domain -> batch", "modality -> batch")
-FAMILY_EDGES = ("token -> trajectory", "trajectory -> domain", "trajectory -> modality", "domain -> family", "modality -> family")
+CROSSED_EDGES = (
+    "token -> trajectory",
+    "trajectory -> domain",
+    "trajectory -> modality",
+    "domain -> batch",
+    "modality -> batch",
+)
+FAMILY_EDGES = (
+    "token -> trajectory",
+    "trajectory -> domain",
+    "trajectory -> modality",
+    "domain -> family",
+    "modality -> family",
+)
 BESIDE_EDGES = ("token -> trajectory", "token -> expert", "trajectory -> batch", "expert -> batch")
 
 
@@ -218,7 +230,11 @@ def test_rows_over_which_not_every_leaf_lies():
         what="nothing lies over trajectory 1", required="text",
     )  # fmt: skip
     rows = hierarchy("text -> trajectory", "image -> trajectory", rows=text)
-    refuses(HierarchyIndexError, lambda: index(rows, offsets=[0, 2], image=[1, 0], trajectory=["a"]), what="the rows are 'text'")
+    refuses(
+        HierarchyIndexError,
+        lambda: index(rows, offsets=[0, 2], image=[1, 0], trajectory=["a"]),
+        what="the rows are 'text'",
+    )
 
 
 # ---------------------------------------------------------------- labels of some tokens, and of labels
@@ -380,7 +396,11 @@ def test_an_empty_branch():
     )  # fmt: skip
     index(per_domain, **labels)
     index(per_row, **{**labels, "image": [1, 0, 0, 1]})
-    refuses(HierarchyIndexError, lambda: index(per_domain, **{**labels, "domain": ["a", "b"]}), what="domain 'b' has no image")
+    refuses(
+        HierarchyIndexError,
+        lambda: index(per_domain, **{**labels, "domain": ["a", "b"]}),
+        what="domain 'b' has no image",
+    )
 
 
 BALANCED = crossed(assume=[balanced(domain, modality)])
@@ -401,13 +421,19 @@ def test_balance_is_proportional_not_equal():
         lambda: crossing(BALANCED, {("m", "t"): 2, ("m", "i"): 4, ("c", "t"): 3, ("c", "i"): 7}),
         what="balanced(domain, modality) is assumed",
         required="m(cell)·m(batch) = m(domain)·m(modality)",
-        found=("domain 'c' and modality 't' share the mass 3, where balance asks for 3.125", "averaged over modality 't', reach 0.05 for log ratios"),
+        found=(
+            "domain 'c' and modality 't' share the mass 3, where balance asks for 3.125",
+            "averaged over modality 't', reach 0.05 for log ratios",
+        ),
         remedy=("cells (domain, modality) as a stratum", 'orthogonalise="projection"'),
     )
     refuses(
         HierarchyIndexError,
         lambda: crossing(BALANCED, {("m", "t"): 2, ("m", "i"): 2, ("c", "t"): 2}),
-        found=("domain 'c' and modality 'i' share the mass 0, where balance asks for 0.666667", "averaged over domain 'c', reach 0.667"),
+        found=(
+            "domain 'c' and modality 'i' share the mass 0, where balance asks for 0.666667",
+            "averaged over domain 'c', reach 0.667",
+        ),
     )
 
 
@@ -583,10 +609,17 @@ def test_projection_of_two_crossed_strata():
     assert i.matrix("domain", "modality").shape == (3, 3)
     assert i.matrix("domain", "modality").dtype == torch.float64
     assert i.matrix("domain", "batch") is i.matrix("domain", "batch")
-    refuses(HierarchyIndexError, lambda: i.matrix("domain", "token"), what="does not involve 'token'", required="batch, domain, modality")
+    refuses(
+        HierarchyIndexError,
+        lambda: i.matrix("domain", "token"),
+        what="does not involve 'token'",
+        required="batch, domain, modality",
+    )
     plain = crossing(crossed(), {("m", "t"): 2})
     assert plain.projection is None
-    refuses(HierarchyIndexError, lambda: plain.matrix("domain", "batch"), what="does not involve 'domain'", required="none")
+    refuses(
+        HierarchyIndexError, lambda: plain.matrix("domain", "batch"), what="does not involve 'domain'", required="none"
+    )
 
 
 def test_a_balanced_batch_is_projected_by_the_moebius_recursion():
@@ -611,7 +644,12 @@ def test_projection_of_experts_beside_trajectories():
 def test_projection_of_nested_crossings():
     """Tokens lie over experts and trajectories, and these over domains and modalities."""
     edges = ("token -> expert", "expert -> batch", *CROSSED_EDGES)
-    h = hierarchy(*edges, kernel=proportional(N), kernels={"token -> expert": uniform(), "token -> trajectory": uniform()}, orthogonalise="projection")
+    h = hierarchy(
+        *edges,
+        kernel=proportional(N),
+        kernels={"token -> expert": uniform(), "token -> trajectory": uniform()},
+        orthogonalise="projection",
+    )
     rng = np.random.default_rng(3)
     lengths = rng.integers(2, 6, 12)
     i = index(
@@ -624,6 +662,7 @@ def test_projection_of_nested_crossings():
 
 def two_leaves(*edges):
     """Text and images over trajectories and experts, or over what `edges` says, in the measure that counts tokens."""
+
     def n(over=None):
         return count(text, over=over) + count(image, over=over)
 
@@ -634,7 +673,14 @@ def two_leaves(*edges):
 
 
 def test_projection_with_two_leaves():
-    edges = ("text -> expert", "image -> expert", "text -> trajectory", "image -> trajectory", "expert -> batch", "trajectory -> batch")
+    edges = (
+        "text -> expert",
+        "image -> expert",
+        "text -> trajectory",
+        "image -> trajectory",
+        "expert -> batch",
+        "trajectory -> batch",
+    )
     experts = [["e", "f", "g", "e"], ["f", "g", "e", "f"], ["e", "f", "f", "f"]]
     where = dict(mask=torch.ones(3, 4), image=[[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]], expert=experts)
     i = index(two_leaves(*edges), **where)
@@ -671,25 +717,42 @@ def test_projection_is_defined_where_the_crossing_hangs_together(rows):
         words = [
             f"{word} {', '.join(str(n) for s, n in sorted(part) if s == word[0])}" for word in ("domain", "modality")
         ]
-        worded.add(" and ".join(words) + (" always occur together" if smallest == 2 else " occur with each other alone"))
+        worded.add(
+            " and ".join(words) + (" always occur together" if smallest == 2 else " occur with each other alone")
+        )
     assert caught.value.found in worded
 
 
 def test_crossings_of_too_low_a_rank():
-    rule = dict(what="effects of crossed strata cannot be told apart", required="one least-squares fit in batch, domain, modality")
+    rule = dict(
+        what="effects of crossed strata cannot be told apart",
+        required="one least-squares fit in batch, domain, modality",
+    )
     refuses(
         HierarchyIndexError, lambda: crossing(PROJECTED, {("a", "x"): 1, ("a", "y"): 2, ("math", "text"): 3}), **rule,
         found="domain 'math' and modality 'text' always occur together", remedy=("common coarsening as a stratum", "leave domain or modality out"),
     )  # fmt: skip
     cells = {("a", "x"): 1, ("a", "y"): 2, ("b", "z"): 1, ("b", "w"): 1}
-    refuses(HierarchyIndexError, lambda: crossing(PROJECTED, cells), **rule, found="domain 'a' and modality 'x', 'y' occur with each other alone")
-    rootless = hierarchy(*CROSSED_EDGES[:3], kernel=proportional(N), kernels={"token -> trajectory": uniform()}, orthogonalise="projection")
+    refuses(
+        HierarchyIndexError,
+        lambda: crossing(PROJECTED, cells),
+        **rule,
+        found="domain 'a' and modality 'x', 'y' occur with each other alone",
+    )
+    rootless = hierarchy(
+        *CROSSED_EDGES[:3],
+        kernel=proportional(N),
+        kernels={"token -> trajectory": uniform()},
+        orthogonalise="projection",
+    )
     refuses(
         HierarchyIndexError, lambda: crossing(rootless, {("a", "x"): 1, ("a", "y"): 1, ("b", "x"): 1, ("b", "y"): 1}),
         found="lie over no common stratum", remedy="for example batch",
     )  # fmt: skip
     edges = (*CROSSED_EDGES, "trajectory -> tool", "tool -> batch")
-    three = hierarchy(*edges, kernel=proportional(N), kernels={"token -> trajectory": uniform()}, orthogonalise="projection")
+    three = hierarchy(
+        *edges, kernel=proportional(N), kernels={"token -> trajectory": uniform()}, orthogonalise="projection"
+    )
     # a Latin square too small for three factors: the third is the sum of the others, though all pairs hang together
     d, m = np.divmod(np.arange(4), 2)
     i = index(three, offsets=range(9), domain=[*d, *d], modality=[*m, *m], tool=[*(d ^ m), *(1 - (d ^ m))])
@@ -733,7 +796,10 @@ def test_inputs_of_several_leaves():
     i = tree()
     now, old = (torch.arange(12.0).reshape(3, 4) * k for k in (3, 1))
     values = inputs_of(batch_of(i, torch.tensor([1.0, 2.0, 3.0]), log_probs=now, old_log_probs=old, cotangent=now))
-    assert set(values) == {"extra", *(f"{w}_{s}" for w in ("log_ratio", "log_prob", "advantage", "cotangent") for s in ("text", "image"))}
+    assert set(values) == {
+        "extra",
+        *(f"{w}_{s}" for w in ("log_ratio", "log_prob", "advantage", "cotangent") for s in ("text", "image")),
+    }
     assert values["log_ratio_text"].tolist() == [0, 4, 18]
     assert values["log_prob_image"].tolist() == values["cotangent_image"].tolist() == [3, 24, 33]
     assert values["advantage_image"].tolist() == [1, 3, 3]
@@ -790,7 +856,12 @@ def test_attributes_of_one_leaf():
         i = index(h, mask=MASK, image=IMAGE, attributes={"height": given_values})
         assert i.values["height"].tolist() == [2, 9, 12]
         assert i.total(height, "trajectory").tolist() == [2, 21]
-    refuses(HierarchyIndexError, lambda: index(h, mask=MASK, image=IMAGE, attributes={"height": [1.0] * 6}), what="[6]", required="[3]")
+    refuses(
+        HierarchyIndexError,
+        lambda: index(h, mask=MASK, image=IMAGE, attributes={"height": [1.0] * 6}),
+        what="[6]",
+        required="[3]",
+    )
 
 
 def test_the_documented_example_is_an_index():
@@ -827,7 +898,16 @@ def random_trees(draw):
     size = draw(st.integers(1, 6))
     below = {k: draw(st.integers(0, k - 1)) for k in range(1, size + 1)}
     leaves = [k for k in range(size + 1) if k not in below.values()]
-    rows = draw(st.lists(st.lists(st.tuples(st.booleans(), st.sampled_from(leaves), st.lists(st.integers(0, 1), min_size=7, max_size=7)), max_size=4), min_size=1, max_size=4))
+    rows = draw(
+        st.lists(
+            st.lists(
+                st.tuples(st.booleans(), st.sampled_from(leaves), st.lists(st.integers(0, 1), min_size=7, max_size=7)),
+                max_size=4,
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
     if not any(keep for row in rows for keep, _, _ in row):
         rows.append([(True, leaves[0], [0] * 7)])
     return below, leaves, rows, draw(st.booleans())
@@ -879,7 +959,11 @@ def test_random_trees_against_their_definition(world):
                 a, b = layout.offsets[element : element + 2].tolist()
                 over = [p for p in mine if labels[p][s] == label]
                 positions = layout.positions
-                found = range(int(layout.starts[element]), int(layout.starts[element]) + b - a) if positions is None else positions[a:b].tolist()
+                found = (
+                    range(int(layout.starts[element]), int(layout.starts[element]) + b - a)
+                    if positions is None
+                    else positions[a:b].tolist()
+                )
                 assert list(found) == over
                 numbers = range(a, b) if layout.tokens is None else layout.tokens[a:b].tolist()
                 assert [mine[n] for n in numbers] == over
@@ -894,7 +978,13 @@ def test_random_trees_against_their_definition(world):
         for finer in (f for f in range(8) if f in below and s in [name[x] for x in path(f)[1:]]):
             of = name[finer]
             counts = [
-                len({labels[p][of] if finer not in leaves else p for p in kept if of in labels[p] and labels[p].get(s) == label})
+                len(
+                    {
+                        labels[p][of] if finer not in leaves else p
+                        for p in kept
+                        if of in labels[p] and labels[p].get(s) == label
+                    }
+                )
                 for label in seen
             ]
             assert i.count(of, s).tolist() == counts
@@ -913,7 +1003,10 @@ def test_as_many_tokens_as_rows_beside_the_hierarchy():
 
 def test_shuffled_rows_give_the_same_hierarchy():
     order = [2, 0, 1]
-    one, other = tree(), tree(mask=MASK[order], image=IMAGE[order], turn=[TURN[k] for k in order], domain=["c", "m", None])
+    one, other = (
+        tree(),
+        tree(mask=MASK[order], image=IMAGE[order], turn=[TURN[k] for k in order], domain=["c", "m", None]),
+    )
     for (source, target), parent in one.parents.items():
         if source in one.labels and source != "trajectory":
             names, others = one.labels[target], other.labels[target]

@@ -12,8 +12,26 @@ from fractions import Fraction
 import pytest
 import quivers
 from quivers import (
-    CROSS, DM, MINE, SHORT, TREE, batch, cell, domain, expert, group, image, make, mine, modality, n, reaches, text,
-    token, trajectory, turn,
+    CROSS,
+    DM,
+    MINE,
+    SHORT,
+    TREE,
+    batch,
+    cell,
+    domain,
+    expert,
+    group,
+    image,
+    make,
+    mine,
+    modality,
+    n,
+    reaches,
+    text,
+    token,
+    trajectory,
+    turn,
 )  # fmt: skip
 
 from fibration import Fibration, clip_gate, count, uniform
@@ -189,7 +207,7 @@ def confirm(h, verdict: Verdict):
             assert made.weight(f, i) < 0
         except ZeroDivisionError:
             assert values["weight"] == "no value"
-    elif verdict.law == "reflecting" or "sum" in values and "token" not in values:
+    elif verdict.law == "reflecting" or ("sum" in values and "token" not in values):
         fs = kernels_named(h, verdict)
         found = made.fibre_sum(fs, values["element"])
         assert found != 1
@@ -259,7 +277,9 @@ def random_hierarchy(seed):
     for leaf in leaves:
         below = rng.sample(above, 1) if rng.random() < 0.6 and leaf != leaves[-1] else above
         edges += [(leaf, t) for t in below]
-    shape = Shape(tuple(dict.fromkeys(s for e in edges for s in e)), tuple(Fibration(a, b, uniform()) for a, b in edges))
+    shape = Shape(
+        tuple(dict.fromkeys(s for e in edges for s in e)), tuple(Fibration(a, b, uniform()) for a, b in edges)
+    )
 
     def measure(s):
         parts = [count(leaf, over=s) for leaf in leaves if leaf in shape.leaves_over(s)]
@@ -461,7 +481,10 @@ def test_populations_are_those_of_all_small_ones():
     """What is said of counts, against all small ones."""
     for edges, assumed in (
         (((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)), []),
-        (((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)), [populated(turn, over=trajectory)]),
+        (
+            ((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)),
+            [populated(turn, over=trajectory)],
+        ),
         (quivers.NESTED, []),
         (((text, trajectory), (image, trajectory), (image, expert), (trajectory, batch), (expert, batch)), []),
     ):
