@@ -317,9 +317,9 @@ def test_random_ones(seed):
         return
     rng = random.Random(seed)
     for v in found:
-        if v.status == "refuted" and v.counterexample is not None and v.counterexample.concrete is not None:
-            if v.law != "orthogonality" or not h.shape.is_tree:
-                confirm(h, v)
+        shown = v.status == "refuted" and v.counterexample is not None and v.counterexample.concrete is not None
+        if shown and (v.law != "orthogonality" or not h.shape.is_tree):
+            confirm(h, v)
     for k in range(400):
         made = quivers.batches(h, 1000 * seed + k, tokens=1 + k % 6, even=k % 2 == 0)
         if len(made.leaf) <= 24 and quivers.is_legal(made):
