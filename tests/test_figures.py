@@ -321,6 +321,9 @@ def test_grpo_with_the_same_clip() -> None:
     r = 1 + t[:, None] * DELTA
     gated = np.where(ADVANTAGE > 0, np.minimum(r, 1.04), np.maximum(r, 0.96))
     np.testing.assert_allclose(grpo.total(t), (gated * ADVANTAGE).mean(axis=1), rtol=1e-12)
+    assert objective.weigh(drift(), grpo) == 1
+    long = Drift(compiled("dr_grpo"), {})  # μ = 1/1024 instead of 1/10
+    assert objective.weigh(long, grpo) == pytest.approx(10 / 1024)
     assert baseline(compiled("grpo"), {}) is None
     dapo = baseline(compiled("dapo"), {})
     assert dapo is not None

@@ -186,7 +186,9 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
         words = f"{name} leaves its budget" + (" (dotted: its regime changes again)" if again else "")
         handles.append(Line2D([], [], color=CHANNEL_COLOUR[channel], label=words))
     if other is not None:
-        handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1.2, label=_baseline_label(other)))
+        handles.append(
+            Line2D([], [], color="black", linestyle="--", linewidth=1.2, label=_baseline_label(drift, other))
+        )
     page.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.03, 0.01), ncols=2, frameon=False, fontsize=9)
     title(page, f"{h.name}: objective while ratios drift as r = 1 + t·Δ", 0.03, 0.18)
     split = "; each sign of A is a trajectory of its own" if drift.rows > 1 else ""
@@ -195,9 +197,16 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     return page
 
 
-def _baseline_label(other: Drift) -> str:
+def weigh(drift: Drift, other: Drift) -> float:
+    """What makes another loss comparable: 1, or the quotient of their token weights `μ`."""
+    quotient = drift.weight / other.weight
+    return 1.0 if abs(quotient - 1) < 1e-9 else quotient
+
+
+def _baseline_label(drift: Drift, other: Drift) -> str:
     used = [f"{other.parameters.get(n, other.op.hierarchy.parameters[n].default):g}" for n in CLIPS]
-    return f"GRPO, clipped to [1 − {used[0]}, 1 + {used[1]}]"
+    scaled = "" if weigh(drift, other) == 1 else f", with the token weight μ of {drift.op.hierarchy.name}"
+    return f"GRPO, clipped to [1 − {used[0]}, 1 + {used[1]}]{scaled}"
 
 
 def _first(axes: Axes, drift: Drift, t: Vector) -> None:
@@ -283,7 +292,7 @@ def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector
         sign, delta = ">" if ADVANTAGE[i] > 0 else "<", f"{DELTA[i]:g}".replace("-", "−")
         axes.plot(t, drift.per_token(t)[:, i], color=colour, linewidth=1.8, label=f"Δ = {delta}, A {sign} 0", zorder=3)
         if other is not None:
-            axes.plot(t, other.per_token(t)[:, i], "--", color="black", linewidth=1.2, zorder=4)
+            axes.plot(t, weigh(drift, other) * other.per_token(t)[:, i], "--", color="black", linewidth=1.2, zorder=4)
         axes.ticklabel_format(useOffset=False)
         axes.set(xlim=(0, drift.longest), ylabel=r"$\mu\,\mathcal{G}\,A$")
         axes.grid(alpha=0.2)
@@ -297,7 +306,7 @@ def _total(axes: Axes, drift: Drift, other: Drift | None, t: Vector) -> None:
     """(d): `J`."""
     axes.plot(t, drift.total(t), color=PALETTE[2], linewidth=2, label=drift.op.hierarchy.name, zorder=3)
     if other is not None:
-        axes.plot(t, other.total(t), "--", color="black", linewidth=1.3, label="GRPO", zorder=4)
+        axes.plot(t, weigh(drift, other) * other.total(t), "--", color="black", linewidth=1.3, label="GRPO", zorder=4)
     axes.set(xlim=(0, drift.longest), xlabel="t", ylabel="objective J")
     axes.set_title("(d) total objective", fontsize=11, loc="left")
     axes.grid(alpha=0.2)
