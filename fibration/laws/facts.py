@@ -9,7 +9,7 @@ import sympy
 from sympy import oo
 
 from fibration.expressions import atoms
-from fibration.laws import dense
+from fibration.laws import dense, whole
 from fibration.laws.algebra import from_sympy, to_sympy, vanishes
 from fibration.laws.germ import RHO
 from fibration.laws.law import Subject
@@ -90,7 +90,7 @@ def _makes_up(subject: Subject) -> bool:
         return False
     first = next(v.status for v in subject.verdicts if v.law == "first_order")
     if subject.hierarchy.objective.estimator == "score":  # refuted for its value, whatever the gates
-        return not dense.off_policy(subject.hierarchy)
+        return bool(whole.agrees(subject)) or dense.off_policy(subject.hierarchy) is None
     return first != "refuted"
 
 
