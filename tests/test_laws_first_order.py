@@ -687,7 +687,7 @@ def test_least_squares_effects_have_no_radius():
 
 def test_gates_that_make_up_for_one_another_have_no_radius_of_0():
     """`𝒢` is the identity near `r = 1`, though no gate is; how far is not looked into."""
-    for name in ("apc_obj", "apc, score", "residual against the gated base", "tree, base made up for"):
+    for name in ("apc_obj", "apc, score", "sapo, score", "residual against the gated base", "tree, base made up for"):
         assert "radius" not in {f.name for f in report(name).facts}
     assert facts(SPECS["sapo"].h, "radius") == {"hierarchy": "0"}
 
@@ -713,12 +713,22 @@ def pull(h, source, target):
 def drawn(rng):
     """A shape, and gates that keep, drop, halve, bend, clip, or take up what a coarser level holds, right or wrong."""
     shapes = [three, tree, deep_tree, quiver]
-    build, split = rng.choice(shapes), rng.choice([log_ratio(scale=mass), SIGNED, ratio_deviation(scale=mass), DEVIATION])
+    build, split = (
+        rng.choice(shapes),
+        rng.choice([log_ratio(scale=mass), SIGNED, ratio_deviation(scale=mass), DEVIATION]),
+    )
     plain = build({})
     gates, broken = {}, rng.random()
     for s in plain.order:
         up = plain.coarser(s)
-        options = [residual, residual, residual, tanh(residual), clip(residual, -budget, budget), residual * residual + residual]
+        options = [
+            residual,
+            residual,
+            residual,
+            tanh(residual),
+            clip(residual, -budget, budget),
+            residual * residual + residual,
+        ]
         if broken < 0.7:
             options += [0 * residual, residual / 2, where(residual >= 0, residual, 0), residual + 0.1, residual - 0.1]
         gate = rng.choice(options)
