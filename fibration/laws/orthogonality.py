@@ -232,14 +232,32 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
             return _partly(h, v)
     if not pairs:
         return _partly(h, v)
-    u, w = pairs[0]
-    missing = list(dict.fromkeys(tuple(sorted(p, key=h.order.index)) for p in pairs))
-    assume = ", ".join(f"balanced({a}, {b})" for a, b in missing)
+    crossed = list(dict.fromkeys(_ordered(h, p) for p in pairs))
+    # the balance of finer strata is that of what they lie over
+    finest = [p for p in crossed if not any(q != p and _covers(h, q, p) for q in crossed)]
+    assume = ", ".join(f"balanced({a}, {b})" for a, b in finest)
+    u, w = finest[0]
+    cell = next((s for s in h.strata if s.name in (f"{u}_{w}", f"{w}_{u}")), None)
+    chain = f"a stratum {u}_{w} with a chain through it" if cell is None else f"{cell} over one of {u} and {w} alone"
     return _Open(
-        f"{' and '.join(f'{a} and {b}' for a, b in missing)} may cross in frequencies that are not proportional",
-        f"assume=[{assume}], which is checked on every index; or a stratum {u}_{w} with a chain through it; or "
-        "orthogonalise='projection'",
+        f"{', '.join(f'{a} and {b}' for a, b in finest)} may cross in frequencies that are not proportional",
+        f"assume=[{assume}], which is checked on every index; or {chain}; or orthogonalise='projection'",
     )
+
+
+def _ordered(h: Hierarchy, pair: tuple[Stratum, Stratum]) -> tuple[Stratum, Stratum]:
+    first, second = sorted(pair, key=h.strata.index)
+    return first, second
+
+
+def _covers(h: Hierarchy, finer: tuple[Stratum, Stratum], coarser: tuple[Stratum, Stratum]) -> bool:
+    """Whether balance of one pair is that of another besides."""
+    shape = h.shape
+    along = any(
+        all(c in (f, *shape.coarser(f)) for f, c in zip(finer, turned, strict=True))
+        for turned in (coarser, coarser[::-1])
+    )
+    return along and shape.meets(*finer) == shape.meets(*coarser)
 
 
 def _partly(h: Hierarchy, v: Stratum) -> _Open:

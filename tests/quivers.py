@@ -1,0 +1,554 @@
+"""Trees and quivers, right and wrong, each with the law that must say so; and a plain model of a batch to check it by.
+
+`Tokens` knows nothing of the library's procedures: a batch is a list of tokens, each with a leaf and a label per stratum,
+and an element is the set of the tokens that carry its label. Formulas are evaluated by `expressions.evaluate`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    MarkovKernel,
+    Parameter,
+    clip_gate,
+    count,
+    density,
+    identity_gate,
+    log_ratio,
+    pessimistic_clip_gate,
+    proportional,
+    residual,
+    strata,
+    token_mean,
+    total,
+    uniform,
+    where,
+)
+from fibration.assumptions import balanced, populated
+from fibration.expressions import Expression, as_expression, evaluate
+from fibration.laws import LAWS
+from fibration.laws.law import Subject
+from fibration.report import Verdict
+from fibration.symbols import Count, Stratum, Total, mass
+
+F = Fraction
+token, text, image, audio, turn, trajectory = strata("token text_token image_token audio_token turn trajectory")
+domain, modality, length, expert, cell, camera = strata("domain modality length expert domain_modality camera")
+batch, group, speech, sight = strata("batch prompt_group speech sight")
+weight = Attribute("weight", on=token)
+share = Parameter("share", default=0.5, upper=1)
+MINE = ("structure", "locality", "markov", "reflecting", "coherent", "orthogonality")
+
+Kernel = MarkovKernel | Expression | None
+Edge = tuple[Stratum, Stratum] | tuple[Stratum, Stratum, Kernel]
+
+
+def make(*edges: Edge, gates: Mapping[Stratum, Gate] = {}, **more: Any) -> Hierarchy:
+    """Edges with their kernels; without one, proportional to the count of tokens."""
+    fibrations = []
+    for source, target, *rest in edges:
+        kernel = rest[0] if rest else proportional(count(token))
+        fibrations.append(Fibration(source, target, kernel if isinstance(kernel, MarkovKernel) else MarkovKernel(kernel)))
+    met = dict.fromkeys(s for f in fibrations for s in (f.source, f.target))
+    more = {"decomposition": log_ratio(), "objective": token_mean(), "name": "q", **more}
+    return Hierarchy(fibrations=fibrations, gates={s: gates.get(s, identity_gate()) for s in met}, **more)
+
+
+def mine(h: Hierarchy) -> list[Verdict]:
+    """The verdicts of the laws of this file, in their order."""
+    subject = Subject(h, [])
+    for name in MINE:
+        subject.verdicts += list(LAWS[name].decide(subject))
+        if LAWS[name].foundation and subject.first_failure(name):
+            break
+    return subject.verdicts
+
+
+@dataclass(frozen=True)
+class Case:
+    """A hierarchy, the verdict that it must get, and words of what is said; without a law, all are proved."""
+
+    hierarchy: Hierarchy
+    law: str = ""
+    subject: str = "hierarchy"
+    words: tuple[str, ...] = ()
+    status: str = "refuted"
+
+
+def n(of: Stratum, over: Stratum = trajectory) -> Expression:
+    return count(of, over=over)
+
+
+HALF = uniform(share=as_expression(0.5))
+BOTH = 1 / (n(text) + n(image))
+TREE = ((text, trajectory, BOTH), (image, trajectory, BOTH), (trajectory, group, uniform()))
+CROSS = ((token, trajectory), (trajectory, domain), (trajectory, modality), (domain, batch), (modality, batch))
+NESTED = ((token, expert), (expert, batch), *CROSS)
+THREE = (*CROSS, (trajectory, length), (length, batch))
+CELL = ((token, trajectory), (trajectory, cell), (cell, domain), (cell, modality), (domain, batch), (modality, batch))
+SHORT = ((token, turn), (turn, trajectory), (token, trajectory))
+DM = balanced(domain, modality)
+
+
+def mixed(**more: Any) -> Hierarchy:
+    """Text and image over trajectories, which cross: one measure, of all tokens."""
+
+    def all_over(s: Stratum) -> Expression:
+        return n(text, s) + n(image, s)
+
+    def share_of(a: Stratum, b: Stratum) -> Edge:
+        return a, b, all_over(a) / all_over(b)
+
+    return make(
+        (text, trajectory, BOTH), (image, trajectory, BOTH), share_of(trajectory, domain), share_of(trajectory, modality),
+        share_of(domain, batch), share_of(modality, batch), **more,
+    )  # fmt: skip
+
+
+def right() -> dict[str, Case]:
+    over_turn = n(token, turn)
+    return {
+        "tree of one measure": Case(make(*TREE)),
+        "tree of one measure, leaves at different depths": Case(
+            make((text, turn, uniform()), (turn, trajectory, n(text, turn) / (n(text) + n(image))), (image, trajectory, BOTH))
+        ),
+        "tree with shares, populated": Case(
+            make(
+                (text, trajectory, HALF), (image, trajectory, HALF),
+                assume=[populated(text, over=trajectory), populated(image, over=trajectory)],
+            )
+        ),
+        "tree with a share by a parameter, populated": Case(
+            make(
+                (text, trajectory, uniform(share=share)), (image, trajectory, uniform(share=1 - share)),
+                assume=[populated(text, over=trajectory), populated(image, over=trajectory)],
+            )
+        ),
+        "tree with shares by what is there": Case(
+            make(
+                (text, trajectory, uniform(share=where(n(image) > 0, 0.25, 1))),
+                (image, trajectory, uniform(share=where(n(text) > 0, 0.75, 1))),
+            )
+        ),
+        "tree with shares, one branch populated": Case(
+            make(
+                (text, trajectory, uniform(share=where(n(image) > 0, 0.25, 1))),
+                (image, trajectory, uniform(share=as_expression(0.75))),
+                assume=[populated(text, over=trajectory)],
+            )
+        ),
+        "tree of three branches": Case(
+            make(*((s, trajectory, 1 / (n(text) + n(image) + n(audio))) for s in (text, image, audio)))
+        ),
+        "crossing, balanced": Case(make(*CROSS, assume=[DM])),
+        "crossing, by least squares": Case(make(*CROSS, orthogonalise="projection")),
+        "crossing, by totals of an attribute": Case(
+            make(
+                *((a, b, (weight if a == token else total(weight, over=a)) / total(weight, over=b)) for a, b in CROSS),
+                assume=[DM],
+            )
+        ),
+        "three crossing, balanced by pairs": Case(
+            make(*THREE, assume=[DM, balanced(domain, length), balanced(modality, length)])
+        ),
+        "nested crossings, balanced": Case(make(*NESTED, assume=[DM, balanced(expert, trajectory)])),
+        "cells and their margins, balanced": Case(make(*CELL, assume=[DM])),
+        "a chain through cells": Case(make((token, trajectory), (trajectory, cell), (cell, domain), (domain, batch))),
+        "crossing within each domain": Case(
+            make(
+                (token, trajectory), (trajectory, modality), (trajectory, length), (modality, domain), (length, domain),
+                (domain, batch), assume=[balanced(modality, length)],
+            )
+        ),
+        "shortcut, by counts": Case(make(*SHORT)),
+        "shortcut, uniform in steps": Case(
+            make((token, turn, uniform()), (turn, trajectory, uniform()), (token, trajectory, 1 / (over_turn * n(turn))))
+        ),
+        "tree under a crossing, balanced": Case(mixed(assume=[DM])),
+        "tree under a crossing, by least squares": Case(mixed(orthogonalise="projection")),
+        "a gate that reads the mass": Case(
+            make(*TREE, gates={trajectory: Gate(residual * mass / mass)})
+        ),
+        "a share of what is read where it is": Case(
+            make(*TREE, gates={image: clip_gate(share).per(1 / n(image))})
+        ),
+    }  # fmt: skip
+
+
+def wrong() -> dict[str, Case]:
+    def refuted(h: Hierarchy, law: str, subject: str, *words: str) -> Case:
+        return Case(h, law, subject, words)
+
+    def structure(h: Hierarchy, *words: str) -> Case:
+        return Case(h, "structure", "hierarchy", words)
+
+    on_trajectory = "residual on trajectory"
+    joint = "kernels text_token, image_token → trajectory"
+    one = uniform()
+    forest = make((text, turn, one), (image, trajectory, one))
+    return {
+        # structure
+        "a forest": structure(forest, "several parts", "join them"),
+        "a cycle beside a tree": structure(make((text, turn, one), (turn, trajectory, one), (trajectory, turn, one)), "cycle"),
+        "an edge twice in a tree": structure(
+            make((text, trajectory, one), (image, trajectory, one), (text, trajectory, one)), "declared twice"
+        ),
+        "overlapping children": structure(
+            make(
+                (text, speech, one), (image, speech, one), (image, sight, one), (audio, sight, one),
+                (speech, trajectory, one), (sight, trajectory, one),
+            ),
+            "speech and sight over trajectory overlap", "image_token over one trajectory lies over both",
+        ),
+        "rows that are a leaf of a tree": structure(make(*TREE, rows=image), "the sampled stratum 'image_token'"),
+        "rows beside a leaf": structure(
+            make((text, turn, one), (turn, group, HALF), (image, group, HALF), rows=turn),
+            "rows=turn, over which image_token does not lie", "Fibration(image_token, turn",
+        ),
+        "balance of what lies over the other": structure(
+            make(*CROSS, assume=[balanced(trajectory, domain)]), "trajectory lies over domain", "remove balanced"
+        ),
+        "balance of branches": structure(make(*TREE, assume=[balanced(text, image)]), "nothing lies over both"),
+        "balance without a meet": structure(
+            make(*CROSS[:3], assume=[DM]), "without a stratum that both lie over", "Fibration(domain, batch, ...)"
+        ),
+        "projection of a tree": structure(make(*TREE, orthogonalise="projection"), "nothing crosses", "drop orthogonalise"),
+        # locality
+        "a gate that reads a crossing stratum": refuted(
+            make(*NESTED, gates={trajectory: Gate(residual * (1 + density(expert)))}),
+            "locality", "gate on trajectory", "density(expert)", "no trajectory lies over a 'expert'",
+        ),
+        "a gate that reads the other branch": refuted(
+            make(*TREE, gates={text: Gate(residual * (1 + density(image)))}),
+            "locality", "gate on text_token", "density(image_token)", "prompt_group",
+        ),
+        "advantage beside the rows": refuted(
+            make(*NESTED, gates={expert: pessimistic_clip_gate(share, share)}), "locality", "gate on expert", "two trajectories"
+        ),
+        "a kernel that reads a crossing branch": refuted(
+            make((token, trajectory), (token, expert, 1 / n(token, trajectory)), (trajectory, batch), (expert, batch, n(token, trajectory) * 1)),
+            "locality", "kernel expert → batch", "sum over 'trajectory'",
+        ),
+        "a kernel that reads the mass": refuted(
+            make((token, trajectory, mass / n(token)), (trajectory, group)), "locality", "kernel token → trajectory", "define itself"
+        ),
+        "a decomposition that one leaf cannot read": refuted(
+            make(*TREE, decomposition=log_ratio(scale=1 / n(text, text))), "locality", "recovery", "text_token"
+        ),
+        # markov, reflecting
+        "joint weights that sum to 2": refuted(
+            make((text, trajectory, one), (image, trajectory, one)),
+            "reflecting", joint, "a trajectory of 1 text_token and 1 image_token gives 2", "uniform(share=...)",
+            "1/(count(text_token, over=trajectory) + count(image_token, over=trajectory))",
+        ),
+        "an empty branch": refuted(
+            make((text, trajectory, HALF), (image, trajectory, HALF)),
+            "reflecting", joint, "0 text_tokens and 1 image_token gives 1/2", "populated(text_token, over=trajectory)",
+        ),
+        "the other branch empty": refuted(
+            make((text, trajectory, HALF), (image, trajectory, HALF), assume=[populated(text, over=trajectory)]),
+            "reflecting", joint, "1 text_token and 0 image_tokens gives 1/2", "populated(image_token, over=trajectory)",
+        ),
+        "a third each": refuted(
+            make((text, trajectory, uniform(share=as_expression(1) / 3)), (image, trajectory, uniform(share=as_expression(1) / 3)),
+                 assume=[populated(text, over=trajectory)]),
+            "reflecting", joint, "1 text_token and 0 image_tokens gives 1/3",
+        ),
+        "right up to 5 of each": refuted(
+            make((text, trajectory, where(n(text) <= 5, BOTH, 2 * BOTH)), (image, trajectory, BOTH)),
+            "reflecting", joint, "6 text_tokens",
+        ),
+        "one branch counted over the batch": refuted(
+            make((text, trajectory, 1 / (n(text) + n(image))), (image, trajectory, 1 / (n(text, group) + n(image, group))), (trajectory, group, one)),
+            "reflecting", joint, "gives",
+        ),
+        "0 divided by the other branch": refuted(
+            make((text, trajectory, 1 / n(text) / (1 + n(image) / n(image))), (image, trajectory, HALF)),
+            "markov", "kernel text_token → trajectory", "0 image_tokens", "no value",
+        ),
+        "a share that may be negative": refuted(
+            make((text, trajectory, uniform(share=1 - n(image))), (image, trajectory, uniform(share=n(image)))),
+            "markov", "kernel text_token → trajectory", "1 text_token and 2 image_tokens",
+        ),
+        "a turn that counts an empty branch": Case(
+            make((text, turn, 1 / (n(text, turn) + n(image, turn))), (image, turn, 1 / (n(text, turn) + n(image, turn))),
+                 (turn, trajectory, n(image, turn) / n(image))),
+            "markov", "kernel turn → trajectory", ("no value",),
+        ),
+        "a kernel of a crossing that does not sum to 1": refuted(
+            make((token, trajectory), (trajectory, domain), (trajectory, modality, 1 / n(trajectory, domain)), (domain, batch), (modality, batch)),
+            "reflecting", "kernel trajectory → modality", "gives",
+        ),
+        # coherent
+        "kernels that do not cohere": refuted(
+            make(*((a, b, one) for a, b in CROSS)),
+            "coherent", "hierarchy", "trajectory 1 gets", "by way of domain 1", "by way of modality 1",
+        ),
+        "a shortcut that does not cohere": refuted(
+            make(*((a, b, one) for a, b in SHORT)), "coherent", "hierarchy", "by way of turn 1", "by way of trajectory 1"
+        ),
+        "two measures on two ways": refuted(
+            make((token, trajectory, weight / total(weight, over=trajectory)),
+                 (trajectory, domain, total(weight, over=trajectory) / total(weight, over=domain)), (domain, batch), (token, expert),
+                 (expert, batch)),
+            "coherent", "hierarchy", "gets", "weight = ",
+        ),
+        # orthogonality
+        "missing meet": refuted(
+            make(*CROSS[:3]), "orthogonality", on_trajectory, "no common coarsening", "over domain 1 sum to -1",
+            "add a common coarsening of domain and modality", "strata('batch')", "Fibration(modality, batch, ...)",
+        ),
+        "one arm without the batch": refuted(
+            make(*CROSS[:4]), "orthogonality", on_trajectory, "no common coarsening", "Fibration(modality, batch, ...)",
+        ),
+        "missing meet, by least squares": refuted(
+            make(*CROSS[:3], orthogonalise="projection"), "orthogonality", on_trajectory, "full rank", "add a common coarsening",
+        ),
+        "a leaf with two roots": refuted(
+            make((token, trajectory), (token, expert)), "orthogonality", "residual on token", "no common coarsening", "expert",
+        ),
+        "unbalanced crossing": refuted(
+            make(*CROSS), "orthogonality", on_trajectory, "not proportional", "over domains 1, 2 and modalities 1, 2",
+            "assume=[balanced(domain, modality)]", "domain_modality with a chain", "orthogonalise='projection'",
+        ),
+        "cells do not balance their margins": refuted(
+            make(*CELL), "orthogonality", "residual on domain_modality", "domain_modality over one of domain and modality alone"
+        ),
+        "nested crossings, one balanced": refuted(
+            make(*NESTED, assume=[DM]), "orthogonality", "residual on token", "assume=[balanced(expert, trajectory)]"
+        ),
+        "nested crossings, balanced against the coarse": refuted(
+            make(*NESTED, assume=[DM, balanced(expert, domain), balanced(expert, modality)]),
+            "orthogonality", "residual on token", "balanced(expert, trajectory)",
+        ),
+        "three crossing, two pairs balanced": refuted(
+            make(*THREE, assume=[DM, balanced(domain, length)]), "orthogonality", on_trajectory, "balanced(modality, length)"
+        ),
+        "two meets that cross": Case(
+            make((token, domain), (token, modality), (domain, length), (domain, expert), (modality, length), (modality, expert),
+                 (length, batch), (expert, batch), assume=[balanced(length, expert)]),
+            "orthogonality", "residual on token", ("meet in",),
+        ),
+        "a branch that crosses": Case(
+            make(
+                (text, trajectory, BOTH), (image, trajectory, BOTH), (image, camera, 1 / n(image, camera)),
+                (trajectory, batch, (n(text) + n(image)) / (n(text, batch) + n(image, batch))),
+                (camera, batch, n(image, camera) / (n(text, batch) + n(image, batch))),
+            ),
+            "orthogonality", "residual on image_token", ("camera",),
+        ),
+        "projection with balance": Case(
+            make(*CROSS, assume=[DM], orthogonalise="projection"), "orthogonality", "hierarchy", ("none is needed", "drop orthogonalise")
+        ),
+        "projection of a shortcut": Case(
+            make(*SHORT, orthogonalise="projection"), "orthogonality", "hierarchy", ("no two strata cross", "drop orthogonalise")
+        ),
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- a plain model
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One batch. `label[s][i]` is the element of `s` that token `i` lies over; tokens that do not are left out."""
+
+    h: Hierarchy
+    leaf: Sequence[Stratum]
+    label: Mapping[Stratum, Mapping[int, Any]]
+    attributes: Mapping[Attribute, Mapping[Any, Fraction]] = field(default_factory=dict)
+    parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
+
+    def elements(self, s: Stratum) -> list[Any]:
+        return list(dict.fromkeys(self.label[s].values()))
+
+    def inside(self, s: Stratum, e: Any) -> list[int]:
+        return [i for i, x in self.label[s].items() if x == e]
+
+    def atom(self, a: Expression, i: int) -> Fraction:
+        if isinstance(a, (Count, Total)):
+            over: Any = a.over
+            of: Any = a.of if isinstance(a, Count) else a.attribute.on
+            found = {self.label[of][j] for j in self.inside(over, self.label[over][i]) if j in self.label[of]}
+            return F(len(found)) if isinstance(a, Count) else sum((self.attributes[a.attribute][e] for e in found), F(0))
+        if isinstance(a, Attribute):
+            return self.attributes[a][self.label[a.on][i]]
+        return self.parameters[a]
+
+    def weight(self, f: Fibration, i: int) -> Fraction:
+        """`K(a|b)` of the elements that token `i` lies over."""
+        return F(evaluate(f.weight, lambda a: self.atom(a, i)))
+
+    def fibre_sum(self, fibrations: Iterable[Fibration], b: Any) -> Fraction:
+        result = F(0)
+        for f in fibrations:
+            tokens = {self.label[f.source][i]: i for i in self.inside(f.target, b) if i in self.label[f.source]}
+            result += sum((self.weight(f, i) for i in tokens.values()), F(0))
+        return result
+
+    def composite(self, source: Stratum, target: Stratum, i: int) -> Fraction:
+        """The product of the weights along some way down."""
+        if source == target:
+            return F(1)
+        for f in self.h.fibrations:
+            if f.source == source and reaches(self.h, f.target, target):
+                return self.weight(f, i) * self.composite(f.target, target, i)
+        raise AssertionError(f"{source} does not lie over {target}")
+
+    def products(self, source: Stratum, target: Stratum, i: int) -> set[Fraction]:
+        """The product of the weights along every way down."""
+        if source == target:
+            return {F(1)}
+        return {
+            self.weight(f, i) * p
+            for f in self.h.fibrations
+            if f.source == source and reaches(self.h, f.target, target)
+            for p in self.products(f.target, target, i)
+        }
+
+    def sigma(self, density_: Sequence[Fraction], s: Stratum, e: Any) -> Fraction:
+        return sum((density_[i] for i in self.inside(s, e)), F(0))
+
+    def residual(self, density_: Sequence[Fraction], s: Stratum, i: int) -> Fraction:
+        """`ρ_v = σ_v - Σ_{u > v} K_{v←u} ρ_u`, at the element below token `i`, by the recursion itself."""
+        own = self.sigma(density_, s, self.label[s][i])
+        coarser = [u for u in self.h.strata if u != s and reaches(self.h, s, u)]
+        return own - sum((self.composite(s, u, i) * self.residual(density_, u, i) for u in coarser), F(0))
+
+    def pushed(self, density_: Sequence[Fraction], members: Iterable[Stratum], u: Stratum, b: Any) -> Fraction:
+        """`π_{u*}` of the residuals on some strata, at one element."""
+        result = F(0)
+        for s in members:
+            tokens = {self.label[s][i]: i for i in self.inside(u, b) if i in self.label[s]}
+            result += sum((self.residual(density_, s, i) for i in tokens.values()), F(0))
+        return result
+
+    def mass(self, i: int) -> Fraction:
+        """`m` of a token up to a factor: of one root, the product of weights down to it."""
+        (root,) = [s for s in self.h.strata if not any(f.source == s for f in self.h.fibrations)]
+        return self.composite(self.leaf[i], root, i)
+
+    def is_balanced(self, a: Stratum, b: Stratum, meet: Stratum) -> bool:
+        m = [self.mass(i) for i in range(len(self.leaf))]
+
+        def of(*places: tuple[Stratum, Any]) -> Fraction:
+            return sum((x for i, x in enumerate(m) if all(self.label[s].get(i) == e for s, e in places)), F(0))
+
+        for c in self.elements(meet):
+            over = self.inside(meet, c)
+            for x in {self.label[a][i] for i in over if i in self.label[a]}:
+                for y in {self.label[b][i] for i in over if i in self.label[b]}:
+                    if of((a, x), (b, y)) * of((meet, c)) != of((a, x)) * of((b, y)):
+                        return False
+        return True
+
+
+def reaches(h: Hierarchy, source: Stratum, target: Stratum) -> bool:
+    return source == target or any(reaches(h, f.target, target) for f in h.fibrations if f.source == source)
+
+
+def batches(h: Hierarchy, seed: int, tokens: int, even: bool = False) -> Tokens:
+    """A random batch: an element is a choice of one place in its stratum and in each coarser one.
+
+    `even` makes every combination of choices above the leaves equally frequent up to a factor per choice.
+    """
+    rng = random.Random(seed)
+    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
+    others = [s for s in h.strata if s not in leaves]
+    width = {s: 1 if s == batch else rng.choice((1, 2, 2, 3)) for s in others}
+    if even:
+        width = {s: 1 if s == batch else rng.choice((1, 2)) for s in others}
+        factor = {(s, k): rng.choice((1, 1, 2)) for s in others for k in range(width[s])}
+        choices = []
+        for chosen in itertools.product(*(range(width[s]) for s in others)):
+            times = 1
+            for s, k in zip(others, chosen, strict=True):
+                times *= factor[s, k]
+            choices += [dict(zip(others, chosen, strict=True))] * times
+        rows = [(leaf, c) for c in choices for leaf in leaves]
+    else:
+        rows = [(rng.choice(leaves), {s: rng.randrange(width[s]) for s in others}) for _ in range(tokens)]
+    label: dict[Stratum, dict[int, Any]] = {s: {} for s in h.strata}
+    for i, (leaf, chosen) in enumerate(rows):
+        label[leaf][i] = i
+        for s in others:
+            if reaches(h, leaf, s):
+                label[s][i] = tuple((u.name, chosen[u]) for u in others if reaches(h, s, u))
+    attributes = {
+        a: {e: F(rng.randint(1, 5), rng.randint(1, 3)) for e in dict.fromkeys(label[a.on].values())}
+        for a in h.attributes.values()
+    }
+    parameters: dict[Expression, Fraction] = {p: F(rng.randint(1, 9), 10) for p in h.parameters.values()}
+    return Tokens(h, [leaf for leaf, _ in rows], label, attributes, parameters)
+
+
+def is_legal(batch_: Tokens) -> bool:
+    """Whether a batch has what the hierarchy assumes."""
+    h = batch_.h
+    for a in h.assume:
+        if isinstance(a, type(DM)):
+            common = [s for s in h.strata if reaches(h, a.first, s) and reaches(h, a.second, s)]
+            finest = [s for s in common if not any(t != s and reaches(h, t, s) for t in common)]
+            if not all(batch_.is_balanced(a.first, a.second, s) for s in finest):
+                return False
+        elif any(all(i not in batch_.label[a.stratum] for i in batch_.inside(a.over, e)) for e in batch_.elements(a.over)):
+            return False
+    return True
+
+
+def legal(h: Hierarchy, number: int, seed: int = 0) -> Iterator[Tokens]:
+    """Legal batches of different sizes."""
+    found = 0
+    for k in range(seed, seed + 3000):
+        made = batches(h, k, tokens=1 + k % 7, even=bool(h.assume) and k % 2 == 0)
+        if len(made.leaf) <= 40 and is_legal(made):
+            found += 1
+            yield made
+            if found == number:
+                return
+    assert found >= number // 2, f"only {found} legal batches of {h.name}"
+
+
+def from_witness(h: Hierarchy, verdict: Verdict) -> Tokens:
+    """The batch that a counterexample describes, from what it writes alone."""
+    assert verdict.counterexample is not None
+    written = verdict.counterexample.to_dict()["hierarchy"]
+    sizes, parents = written["sizes"], written["parents"]
+    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
+    targets = {s: [f.target for f in h.fibrations if f.source == s] for s in h.strata}
+
+    def down(s: Stratum, e: int, i: int, label: dict[Stratum, dict[int, Any]]) -> None:
+        assert 0 <= e < sizes[s.name]
+        assert label[s].setdefault(i, e) == e, "paths disagree"
+        for t in targets[s]:
+            row = parents[s.name] if len(targets[s]) == 1 else parents[s.name][t.name]
+            assert len(row) == sizes[s.name]
+            down(t, row[e], i, label)
+
+    label: dict[Stratum, dict[int, Any]] = {s: {} for s in h.strata}
+    leaf_of = [leaf for leaf in leaves for _ in range(sizes[leaf.name])]
+    places = [e for leaf in leaves for e in range(sizes[leaf.name])]
+    for i, (leaf, e) in enumerate(zip(leaf_of, places, strict=True)):
+        down(leaf, e, i, label)
+    for s in h.strata:
+        assert set(label[s].values()) == set(range(sizes[s.name])), f"a {s} without a token over it"
+    assert {s.name for s in h.strata} == sizes.keys()
+    attributes = {
+        a: {e: F(v) for e, v in enumerate(written["attributes"][a.name])}
+        for a in h.attributes.values()
+        if a.name in written["attributes"]
+    }
+    parameters: dict[Expression, Fraction] = {
+        p: F(written["parameters"][str(p)]) for p in h.parameters.values() if str(p) in written["parameters"]
+    }
+    return Tokens(h, leaf_of, label, attributes, parameters)
