@@ -613,6 +613,12 @@ def _mean(cells, signs, inside):
     return sum(values) / len(values)
 
 
+def test_a_crossing_of_sign_channels_reaches_half_as_far_on_either_side():
+    """Means of `max(±x, 0)` lie in `[0, R]`: two of them count for the residual, and two against it."""
+    for gate in (clip(residual, -budget / 4, budget), clip(residual, -budget, budget / 4)):
+        assert facts(quiver({trajectory: Gate(gate).per(mass)}, SIGNED), "radius") == {"hierarchy": "C/8"}
+
+
 @pytest.mark.parametrize("name", SHAPED)
 def test_bounds_are_not_exceeded(name):
     h, rng = SHAPED[name], random.Random(name)
