@@ -613,6 +613,12 @@ def _mean(cells, signs, inside):
     return sum(values) / len(values)
 
 
+def test_a_crossing_of_sign_channels_reaches_half_as_far_on_either_side():
+    """Means of `max(±x, 0)` lie in `[0, R]`: two of them count for the residual, and two against it."""
+    for gate in (clip(residual, -budget / 4, budget), clip(residual, -budget, budget / 4)):
+        assert facts(quiver({trajectory: Gate(gate).per(mass)}, SIGNED), "radius") == {"hierarchy": "C/8"}
+
+
 @pytest.mark.parametrize("name", SHAPED)
 def test_bounds_are_not_exceeded(name):
     h, rng = SHAPED[name], random.Random(name)
@@ -687,7 +693,7 @@ def test_least_squares_effects_have_no_radius():
 
 def test_gates_that_make_up_for_one_another_have_no_radius_of_0():
     """`𝒢` is the identity near `r = 1`, though no gate is; how far is not looked into."""
-    for name in ("apc_obj", "apc, score", "residual against the gated base", "tree, base made up for"):
+    for name in ("apc_obj", "apc, score", "sapo, score", "residual against the gated base", "tree, base made up for"):
         assert "radius" not in {f.name for f in report(name).facts}
     assert facts(SPECS["sapo"].h, "radius") == {"hierarchy": "0"}
 
@@ -696,3 +702,90 @@ def test_both_signs_of_a_clip_are_read_per_advantage():
     """A score estimator's facts are those of its gate."""
     h = one(pessimistic_clip_gate(low, high), objective=trajectory_mean().score(), gives_up=VALUE)
     assert facts(h, "radius") == facts(h.replace(objective=trajectory_mean(), gives_up={}), "radius")
+
+
+# ---------------------------------------------------------------- drawn at random
+
+
+def pull(h, source, target):
+    """The factor that spreads a density of `target` over the elements of `source`."""
+    path = h.shape.path(source, target)
+    result = path[0].weight
+    for f in path[1:]:
+        result = result * f.weight
+    return result
+
+
+def drawn(rng):
+    """A shape, and gates that keep, drop, halve, bend, clip, or take up what a coarser level holds, right or wrong."""
+    shapes = [three, tree, deep_tree, quiver]
+    build, split = (
+        rng.choice(shapes),
+        rng.choice([log_ratio(scale=mass), SIGNED, ratio_deviation(scale=mass), DEVIATION]),
+    )
+    plain = build({})
+    gates, broken = {}, rng.random()
+    for s in plain.order:
+        up = plain.coarser(s)
+        options = [
+            residual,
+            residual,
+            residual,
+            tanh(residual),
+            clip(residual, -budget, budget),
+            residual * residual + residual,
+        ]
+        if broken < 0.7:
+            options += [0 * residual, residual / 2, where(residual >= 0, residual, 0), residual + 0.1, residual - 0.1]
+        gate = rng.choice(options)
+        dropped = [u for u in up if gates.get(u) == Gate(0 * residual)]
+        for u in dropped if dropped and rng.random() < 0.8 else rng.sample(list(up), len(up) > 0 and broken < 0.2):
+            factor = pull(plain, s, u)
+            own = density(u) * factor
+            if rng.random() < 0.85:  # what the level dropped: its own density less what is coarser
+                for v, c in plain.shape.moebius(u).items():
+                    own = own - c * density(v) * factor * pull(plain, u, v)
+            gate = gate + rng.choice([own, own, own, own / 2, where(own >= 0, own, 0), clip(own, -epsilon, epsilon)])
+        gates[s] = Gate(gate)
+    more = {"objective": trajectory_mean().score()} if rng.random() < 0.15 and build in (tree, quiver) else {}
+    return build(gates, split, **more)
+
+
+def uphold(h, seed, count=5):
+    """What is said of first order and positivity of a hierarchy, against the operator. Returns what is said."""
+    found, rng = h.verify(), random.Random(seed)
+    said = [(v.subject, v.status) for v in found.verdicts if v.law == "first_order"]
+    ratio = h.objective.estimator == "ratio"
+    positive = any(v.law == "positivity" and v.status == "proved" for v in found.verdicts)
+    passes = next((f.value for f in found.facts if f.name == "radius"), "") not in ("", "0", "not certified")
+    off = False
+    for plain in batches(h, seed=seed, count=count, most=4):
+        n = len(plain.tokens)
+        start = plain.ratios([Fraction(0)] * n)
+        for direction in directions(n, rng):
+            xs = [UNIT * d for d in direction]
+            moved = plain.ratios(xs)
+            off |= any(abs(g - truth(v)) > UNIT / 10**6 for g, v in zip(moved, xs, strict=True))
+            if ("gradient", "proved") in said and ratio:
+                assert all(abs(m - s - v) <= UNIT / 10**6 for m, s, v in zip(moved, start, xs, strict=True))
+            for subject, status in said:
+                if subject.startswith("advantages") and status == "proved":
+                    check_subspace(plain, subject.removeprefix("advantages constant on each "), rng, start, xs)
+        if ("gradient", "proved") in said and not ratio:
+            assert start == [1] * n
+        if positive:
+            assert all(g > 0 for g in plain.ratios([Fraction(rng.randint(-30, 30), 7) for _ in range(n)]))
+    assert not off or ("hierarchy", "proved") not in said
+    assert not (off and passes)
+    witness = next((v.counterexample for v in found.verdicts if v.law == "first_order" and v.status == "refuted"), None)
+    if witness is not None and "log_ratios" in witness.values:
+        _, plain = rebuilt(h, witness)
+        xs = list(witness.values["log_ratios"])
+        got = plain_or_none(plain, xs, [witness.values["advantage"]] * len(xs))
+        assert got is None or any(abs(g - truth(v)) > UNIT / 10**7 for g, v in zip(got, xs, strict=True))
+    return [*said, ("off", off)]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_is_said_of_random_levels_is_so(seed):
+    uphold(drawn(random.Random(seed)), seed)
