@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from fibration import (
@@ -58,7 +59,9 @@ def make(*edges: Edge, gates: Mapping[Stratum, Gate] = {}, **more: Any) -> Hiera
     fibrations = []
     for source, target, *rest in edges:
         kernel = rest[0] if rest else proportional(count(token))
-        fibrations.append(Fibration(source, target, kernel if isinstance(kernel, MarkovKernel) else MarkovKernel(kernel)))
+        fibrations.append(
+            Fibration(source, target, kernel if isinstance(kernel, MarkovKernel) else MarkovKernel(kernel))
+        )
     met = dict.fromkeys(s for f in fibrations for s in (f.source, f.target))
     more = {"decomposition": log_ratio(), "objective": token_mean(), "name": "q", **more}
     return Hierarchy(fibrations=fibrations, gates={s: gates.get(s, identity_gate()) for s in met}, **more)
@@ -380,14 +383,22 @@ class Tokens:
             over: Any = a.over
             of: Any = a.of if isinstance(a, Count) else a.attribute.on
             found = {self.label[of][j] for j in self.inside(over, self.label[over][i]) if j in self.label[of]}
-            return F(len(found)) if isinstance(a, Count) else sum((self.attributes[a.attribute][e] for e in found), F(0))
+            return (
+                F(len(found)) if isinstance(a, Count) else sum((self.attributes[a.attribute][e] for e in found), F(0))
+            )
         if isinstance(a, Attribute):
             return self.attributes[a][self.label[a.on][i]]
         return self.parameters[a]
 
     def weight(self, f: Fibration, i: int) -> Fraction:
         """`K(a|b)` of the elements that token `i` lies over."""
-        return F(evaluate(f.weight, lambda a: self.atom(a, i)))
+        if (f.name, i) not in self._weights:
+            self._weights[f.name, i] = F(evaluate(f.weight, lambda a: self.atom(a, i)))
+        return self._weights[f.name, i]
+
+    @cached_property
+    def _weights(self) -> dict[tuple[str, int], Fraction]:
+        return {}
 
     def fibre_sum(self, fibrations: Iterable[Fibration], b: Any) -> Fraction:
         result = F(0)
@@ -421,9 +432,16 @@ class Tokens:
 
     def residual(self, density_: Sequence[Fraction], s: Stratum, i: int) -> Fraction:
         """`ρ_v = σ_v - Σ_{u > v} K_{v←u} ρ_u`, at the element below token `i`, by the recursion itself."""
-        own = self.sigma(density_, s, self.label[s][i])
-        coarser = [u for u in self.h.strata if u != s and reaches(self.h, s, u)]
-        return own - sum((self.composite(s, u, i) * self.residual(density_, u, i) for u in coarser), F(0))
+        key = tuple(density_), s.name, self.label[s][i]
+        if key not in self._residuals:
+            coarser = [u for u in self.h.strata if u != s and reaches(self.h, s, u)]
+            pulled = (self.composite(s, u, i) * self.residual(density_, u, i) for u in coarser)
+            self._residuals[key] = self.sigma(density_, s, self.label[s][i]) - sum(pulled, F(0))
+        return self._residuals[key]
+
+    @cached_property
+    def _residuals(self) -> dict[Any, Fraction]:
+        return {}
 
     def pushed(self, density_: Sequence[Fraction], members: Iterable[Stratum], u: Stratum, b: Any) -> Fraction:
         """`π_{u*}` of the residuals on some strata, at one element."""
@@ -501,7 +519,9 @@ def is_legal(batch_: Tokens) -> bool:
             finest = [s for s in common if not any(t != s and reaches(h, t, s) for t in common)]
             if not all(batch_.is_balanced(a.first, a.second, s) for s in finest):
                 return False
-        elif any(all(i not in batch_.label[a.stratum] for i in batch_.inside(a.over, e)) for e in batch_.elements(a.over)):
+        elif any(
+            all(i not in batch_.label[a.stratum] for i in batch_.inside(a.over, e)) for e in batch_.elements(a.over)
+        ):
             return False
     return True
 

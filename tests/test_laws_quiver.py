@@ -12,11 +12,28 @@ from fractions import Fraction
 import pytest
 import quivers
 from quivers import (
-    CROSS, DM, MINE, SHORT, TREE, batch, cell, domain, expert, group, image, make, mine, modality, n, reaches, text,
-    token, trajectory, turn,
+    CROSS,
+    DM,
+    MINE,
+    SHORT,
+    TREE,
+    batch,
+    domain,
+    expert,
+    group,
+    image,
+    make,
+    mine,
+    modality,
+    n,
+    reaches,
+    text,
+    token,
+    trajectory,
+    turn,
 )  # fmt: skip
 
-from fibration import Fibration, clip_gate, count, uniform
+from fibration import Fibration, count, uniform
 from fibration.assumptions import balanced, populated
 from fibration.laws.algebra import Assumptions, symbol
 from fibration.laws.concrete import Concrete, concretes, is_balanced
@@ -189,11 +206,14 @@ def confirm(h, verdict: Verdict):
             assert made.weight(f, i) < 0
         except ZeroDivisionError:
             assert values["weight"] == "no value"
-    elif verdict.law == "reflecting" or "sum" in values and "token" not in values:
-        fs = kernels_named(h, verdict)
-        found = made.fibre_sum(fs, values["element"])
-        assert found != 1
-        assert str(found) == values["sum"]
+    elif verdict.law == "reflecting":
+        try:
+            found = made.fibre_sum(kernels_named(h, verdict), values["element"])
+        except ZeroDivisionError:
+            assert values["sum"].startswith("no sum")
+        else:
+            assert found != 1
+            assert str(found) == values["sum"]
     elif verdict.law == "coherent":
         one, other = (F(v) for v in values["masses"])
         assert one != other
@@ -259,7 +279,9 @@ def random_hierarchy(seed):
     for leaf in leaves:
         below = rng.sample(above, 1) if rng.random() < 0.6 and leaf != leaves[-1] else above
         edges += [(leaf, t) for t in below]
-    shape = Shape(tuple(dict.fromkeys(s for e in edges for s in e)), tuple(Fibration(a, b, uniform()) for a, b in edges))
+    shape = Shape(
+        tuple(dict.fromkeys(s for e in edges for s in e)), tuple(Fibration(a, b, uniform()) for a, b in edges)
+    )
 
     def measure(s):
         parts = [count(leaf, over=s) for leaf in leaves if leaf in shape.leaves_over(s)]
@@ -297,14 +319,16 @@ def test_random_ones(seed):
         return
     rng = random.Random(seed)
     for v in found:
-        if v.status == "refuted" and v.counterexample is not None and v.counterexample.concrete is not None:
-            if v.law != "orthogonality" or not h.shape.is_tree:
-                confirm(h, v)
-    for k in range(400):
+        on_a_batch = v.status == "refuted" and v.counterexample is not None and v.counterexample.concrete is not None
+        if on_a_batch and (v.law != "orthogonality" or not h.shape.is_tree):
+            confirm(h, v)
+    upheld = 0
+    for k in range(120):
         made = quivers.batches(h, 1000 * seed + k, tokens=1 + k % 6, even=k % 2 == 0)
-        if len(made.leaf) <= 24 and quivers.is_legal(made):
+        if len(made.leaf) <= 16 and quivers.is_legal(made):
             uphold(h, found, made, rng)
-            if k > 60:
+            upheld += 1
+            if upheld == 12:
                 break
 
 
@@ -461,12 +485,15 @@ def test_populations_are_those_of_all_small_ones():
     """What is said of counts, against all small ones."""
     for edges, assumed in (
         (((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)), []),
-        (((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)), [populated(turn, over=trajectory)]),
+        (
+            ((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)),
+            [populated(turn, over=trajectory)],
+        ),
         (quivers.NESTED, []),
         (((text, trajectory), (image, trajectory), (image, expert), (trajectory, batch), (expert, batch)), []),
     ):
         shape = shape_of(*edges)
-        made = [Concrete(shape, m) for k in (1, 2, 3, 4) for m in small(shape, k, assumed)]
+        made = [Concrete(shape, m) for k in (1, 2, 3) for m in small(shape, k, assumed)]
         known = Populations(shape, assumed)
         pairs = [(a, b) for a in shape.strata for b in (a, *shape.coarser(a))]
         for at in shape.strata:
@@ -500,10 +527,3 @@ def test_a_gate_may_divide_by_what_is_there():
         where_ = "image_token" if stratum == image else "text_token"
         verdict = next(v for v in found if v.law == "markov" and v.subject == f"kernel {where_} → trajectory")
         assert verdict.status == words
-
-
-def test_cells_named_in_the_remedy():
-    found = verdicts("cells do not balance their margins")
-    v = next(v for v in found if v.status == "refuted")
-    assert v.subject == f"residual on {cell}"
-    assert clip_gate
