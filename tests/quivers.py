@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from fibration import (
@@ -391,7 +392,13 @@ class Tokens:
 
     def weight(self, f: Fibration, i: int) -> Fraction:
         """`K(a|b)` of the elements that token `i` lies over."""
-        return F(evaluate(f.weight, lambda a: self.atom(a, i)))
+        if (f.name, i) not in self._weights:
+            self._weights[f.name, i] = F(evaluate(f.weight, lambda a: self.atom(a, i)))
+        return self._weights[f.name, i]
+
+    @cached_property
+    def _weights(self) -> dict[tuple[str, int], Fraction]:
+        return {}
 
     def fibre_sum(self, fibrations: Iterable[Fibration], b: Any) -> Fraction:
         result = F(0)
@@ -425,9 +432,16 @@ class Tokens:
 
     def residual(self, density_: Sequence[Fraction], s: Stratum, i: int) -> Fraction:
         """`ρ_v = σ_v - Σ_{u > v} K_{v←u} ρ_u`, at the element below token `i`, by the recursion itself."""
-        own = self.sigma(density_, s, self.label[s][i])
-        coarser = [u for u in self.h.strata if u != s and reaches(self.h, s, u)]
-        return own - sum((self.composite(s, u, i) * self.residual(density_, u, i) for u in coarser), F(0))
+        key = tuple(density_), s.name, self.label[s][i]
+        if key not in self._residuals:
+            coarser = [u for u in self.h.strata if u != s and reaches(self.h, s, u)]
+            pulled = (self.composite(s, u, i) * self.residual(density_, u, i) for u in coarser)
+            self._residuals[key] = self.sigma(density_, s, self.label[s][i]) - sum(pulled, F(0))
+        return self._residuals[key]
+
+    @cached_property
+    def _residuals(self) -> dict[Any, Fraction]:
+        return {}
 
     def pushed(self, density_: Sequence[Fraction], members: Iterable[Stratum], u: Stratum, b: Any) -> Fraction:
         """`π_{u*}` of the residuals on some strata, at one element."""

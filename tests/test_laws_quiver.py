@@ -18,7 +18,6 @@ from quivers import (
     SHORT,
     TREE,
     batch,
-    cell,
     domain,
     expert,
     group,
@@ -34,7 +33,7 @@ from quivers import (
     turn,
 )  # fmt: skip
 
-from fibration import Fibration, clip_gate, count, uniform
+from fibration import Fibration, count, uniform
 from fibration.assumptions import balanced, populated
 from fibration.laws.algebra import Assumptions, symbol
 from fibration.laws.concrete import Concrete, concretes, is_balanced
@@ -207,11 +206,14 @@ def confirm(h, verdict: Verdict):
             assert made.weight(f, i) < 0
         except ZeroDivisionError:
             assert values["weight"] == "no value"
-    elif verdict.law == "reflecting" or ("sum" in values and "token" not in values):
-        fs = kernels_named(h, verdict)
-        found = made.fibre_sum(fs, values["element"])
-        assert found != 1
-        assert str(found) == values["sum"]
+    elif verdict.law == "reflecting":
+        try:
+            found = made.fibre_sum(kernels_named(h, verdict), values["element"])
+        except ZeroDivisionError:
+            assert values["sum"].startswith("no sum")
+        else:
+            assert found != 1
+            assert str(found) == values["sum"]
     elif verdict.law == "coherent":
         one, other = (F(v) for v in values["masses"])
         assert one != other
@@ -317,14 +319,16 @@ def test_random_ones(seed):
         return
     rng = random.Random(seed)
     for v in found:
-        shown = v.status == "refuted" and v.counterexample is not None and v.counterexample.concrete is not None
-        if shown and (v.law != "orthogonality" or not h.shape.is_tree):
+        on_a_batch = v.status == "refuted" and v.counterexample is not None and v.counterexample.concrete is not None
+        if on_a_batch and (v.law != "orthogonality" or not h.shape.is_tree):
             confirm(h, v)
-    for k in range(400):
+    upheld = 0
+    for k in range(120):
         made = quivers.batches(h, 1000 * seed + k, tokens=1 + k % 6, even=k % 2 == 0)
-        if len(made.leaf) <= 24 and quivers.is_legal(made):
+        if len(made.leaf) <= 16 and quivers.is_legal(made):
             uphold(h, found, made, rng)
-            if k > 60:
+            upheld += 1
+            if upheld == 12:
                 break
 
 
@@ -489,7 +493,7 @@ def test_populations_are_those_of_all_small_ones():
         (((text, trajectory), (image, trajectory), (image, expert), (trajectory, batch), (expert, batch)), []),
     ):
         shape = shape_of(*edges)
-        made = [Concrete(shape, m) for k in (1, 2, 3, 4) for m in small(shape, k, assumed)]
+        made = [Concrete(shape, m) for k in (1, 2, 3) for m in small(shape, k, assumed)]
         known = Populations(shape, assumed)
         pairs = [(a, b) for a in shape.strata for b in (a, *shape.coarser(a))]
         for at in shape.strata:
@@ -523,10 +527,3 @@ def test_a_gate_may_divide_by_what_is_there():
         where_ = "image_token" if stratum == image else "text_token"
         verdict = next(v for v in found if v.law == "markov" and v.subject == f"kernel {where_} → trajectory")
         assert verdict.status == words
-
-
-def test_cells_named_in_the_remedy():
-    found = verdicts("cells do not balance their margins")
-    v = next(v for v in found if v.status == "refuted")
-    assert v.subject == f"residual on {cell}"
-    assert clip_gate

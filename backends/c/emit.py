@@ -33,10 +33,9 @@ restrict return short signed sizeof static struct switch typedef union unsigned 
 _Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_local asm typeof bool true false main
 """.split()
 SKELETON_WORDS = """
-real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max AT mix
-mix_transposed TOKEN LOAD
-STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix int64_t uint16_t uint32_t uint64_t
-int32_t size_t memcpy abs exp log expm1 log1p tanh sqrt sigmoid
+real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
+AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
+int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs exp log expm1 log1p tanh sqrt sigmoid
 """.split()
 RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS})
 
