@@ -106,8 +106,9 @@ class Elements(Protocol):
 class Batch:
     """One call. `tokens` holds tensors of the index's shape, in the caller's dtype: `log_probs` and `old_log_probs`,
     or `log_ratio`; `cotangent`. `advantage` is such a tensor, or one number per row. `vectors` are the program's other
-    inputs: float64, one number per element of their stratum (an attribute of a leaf: per token of that leaf), those
-    that hold one value throughout maybe expanded views; and of the kind "matrix" `[into, of]`. Token results come in `dtype`, with `fill` under the mask.
+    inputs: float64, one number per element of their stratum (an attribute of a leaf: per token of it), expanded
+    views where they hold one value throughout; and matrices `[into, of]`. Token results come in `dtype`, with `fill`
+    under the mask.
     """
 
     index: Elements

@@ -19,6 +19,7 @@ from torch import Tensor
 from fibration.batch import Codes, Layout, Members, lay_out
 from fibration.errors import HierarchyIndexError
 from fibration.interpret import Sizes
+from fibration.projection import Projection, crossed
 from fibration.spec import Hierarchy
 from fibration.symbols import BATCH, Attribute
 
@@ -159,9 +160,29 @@ class Index:
             self._cache[key] = lay_out(parent, self.size[segments], positions, self.device, gaps_are_masked=only)
         return self._cache[key]  # type: ignore[no-any-return]
 
+    @cached_property
+    def projection(self) -> Projection | None:
+        """The least-squares fit of crossed strata, where the hierarchy orthogonalises so and has some."""
+        h = self.hierarchy
+        return Projection(self) if h.orthogonalise == "projection" and crossed(h.shape) else None
+
     def matrix(self, into: str, of: str) -> Tensor:
-        """A block of the projection: float64 [into, of], `ρ_into = Σ_of matrix(into, of)·s_of`."""
-        raise NotImplementedError
+        """A block of the projection: float64 [into, of], `ρ_into = Σ_of matrix(into, of)·s_of` (see `projection.py`).
+
+        Raises HierarchyIndexError for strata that it does not involve.
+        """
+        key = ("matrix", into, of)
+        if key not in self._cache:
+            strata = self.projection.strata if self.projection else ()
+            for stratum in (into, of):
+                if self.projection is None or stratum not in strata:
+                    raise HierarchyIndexError(
+                        f"the projection of '{self.hierarchy.name}' does not involve '{stratum}'",
+                        required=f"one of {', '.join(strata) or 'none: nothing is projected'}",
+                    )
+            assert self.projection is not None
+            self._cache[key] = torch.from_numpy(self.projection.block(into, of)).to(self.device)
+        return self._cache[key]  # type: ignore[no-any-return]
 
     def members(self, source: str, target: str) -> Members:
         """The `source` elements over every `target` element."""

@@ -80,8 +80,18 @@ class Operator:
 
         `mask`: bool (or 0/1) `[B, T]`, True on response tokens. For packed tokens `offsets`: cu_seqlens, int `[n + 1]`,
         optionally with a `mask` `[N]`. One keyword per stratum above the rows: a label per row, any hashable values
-        (a stratum below the rows takes a label per token). `attributes`: `{name: values}` for declared attributes.
-        Raises HierarchyIndexError naming the row, label or element that does not fit.
+        (a stratum below the rows or beside them takes a label per token). Tokens and rows without an element of a
+        stratum need no label for it. Instead of labels, a stratum takes a mapping from those of what lies directly
+        over it: `family={"math": "stem"}`, or where several do, one for each: `family={"domain": {"math": "stem"},
+        "modality": {"text": "stem"}}`.
+
+        Where there are several leaves, one keyword per leaf: a boolean (or 0/1) mask of its tokens, of their shape;
+        one leaf may be left out, and has the unmasked tokens that no other has. `attributes`: `{name: values}` for
+        declared attributes.
+
+        Raises HierarchyIndexError naming the row, token, label or element that does not fit: labels that lack, an
+        element over two, paths that disagree, a batch that breaks what the hierarchy assumes, crossed effects that
+        no projection tells apart.
         """
         return build_index(
             self.hierarchy, mask=mask, offsets=offsets, attributes=attributes, device=device, labels=labels

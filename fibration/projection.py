@@ -1,0 +1,183 @@
+"""Effects of crossed strata by weighted least squares: what `orthogonalise="projection"` gates instead of residuals.
+
+Let `S` be all strata coarser than some stratum that lies over several. The log ratio (or whatever a channel holds) is
+fitted by a sum of functions of the elements of `S`, in the leaf measure `m`; its parts are made unique by
+`P_w ρ_u = 0` for all `w` coarser than `u`. The normal equations know the data through the means `s_u` alone:
+
+    Σ_w P_u ρ_w = s_u    and    P_w ρ_u = 0,    where    (P_u ρ_w)(b) = Σ_c m(b∩c)/m(b)·ρ_w(c)
+
+so `ρ_u = Σ_w B[u, w]·s_w` with matrices that depend on the batch's labels alone. In a balanced crossing these are the
+residuals of the Möbius recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import TYPE_CHECKING, NoReturn
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.errors import HierarchyIndexError
+from fibration.measure import Measure, Vector
+from fibration.symbols import BATCH, Stratum
+
+if TYPE_CHECKING:
+    from fibration.index import Index
+    from fibration.shape import Shape
+
+Matrix = NDArray[np.float64]
+MAX_ELEMENTS = 4096  # of all strata of S together: time grows with the cube, memory with the square
+SINGULAR = 1e-10  # relative: below it two effects count as one
+MAX_NAMED = 6  # labels in a message
+READER = 'orthogonalise="projection"'
+
+
+def crossed(shape: Shape) -> tuple[str, ...]:
+    """`S`: every stratum coarser than one that lies over several, roots first."""
+    found = {u for v in shape.strata if len(shape.below(v)) > 1 for u in shape.coarser(v)}
+    return tuple(s.name for s in shape.order if s in found)
+
+
+class Projection:
+    """The matrices of one batch. Raises HierarchyIndexError where effects cannot be told apart."""
+
+    def __init__(self, index: Index) -> None:
+        self.index, self.shape = index, index.hierarchy.shape
+        self.here = f"index of '{index.hierarchy.name}'"
+        self.strata = crossed(self.shape)
+        bounds = np.concatenate([[0], np.cumsum([index.size[s] for s in self.strata])])
+        self.slices = {s: slice(int(bounds[k]), int(bounds[k + 1])) for k, s in enumerate(self.strata)}
+        self.size = int(bounds[-1])
+        if self.size > MAX_ELEMENTS:
+            raise HierarchyIndexError(
+                f"{self.here}: {READER} solves for {self.size} elements at once",
+                required=f"at most {MAX_ELEMENTS} elements of the strata that crossed ones lie over",
+                found=", ".join(f"{index.size[s]} {s}" for s in self.strata),
+                remedy="declare balanced(...) or a chain through the cells instead, or gate smaller batches",
+            )
+        self.measure = Measure(index, READER)
+        self.root_mass = np.sqrt(self._masses())
+        joint = self._joint()
+        parts = [joint]  # then, for every u and every coarser w, that the w means of u vanish
+        for u, w in self._coarser():
+            rows = np.zeros((index.size[w], self.size))
+            rows[:, self.slices[u]] = joint[self.slices[w], self.slices[u]]
+            parts.append(rows)
+        self._solve(np.concatenate(parts))
+
+    def _coarser(self) -> list[tuple[str, str]]:
+        return [(u, w.name) for u in self.strata for w in self.shape.coarser(Stratum(u))]
+
+    def _masses(self) -> Vector:
+        m = np.concatenate([self.measure.of(s) for s in self.strata])
+        for s in self.strata:
+            if not (m[self.slices[s]] > 0).all():
+                i = int(np.argmin(m[self.slices[s]]))
+                raise HierarchyIndexError(
+                    f"{self.here}: {self.index.describe_element(s, i)} has the mass 0",
+                    required="a positive mass, for means over it to be defined",
+                )
+        return m
+
+    def _joint(self) -> Matrix:
+        """`m(b∩c)/√(m(b)·m(c))` for all pairs of elements: the unknowns are `√m·ρ`, which keeps the system scaled."""
+        index, joint = self.index, np.zeros((self.size, self.size))
+        for u, w in combinations_with_replacement(self.strata, 2):
+            both = np.zeros(index.size[u] * index.size[w])
+            for leaf in (x for x in index.leaves_over(u) if x in index.leaves_over(w)):
+                cells = self.measure.under(leaf, u) * index.size[w] + self.measure.under(leaf, w)
+                both += np.bincount(cells, weights=self.measure.of_leaf[leaf], minlength=len(both))
+            block = both.reshape(index.size[u], index.size[w])
+            joint[self.slices[u], self.slices[w]] = block
+            joint[self.slices[w], self.slices[u]] = block.T
+        return joint / np.outer(self.root_mass, self.root_mass)  # type: ignore[no-any-return]
+
+    def _solve(self, system: Matrix) -> None:
+        q, r = np.linalg.qr(system)
+        try:
+            inverse = np.linalg.inv(r)
+        except np.linalg.LinAlgError:  # an exact zero
+            inverse = np.full_like(r, np.inf)
+        # at least the ratio of extreme singular values, and at most that times the size
+        if not np.linalg.norm(r) * np.linalg.norm(inverse) < 1 / SINGULAR:
+            _, values, vectors = np.linalg.svd(r)
+            if not values[-1] > SINGULAR * values[0]:
+                self._refuse(vectors[-1])
+        self._inverse, self._means = inverse, q[: self.size]
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        """float64 [all elements of S, the same]."""
+        return (self._inverse @ self._means.T) * self.root_mass / self.root_mass[:, None]  # type: ignore[no-any-return]
+
+    def block(self, into: str, of: str) -> Matrix:
+        """`B[into, of]`: float64 [size of into, size of of]."""
+        return np.ascontiguousarray(self.matrix[self.slices[into], self.slices[of]])
+
+    # ------------------------------------------------------------ effects that cannot be told apart
+
+    def _refuse(self, null: Vector) -> NoReturn:
+        """`null`: unknowns that change no mean of any element, and so could be added to any solution."""
+        size = {s: float(np.linalg.norm(null[self.slices[s]])) for s in self.strata}
+        first = max(size, key=lambda s: size[s])
+        apart = [s for s in self.strata if not self._ordered(first, s)]
+        second = max(apart, key=lambda s: size[s], default=first)
+        effects = null / self.root_mass
+        element = int(np.argmax(np.abs(effects[self.slices[first]])))
+        meets = [s.name for s in self.shape.meets(Stratum(first), Stratum(second))]
+        remedy = f"or leave {first} or {second} out"
+        if not meets and second != first:
+            found = f"{first} and {second} lie over no common stratum: a constant may belong to either"
+            remedy = f"declare their common coarsening as a stratum, for example {BATCH}, {remedy}"
+        elif (pair := self._component(first, element, second)) and self._is_part(first, pair[0], element, meets):
+            one, other = (self._words(s, numbers) for s, numbers in zip((first, second), pair, strict=True))
+            alone = len(pair[0]) == len(pair[1]) == 1
+            found = f"{one} and {other} " + ("always occur together" if alone else "occur with each other alone")
+            remedy = (
+                f"declare their common coarsening as a stratum (one element for each set of {first} and {second} "
+                f"labels that occur together), {remedy}"
+            )
+        else:
+            largest = np.abs(effects) >= np.abs(effects).max() / 2
+            named = {s: np.flatnonzero(largest[self.slices[s]]) for s in self.strata}
+            found = " and ".join(self._words(s, list(n)) for s, n in named.items() if len(n)) + " cannot be told apart"
+            remedy = f"declare a common coarsening of them as a stratum, {remedy}"
+        raise HierarchyIndexError(
+            f"{self.here}: effects of crossed strata cannot be told apart, as {READER} has to",
+            required=f"one least-squares fit in {', '.join(self.strata)}",
+            found=found,
+            remedy=remedy,
+        )
+
+    def _ordered(self, a: str, b: str) -> bool:
+        return a == b or Stratum(a) in self.shape.coarser(Stratum(b)) or Stratum(b) in self.shape.coarser(Stratum(a))
+
+    def _component(self, first: str, element: int, second: str) -> tuple[list[int], list[int]] | None:
+        """What is joined to an element by cells: elements of `first`, and of `second`."""
+        index, cells = self.index, nx.Graph()
+        cells.add_node((first, element))
+        for leaf in (x for x in index.leaves_over(first) if x in index.leaves_over(second)):
+            pairs = np.unique(np.stack([self.measure.under(leaf, s) for s in (first, second)]), axis=1)
+            cells.add_edges_from(((first, int(a)), (second, int(b))) for a, b in pairs.T)
+        joined = nx.node_connected_component(cells, (first, element))
+        found = tuple(sorted(i for s, i in joined if s == stratum) for stratum in (first, second))
+        return (found[0], found[1]) if first != second and all(found) else None
+
+    def _is_part(self, first: str, elements: list[int], element: int, meets: list[str]) -> bool:
+        """Whether more elements of `first` lie over the same elements of the meets than are joined to this one."""
+        same = np.ones(self.index.size[first], np.bool_)
+        for meet in meets:
+            parent = self.index.parent(first, meet).cpu().numpy()
+            same &= parent == parent[element]
+        return len(elements) < int(same.sum())
+
+    def _words(self, stratum: str, elements: Sequence[int]) -> str:
+        """`domain 'math', 'code'`."""
+        if stratum not in self.index.labels:
+            return stratum
+        labels = [repr(self.index.labels[stratum][i]) for i in elements[:MAX_NAMED]]
+        return f"{stratum} {', '.join([*labels, *(['...'] if len(elements) > MAX_NAMED else [])])}"
