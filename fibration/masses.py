@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fibration.cancel import cancel, factors_over
 from fibration.decomposition import Decomposition
-from fibration.expressions import Expression, as_expression, atoms
+from fibration.expressions import Expression, as_expression, atoms, transform
 from fibration.shape import Shape
 from fibration.symbols import Count, Stratum, Total, mass
 
@@ -26,7 +26,7 @@ def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expressi
     for stratum in shape.order:
         below = shape.below(stratum)
         if below:
-            found[stratum] = cancel(found[below[0].target] * below[0].weight)
+            found[stratum] = cancel(found[below[0].target] * transform(below[0].weight, _own))
         else:
             found[stratum] = ONE if len(roots) == 1 else _gauge(shape, stratum)
     scale = decomposition.scale
@@ -37,6 +37,15 @@ def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expressi
         if not factors and over_root:
             return {s: cancel(factor * m) for s, m in found.items()}
     return found
+
+
+def _own(atom: Expression) -> Expression:
+    """A count or total over the very element that it counts: `proportional(count(token))` on tokens is `uniform()`."""
+    if isinstance(atom, Count) and atom.of == atom.over:
+        return ONE
+    if isinstance(atom, Total) and atom.over == atom.attribute.on:
+        return atom.attribute
+    return atom
 
 
 def _gauge(shape: Shape, root: Stratum) -> Expression:
