@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
+from fractions import Fraction
 
 from fibration import ir
 from fibration.cancel import cancel, factors_over
@@ -162,8 +163,27 @@ class _Lowering:
             source = f.source.name
             inside, outside = factors_over(cancel(self.mass[source] / self.mass[target.name]), source)
             summed: Node = Push(source, target.name, self.scaled(inside, self.density[source, channel]))
-            terms.append(self.scaled(outside, summed))
+            term = self.scaled(outside, summed)
+            if len(cover) > 1 and not self.has_value_without(f.source, outside):
+                here = ir.count_input(source, target.name)
+                there = ir.scalar("lt", ir.const(0), ir.arg(0))
+                term = Map(ir.scalar("select", there, ir.arg(1), ir.const(0)), (here, term))
+            terms.append(term)
         return functools.reduce(lambda a, b: _binary("add", a, b), terms)
+
+    def has_value_without(self, branch: Stratum, factor: Expression) -> bool:
+        """Whether a factor of a kernel has a value at an element over which nothing of this branch lies."""
+        empty = (branch, *self.shape.finer(branch))
+
+        def value(atom: Expression) -> Fraction:
+            of = atom.of if isinstance(atom, Count) else atom.attribute.on if isinstance(atom, Total) else None
+            return Fraction(of not in empty)
+
+        try:
+            evaluate(factor, value)
+        except (ZeroDivisionError, ValueError):
+            return False
+        return True
 
     def residuals(self, channel: str) -> dict[str, Node]:
         """`ρ_v = s_v - Σ_{u coarser} ρ_u` of every stratum; of crossed ones by projection, where that is declared."""
