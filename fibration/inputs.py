@@ -49,9 +49,8 @@ def make_batch(
             vectors[node.name] = index.values[node.key[0]]
         elif node.kind == "parameter":
             vectors[node.name] = values[node.name]
-        elif node.kind == "matrix":
-            into, of = node.key
-            vectors[node.name] = index.matrix(into, of)
+    for mix in program.matrices:
+        vectors[mix.matrix] = index.matrix(mix.into, mix.of)
     return Batch(index, tokens, given, per_row, vectors, dtype, fill)
 
 
