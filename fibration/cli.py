@@ -57,6 +57,7 @@ class VerifyFormat(StrEnum):
     json = "json"
     junit = "junit"
     github = "github"
+    markdown = "markdown"
 
 
 class ShowFormat(StrEnum):
@@ -101,14 +102,18 @@ def verify(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
     ] = None,
+    if_any: Annotated[
+        bool, typer.Option("--if-any", help="Files and folders that declare no hierarchy are fine.")
+    ] = False,
 ) -> None:
     """Decide every law of every hierarchy, for all sizes at once.
 
-    Exit code 0: all proved, or given up as declared. 1: a law is refuted or undecided. 2: some input is unusable.
+    Exit code 0: all proved, or given up as declared. 1: a law is refuted or undecided. 2: some input is unusable, as is
+    one that declares no hierarchy (without --if-any).
     """
     from fibration import formats
 
-    outcomes = formats.check(specs)
+    outcomes = formats.check(specs, if_any=if_any)
     for outcome in outcomes:
         if outcome.error:
             typer.echo(f"error: {outcome.error}", err=True)

@@ -27,6 +27,10 @@ class SpecError(FibrationError):
     """A declaration that cannot be read or does not fit together; raised while it is built or loaded."""
 
 
+class NoHierarchy(SpecError):
+    """A file or folder that can be read and declares nothing to verify; `fibration verify --if-any` passes it over."""
+
+
 class LawError(FibrationError):
     """A hierarchy that breaks a law, or whose law could not be decided. Carries the whole `report`."""
 

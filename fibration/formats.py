@@ -1,4 +1,4 @@
-"""Verify specs, and write what was found: for people, as JSON, as JUnit XML, as GitHub annotations. Needs no torch."""
+"""Verify specs, and write what was found: for people, for programs, for CI. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fibration.errors import FibrationError
-from fibration.loading import load, load_all, spec_files
+from fibration.errors import FibrationError, NoHierarchy
+from fibration.loading import load, load_all, spec_files, split
+from fibration.overview import KINDS, Overview, kind, markdown
 from fibration.report import Fact, Report, Verdict
 from fibration.spec import Hierarchy
 
@@ -35,7 +36,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one hierarchy, or of one input that holds none: `report` or `error`, the other is None."""
+    """What became of one hierarchy, or of an input that cannot be used: `report` or `error`, the other is None.
+
+    Both are None for an input that declares nothing, where that is fine (`check(..., if_any=True)`).
+    """
 
     source: str  # as the user named it
     report: Report | None = None
@@ -44,28 +48,33 @@ class Outcome:
     @property
     def file(self) -> str:
         """The file that an annotation can point at; '' for the name of a shipped hierarchy."""
-        path = self.source.rpartition(":")[0] if ".py:" in self.source else self.source
+        path = split(self.source)[0]
         return path if Path(path).is_file() else ""
 
 
-def check(specs: Sequence[str], step: Callable[[str], None] = lambda name: None) -> list[Outcome]:
-    """Verify every hierarchy of every file, folder or name; an unusable one does not stop the others."""
-    outcomes: list[Outcome] = []
-    for spec in specs:
-        try:
-            files = spec_files(spec)
-        except FibrationError as error:
-            outcomes.append(Outcome(spec, error=error))
-            continue
-        outcomes += [outcome for path in files for outcome in _check(path, step)]
-    return outcomes
+def check(specs: Sequence[str], step: Callable[[str], None] = lambda name: None, if_any: bool = False) -> list[Outcome]:
+    """Verify every hierarchy of every file, folder or name; an unusable one does not stop the others.
+
+    With `if_any`, files and folders that declare no hierarchy are fine; a file that cannot be read never is.
+    """
+    return [outcome for spec in specs for outcome in _check(spec, step, if_any)]
 
 
-def _check(source: str, step: Callable[[str], None]) -> Iterator[Outcome]:
+def _check(spec: str, step: Callable[[str], None], if_any: bool) -> Iterator[Outcome]:
+    try:
+        files = spec_files(spec)
+    except FibrationError as error:
+        yield _without_report(spec, error, if_any)
+        return
+    for file in files:
+        yield from _check_file(file, step, if_any)
+
+
+def _check_file(source: str, step: Callable[[str], None], if_any: bool) -> Iterator[Outcome]:
     try:
         hierarchies = _quietly(load_all, source)
     except FibrationError as error:
-        yield Outcome(source, error=error)
+        yield _without_report(source, error, if_any)
         return
     for hierarchy in hierarchies:
         step(hierarchy.name)
@@ -73,6 +82,10 @@ def _check(source: str, step: Callable[[str], None]) -> Iterator[Outcome]:
             yield Outcome(source, report=hierarchy.verify())
         except FibrationError as error:
             yield Outcome(source, error=error)
+
+
+def _without_report(source: str, error: FibrationError, if_any: bool) -> Outcome:
+    return Outcome(source, error=None if if_any and isinstance(error, NoHierarchy) else error)
 
 
 def load_quietly(spec: str) -> Hierarchy:
@@ -93,33 +106,10 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     """0 all laws hold or are given up as declared, 1 some law does not hold, 2 some input could not be used."""
     if any(o.error for o in outcomes):
         return 2
-    return 0 if all(o.report and o.report.ok for o in outcomes) else 1
+    return 0 if all(o.report.ok for o in outcomes if o.report) else 1
 
 
 # ---------------------------------------------------------------- for people
-
-
-class Kind(NamedTuple):
-    """How a verdict is shown. The word stands beside the sign, for terminals without colour or Unicode."""
-
-    sign: str
-    word: str
-    style: str
-
-
-KINDS: Mapping[str, Kind] = {
-    "proved": Kind("✓", "proved", "green"),
-    "given up": Kind("–", "given up", "yellow"),
-    "undecided": Kind("?", "undecided", "magenta"),
-    "refuted": Kind("✗", "refuted", "bold red"),
-}
-
-
-def kind(verdict: Verdict) -> Kind:
-    """Proved, given up as declared, undecided, or refuted."""
-    if verdict.status == "proved":
-        return KINDS["proved"]
-    return KINDS["given up" if verdict.given_up else verdict.status]
 
 
 def tally(report: Report) -> str:
@@ -193,14 +183,19 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     parts += [f"refused: {', '.join(refused)}"] if refused else []
     unusable = [o.source for o in outcomes if o.error]
     parts += [f"unusable: {', '.join(unusable)}"] if unusable else []
+    empty = [o.source for o in outcomes if not o.error and not o.report]
+    parts += [f"no hierarchy in: {', '.join(empty)}"] if empty else []
     return "; ".join(parts)
 
 
 def as_text(outcomes: Sequence[Outcome]) -> RenderableType:
+    """Every report in full, then one table over them if they are several, then the summary line."""
     parts: list[RenderableType] = []
-    for o in outcomes:
-        if o.report:
-            parts += [table(o.report), Text()]
+    reports = [o.report for o in outcomes if o.report]
+    for report in reports:
+        parts += [table(report), Text()]
+    if len(reports) > 1:
+        parts += [Overview(reports), Text()]
     return Group(*parts, Text(summary(outcomes)))
 
 
@@ -210,6 +205,11 @@ def as_text(outcomes: Sequence[Outcome]) -> RenderableType:
 def as_json(outcomes: Sequence[Outcome]) -> str:
     """A list of `Report.to_dict()`; unusable inputs are on stderr and in the exit code."""
     return json.dumps([o.report.to_dict() for o in outcomes if o.report], indent=2, ensure_ascii=False)
+
+
+def as_markdown(outcomes: Sequence[Outcome]) -> str:
+    """Which law each hierarchy obeys or gives up, as a table for a README or a pull request."""
+    return markdown([o.report for o in outcomes if o.report])
 
 
 # XML 1.0 has no place for other control characters, and a reason to give up a law is any text.
@@ -223,6 +223,8 @@ def as_junit(outcomes: Sequence[Outcome]) -> str:
     """One testsuite per hierarchy, one testcase per verdict; given up counts as skipped, unusable input as an error."""
     root = Xml.Element("testsuites", name="fibration verify")
     for o in outcomes:
+        if not o.error and not o.report:
+            continue
         name = o.report.hierarchy.name if o.report else o.source
         suite = Xml.SubElement(root, "testsuite", name=_xml(name))
         if o.error:
@@ -319,6 +321,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Outcome]], RenderableType]] = {
     "json": as_json,
     "junit": as_junit,
     "github": as_github,
+    "markdown": as_markdown,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from importlib import resources
 from pathlib import Path
@@ -11,16 +12,24 @@ from types import ModuleType
 
 from pydantic import ValidationError
 
-from fibration.errors import FibrationError, SpecError
+from fibration.document import HierarchyDocument
+from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.spec import Hierarchy
 
 MAX_BYTES = 1_000_000
+# A JSON object with none of these is some other document; a name is what many have.
+TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
 
 
 def shipped() -> tuple[str, ...]:
     """Names of the hierarchies that come with the package."""
     files = resources.files("fibration.specs").iterdir()
     return tuple(sorted(f.name[:-3] for f in files if f.name.endswith(".py") and not f.name.startswith("_")))
+
+
+def shipped_file(name: str) -> Path:
+    """Where the shipped hierarchy `name` is declared."""
+    return Path(str(resources.files("fibration.specs") / f"{name}.py"))
 
 
 def load(spec: str | Path) -> Hierarchy:
@@ -32,10 +41,10 @@ def load(spec: str | Path) -> Hierarchy:
     text = str(spec)
     if text in shipped():
         return _pick(importlib.import_module(f"fibration.specs.{text}"), text, None)
-    path_text, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+    path_text, name = split(text)
     path = Path(path_text)
     if path.suffix == ".py" and path.is_file():
-        return _pick(_import(path), path_text, name if colon else None)
+        return _pick(_import(path), path_text, name)
     if path.suffix == ".json" and path.is_file():
         return from_json(path)
     problem = "there is no such file" if path.suffix in (".py", ".json") else "it is neither a file nor a shipped name"
@@ -46,28 +55,42 @@ def load(spec: str | Path) -> Hierarchy:
     )
 
 
+def split(spec: str) -> tuple[str, str | None]:
+    """`path.py:NAME` as its file and its NAME; for anything else the NAME is None."""
+    path, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    return path, name if colon else None
+
+
 def spec_files(spec: str | Path) -> list[str]:
-    """The .py and .json files of a folder, sorted by name; anything else is itself one spec."""
+    """The .py and .json files of a folder, sorted by name; anything else is itself one spec.
+
+    Raises NoHierarchy for a folder without such files.
+    """
     path = Path(spec)
     if not path.is_dir():
         return [str(spec)]
     files = sorted(p for p in path.iterdir() if p.suffix in (".py", ".json") and not p.name.startswith(("_", ".")))
     if not files:
-        raise SpecError(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
+        raise NoHierarchy(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
     return [str(f) for f in files]
+
+
+def hierarchies(spec: str | Path) -> dict[str, Hierarchy]:
+    """Every hierarchy that one SPEC names, by the NAME in `path.py:NAME`; of a JSON file by its own name.
+
+    Raises NoHierarchy for a file that declares none, and SpecError for one that cannot be used.
+    """
+    path = Path(spec)
+    if path.suffix == ".py" and path.is_file():
+        module = _import(path)
+        return _hierarchies(module) or {"": _pick(module, str(spec), None)}
+    found = load(spec)
+    return {split(str(spec))[1] or found.name: found}
 
 
 def load_all(spec: str | Path) -> list[Hierarchy]:
     """Every hierarchy in a file, or in every .py and .json file of a folder."""
-    found: list[Hierarchy] = []
-    for name in spec_files(spec):
-        path = Path(name)
-        if path.suffix == ".py" and path.is_file():
-            module = _import(path)
-            found += _hierarchies(module).values() or [_pick(module, name, None)]
-        else:
-            found.append(load(name))
-    return found
+    return [h for name in spec_files(spec) for h in hierarchies(name).values()]
 
 
 def from_json(path: Path) -> Hierarchy:
@@ -75,12 +98,13 @@ def from_json(path: Path) -> Hierarchy:
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise SpecError(f"'{path}' has {size} bytes", required=f"at most {MAX_BYTES}")
+    content = path.read_bytes()
     try:
-        return Hierarchy.model_validate_json(path.read_bytes())
+        return Hierarchy.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"]) or "the document"
-        raise SpecError(
+        raise (NoHierarchy if _is_another_document(content) else SpecError)(
             f"'{path}' is no hierarchy: {where}",
             required=first["msg"],
             found=repr(first["input"])[:80],
@@ -88,6 +112,15 @@ def from_json(path: Path) -> Hierarchy:
         ) from None
     except RecursionError:
         raise SpecError(f"'{path}' is nested too deeply") from None
+
+
+def _is_another_document(content: bytes) -> bool:
+    """Whether this is JSON, and nothing in it looks like a hierarchy."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return not (isinstance(document, dict) and TELLING & document.keys())
 
 
 def _import(path: Path) -> ModuleType:
@@ -101,7 +134,7 @@ def _import(path: Path) -> ModuleType:
     except FibrationError:
         raise
     except (Exception, SystemExit) as error:
-        line = _line_in(path, error)
+        line = _line_in(found.origin or str(path), error)
         raise SpecError(
             f"'{path}' does not import",
             required="a Python file that declares a Hierarchy",
@@ -113,10 +146,10 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
-def _line_in(path: Path, error: BaseException) -> str:
+def _line_in(file: str, error: BaseException) -> str:
     trace, line = error.__traceback__, ""
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if trace.tb_frame.f_code.co_filename == file:
             line = f" (line {trace.tb_lineno})"
         trace = trace.tb_next
     return line
@@ -139,7 +172,7 @@ def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
             )
         return found[name]
     if len(found) != 1:
-        raise SpecError(
+        raise (SpecError if found else NoHierarchy)(
             f"'{where}' holds {'no hierarchy' if not found else f'{len(found)} hierarchies'}",
             required="exactly one Hierarchy at the top level, or a name",
             found=", ".join(found),

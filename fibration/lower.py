@@ -188,16 +188,17 @@ class _Lowering:
     def residuals(self, channel: str) -> dict[str, Node]:
         """`ρ_v = s_v - Σ_{u coarser} ρ_u` of every stratum; of crossed ones by projection, where that is declared."""
         density = {s.name: self.density[s.name, channel] for s in self.order}
+        under = self.shape.under_crossings() if self.h.orthogonalise else ()
         crossed = self.shape.crossed() if self.h.orthogonalise else ()
         found: dict[str, Node] = {}
         for stratum in self.order:
             name = stratum.name
             if stratum in crossed:
-                parts = [ir.Mix(name, s.name, density[s.name]) for s in crossed]
+                parts = [ir.Mix(name, s.name, density[s.name]) for s in under]
                 found[name] = functools.reduce(lambda a, b: _binary("add", a, b), parts)
                 continue
             s = density[name]
-            if any(u in crossed for u in self.shape.coarser(stratum)):
+            if any(u in crossed for u in self.shape.moebius(stratum)):
                 for u in self.shape.coarser(stratum):
                     s = _minus(s, self.pull(found[u.name], name), 1)
             else:
@@ -284,7 +285,7 @@ class _Lowering:
         here = node.stratum
         if here == stratum:
             return node
-        known = here in self.strata and stratum in self.strata
+        known = here in self.strata and stratum in self.strata and here != BATCH
         if not known or self.strata[here] not in self.shape.coarser(self.strata[stratum]):
             return Pull(stratum, here, node)
         for f in reversed(self.shape.path(self.strata[stratum], self.strata[here])):

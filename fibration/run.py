@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.columns import Columns
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -25,6 +24,7 @@ from fibration.index import Index
 from fibration.instrument import UNCHANGED
 from fibration.laws import LAWS
 from fibration.metrics import levels
+from fibration.overview import KINDS, Kind, Overview, kind
 from fibration.recorded import Gated, build_index, disagreement, gate
 from fibration.report import Fact, Report
 from fibration.rollouts import Rollouts, load_rollouts
@@ -43,7 +43,7 @@ def run(
     if verify:
         with say.step("verify", ", ".join(verify)) as tick:
             outcomes = formats.check(verify, tick)
-        say.body(_verdicts(outcomes))
+        say.body(Overview([o.report for o in outcomes if o.report]))
         for o in outcomes:
             if o.error:
                 say.body(Text(f"error: {o.error}", "red"))
@@ -121,19 +121,6 @@ def _check_writable(out: Path) -> None:
         )
 
 
-def _verdicts(outcomes: Sequence[formats.Outcome]) -> Table:
-    """Every hierarchy with its laws and a sign each."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for o in outcomes:
-        if o.report is not None:
-            laws = [Text.assemble((k.sign, k.style), f" {name}") for name, k in _laws(o.report)]
-            grid.add_row(Text(o.report.hierarchy.name, "bold"), Columns(laws, padding=(0, 2)))
-    grid.add_row("", Text("  ".join(f"{k.sign} {k.word}" for k in formats.KINDS.values()), "dim"))
-    return grid
-
-
 def _proof(report: Report) -> Table:
     """What each law of a verified hierarchy says, and the facts about it as a whole."""
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -152,12 +139,12 @@ def _proof(report: Report) -> Table:
     return grid
 
 
-def _laws(report: Report) -> list[tuple[str, formats.Kind]]:
+def _laws(report: Report) -> list[tuple[str, Kind]]:
     """Every law once, with the number of its subjects and the worst of its verdicts."""
-    found: dict[str, list[formats.Kind]] = {}
+    found: dict[str, list[Kind]] = {}
     for v in report.verdicts:
-        found.setdefault(v.law, []).append(formats.kind(v))
-    order = list(formats.KINDS.values())
+        found.setdefault(v.law, []).append(kind(v))
+    order = list(KINDS.values())
     return [(law + (f" ×{len(k)}" if len(k) > 1 else ""), max(k, key=order.index)) for law, k in found.items()]
 
 

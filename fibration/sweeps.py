@@ -278,9 +278,11 @@ class _Planner:
         while self.pushes or self.stores:
             yield from self._coarse()
             segments = self._next_segments()
-            if segments is None:  # segments of one kind read those of another: their values cannot wait for a sweep
+            if segments is None and (self.stores or any(p in self.critical for p in self.pushes)):
+                # segments of one kind read those of another: their values cannot wait for a sweep
                 yield from self._coarse(waiting=False)
                 segments = self._next_segments()
+            segments = segments or self._next_segments(urgent=False)
             if segments is None:
                 raise IRError(f"program '{self.program.name}': nothing left can be computed")
             yield self._sweep(segments)
@@ -289,9 +291,10 @@ class _Planner:
     def _ready(self, node: Node, local: set[Node]) -> bool:
         return all(n in self.done or n in local for n in self.needs[node])
 
-    def _next_segments(self) -> str | None:
-        """Over what to sweep next; None where no sum and no result could be computed."""
-        ready = [p.target for p in self.pushes if self._reachable(p.operand, p.target)]
+    def _next_segments(self, urgent: bool = True) -> str | None:
+        """Over what to sweep next; None where no result, and no sum that something waits for, could be computed."""
+        chosen = [p for p in self.pushes if p in self.critical or not urgent]
+        ready = [p.target for p in chosen if self._reachable(p.operand, p.target)]
         for leaf, segments in self.primary.items():
             stores = [n for _, n in self.stores if n.stratum == leaf]
             if segments in ready or any(self._reachable(n, segments) for n in stores):
@@ -436,7 +439,8 @@ def _grouped(nodes: list[Node]) -> list[Group]:
         if isinstance(first, Push):
             take(lambda n, f=first: isinstance(n, Push) and (n.source, n.target) == (f.source, f.target), False)  # type: ignore[misc]
         elif isinstance(first, Mix):
-            take(lambda n, f=first: n is f, False)  # type: ignore[misc]
+            kind = (first.matrix, first.transposed)
+            take(lambda n, k=kind: isinstance(n, Mix) and (n.matrix, n.transposed) == k, False)  # type: ignore[misc]
         else:
             take(lambda n, f=first: not gathers(n) and n.stratum == f.stratum, True)  # type: ignore[misc]
     return groups

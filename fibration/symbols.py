@@ -26,7 +26,7 @@ RESERVED = frozenset({
     "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "where", "minimum",
     "maximum",
     "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not", "source",
-    "target", "objective", "coefficients", "log_ratio", "log_prob", "ratio", "cotangent", "torch",
+    "target", "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
 })  # fmt: skip
 
 
@@ -57,6 +57,8 @@ class Stratum(Declared):
 
     def __init__(self, name: str) -> None:
         super().__init__(name=check_name(name, "a stratum"))  # type: ignore[call-arg]
+        if name == "ratio" or name.startswith("ratio_"):  # its gated density would be called as the gated ratio is
+            raise SpecError(f"a stratum cannot be called {name!r}", required="another name: gated_ratio is a result")
 
     def __repr__(self) -> str:
         return self.name

@@ -19,7 +19,8 @@ from fibration import (
 )
 
 text_token, image_token, trajectory, prompt_group = strata("text_token image_token trajectory prompt_group")
-T = count(text_token, over=trajectory) + count(image_token, over=trajectory)
+T = count(text_token) + count(image_token)  # how many tokens of both kinds lie over an element
+of_trajectory = count(text_token, over=trajectory) + count(image_token, over=trajectory)
 text_epsilon = Parameter("epsilon_text", default=0.05)
 image_epsilon = Parameter("epsilon_image", default=0.02)
 
@@ -31,12 +32,12 @@ def budget(level):  # one trust-region budget per level and sign channel, in nat
 fiberpo_modal = Hierarchy(
     name="fiberpo_modal",
     fibrations=[
-        Fibration(text_token, trajectory, kernel=MarkovKernel(1 / T)),
-        Fibration(image_token, trajectory, kernel=MarkovKernel(1 / T)),
+        Fibration(text_token, trajectory, kernel=MarkovKernel(1 / of_trajectory)),
+        Fibration(image_token, trajectory, kernel=MarkovKernel(1 / of_trajectory)),
         Fibration(trajectory, prompt_group, kernel=uniform()),
     ],
     gates={
-        prompt_group: aggregate_gate(budget(prompt_group), rollback=10).per(mass),
+        prompt_group: aggregate_gate(budget(prompt_group), rollback=T).per(mass),
         trajectory: aggregate_gate(budget(trajectory), rollback=T).per(mass),
         text_token: clip_gate(text_epsilon).per(mass),
         image_token: clip_gate(image_epsilon).per(mass),

@@ -120,7 +120,7 @@ def residuals(h: Hierarchy, world: World, leaf_density: Sequence[Fraction]) -> d
     result = {world.chain[0]: push(world, leaf, world.chain[0], leaf_density)}
     for below, stratum in zip(world.chain, world.chain[1:], strict=False):
         own, base = (push(world, leaf, s, leaf_density) for s in (stratum, below))
-        k = world.weights(h.edge(stratum))
+        k = world.weights(h.shape.below(stratum)[0])
         result[stratum] = [own[a] - k[a] * base[world.parents[stratum][a]] for a in range(len(own))]  # type: ignore[operator]
     return result
 
@@ -130,7 +130,7 @@ def reflected(h: Hierarchy, world: World, stratum: Stratum) -> list[list[Fractio
     rows = [[F(i == j) for j in range(world.size(stratum))] for i in range(world.size(stratum))]
     depth = world.chain.index(stratum)
     for above in world.chain[depth + 1 :]:
-        k = world.weights(h.edge(above))
+        k = world.weights(h.shape.below(above)[0])
         rows = [[k[a] * v for v in rows[world.parents[above][a]]] for a in range(world.size(above))]  # type: ignore[operator]
     return rows
 

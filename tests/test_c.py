@@ -253,18 +253,18 @@ def test_every_value_is_there_when_it_is_read():
     for name in ("ppo", "gspo", "fiberpo", "fiberpo_domain"):
         for program in ("evaluate", "objective", "gate", "gate_adjoint", "levels"):
             p = plan(name, program)
-            known = {n for n in p.program.nodes() if not n.operands and n.stratum != p.program.leaf}
+            known = {n for n in p.program.nodes() if not n.operands and n.stratum not in p.program.leaves}
             for stage in p.stages:
                 here = set()
                 groups = stage.steps if hasattr(stage, "steps") else stage.groups
                 for group in groups:
-                    local = {n for n in group.values if n.stratum == p.program.leaf and not n.operands}
+                    local = {n for n in group.values if n.stratum in p.program.leaves and not n.operands}
                     for node in group.values:
                         assert all(o in known | here | local for o in node.operands), (name, program, p.names[node])
-                        (local if node.stratum == p.program.leaf else here).add(node)
+                        (local if node.stratum in p.program.leaves else here).add(node)
                     here |= set(getattr(group, "pushes", ()))
                 known |= set(stage.saved)
-            assert all(n in known for n in p.program.outputs.values() if n.stratum != p.program.leaf)
+            assert all(n in known for n in p.program.outputs.values() if n.stratum not in p.program.leaves)
 
 
 def test_plans_print_what_happens_in_which_order():

@@ -221,6 +221,7 @@ UNUSABLE = {
     "nothing.json": (None, "there is no such file"),
     "neither": (None, "neither a file nor a shipped name"),
     "broken.py": ("1 +\n", "SyntaxError"),
+    "raises.py": ("x = 1\n1 / 0\n", "ZeroDivisionError: division by zero (line 2)"),
     "exits.py": ("import sys; sys.exit(0)\n", "does not import"),
     "empty.py": ("", "no hierarchy"),
     "bytes.py": ("\0", "does not import"),

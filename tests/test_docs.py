@@ -70,3 +70,22 @@ def test_the_language_page_names_every_constructor_and_function():
     page = (ROOT / "docs" / "language.md").read_text()
     functions = [n for n in fibration.__all__ if n.islower() and n not in ("compile", "load", "load_rollouts")]
     assert [n for n in (*CONSTRUCTORS, *functions) if not re.search(rf"`[^`]*\b{n}\b", page)] == []
+
+
+def test_the_trust_region_pages_example_runs():
+    import torch
+
+    from fibration import trust_region
+
+    page = (ROOT / "docs" / "trust_region.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope = {}
+    exec(block, scope)
+    expected = re.search(r"apc_regimes\(.*?# (\[.*?\])", block).group(1)
+    assert str(eval(block.splitlines()[-1].split("#")[0], scope)) == expected
+    assert scope["log_ratio"].grad.abs().max() > 0
+    assert 0 < scope["update"].radius < trust_region.trpo_radius(0.9)
+    assert torch.isfinite(scope["update"].deviation).all()
+    named = set(re.findall(r"`(\w+)`", page))
+    functions = {n for n in trust_region.__all__ if n.islower()}
+    assert {n for n in functions if not n.startswith("kl_")} - named == set()

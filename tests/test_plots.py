@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import struct
 from pathlib import Path
 
@@ -105,7 +106,8 @@ def test_the_whole_run(file: Path, tmp_path: Path) -> None:
     lines = output.splitlines()
     assert max(map(len, lines)) <= 80 or str(out) in max(lines, key=len)
     words = " ".join(output.split())
-    assert "✓ reflecting" in output
+    assert "│ reflecting" in output
+    assert re.search(r"fiberpo +verified +✓( ✓)+$", output, re.MULTILINE)
     assert "36 trajectories, 9 prompt groups, 3 domains, sampled by a small model" in words
     assert "✓ at most 1e-09" in words
     assert sorted(p.name for p in out.iterdir()) == ["hierarchy.png", "ratios.png", "regimes.png"]

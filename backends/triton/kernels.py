@@ -54,7 +54,9 @@ class _Stages(Writer):
                 self.line(1, "tl.debug_barrier()")
                 self.line(0)
             if isinstance(group.values[0], Mix):
-                self.product(group.values[0], blocks)
+                for node in group.values:
+                    if isinstance(node, Mix):
+                        self.product(node, blocks)
             elif group.source:
                 for at in range(0, len(group.values), TOGETHER):
                     self.sums(group, group.values[at : at + TOGETHER], blocks)

@@ -6,14 +6,23 @@ kernels, decomposition, gates, and what follows from them together.
 
 from __future__ import annotations
 
-from fibration.laws import coherent, kernels, locality, outcome, recovery, reference, structure
+from fibration.laws import (
+    coherent,
+    first_order,
+    kernels,
+    locality,
+    orthogonality,
+    outcome,
+    recovery,
+    reference,
+    structure,
+)
 from fibration.laws.law import Law
 from fibration.spec import CAN_BE_GIVEN_UP, FOUNDATIONS
 
-LAWS: dict[str, Law] = {
-    law.name: law
-    for law in (structure.LAW, locality.LAW, *kernels.LAWS, coherent.LAW, recovery.LAW, *reference.LAWS, *outcome.LAWS)
-}
+_FOUNDATIONS = (structure.LAW, locality.LAW, *kernels.LAWS, coherent.LAW)
+_CONSEQUENCES = (recovery.LAW, reference.LAW, first_order.LAW, orthogonality.LAW, *outcome.LAWS)
+LAWS: dict[str, Law] = {law.name: law for law in (*_FOUNDATIONS, *_CONSEQUENCES)}
 
 if {n for n, law in LAWS.items() if law.may_be_given_up} != set(
     CAN_BE_GIVEN_UP

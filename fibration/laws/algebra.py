@@ -7,7 +7,7 @@ sees a `where`, a `min` or a `sign`; cases are split before (`cases.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any
@@ -15,9 +15,12 @@ from typing import Any
 import sympy
 from sympy import Dummy
 
+from fibration.assumptions import Assumption, Populated
 from fibration.errors import SpecError
 from fibration.expressions import Apply, Expression, Number, as_expression, where, write
-from fibration.symbols import Attribute, Component, Count, Parameter, Total
+from fibration.laws.populations import Populations
+from fibration.shape import Shape
+from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
 
 _ATOM_OF: dict[Dummy, Expression] = {}
 
@@ -34,12 +37,17 @@ _TO: dict[str, Callable[..., Any]] = {
 
 @cache  # evicting one would give its atom a second symbol
 def symbol(atom: Expression) -> Dummy:
-    """One sympy symbol per atom: equal atoms, equal symbols."""
+    """One sympy symbol per atom: equal atoms, equal symbols.
+
+    It says what holds in every hierarchy: counts may be 0, over an empty branch of a tree. Where they are not is for
+    `Assumptions`.
+    """
     if isinstance(atom, Count):
-        made = Dummy(write(atom), positive=True, integer=True)
-    elif isinstance(atom, (Attribute, Total)):
-        positive = (atom.attribute if isinstance(atom, Total) else atom).positive
-        made = Dummy(write(atom), positive=True) if positive else Dummy(write(atom), real=True)
+        made = Dummy(write(atom), nonnegative=True, integer=True)
+    elif isinstance(atom, Total) and atom.attribute.positive:
+        made = Dummy(write(atom), nonnegative=True)
+    elif isinstance(atom, Attribute) and atom.positive:
+        made = Dummy(write(atom), positive=True)
     else:
         made = Dummy(write(atom), real=True)
     _ATOM_OF[made] = atom
@@ -139,11 +147,25 @@ ANY: Signs = frozenset({-1, 0, 1})
 
 
 class Assumptions:
-    """Strict bounds of parameters, positivity of counts and attributes, and their order along a chain of strata."""
+    """Strict bounds of parameters, positivity of counts and attributes, and the order of counts in a hierarchy.
 
-    def __init__(self, chain: tuple[Any, ...], extra: dict[Any, Signs] | None = None) -> None:
-        self.depth = {s: i for i, s in enumerate(chain)}
+    `at` is the stratum at whose elements expressions are read, if that is known: over what lies below an image token
+    there is an image token.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        assume: Iterable[Assumption] = (),
+        at: Stratum | None = None,
+        extra: dict[Any, Signs] | None = None,
+    ) -> None:
+        self.populations = Populations(shape, (a for a in assume if isinstance(a, Populated)))
+        self.at = at
         self.extra = extra or {}
+        self._start()
+
+    def _start(self) -> None:
         self.branches: dict[Expression, Any] = {}  # of the expressions split under these assumptions (`cases.py`)
         self._known: dict[Any, Signs] = {}
         self._family: dict[Any, Assumptions] = {}
@@ -155,10 +177,22 @@ class Assumptions:
         merged = {**self.extra, **extra}
         key = frozenset(merged.items())
         if key not in self._family:
-            made = Assumptions((), merged)
-            made.depth, made._family = self.depth, self._family
+            made = object.__new__(Assumptions)
+            made.populations, made.at, made.extra = self.populations, self.at, merged
+            made._start()
+            made._family = self._family
             self._family[key] = made
         return self._family[key]
+
+    def present(self, of: Any, over: Any) -> bool:
+        """Whether at least one `of` element lies over the `over` element."""
+        known = (p for s, signs in self.extra.items() if signs == {1} and (p := _pair(s)))
+        return self.populations.always(of, over, self.at) or any(self.populations.implies(p, (of, over)) for p in known)
+
+    def absent(self, of: Any, over: Any) -> bool:
+        """Whether no `of` element lies over the `over` element."""
+        known = (p for s, signs in self.extra.items() if signs == {0} and (p := _pair(s)))
+        return any(self.populations.implies((of, over), p) for p in known)
 
     def signs(self, value: Any) -> Signs:
         """The signs that an expression can take; never too few, sometimes too many."""
@@ -168,7 +202,13 @@ class Assumptions:
         return self._known[value]
 
     def _signs(self, value: Any) -> Signs:
-        value = sympy.together(value.subs({s: 0 for s, signs in self.extra.items() if s.is_Symbol and signs == {0}}))
+        zeros = {s: 0 for s, signs in self.extra.items() if s.is_Symbol and signs == {0}}
+        pairs = {s: p for s in value.free_symbols if (p := _pair(s))}
+        zeros |= {s: 0 for s, p in pairs.items() if self.absent(*p)}
+        value = sympy.together(value.subs(zeros))
+        for choice in self._one_present({p for s, p in pairs.items() if s not in zeros and not self.present(*p)}):
+            # not all branches of a tree are empty: what holds whichever one is not
+            return frozenset().union(*(self.with_signs({n: frozenset({1})}).signs(value) for n in choice))
         if value.is_number:
             sign = sympy.sign(value) if value.is_real else None
             return frozenset({int(sign)}) if sign is not None and sign.is_Integer else ANY
@@ -186,6 +226,13 @@ class Assumptions:
         if 0 in denominator:
             return ANY
         return frozenset(a * b for a in numerator for b in denominator)
+
+    def _one_present(self, pairs: set[tuple[Any, Any]]) -> Iterator[list[Any]]:
+        """Counts of which at least one is not 0, though none of them is known to be."""
+        for over in sorted({over for _, over in pairs}, key=str):
+            of = sorted((o for o, v in pairs if v == over), key=str)
+            if self.populations.together(of, over):
+                yield [symbol(Count(o, over)) for o in of]
 
     def _polynomial(self, value: Any) -> Signs:
         """All coefficients of one sign, in variables that are never negative, decide."""
@@ -238,8 +285,9 @@ class Assumptions:
         counts = sorted((s for s in value.free_symbols if isinstance(_ATOM_OF.get(s), Count)), key=self._rank)
         replacement: dict[Any, Any] = {}
         for i, s in enumerate(counts):  # smaller counts first, so that each is the largest below it plus a slack
-            below = [t for t in counts[:i] if self._at_most(t, s)]
-            replacement[s] = (replacement[below[-1]] if below else 1) + fresh(False)
+            least = 1 if self.present(*_pair(s)) else 0  # type: ignore[misc]
+            below = [t for t in counts[:i] if self._at_most(t, s) and least <= self.present(*_pair(t))]  # type: ignore[misc]
+            replacement[s] = (replacement[below[-1]] if below else least) + fresh(False)
         for s in value.free_symbols:
             atom = _ATOM_OF.get(s)
             if s in replacement or s in positive or s in nonnegative:
@@ -250,9 +298,12 @@ class Assumptions:
                     replacement[s] = 0
                 elif -1 not in signs or 1 not in signs:
                     replacement[s] = fresh(0 not in signs) * (1 if 1 in signs else -1)
-            elif isinstance(atom, (Attribute, Total)):
-                if s.is_positive:
+            elif isinstance(atom, Attribute):
+                if atom.positive:
                     replacement[s] = fresh(True)
+            elif isinstance(atom, Total):
+                if atom.attribute.positive:
+                    replacement[s] = fresh(self.present(atom.attribute.on, atom.over))
             elif isinstance(atom, (Parameter, Component)):
                 p = atom.parameter if isinstance(atom, Component) else atom
                 lower = None if p.lower in (None, -math.inf) else sympy.Rational(str(p.lower))
@@ -280,14 +331,18 @@ class Assumptions:
         return self.signs(argument) if isinstance(function, sympy.tanh) else ANY
 
     def _rank(self, s: Any) -> tuple[int, int]:
-        atom = _ATOM_OF[s]
+        atom, depth = _ATOM_OF[s], self.populations.depth
         assert isinstance(atom, Count)
-        return (-self.depth.get(atom.over, 0), self.depth.get(atom.of, 0))
+        return (-depth.get(atom.over, 0), depth.get(atom.of, 0))  # type: ignore[arg-type]
 
     def _at_most(self, small: Any, large: Any) -> bool:
-        """count(X over Y) <= count(X' over Y') when X is as coarse as X' or coarser, and Y as fine as Y' or finer."""
-        a, b = _ATOM_OF[small], _ATOM_OF[large]
-        assert isinstance(a, Count) and isinstance(b, Count)
-        if not {a.of, a.over, b.of, b.over} <= self.depth.keys():
-            return False
-        return self.depth[a.of] <= self.depth[b.of] and self.depth[a.over] >= self.depth[b.over]
+        a, b = _pair(small), _pair(large)
+        return a is not None and b is not None and self.populations.at_most(a, b)
+
+
+def _pair(s: Any) -> tuple[Any, Any] | None:
+    """Of a count or the total of a positive attribute: what lies over what, so that it is not 0."""
+    atom = _ATOM_OF.get(s)
+    if isinstance(atom, Count):
+        return atom.of, atom.over
+    return (atom.attribute.on, atom.over) if isinstance(atom, Total) and atom.attribute.positive else None

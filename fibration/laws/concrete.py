@@ -14,11 +14,16 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from fibration.assumptions import Balanced
 from fibration.expressions import Apply, Expression, Number, atoms, evaluate
+from fibration.laws.small import Maps, regular, small
+from fibration.shape import Shape
 from fibration.spec import Hierarchy
 from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
 
-MAX_LEAVES = 5  # every hierarchy up to this many leaves is tried before larger, regular ones
+MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger, regular ones
+MAX_CROSSED = 4  # every quiver
+MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
 MAX_ELEMENTS = 100_000
 ROUNDED = frozenset({"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt"})
 BUDGET = 400_000  # elements of all regular hierarchies together
@@ -26,25 +31,45 @@ BUDGET = 400_000  # elements of all regular hierarchies together
 
 @dataclass(frozen=True)
 class Concrete:
-    """Who lies over whom, root stratum first, with attribute and parameter values."""
+    """Who lies over whom, with attribute and parameter values.
 
-    chain: tuple[Stratum, ...]
-    parents: Mapping[Stratum, tuple[int, ...]]  # of every stratum but the root
+    `maps[source, target]` gives the target element below every source element of a fibration.
+    """
+
+    shape: Shape
+    maps: Maps
     attributes: Mapping[Attribute, tuple[Fraction, ...]] = field(default_factory=dict)
     parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
 
+    @property
+    def chain(self) -> tuple[Stratum, ...]:
+        """The strata, each after those that it lies over."""
+        return self.shape.order
+
     @cached_property
     def size(self) -> dict[Stratum, int]:
-        sizes = {self.chain[0]: 1}
-        sizes.update({s: len(p) for s, p in self.parents.items()})
-        return sizes
+        found: dict[Stratum, int] = {}
+        for s in self.shape.order:
+            below = self.shape.below(s)
+            if below:
+                found[s] = len(self.maps[s, below[0].target])
+            else:
+                found[s] = max((max(self.maps[f.source, s], default=0) for f in self.shape.above(s)), default=0) + 1
+        return found
+
+    @cached_property
+    def parents(self) -> dict[Stratum, tuple[int, ...]]:
+        """Of every stratum with one coarser neighbour, the element below each of its elements."""
+        return {s: self.maps[s, t] for s, t in self.maps if len(self.shape.below(s)) == 1}
 
     def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
         """The `target` element that an element lies over."""
-        i = self.chain.index(stratum)
-        while self.chain[i] != target:
-            element = self.parents[self.chain[i]][element]
-            i -= 1
+        while stratum != target:
+            fibrations = self.shape.below(stratum)
+            f = fibrations[0]
+            if len(fibrations) > 1:
+                f = next(f for f in fibrations if target in (f.target, *self.shape.coarser(f.target)))
+            element, stratum = self.maps[stratum, f.target][element], f.target
         return element
 
     def over(self, source: Stratum, target: Stratum, element: int) -> list[int]:
@@ -83,24 +108,29 @@ class Concrete:
 
     def describe(self, stratum: Stratum, element: int = 0) -> str:
         """`a trajectory of 3 tokens`, or `a domain of 2 prompt_groups with 1 and 2 trajectories`."""
-        i = self.chain.index(stratum)
-        if i + 1 == len(self.chain):
+        sources = [f.source for f in self.shape.above(stratum)]
+        if not sources:
             return f"a {stratum}"
-        source = self.chain[i + 1]
-        inside = self.over(source, stratum, element)
-        text = f"a {stratum} of {len(inside)} {source.name if len(inside) == 1 else plural(source.name)}"
-        if i + 2 < len(self.chain):
-            sizes = [len(self.over(self.chain[i + 2], source, a)) for a in inside]
+        inside = {s: self.over(s, stratum, element) for s in sources}
+        text = f"a {stratum} of {' and '.join(number(len(found), s) for s, found in inside.items())}"
+        finer = [f.source for f in self.shape.above(sources[0])]
+        if len(sources) == len(finer) == 1:
+            sizes = [len(self.over(finer[0], sources[0], a)) for a in inside[sources[0]]]
             if len(sizes) <= 6:
-                finer = self.chain[i + 2].name
-                text += f" with {' and '.join(map(str, sizes))} {plural(finer) if sum(sizes) > 1 else finer}"
+                what = plural(finer[0].name) if sum(sizes) > 1 else finer[0].name
+                text += f" with {' and '.join(map(str, sizes))} {what}"
         return text
 
     def to_dict(self) -> dict[str, Any]:
         small = sum(self.size.values()) <= 64
+        parents: dict[str, Any] = {}
+        for s in self.chain:
+            lists = {f.target.name: list(self.maps[s, f.target]) for f in self.shape.below(s)}
+            if lists:
+                parents[s.name] = lists if len(lists) > 1 else next(iter(lists.values()))
         return {
             "sizes": {s.name: n for s, n in self.size.items()},
-            **({"parents": {s.name: list(p) for s, p in self.parents.items()}} if small else {}),
+            **({"parents": parents} if small else {}),
             "attributes": {a.name: [str(v) for v in values[:64]] for a, values in self.attributes.items()},
             "parameters": {str(p): str(v) for p, v in self.parameters.items()},
         }
@@ -111,6 +141,30 @@ def plural(name: str) -> str:
     if name.endswith("y") and name[-2:-1] not in "aeiou":
         return name[:-1] + "ies"
     return name + ("es" if name.endswith(("s", "x", "ch")) else "s")
+
+
+def number(n: int, stratum: Stratum) -> str:
+    """`1 trajectory`, `2 trajectories`."""
+    return f"{n} {stratum.name if n == 1 else plural(stratum.name)}"
+
+
+def lies(concrete: Concrete, stratum: Stratum) -> str:
+    """`trajectories 1 to 3 lie over domains 1, 1, 2 and modalities 1, 2, 1`; '' for one, or for many."""
+    n = concrete.size[stratum]
+    if not 1 < n <= 8:
+        return ""
+    over = [
+        f"{plural(f.target.name)} {', '.join(str(b + 1) for b in concrete.maps[stratum, f.target])}"
+        for f in concrete.shape.below(stratum)
+    ]
+    return f"{plural(stratum.name)} 1 to {n} lie over {' and '.join(over)}"
+
+
+def settings(concrete: Concrete) -> str:
+    """The values of parameters and attributes, in parentheses."""
+    parts = [f"{p} = {v}" for p, v in concrete.parameters.items()]
+    parts += [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 @dataclass(frozen=True)
@@ -138,64 +192,74 @@ def _rounds(e: Expression) -> bool:
     return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
 
 
-def shapes(strata: int, leaves: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every tree with this many strata and leaves: per stratum above the root, the parent of each element."""
-    if strata == 1:
-        if leaves == 1:
-            yield ()
-        return
-    if strata == 2:
-        yield ((0,) * leaves,)
-        return
-    for below in range(1, leaves + 1):
-        for lower in shapes(strata - 1, below):
-            for cuts in itertools.combinations(range(1, leaves), below - 1):
-                bounds = [0, *cuts, leaves]
-                yield (*lower, tuple(i for i in range(below) for _ in range(bounds[i + 1] - bounds[i])))
-
-
 def concretes(hierarchy: Hierarchy, expressions: list[Expression]) -> Iterator[Concrete]:
-    """Candidates for a counterexample, smallest first: all small trees, then regular ones around the constants met."""
-    chain = hierarchy.chain
-    used = list(dict.fromkeys(a for e in expressions for a in atoms(e)))
-    for leaves in range(1, MAX_LEAVES + 1):
-        for shape in shapes(len(chain), leaves):
-            yield from _valued(chain, dict(zip(chain[1:], shape, strict=True)), used)
+    """Candidates for a counterexample, smallest first: all small ones, then regular ones around the constants met.
+
+    What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
+    """
+    shape = hierarchy.shape
+    crossed = [a for a in hierarchy.assume if isinstance(a, Balanced)]
+    read = [*expressions, *(hierarchy.masses[leaf] for leaf in shape.leaves if crossed)]
+    used = list(dict.fromkeys(a for e in read for a in atoms(e)))
+
+    def legal(maps: Maps) -> Iterator[Concrete]:
+        for concrete in _valued(shape, maps, used):
+            if all(is_balanced(hierarchy, concrete, a.first, a.second) for a in crossed):
+                yield concrete
+
+    for leaves in range(1, (MAX_LEAVES if shape.is_tree else MAX_CROSSED) + 1):
+        for maps in itertools.islice(small(shape, leaves, hierarchy.assume), None if shape.is_chain else MAX_SMALL):
+            yield from legal(maps)
     numbers = sorted({n for e in expressions for n in _constants(e)})
     fans = sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})
     budget = BUDGET
-    for fan in sorted(_fans(fans, len(chain) - 1), key=lambda f: (_elements(f), f)):
-        if MAX_LEAVES < _elements(fan) <= MAX_ELEMENTS:
-            parents, width = {}, 1
-            for stratum, factor in zip(chain[1:], fan, strict=True):
-                parents[stratum] = tuple(i for i in range(width) for _ in range(factor))
-                width *= factor
-            for concrete in _valued(chain, parents, used):
-                budget -= width
-                if budget < 0:
-                    return
-                yield concrete
+    for made, width in regular(shape, fans, MAX_LEAVES, MAX_ELEMENTS):
+        for concrete in legal(made()):
+            budget -= width
+            if budget < 0:
+                return
+            yield concrete
 
 
-def _fans(fans: list[int], levels: int) -> Iterator[tuple[int, ...]]:
-    """How many elements lie over each, level by level: at most one level is large where there are several."""
-    small = [f for f in fans if f <= 3]
-    if levels <= 2:
-        yield from itertools.product(fans, repeat=levels)
-        return
-    yield from itertools.product(small, repeat=levels)
-    for place in range(levels):
-        for large in (f for f in fans if f > 3):
-            for others in itertools.product(small[:2], repeat=levels - 1):
-                yield (*others[:place], large, *others[place:])
+def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
+    """`m` of every element: of the leaves as the kernels give it, of all others the sum of what lies over them.
+
+    Raises ZeroDivisionError where the kernels have no value.
+    """
+    shape = concrete.shape
+    found = {s: [Fraction(0)] * concrete.size[s] for s in shape.order}
+    for leaf in shape.leaves:
+        known: dict[tuple[Fraction, ...], Fraction] = {}
+        read = list(atoms(h.masses[leaf]))
+        for i in range(concrete.size[leaf]):
+            key = tuple(concrete.atom(a, leaf, i) for a in read)
+            if key not in known:
+                known[key] = concrete.value(h.masses[leaf], leaf, i)
+            for s in (leaf, *shape.coarser(leaf)):
+                found[s][concrete.below(leaf, i, s)] += known[key]
+    return found
 
 
-def _elements(fan: tuple[int, ...]) -> int:
-    total = product = 1
-    for f in fan:
-        product *= f
-        total += product
-    return total
+def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratum) -> bool:
+    """Whether `m(a∩b)·m(c) = m(a)·m(b)` for all cells over each `c` of the strata that both lie over."""
+    shape = concrete.shape
+    try:
+        m = token_masses(h, concrete)
+    except (ZeroDivisionError, ArithmeticError, TypeError):
+        return True  # without masses nothing can be said about their balance; another law refuses the kernel
+    cells: dict[tuple[int, int], Fraction] = {}
+    for leaf in shape.leaves_over(first) & shape.leaves_over(second):
+        for i in range(concrete.size[leaf]):
+            cell = concrete.below(leaf, i, first), concrete.below(leaf, i, second)
+            cells[cell] = cells.get(cell, Fraction(0)) + m[leaf][i]
+    tolerance = rounding(*(h.masses[leaf] for leaf in shape.leaves))
+    return all(
+        abs(cells.get((a, b), Fraction(0)) * m[meet][c] - m[first][a] * m[second][b]) <= tolerance
+        for meet in shape.meets(first, second)
+        for c in range(concrete.size[meet])
+        for a in concrete.over(first, meet, c)
+        for b in concrete.over(second, meet, c)
+    )
 
 
 def _constants(e: Expression) -> Iterator[int]:
@@ -206,11 +270,9 @@ def _constants(e: Expression) -> Iterator[int]:
             yield from _constants(a)
 
 
-def _valued(
-    chain: tuple[Stratum, ...], parents: dict[Stratum, tuple[int, ...]], used: list[Expression]
-) -> Iterator[Concrete]:
-    """A tree with several choices of attribute and parameter values."""
-    size = {chain[0]: 1, **{s: len(p) for s, p in parents.items()}}
+def _valued(shape: Shape, maps: Maps, used: list[Expression]) -> Iterator[Concrete]:
+    """Several choices of attribute and parameter values."""
+    size = Concrete(shape, maps).size
     attributes = list(
         dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in used if isinstance(a, (Attribute, Total)))
     )
@@ -237,9 +299,7 @@ def _valued(
     longest = max((len(c) for c in choices), default=1)
     for pattern in patterns:
         for k in range(longest):
-            yield Concrete(
-                chain, parents, pattern, {p: c[k % len(c)] for p, c in zip(parameters, choices, strict=True)}
-            )
+            yield Concrete(shape, maps, pattern, {p: c[k % len(c)] for p, c in zip(parameters, choices, strict=True)})
 
 
 def parameter_values(parameter: Parameter) -> list[Fraction]:

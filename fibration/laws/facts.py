@@ -9,11 +9,13 @@ import sympy
 from sympy import oo
 
 from fibration.expressions import atoms
-from fibration.laws.algebra import Assumptions, from_sympy, to_sympy, vanishes
+from fibration.laws import dense
+from fibration.laws.algebra import from_sympy, to_sympy, vanishes
 from fibration.laws.germ import RHO
 from fibration.laws.law import Subject
-from fibration.laws.outcome import coordinate, domain, lines
+from fibration.laws.outcome import coordinate, lines
 from fibration.laws.pieces import Line, extremes, text
+from fibration.laws.reach import crossed, domain, is_effect, reach, stays_below
 from fibration.laws.reference import gates
 from fibration.report import Fact
 from fibration.spec import Hierarchy
@@ -28,7 +30,7 @@ def facts(subject: Subject) -> Iterator[Fact]:
     table = lines(h, subject)
     known = coordinate(h, subject)
     # distances of log ratios from residuals, when the levels are means and R turns their sum back into a ratio
-    if known and subject.first_failure("markov", "reflecting", "recovery") is None:
+    if known in ("log", "split", "deviation") and subject.first_failure("markov", "reflecting", "recovery") is None:
         yield from _radius(subject, table, known)
         yield from _bounds(subject, table, known)
     yield from _shapes(h, table)
@@ -41,11 +43,11 @@ def facts(subject: Subject) -> Iterator[Fact]:
 def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     """`max{R : |x_i| <= R for all i implies 𝒢(r) = r}`, the least over all sizes."""
     h = subject.hierarchy
-    exact = all(subject.germ(g).passes for _, _, g in gates(h))
+    exact = all(subject.germ(g, s).passes for s, _, g in gates(h))
     if not exact:
-        if any(v.law == "identity" and v.status == "undecided" for v in subject.verdicts):
+        if any(v.law == "identity" and v.status == "undecided" for v in subject.verdicts) or _makes_up(subject):
             return
-        smooth = subject.proved("first_order", "hierarchy")
+        smooth = subject.proved("identity")
         why = "some gate is not the identity on any neighbourhood of 0"
         yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""))
         return
@@ -57,10 +59,14 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             interval = line.passes()
             if interval is None:
                 return
-            reach = _reach(h, stratum, known, *interval, subject.assume)
-            if reach is None or any(_reads_batch(v) for v in reach):
+            ends = reach(h, stratum, known, *interval, subject.at(stratum))
+            if ends is None and is_effect(h, stratum):
+                why = f"the effects on {stratum}, of a least-squares fit, have no bound that holds for every crossing"
+                yield Fact("radius", "hierarchy", "not certified", why)
                 return
-            limits += reach
+            if ends is None or any(_reads_batch(v) for v in ends):
+                return
+            limits += ends
     finite = [v for v in limits if v != oo]
     smallest = extremes(finite, subject.assume, -1) if finite else [oo]
     unit = "|log r|"
@@ -78,53 +84,53 @@ def _reads_batch(value: Any) -> bool:
     return any(isinstance(from_sympy(s), (Density, Reading)) for s in sympy.sympify(value).free_symbols)
 
 
-def _reach(h: Hierarchy, stratum: Stratum, known: str, low: Any, high: Any, assume: Assumptions) -> list[Any] | None:
-    """How large `|x|` may be so that this gate's residual stays in `[low, high]`, whatever the sizes."""
-    root = stratum == h.chain[0]
-    below = oo if low == -oo else -low
-    if known == "deviation":
-        if not root:  # at opposite ends of [exp(-R) - 1, exp(R) - 1]: 2 sinh(R) apart
-            return [v if v == oo else sympy.log(v / 2 + sympy.sqrt(1 + v**2 / 4)) for v in (below, high)]
-        room = frozenset({0}) if below == oo else assume.signs(1 + low)
-        down = oo if room <= {-1, 0} else -sympy.log(1 + low) if room == {1} else None
-        return None if down is None else [oo if high == oo else sympy.log(1 + high), down]
-    if known == "split":  # means of max(±x, 0) lie in [0, R], their differences in [-R, R]
-        return [high] if root else [below, high]
-    factor = 1 if root else 2  # a token and the mean of its siblings may lie at opposite ends of [-R, R]
-    return [v if v == oo else v / factor for v in (below, high)]
+def _makes_up(subject: Subject) -> bool:
+    """Whether gates that fail alone may pass everything together: then the radius is not 0, and not looked for."""
+    if subject.proved("identity"):
+        return False
+    first = next(v.status for v in subject.verdicts if v.law == "first_order")
+    if subject.hierarchy.objective.estimator == "score":  # refuted for its value, whatever the gates
+        return not dense.off_policy(subject.hierarchy)
+    return first != "refuted"
 
 
 # ---------------------------------------------------------------- bounds of log 𝒢
 
 
 def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
+    """What every level adds at most, and for each leaf the sum over its own level and all coarser ones."""
     h = subject.hierarchy
-    total_low: Any = 0
-    total_high: Any = 0
-    level_facts = []
-    for stratum in h.chain:
-        found = _level(h, stratum, table, subject, known)
-        if found is None or any(_reads_batch(v) for v in found):
-            return
-        low, high = found
-        level_facts.append((stratum, low, high))
-        total_low = -oo if -oo in (low, total_low) else total_low + low
-        total_high = oo if oo in (high, total_high) else total_high + high
+    found: dict[Stratum, tuple[Any, Any]] = {}
+    for stratum in h.order:
+        level = _level(h, stratum, table, subject, known)
+        if level is not None and not any(_reads_batch(v) for v in level):
+            found[stratum] = level
+    totals = {}
+    for leaf in h.leaves:
+        path = [found.get(s) for s in h.order if s == leaf or s in h.coarser(leaf)]
+        if None not in path:
+            lows, highs = zip(*path, strict=True)  # type: ignore[arg-type]
+            totals[leaf] = -oo if -oo in lows else sum(lows), oo if oo in highs else sum(highs)
+    if not totals:
+        return
     if known != "deviation":
-        yield Fact("bounds", "log 𝒢", _interval(total_low, total_high), "the sum of what the levels contribute at most")
-        for stratum, low, high in level_facts:
+        for leaf, total in totals.items():
+            what = "log 𝒢" if len(h.leaves) == 1 else f"log 𝒢 on {leaf}"
+            yield Fact("bounds", what, _interval(*total), "the sum of what the levels contribute at most")
+        for stratum, level in found.items():
             yield Fact(
                 "bounds",
                 f"{stratum} level",
-                _interval(low, high),
+                _interval(*level),
                 "range of its gates over the residuals that can reach them",
             )
-    elif len(h.chain) == 1 and subject.proved("positivity"):
-        shown = _interval(1 + total_low, 1 + total_high)
+    elif len(h.order) == 1 and subject.proved("positivity"):
+        low, high = totals[h.leaves[0]]
+        shown = _interval(1 + low, 1 + high)
         yield Fact(
             "bounds",
             "𝒢",
-            f"({shown[1:]}" if total_low == -1 else shown,
+            f"({shown[1:]}" if low == -1 else shown,
             "1 plus the range of the gate over r > 0 and every advantage",
         )
 
@@ -147,7 +153,7 @@ def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject, known
     if channels == ("",):
         return ranges["", "full"]
     pairs = [("full", "full")]
-    if stratum == h.leaf and stratum != h.chain[0]:
+    if stratum in h.leaves and stratum not in h.roots and stays_below(h, stratum):
         # a token lies in one channel: in the other its density is 0, and its residual minus a mean, so not above 0
         pairs = [("full", "down"), ("down", "full")]
     lows = [_minus(ranges["+", a][0], ranges["-", b][1]) for a, b in pairs]
@@ -179,7 +185,7 @@ def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> t
 
 
 def _shapes(h: Hierarchy, table: Lines) -> Iterator[Fact]:
-    for stratum in h.chain:
+    for stratum in h.order:
         found = [table[stratum, c] for c in h.decomposition.channels]
         known = [line for f in found if f is not None for line in f]
         if any(f is None for f in found):
@@ -212,23 +218,27 @@ def _regions(line: Line) -> Iterator[str]:
 
 
 def _blocks(h: Hierarchy) -> Fact:
-    """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
-    leading = 0
-    for stratum in h.chain:
-        own = [g for s, _, g in gates(h) if s == stratum]
-        if not all(vanishes(to_sympy(g) - RHO) if not _has_branches(g) else False for g in own):
-            break
-        leading += 1
-    # levels that pass unchanged telescope: D_k = σ_k, so the first real gate sees one element of the level below it
-    depth = len(h.chain) - 1 if leading == len(h.chain) else max(leading - 1, 0)
-    read = {a.stratum for _, _, g in gates(h) for a in atoms(g) if isinstance(a, Density)}
-    stratum = h.chain[min([depth, *(h.chain.index(s) for s in read)])]
-    return Fact(
-        "blocks",
-        "Jacobian of 𝒢",
-        f"block-diagonal over {stratum}",
-        "no gate reads beyond the element of this stratum that it lies over",
-    )
+    """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence).
+
+    Levels that pass unchanged telescope: `D = σ + Σ (h_v - ρ_v)` over the others. So a token depends on what the
+    elements below it hold of the strata that these residuals and gates are made of.
+    """
+    needed: set[Stratum] = set()
+    for stratum, _, gate in gates(h):
+        if _has_branches(gate) or not vanishes(to_sympy(gate) - RHO):
+            needed |= {stratum, *h.shape.moebius(stratum)}
+            needed |= {a.stratum for a in atoms(gate) if isinstance(a, Density)}
+            if is_effect(h, stratum):  # a fit joins all that crosses
+                needed |= crossed(h.shape)
+    common = [s for s in h.order if all(n == s or s in h.coarser(n) for n in needed)]
+    finest = [s for s in common if not any(s in h.coarser(o) for o in common)]
+    if not finest:
+        return Fact("blocks", "Jacobian of 𝒢", "one block", "no stratum is coarser than all that the gates read")
+    what = "no gate reads beyond the element of this stratum that it lies over"
+    if not needed and len(h.leaves) > 1:
+        return Fact("blocks", "Jacobian of 𝒢", "diagonal", "every gate is the identity")
+    value = " and over ".join(s.name for s in finest)
+    return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {value}", what)
 
 
 def _has_branches(e: Any) -> bool:

@@ -4,44 +4,55 @@ Counts and totals are *additive*: summed over a fibre they give the count or tot
 algebraically independent, so a weight that is linear in the additive measures of its element, with coefficients that
 are constant on the fibre, sums to 1 for all sizes exactly when one rational function vanishes. That decides it
 completely; any other weight is searched for a counterexample.
+
+Where several strata lie over a target, as in a tree, their weights sum to 1 jointly, for each set of them that has
+every token over the target once (`Shape.covers`). A branch may be empty, a case of its own: a sum over nothing is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import sympy
 
 from fibration.expressions import Expression, atoms
-from fibration.laws.algebra import show, symbol, vanishes
+from fibration.laws.algebra import ANY, Assumptions, Signs, from_sympy, show, symbol, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
-from fibration.laws.concrete import Concrete, Witness, concretes, rounding
+from fibration.laws.concrete import Concrete, Witness, concretes, rounding, settings
 from fibration.laws.law import Law, Subject
+from fibration.laws.populations import Populations
 from fibration.report import Verdict
 from fibration.spec import Fibration, Hierarchy
-from fibration.symbols import Attribute, Count, Total
+from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
 
 MARKOV = "every weight K(a|b) is defined and at least 0"
 REFLECTING = "the weights over each element sum to 1: π_* K = id"
 
 
-def weights(h: Hierarchy, f: Fibration) -> Iterator[tuple[Concrete, int, list[tuple[int, Fraction | None]]]]:
-    """On candidate hierarchies, for every target element: its fibre with the weights (None where undefined)."""
-    read = list(atoms(f.weight))
-    known: dict[tuple[Fraction, ...], Fraction | None] = {}  # most elements of a regular hierarchy read the same
-    for concrete in concretes(h, [f.weight]):
-        for b in range(concrete.size[f.target]):
-            fibre: list[tuple[int, Fraction | None]] = []
-            for a in concrete.over(f.source, f.target, b):
-                key = tuple(concrete.atom(e, f.source, a) for e in read)
-                if key not in known:
-                    try:
-                        known[key] = concrete.value(f.weight, f.source, a)
-                    except (ZeroDivisionError, ArithmeticError, TypeError):
-                        known[key] = None
-                fibre.append((a, known[key]))
+Cover = tuple[Fibration, ...]
+Fibre = list[tuple[Fibration, int, Fraction | None]]  # source elements over one target element; None: without a value
+
+
+def weights(h: Hierarchy, cover: Cover) -> Iterator[tuple[Concrete, int, Fibre]]:
+    """On candidate hierarchies, for every target element: what lies over it, with the weights."""
+    read = {f: list(atoms(f.weight)) for f in cover}
+    # most elements of a regular hierarchy read the same
+    known: dict[tuple[int, tuple[Fraction, ...]], Fraction | None] = {}
+    for concrete in concretes(h, [f.weight for f in cover]):
+        for b in range(concrete.size[cover[0].target]):
+            fibre: Fibre = []
+            for i, f in enumerate(cover):
+                for a in concrete.over(f.source, f.target, b):
+                    key = i, tuple(concrete.atom(e, f.source, a) for e in read[f])
+                    if key not in known:
+                        try:
+                            known[key] = concrete.value(f.weight, f.source, a)
+                        except (ZeroDivisionError, ArithmeticError, TypeError):
+                            known[key] = None
+                    fibre.append((f, a, known[key]))
             yield concrete, b, fibre
 
 
@@ -50,15 +61,15 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
     for f in h.fibrations:
         what = f"kernel {f.name}"
         try:
-            branches = cases(f.weight, subject.assume)
-            safe = all(_is_positive(case, subject) for case in branches)
+            assume = subject.at(f.source)
+            safe = all(_is_positive(case, assume) for case in cases(f.weight, assume))
         except TooManyCases:
             safe = False
         if safe:
             yield Verdict("markov", what, "proved", f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
             continue
-        for concrete, b, fibre in weights(h, f):
-            bad = next(((a, w) for a, w in fibre if w is None or w < -rounding(f.weight)), None)
+        for concrete, b, fibre in weights(h, (f,)):
+            bad = next(((a, w) for _, a, w in fibre if w is None or w < -rounding(f.weight)), None)
             if bad:
                 value = "no value" if bad[1] is None else str(bad[1])
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, bad[0])} {f.source} {value}"
@@ -71,7 +82,7 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
                     found=str(f.weight),
                     remedy="use uniform(), or proportional(m) with a count or the total of a positive attribute",
                     counterexample=Witness(
-                        text + _settings(concrete), concrete, {"element": b, "source": bad[0], "weight": value}
+                        text + settings(concrete), concrete, {"element": b, "source": bad[0], "weight": value}
                     ),
                 )
                 break
@@ -87,77 +98,171 @@ def decide_markov(subject: Subject) -> Iterator[Verdict]:
             )
 
 
-def _is_positive(case: Case, subject: Subject) -> bool:
-    assume = subject.assume.with_signs(dict(case.signs))
+def _is_positive(case: Case, assume: Assumptions) -> bool:
     # 0 would be allowed; the normal form divides by the measure, so it is not
-    return case.defined(subject.assume) and assume.signs(case.sympy()) == {1}
+    return case.defined(assume) and assume.with_signs(dict(case.signs)).signs(case.sympy()) == {1}
+
+
+def covers(h: Hierarchy) -> Iterator[Cover]:
+    """The sets of kernels that reflect together, in the order of the fibrations."""
+    done: set[Cover] = set()
+    for f in h.fibrations:
+        for cover in h.shape.covers(f.target):
+            if f in cover and cover not in done:
+                done.add(cover)
+                yield cover
+
+
+def subject_of(cover: Cover) -> str:
+    """How the verdict on kernels that reflect together is named."""
+    if len(cover) == 1:
+        return f"kernel {cover[0].name}"
+    return f"kernels {', '.join(f.source.name for f in cover)} → {cover[0].target}"
 
 
 def decide_reflecting(subject: Subject) -> Iterator[Verdict]:
     h = subject.hierarchy
-    for f in h.fibrations:
-        what = f"kernel {f.name}"
-        argument = _proof(f, subject)
+    for cover in covers(h):
+        what, target = subject_of(cover), cover[0].target
+        argument = _proof(cover, subject)
         if argument:
             yield Verdict("reflecting", what, "proved", argument)
             continue
-        for concrete, b, fibre in weights(h, f):
-            total = (
-                None if any(w is None for _, w in fibre) else sum((w for _, w in fibre if w is not None), Fraction(0))
-            )
-            if total is None or abs(total - 1) > rounding(f.weight):
+        joint = len(cover) > 1
+        tolerance = rounding(*(f.weight for f in cover))
+        found = " and ".join(dict.fromkeys(str(f.weight) for f in cover))
+        for concrete, b, fibre in weights(h, cover):
+            values = [w for *_, w in fibre]
+            total = None if None in values else sum((w for w in values if w is not None), Fraction(0))
+            if total is None or abs(total - 1) > tolerance:
                 value = "no sum, since a weight has no value" if total is None else str(total)
+                of = f" of {_sources(cover)}" if joint else ""
                 yield Verdict(
                     "reflecting",
                     what,
                     "refuted",
                     "",
-                    required="the weights over each " + f"{f.target} sum to 1",
-                    found=_short(f.weight, f),
-                    remedy=f"use uniform(), or divide by count({f.source}, over={f.target})",
+                    required=f"the weights over each {target}{of} sum to 1",
+                    found=found,
+                    remedy=_remedy(cover, fibre),
                     counterexample=Witness(
-                        f"{concrete.describe(f.target, b)} gives {value}{_settings(concrete)}",
+                        f"{concrete.describe(target, b)} gives {value}{settings(concrete)}",
                         concrete,
                         {"element": b, "sum": value},
                     ),
                 )
                 break
         else:
+            sources = f"a {cover[0].source}" if not joint else _sources(cover)
             yield Verdict(
                 "reflecting",
                 what,
                 "undecided",
                 "",
                 required=REFLECTING,
-                found=f"{f.weight}, not linear in the measures of a {f.source}; no small hierarchy contradicts it",
+                found=f"{found}, not linear in the measures of {sources}; no small hierarchy contradicts it",
                 remedy="write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)",
             )
 
 
-def _proof(f: Fibration, subject: Subject) -> str:
+def _sources(cover: Cover) -> str:
+    return " and ".join(f.source.name for f in cover)
+
+
+def _remedy(cover: Cover, fibre: Fibre) -> str:
+    target = cover[0].target
+    if len(cover) == 1:
+        return f"use uniform(), or divide by count({cover[0].source}, over={target})"
+    counts = " + ".join(f"count({f.source}, over={target})" for f in cover)
+    empty = [f.source for f in cover if all(f != g for g, *_ in fibre)]
+    assume = ", ".join(f"populated({s}, over={target})" for s in empty)
+    shares = "use uniform(share=...) with shares that add up to 1"
+    return f"{shares}{f' and assume=[{assume}]' if empty else ''}, or the weight 1/({counts}) for all"
+
+
+def _proof(cover: Cover, subject: Subject) -> str:
     """The sum over a fibre in one line, if it is 1 in every case; '' if this procedure cannot say so."""
-    lines = []
-    try:
-        branches = cases(f.weight, subject.assume)
-    except TooManyCases:
-        return ""
-    for case in branches:
-        if any(_varies(a, f) for d, _ in case.signs for a in _atoms_of(d)):
-            return ""  # the branch differs within a fibre
-        if not case.defined(subject.assume):
-            return ""  # to sympy 0/0 of equal terms is 1
-        summed = fibre_sum(case.sympy(), f)
-        if summed is None or not vanishes(summed - 1):
-            return ""
-        lines.append(f"Σ over {f.source} of {_short(case.value, f)} = {_product_form(case, f)} = 1")
+    lines: list[str] = []
+    target = cover[0].target
+    unsure = [f for f in cover if not subject.at(target).present(f.source, target)]
+    for n in range(len(unsure) + 1):
+        for empty in itertools.combinations(unsure, n):
+            if len(empty) < len(cover):
+                line = _sum(cover, empty, unsure, subject)
+                if not line:
+                    return ""
+                lines += line
     return "; ".join(dict.fromkeys(lines))
 
 
-def fibre_sum(weight: Any, f: Fibration) -> Any | None:
-    """`Σ_{a over b} weight(a)`, for a weight that is linear in the additive measures of `a`; None for any other."""
-    varying = [s for s in weight.free_symbols if _varies(_atom(s), f)]
+def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
+    """The sum over a fibre without the branches `empty`, case by case; [] if it is not shown to be 1."""
+    target, populations = cover[0].target, subject.assume.populations
+    signs = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}
+    filled = [f for f in cover if f not in empty]
+    try:
+        branches = [cases(f.weight, subject.at(f.source).with_signs(signs)) for f in filled]
+    except TooManyCases:
+        return []
+    lines = []
+    for chosen in itertools.product(*branches):
+        conditions: dict[Any, Signs] = dict(signs)
+        for case in chosen:
+            conditions.update({d: conditions.get(d, ANY) & s for d, s in case.signs})
+        if not all(conditions.values()):
+            continue  # the branches exclude each other
+        terms = []
+        for f, case in zip(filled, chosen, strict=True):
+            if any(_varies(a, target, populations) for d, _ in case.signs for a in _atoms_of(d)):
+                return []  # the branch differs within a fibre
+            if not case.defined(subject.at(f.source).with_signs(signs)):
+                return []  # to sympy 0/0 of equal terms is 1
+            summed = fibre_sum(case.sympy(), f.source, target, populations)
+            if summed is None:
+                return []
+            terms.append(summed)
+        total = sum(terms) if len(terms) > 1 else terms[0]
+        total = total.subs({s: 0 for s in total.free_symbols if _is_absent(s, signs, subject)})
+        if not vanishes(total - 1):
+            return []
+        lines.append(_line(filled, chosen, terms, empty, populations))
+    return lines
+
+
+def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
+    atom = _atom(s)
+    if isinstance(atom, (Count, Total)):
+        of = atom.of if isinstance(atom, Count) else atom.attribute.on
+        return subject.assume.with_signs(signs).absent(of, atom.over)
+    return False
+
+
+def _line(filled: list[Fibration], chosen: Sequence[Case], terms: list[Any], empty: Cover, known: Populations) -> str:
+    if len(filled) == 1 and not empty:
+        f, case = filled[0], chosen[0]
+        return f"Σ over {f.source} of {case.value} = {_product_form(case, f, known)} = 1"
+    parts = [f"Σ over {f.source} of {case.value}" for f, case in zip(filled, chosen, strict=True)]
+    where = f"without {' and '.join(f.source.name for f in empty)}: " if empty else ""
+    return f"{where}{' + '.join(parts)} = {' + '.join(show(sympy.cancel(t)) for t in terms)} = 1"
+
+
+def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations) -> Any | None:
+    """`Σ_{a over b} weight(a)`, for a weight that is linear in the additive measures of `a`; None for any other.
+
+    Every element of a finer stratum lies over one `a`, so that its measures over `b` are the sums of those over `a`.
+    Where the weight reads a stratum between the two, the sum is taken in two steps.
+    """
+    varying = [s for s in weight.free_symbols if _varies(_atom(s), target, known)]
+    between = {home for s in varying if (home := _home(_atom(s))) != source}
+    if between:
+        for z in known.shape.coarser(source):
+            reads = {source, *known.coarser[z]}
+            if target in known.coarser[z] - {z} and between <= reads and known.always(source, z):
+                inner = fibre_sum(weight, source, z, known)
+                return None if inner is None else fibre_sum(inner, z, target, known)
+        return None
     if not varying:
-        return weight * symbol(Count(f.source, f.target))
+        return weight * symbol(Count(source, target))
     weight = sympy.cancel(sympy.together(weight))
     if not weight.is_polynomial(*varying):
         return None
@@ -167,32 +272,41 @@ def fibre_sum(weight: Any, f: Fibration) -> Any | None:
     result: Any = 0
     for monomial, coefficient in polynomial.terms():
         measure = next((s for s, p in zip(varying, monomial, strict=True) if p), None)
-        result += coefficient * (
-            symbol(Count(f.source, f.target)) if measure is None else symbol(_summed(_atom(measure), f))
-        )
+        if measure is None:
+            summed: Expression | None = Count(source, target)
+        else:
+            summed = _summed(_atom(measure), target)
+        if summed is None:
+            return None
+        result += coefficient * symbol(summed)
     return result
 
 
-def _summed(measure: Expression, f: Fibration) -> Expression:
+def _summed(measure: Expression, target: Stratum) -> Expression | None:
     """An additive measure of `a`, summed over the fibre."""
     if isinstance(measure, Count):
-        return Count(measure.of, f.target)
+        return Count(measure.of, target)
     if isinstance(measure, Total):
-        return Total(measure.attribute, f.target)
-    assert isinstance(measure, Attribute)
-    return Total(measure, f.target)
+        return Total(measure.attribute, target)
+    return Total(measure, target) if isinstance(measure, Attribute) else None
 
 
-def _varies(atom: Expression, f: Fibration) -> bool:
-    """Whether an atom can differ between elements of one fibre."""
+def _home(atom: Expression) -> object:
+    """The stratum at whose elements an atom is read; None for one value for all."""
     if isinstance(atom, (Count, Total)):
-        return atom.over == f.source
-    return isinstance(atom, Attribute) and atom.on == f.source
+        return atom.over
+    if isinstance(atom, (Attribute, Parameter)):
+        return atom.on
+    return atom.parameter.on if isinstance(atom, Component) else None
+
+
+def _varies(atom: Expression, target: Stratum, known: Populations) -> bool:
+    """Whether an atom can differ between elements of one fibre: of a crossing stratum too."""
+    home = _home(atom)
+    return home is not None and home not in known.coarser[target]
 
 
 def _atom(s: Any) -> Expression:
-    from fibration.laws.algebra import from_sympy
-
     return from_sympy(s)
 
 
@@ -200,29 +314,21 @@ def _atoms_of(value: Any) -> list[Expression]:
     return [_atom(s) for s in value.free_symbols]
 
 
-def _short(e: Expression, f: Fibration) -> str:
-    return str(e)
-
-
-def _product_form(case: Case, f: Fibration) -> str:
+def _product_form(case: Case, f: Fibration, known: Populations) -> str:
     """How the sum comes about, before it is cancelled: `count(token) · 1/count(token)`."""
     weight = sympy.cancel(sympy.together(case.sympy()))
-    varying = [s for s in weight.free_symbols if _varies(_atom(s), f)]
+    varying = [s for s in weight.free_symbols if _varies(_atom(s), f.target, known)]
     if not varying:
         return f"{Count(f.source, f.target)} · {case.value}"
     top, bottom = sympy.fraction(weight)
-    summed = fibre_sum(top, f)
-    return show(weight) if summed is None else f"({show(summed)})/({show(bottom)})"
+    summed = fibre_sum(top, f.source, f.target, known)
+    if summed is None or any(_varies(_atom(s), f.target, known) for s in bottom.free_symbols):
+        return f"Σ over {f.target} in steps" if summed is None else show(weight)
+    return f"({show(summed)})/({show(bottom)})"
 
 
-def _settings(concrete: Concrete) -> str:
-    parts = [f"{p} = {v}" for p, v in concrete.parameters.items()]
-    parts += [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _ordinal(fibre: list[tuple[int, Fraction | None]], element: int) -> str:
-    place = [a for a, _ in fibre].index(element) + 1
+def _ordinal(fibre: Fibre, element: int) -> str:
+    place = [a for _, a, _ in fibre].index(element) + 1
     return {1: "first", 2: "second", 3: "third"}.get(place, f"{place}th")
 
 

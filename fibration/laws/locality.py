@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fibration.expressions import Expression, atoms
 from fibration.laws.concrete import Concrete, Witness, plural
 from fibration.laws.law import Law, Subject
+from fibration.laws.small import crossed
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Attribute, Component, Count, Density, Gated, Parameter, Reading, Stratum, Total
@@ -27,11 +28,18 @@ def decide(subject: Subject) -> Iterator[Verdict]:
         ("decomposition", [e for _, e in h.decomposition.densities], ("token_log_ratio",)),
         ("recovery", [h.decomposition.recovery, h.decomposition.scale], ("gated",)),
     ):
-        problem = next((p for e in expressions for a in atoms(e) if (p := _leaf_problem(h, a, extra))), None)
+        problems = (
+            (leaf, p)
+            for leaf in h.leaves
+            for e in expressions
+            for a in atoms(h.with_mass(e, leaf))
+            if (p := _leaf_problem(h, leaf, a, extra))
+        )
+        problem = next(problems, None)
         if problem:
-            yield _refuted(h, what, h.leaf, *problem)
+            yield _refuted(h, what, problem[0], *problem[1])
         else:
-            yield Verdict("locality", what, "proved", f"reads only the {h.leaf} itself")
+            yield Verdict("locality", what, "proved", f"reads only the {' or '.join(s.name for s in h.leaves)} itself")
 
 
 def _verdict(h: Hierarchy, what: str, stratum: Stratum, expression: Expression, kernel: bool = False) -> Verdict:
@@ -58,13 +66,8 @@ def _refuted(h: Hierarchy, what: str, stratum: Stratum, found: str, witness: str
 
 
 def _two_over(h: Hierarchy) -> Concrete:
-    """The smallest hierarchy in which every element but the root has a sibling."""
-    parents: dict[Stratum, tuple[int, ...]] = {}
-    width = 1
-    for s in h.chain[1:]:
-        parents[s] = tuple(i for i in range(width) for _ in range(2))
-        width *= 2
-    return Concrete(h.chain, parents)
+    """The smallest regular hierarchy in which every element but the root has a sibling."""
+    return Concrete(h.shape, crossed(h.shape, {s: 1 if s == h.order[0] else 2 for s in h.order}))
 
 
 def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> tuple[str, str, str] | None:
@@ -137,13 +140,12 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
         if atom.name == "residual":
             return None
         if atom.name == "advantage":
-            # where the rows are no stratum of the hierarchy, a coarser element may hold several of them
-            coarse = stratum != h.leaf and (h.rows not in h.strata or stratum in h.coarser(h.rows))
-            if coarse:
+            # what does not lie over the rows may hold several of them
+            if stratum not in h.leaves and h.rows not in here:
                 return (
                     "its advantage",
                     f"a {stratum} of two trajectories with advantages +1 and -1 has no single advantage",
-                    f"read it on {h.leaf} or {h.rows}",
+                    f"read it on {', '.join(s.name for s in h.leaves)} or {h.rows}",
                 )
             return None
         return f"'{atom}'", "a gate sees densities, not raw log ratios", "read `residual`"
@@ -156,7 +158,7 @@ def _finer(h: Hierarchy, stratum: Stratum, other: object) -> str:
     return ""
 
 
-def _leaf_problem(h: Hierarchy, atom: Expression, extra: tuple[str, ...]) -> tuple[str, str, str] | None:
+def _leaf_problem(h: Hierarchy, leaf: Stratum, atom: Expression, extra: tuple[str, ...]) -> tuple[str, str, str] | None:
     if isinstance(atom, Gated):
         if "gated" not in extra:
             return f"'{atom}'", "a decomposition comes before the gates", "read token_log_ratio"
@@ -167,7 +169,7 @@ def _leaf_problem(h: Hierarchy, atom: Expression, extra: tuple[str, ...]) -> tup
         return None
     if isinstance(atom, Parameter):
         return f"parameter '{atom.name}'", "F and R would change with a setting of the gates", "put it into a gate"
-    return _problem(h, atom, h.leaf, kernel=True)
+    return _problem(h, atom, leaf, kernel=True)
 
 
 def _names(strata: tuple[Stratum, ...]) -> str:

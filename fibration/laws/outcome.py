@@ -1,4 +1,4 @@
-"""Orthogonality and positivity: what the operator's parts give together."""
+"""Positivity: what the operator's parts give together."""
 
 from __future__ import annotations
 
@@ -17,37 +17,18 @@ from fibration.laws.concrete import Witness, concretes, rounding
 from fibration.laws.germ import RHO
 from fibration.laws.law import Law, Subject
 from fibration.laws.pieces import Line, Piece, pieces
+from fibration.laws.reach import domain
 from fibration.laws.recovery import X
 from fibration.laws.reference import gates
+from fibration.laws.shrink import shrinks
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Gated, Stratum, advantage, gated, in_channel, residual
 
-ORTHOGONALITY = "the residual of every level sums to 0 over the level below: π_* ρ = 0"
 POSITIVITY = "gated ratios are positive: 𝒢(r) > 0"
 
 
 RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
-
-
-def decide_orthogonality(subject: Subject) -> Iterator[Verdict]:
-    h = subject.hierarchy
-    for f in h.fibrations:
-        what = f"residual on {f.source}"
-        kernel = next(v for v in subject.verdicts if v.law == "reflecting" and v.subject == f"kernel {f.name}")
-        if kernel.status == "proved":
-            yield Verdict("orthogonality", what, "proved", "π_*(σ - K π_*σ) = π_*σ - (Σ K)·π_*σ = 0, since ΣK = 1")
-        else:
-            yield Verdict(
-                "orthogonality",
-                what,
-                kernel.status,
-                "",
-                required=ORTHOGONALITY,
-                found="π_*(σ - K π_*σ) = (1 - ΣK)·π_*σ, which is not 0",
-                remedy=kernel.remedy,
-                counterexample=kernel.counterexample,
-            )
 
 
 def intensive(h: Hierarchy, stratum: Stratum, channel: str) -> Expression:
@@ -58,27 +39,32 @@ def intensive(h: Hierarchy, stratum: Stratum, channel: str) -> Expression:
 
 def lines(h: Hierarchy, subject: Subject) -> dict[tuple[Stratum, str], list[Line] | None]:
     """Every gate's pieces, in intensive units."""
-    assume = subject.assume
-    if len(h.chain) == 1 and coordinate(h, subject) == "deviation":
-        assume = assume.with_signs({1 + RHO: frozenset({1})})
-    return {(s, c): pieces(intensive(h, s, c), assume) for s, c, _ in gates(h)}
+    extra = {}
+    if len(h.order) == 1 and coordinate(h, subject) == "deviation":
+        extra = {1 + RHO: frozenset({1})}
+    return {(s, c): pieces(intensive(h, s, c), subject.at(s).with_signs(extra)) for s, c, _ in gates(h)}
 
 
 def coordinate(h: Hierarchy, subject: Subject) -> str:
     """What the gates act on in the normal form: "log" ratios, log ratios "split" by sign, "deviation" of ratios.
 
-    `""` for a decomposition of another kind, or one whose scale is not the leaf measure of the kernels: what follows
-    from the range of log ratios is then not certified.
+    "split deviation" for these split by sign; `""` for a decomposition of another kind, or one whose scale is not the
+    leaf measure of the kernels: what follows from the range of log ratios is then not certified.
     """
-    m = h.masses[h.leaf]
+    found = {_coordinate(h, leaf, subject) for leaf in h.leaves}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _coordinate(h: Hierarchy, leaf: Stratum, subject: Subject) -> str:
+    m = h.masses[leaf]
     channels = h.decomposition.channels
     back = [symbol(gated(c)) for c in channels]
-    recovery = to_sympy(normal_recovery(h))
+    recovery = to_sympy(normal_recovery(h, leaf))
     log_argument = recovery.args[0] if isinstance(recovery, sympy.exp) else None
-    sides = [subject.assume.with_signs({X: frozenset({s})}) for s in (-1, 1)]
+    sides = [subject.at(leaf).with_signs({X: frozenset({s})}) for s in (-1, 1)]
     try:
         seen = [
-            [case.sympy() for case in cases(cancel(h.decomposition[channel] / m), side)]
+            [case.sympy() for case in cases(cancel(h.with_mass(h.decomposition[channel], leaf) / m), side)]
             for channel in channels
             for side in sides
         ]
@@ -88,37 +74,32 @@ def coordinate(h: Hierarchy, subject: Subject) -> str:
     def are(*expected: Any) -> bool:
         return all(all(vanishes(v - e) for v in values) for values, e in zip(seen, expected, strict=True))
 
+    deviation = sympy.exp(X) - 1
     if len(channels) == 2:
-        split = log_argument is not None and vanishes(log_argument - back[0] + back[1])
-        return "split" if split and are(0, X, -X, 0) else ""
+        if log_argument is not None and vanishes(log_argument - back[0] + back[1]):
+            return "split" if are(0, X, -X, 0) else ""
+        apart = vanishes(recovery - 1 - back[0] + back[1]) and are(0, deviation, -deviation, 0)
+        return "split deviation" if apart else ""
     if log_argument is not None and vanishes(log_argument - back[0]) and are(X, X):
         return "log"
-    deviation = sympy.exp(X) - 1
     return "deviation" if vanishes(recovery - 1 - back[0]) and are(deviation, deviation) else ""
 
 
-def domain(h: Hierarchy, stratum: Stratum, coordinate: str) -> tuple[Any, Any]:
-    """The residuals that can reach a gate, in intensive units, as far as they are bounded by 0 or -1."""
-    if stratum != h.chain[0] or coordinate not in ("split", "deviation"):
-        return -oo, oo
-    return (0, oo) if coordinate == "split" else (-1, oo)  # a root sees means of max(±x, 0), or of r - 1
-
-
 def is_logarithmic(h: Hierarchy) -> bool:
-    """Whether the recovery is an exponential, so that gates act on log ratios."""
-    value = to_sympy(normal_recovery(h))
-    return isinstance(value, sympy.exp)
+    """Whether the recovery is an exponential on every leaf, so that gates act on log ratios."""
+    return all(isinstance(to_sympy(normal_recovery(h, leaf)), sympy.exp) for leaf in h.leaves)
 
 
-def normal_recovery(h: Hierarchy) -> Expression:
-    """`R` in the units of the normal form."""
-    m = h.masses[h.leaf]
-    return cancel(substitute(h.decomposition.recovery, {Gated(c): m * Gated(c) for c in h.decomposition.channels}))
+def normal_recovery(h: Hierarchy, leaf: Stratum) -> Expression:
+    """`R` on a leaf, in the units of the normal form."""
+    m = h.masses[leaf]
+    recovery = h.with_mass(h.decomposition.recovery, leaf)
+    return cancel(substitute(recovery, {Gated(c): m * Gated(c) for c in h.decomposition.channels}))
 
 
 def decide_positivity(subject: Subject) -> Iterator[Verdict]:
     h = subject.hierarchy
-    recovery = normal_recovery(h)
+    recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
     logarithmic, known = is_logarithmic(h), coordinate(h, subject)
     found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
     witness = None
@@ -130,9 +111,13 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
             argument = "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
             yield Verdict("positivity", "hierarchy", "proved", argument)
             return
+        if shrinks(subject, known):
+            argument = "the gates add up to something between 0 and the token's own density: 𝒢(r) lies between 1 and r"
+            yield Verdict("positivity", "hierarchy", "proved", argument)
+            return
     else:
         found = f"{loose}, which may have no value: a division by 0, or a logarithm or root outside its domain"
-    if len(h.chain) == 1:
+    if len(h.order) == 1:
         witness = _search(h, known)
     yield Verdict(
         "positivity",
@@ -149,24 +134,27 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
 def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
     """A kernel, a gate, or the recovery, that could not be shown to have a value for every argument."""
     for f in h.fibrations:
-        if not always_defined(f.weight, subject.assume):
+        if not always_defined(f.weight, subject.at(f.source)):
             return f"the kernel {f.name} has the weight {f.weight}"
     for stratum, _, gate in gates(h):
-        assume = subject.assume
-        if stratum == h.chain[0] and known == "split":
+        assume = subject.at(stratum)
+        if known == "split" and domain(h, stratum, known) == (0, oo):
             assume = assume.with_signs({RHO: frozenset({0, 1})})
-        if len(h.chain) == 1 and known == "deviation":
+        if len(h.order) == 1 and known == "deviation":
             assume = assume.with_signs({1 + RHO: frozenset({1})})
         if not always_defined(gate, assume):
             return f"the gate on {stratum} is {h.gates[stratum]}"
-    return "" if always_defined(h.decomposition.recovery, subject.assume) else f"R = {h.decomposition.recovery}"
+    for leaf in h.leaves:
+        if not always_defined(h.with_mass(h.decomposition.recovery, leaf), subject.at(leaf)):
+            return f"R = {h.decomposition.recovery}"
+    return ""
 
 
 def _stays_positive(h: Hierarchy, subject: Subject, known: str) -> bool:
     """One stratum in deviation coordinates: every piece of the gate on `ρ > -1` stays above -1."""
-    if len(h.chain) > 1 or known != "deviation":
+    if len(h.order) > 1 or known != "deviation":
         return False
-    found = pieces(intensive(h, h.leaf, ""), subject.assume.with_signs({1 + RHO: frozenset({1})}))
+    found = pieces(intensive(h, h.leaves[0], ""), subject.assume.with_signs({1 + RHO: frozenset({1})}))
     return found is not None and all(_piece_stays_positive(p, line.assume) for line in found for p in line.pieces)
 
 
@@ -190,24 +178,25 @@ def _piece_stays_positive(p: Piece, assume: Assumptions) -> bool:
 
 def _search(h: Hierarchy, known: str) -> Witness | None:
     """A sampled ratio whose gated ratio is not positive, on one token."""
-    gate = h.gate(h.leaf)
-    recovery = h.decomposition.recovery
+    [leaf] = h.order
+    gate, scale = h.gate(leaf), h.with_mass(h.decomposition.scale, leaf)
+    recovery = h.with_mass(h.decomposition.recovery, leaf)
     if known not in ("log", "deviation"):
         return None
-    for tried, concrete in enumerate(concretes(h, [gate, recovery, h.decomposition.scale])):
+    for tried, concrete in enumerate(concretes(h, [gate, recovery, scale])):
         if tried > 200:
             return None
         for a in (Fraction(1), Fraction(-1)):
             for r in RATIOS:
                 try:
                     rho = r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {})
-                    scaled = concrete.value(h.decomposition.scale, h.leaf, 0) * rho
+                    scaled = concrete.value(scale, leaf, 0) * rho
                 except (ZeroDivisionError, ArithmeticError, TypeError):
                     continue
                 value: Fraction | None
                 try:
-                    g = concrete.value(gate, h.leaf, 0, {residual: scaled, advantage: a})
-                    value = concrete.value(recovery, h.leaf, 0, {gated(""): g})
+                    g = concrete.value(gate, leaf, 0, {residual: scaled, advantage: a})
+                    value = concrete.value(recovery, leaf, 0, {gated(""): g})
                 except (ZeroDivisionError, ArithmeticError, TypeError):
                     value = None
                 if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
@@ -218,4 +207,4 @@ def _search(h: Hierarchy, known: str) -> Witness | None:
     return None
 
 
-LAWS = (Law("orthogonality", ORTHOGONALITY, decide_orthogonality), Law("positivity", POSITIVITY, decide_positivity))
+LAWS = (Law("positivity", POSITIVITY, decide_positivity),)

@@ -9,21 +9,22 @@ from typing import Any
 import sympy
 
 from fibration.expressions import Expression, evaluate, exp, substitute
-from fibration.laws.algebra import show, symbol, vanishes
+from fibration.laws.algebra import Assumptions, show, symbol, vanishes
 from fibration.laws.cases import TooManyCases, cases
 from fibration.laws.concrete import Witness, concretes
 from fibration.laws.law import Law, Subject
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
-from fibration.symbols import gated, token_log_ratio
+from fibration.symbols import Stratum, gated, token_log_ratio
 
 STATEMENT = "R(F(r)) = r for every r > 0"
 X = symbol(token_log_ratio)
 
 
-def composed(h: Hierarchy) -> Expression:
+def composed(h: Hierarchy, leaf: Stratum) -> Expression:
     """`R(F(r))` of one token, as an expression in its log ratio."""
-    return substitute(h.decomposition.recovery, {gated(c): e for c, e in h.decomposition.densities})
+    split = h.decomposition
+    return h.with_mass(substitute(split.recovery, {gated(c): e for c, e in split.densities}), leaf)
 
 
 def log_of(ratio: Any) -> Any:
@@ -40,11 +41,12 @@ def _exponents(value: Any) -> Any:
 
 def decide(subject: Subject) -> Iterator[Verdict]:
     h = subject.hierarchy
-    argument = _proof(h, subject)
-    if argument:
-        yield Verdict("recovery", "decomposition", "proved", argument)
+    arguments = [_proof(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves]
+    if all(arguments):
+        yield Verdict("recovery", "decomposition", "proved", "; ".join(dict.fromkeys(arguments)))
         return
-    witness = _search(h)
+    leaf, witness = next(((x, w) for x in h.leaves if (w := _search(h, x))), (h.leaves[arguments.index("")], None))
+    found = f"R(F(r)) = {composed(h, leaf)}"
     if witness:
         yield Verdict(
             "recovery",
@@ -52,7 +54,7 @@ def decide(subject: Subject) -> Iterator[Verdict]:
             "refuted",
             "",
             required=STATEMENT,
-            found=f"R(F(r)) = {composed(h)}",
+            found=found,
             remedy="divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)",
             counterexample=witness,
         )
@@ -63,17 +65,17 @@ def decide(subject: Subject) -> Iterator[Verdict]:
             "undecided",
             "",
             required=STATEMENT,
-            found=f"R(F(r)) = {composed(h)}",
+            found=found,
             remedy="use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)",
         )
 
 
-def _proof(h: Hierarchy, subject: Subject) -> str:
+def _proof(whole: Expression, known: Assumptions) -> str:
     lines = []
     try:
         for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
-            assume = subject.assume.with_signs({X: frozenset({sign})})
-            for case in cases(composed(h), assume):
+            assume = known.with_signs({X: frozenset({sign})})
+            for case in cases(whole, assume):
                 if not case.defined(assume):
                     return ""
                 log_ratio = log_of(case.sympy())
@@ -88,8 +90,8 @@ def _proof(h: Hierarchy, subject: Subject) -> str:
     return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
 
 
-def _search(h: Hierarchy) -> Witness | None:
-    whole = composed(h)
+def _search(h: Hierarchy, leaf: Stratum) -> Witness | None:
+    whole, root = composed(h, leaf), h.roots[0]
     probes = [
         Fraction(n, d)
         for n, d in ((0, 1), (1, 1), (-1, 1), (1, 2), (-1, 2), (3, 1), (-3, 1), (1, 10), (-1, 10), (1, 100), (-1, 100))
@@ -97,16 +99,18 @@ def _search(h: Hierarchy) -> Witness | None:
     for tried, concrete in enumerate(concretes(h, [whole])):
         if tried > 200:
             break
+        if not concrete.size[leaf]:
+            continue
         for x in probes:
             try:
-                value = concrete.value(whole, h.leaf, 0, {token_log_ratio: x})
+                value = concrete.value(whole, leaf, 0, {token_log_ratio: x})
             except (ZeroDivisionError, ArithmeticError, TypeError):
                 value = None
             truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
             if value is None or abs(value - truth) > Fraction(1, 10**30):
                 got = "no value" if value is None else f"{float(value):.6g}"
-                place = "" if h.leaf == h.chain[0] else f"in {concrete.describe(h.chain[0])}, "
-                text = f"{place}a {h.leaf} with log ratio {x} comes back as {got} instead of {float(truth):.6g}"
+                place = "" if leaf == root else f"in {concrete.describe(root)}, "
+                text = f"{place}a {leaf} with log ratio {x} comes back as {got} instead of {float(truth):.6g}"
                 return Witness(text, concrete, {"log_ratio": x, "recovered": got})
     return None
 

@@ -1,17 +1,27 @@
-"""Structure: the fibrations form a chain from the sampled stratum to one root (def:uniform_fibration)."""
+"""Structure: the fibrations form a chain, a tree or a quiver over which the sampled strata lie (def:uniform_fibration).
+
+That parallel paths of a quiver compose to the same map is a fact about data: it is checked on every index, and holds by
+itself where they end in the whole batch, which is one element.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import networkx as nx
 
+from fibration.assumptions import Assumption, Balanced
 from fibration.laws.concrete import Witness
 from fibration.laws.law import Law, Subject
 from fibration.report import Status, Verdict
 from fibration.spec import Hierarchy
+from fibration.symbols import BATCH, Stratum
 
-STATEMENT = "the fibrations are acyclic and connected, and lead from the sampled stratum to one root"
+STATEMENT = (
+    "the fibrations are acyclic and connected, the strata over each one cover its tokens once, and what is assumed of "
+    "crossings speaks of strata that cross"
+)
 
 
 def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
@@ -27,7 +37,7 @@ def decide(subject: Subject) -> Iterator[Verdict]:
     g = graph(h)
     problem = _problem(h, g)
     if problem is None:
-        yield Verdict("structure", "hierarchy", "proved", " → ".join(s.name for s in reversed(h.chain)))
+        yield Verdict("structure", "hierarchy", "proved", shown(h))
     else:
         status, found, remedy, witness = problem
         yield Verdict(
@@ -42,7 +52,22 @@ def decide(subject: Subject) -> Iterator[Verdict]:
         )
 
 
-def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> tuple[Status, str, str, str | None] | None:
+def shown(h: Hierarchy) -> str:
+    """A chain as one path, anything else by its edges, and what makes parallel paths agree."""
+    if h.shape.is_chain:
+        return " → ".join(s.name for s in reversed(h.order))
+    ends = dict.fromkeys((p[0].source, p[-1].target) for p, _ in h.shape.parallel())
+    notes = [
+        f"paths from {a} to {b} agree, {'into the batch: one element' if b.name == BATCH else 'checked on every index'}"
+        for a, b in ends
+    ]
+    return "; ".join([", ".join(f.name for f in h.fibrations), *notes])
+
+
+Problem = tuple[Status, str, str, str | None]
+
+
+def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> Problem | None:
     if not nx.is_directed_acyclic_graph(g):
         edges = [(e[0], e[1]) for e in nx.find_cycle(g)]
         cycle = " → ".join([edges[0][0], *(b for _, b in edges)])
@@ -54,23 +79,99 @@ def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> tuple[Status, str, str, str | 
         if g.out_degree(s) > len(set(g.successors(s))):
             other = next(t for t in g.successors(s) if g.number_of_edges(s, t) > 1)
             return "refuted", "a fibration declared twice", "keep one", f"two fibrations {s} → {other}"
-    if h.rows == h.leaf and len(h.leaves) == 1:
+    if h.rows in h.leaves:
         return (
             "refuted",
-            f"the rows of the batch are the sampled stratum '{h.leaf}'",
+            f"the rows of the batch are the sampled stratum '{h.rows}'",
             "declare rows= as a stratum that the sampled one lies over",
             f"rows={h.rows} has no tokens over it",
         )
-    for s in g:
-        for kind, near in (("lies over", list(g.successors(s))), ("has over it", list(g.predecessors(s)))):
-            if len(near) > 1:
-                return (
-                    "undecided",
-                    f"{s} {kind} {' and '.join(sorted(near))}",
-                    "this version decides the laws of chains; declare a chain",
-                    None,
-                )
+    assumed = next(filter(None, (_uncrossed(h, a) for a in h.assume)), None)
+    return _uncovered(h) or _beside_the_rows(h) or assumed or _flat(h)
+
+
+def _uncovered(h: Hierarchy) -> Problem | None:
+    """A stratum such that no choice of what lies directly over it has each of its tokens once."""
+    for t in h.order:
+        sources = list(dict.fromkeys(f.source for f in h.shape.above(t)))
+        if not sources or h.shape.covers(t):
+            continue
+        a, b, both = next(
+            (a, b, both)
+            for a, b in itertools.combinations(sources, 2)
+            if (both := h.shape.leaves_over(a) & h.shape.leaves_over(b))
+        )
+        leaf = min(both, key=lambda s: s.name)
+        return (
+            "refuted",
+            f"{a} and {b} over {t} overlap in part",
+            f"let what lies directly over {t} part its tokens, or add one stratum over it over which all of them lie",
+            f"a {leaf} over one {t} lies over both {a} and {b}, and no choice of {', '.join(s.name for s in sources)} "
+            f"has each token over a {t} once",
+        )
     return None
+
+
+def _beside_the_rows(h: Hierarchy) -> Problem | None:
+    """Each token lies in one row. If the rows are a stratum, that is the element of it that the token lies over."""
+    beside = [leaf for leaf in h.leaves if h.rows in h.strata and h.rows not in h.coarser(leaf)]
+    if not beside:
+        return None
+    return (
+        "refuted",
+        f"rows={h.rows}, over which {' and '.join(s.name for s in beside)} does not lie",
+        f"add Fibration({beside[0]}, {h.rows}, ...), or declare rows= as a stratum of its own: it need not be gated",
+        f"a {beside[0]} in the first row does not lie over {h.rows} 1",
+    )
+
+
+def _uncrossed(h: Hierarchy, assumed: Assumption) -> Problem | None:
+    """An assumption of balance about strata that do not cross."""
+    if not isinstance(assumed, Balanced):
+        return None
+    a, b = assumed.first, assumed.second
+    for fine, coarse in ((a, b), (b, a)):
+        if coarse in h.coarser(fine):
+            return (
+                "refuted",
+                f"{assumed!r}, where {fine} lies over {coarse}",
+                f"remove {assumed!r}",
+                f"every {fine} lies over one {coarse}: the two do not cross",
+            )
+    if not set(h.shape.finer(a)) & set(h.shape.finer(b)):
+        return (
+            "refuted",
+            f"{assumed!r}, where nothing lies over both",
+            f"remove {assumed!r}",
+            f"no element lies over a {a} and over a {b}: the two do not cross",
+        )
+    if not h.shape.meets(a, b):
+        return (
+            "refuted",
+            f"{assumed!r}, without a stratum that both lie over",
+            common_coarsening(h, a, b),
+            f"frequencies are proportional within an element of a common coarser stratum: {a} and {b} have none",
+        )
+    return None
+
+
+def _flat(h: Hierarchy) -> Problem | None:
+    if h.orthogonalise is None or not h.shape.is_tree:
+        return None
+    return (
+        "refuted",
+        "orthogonalise='projection', where nothing crosses",
+        "drop orthogonalise: residuals of a tree are orthogonal as they are",
+        f"no stratum of {', '.join(s.name for s in h.order)} lies directly over two others",
+    )
+
+
+def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> str:
+    """What to add where two strata have nothing in common below them."""
+    batch = next((s for s in h.strata if s.name == BATCH), None)
+    declared = f"strata('{BATCH}') with " if batch is None else ""
+    missing = [f"Fibration({s}, {BATCH}, ...)" for s in (a, b) if batch is None or batch not in h.coarser(s)]
+    return f"add a common coarsening of {a} and {b}, for example {declared}{' and '.join(missing)}"
 
 
 LAW = Law("structure", STATEMENT, decide, may_be_given_up=False, foundation=True)

@@ -1,5 +1,6 @@
-"""sdist → wheel → install: everything that the package needs is in it, under one name."""
+"""sdist → wheel → install: everything that the package needs is in it, under one name, and pytest finds its plugin."""
 
+import configparser
 import shutil
 import subprocess
 import sys
@@ -36,8 +37,8 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_the_linked_folders_once_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {n.split("/")[0] for n in names}
-    assert {t for t in tops if not t.endswith(".dist-info")} == {"fibration"}
-    expected = {
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"fibration", "_fibration_pytest.py"}
+    expected = {"_fibration_pytest.py"} | {
         f"fibration/{p.relative_to(base)}"
         if base.name == "fibration"
         else f"fibration/{base.name}/{p.relative_to(base)}"
@@ -67,6 +68,34 @@ def test_the_unpacked_wheel_works_without_the_checkout(wheel, tmp_path):
         check=False,
     )
     assert made.returncode == 0, made.stderr
+
+
+def test_the_metadata_names_the_command_and_the_pytest_plugin(wheel):
+    with zipfile.ZipFile(wheel) as content:
+        name = next(n for n in content.namelist() if n.endswith(".dist-info/entry_points.txt"))
+        points = configparser.ConfigParser(delimiters="=")
+        points.read_string(content.read(name).decode())
+    assert {s: dict(points[s]) for s in points.sections()} == {
+        "console_scripts": {"fibration": "fibration.cli:main"},
+        "pytest11": {"fibration": "_fibration_pytest"},
+    }
+
+
+def test_pytest_loads_the_plugin_of_the_unpacked_wheel(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    (tmp_path / "project").mkdir()
+    clean = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    made = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-W", "error", "--fibration", "gspo"],
+        cwd=tmp_path / "project",
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "gspo.py::gspo PASSED" in made.stdout
+    assert "1 passed" in made.stdout
 
 
 @pytest.mark.parametrize("folder", ["specs", "backends", "backends/torch"])

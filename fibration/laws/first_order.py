@@ -1,0 +1,265 @@
+"""First-order agreement (thm:fbg_first_order): near on-policy `𝒢(r) = r`, so that value and gradient are the true ones.
+
+Three arguments, the simplest that works: every gate is the identity near 0; every gate has value 0 and slope 1 there;
+the gates of all levels together add up to the leaf's density (`whole.py`). Where value and gradient do not both agree,
+the verdict says what still holds: the gradient alone, or both for advantages that are constant on a stratum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+
+from fibration.expressions import Expression
+from fibration.laws import dense, whole
+from fibration.laws.algebra import symbol, vanishes
+from fibration.laws.cases import TooManyCases, always_defined, cases
+from fibration.laws.concrete import Witness
+from fibration.laws.germ import defined_near, is_kinked, near_zero
+from fibration.laws.law import Law, Subject
+from fibration.laws.recovery import X, composed
+from fibration.laws.reference import gates, reference_is_zero
+from fibration.laws.subspace import span, subspace
+from fibration.report import Verdict
+from fibration.symbols import Stratum, gated
+
+FIRST_ORDER = "near on-policy 𝒢(r) = r to first order, so that value and gradient are those of the true objective"
+GRADIENT = "on policy the gradient is that of the true objective"
+
+
+def decide(subject: Subject) -> Iterator[Verdict]:
+    if subject.hierarchy.objective.estimator == "score":
+        yield from _score(subject)
+        return
+    failure = subject.first_failure("recovery", "identity") or _undefined_kernel(subject)
+    slopes = declared_slopes(subject)
+    slope = next((s for s in slopes if s != 1), 1)
+    argument = _gate_by_gate(subject) if failure is None else _together(subject, failure)
+    if argument and slope == 1:
+        yield Verdict("first_order", "hierarchy", "proved", argument)
+        return
+    if failure is None or argument:
+        yield Verdict(
+            "first_order",
+            "decomposition",
+            "undecided" if slope is None else "refuted",
+            "",
+            required="the declared derivative of R∘F at x = 0 is 1, where every first update starts",
+            found="a derivative that was not found" if slope is None else f"the derivative {slope}",
+            remedy="let one channel own x = 0: where(token_log_ratio >= 0, ...)",
+            counterexample=None
+            if slope is None
+            else Witness(f"a token with log ratio 0 has the coefficient {slope}·μ·A", None, {"slope": slope}),
+        )
+        return
+    witness = _felt(subject, failure)
+    yield Verdict(
+        "first_order",
+        "hierarchy",
+        "refuted" if witness else "undecided",
+        "",
+        required=FIRST_ORDER,
+        found=f"{failure.subject} fails '{failure.law}'",
+        remedy=failure.remedy,
+        counterexample=witness,
+    )
+    coarse = subspace(subject, slopes)
+    if coarse is not None:
+        yield Verdict(
+            "first_order",
+            f"advantages constant on each {coarse}",
+            "proved",
+            f"{span(subject, coarse)} near 0, finer residuals sum to 0 over a {coarse}, and μ·R' has one value there",
+        )
+    elif failure.law == "identity" and slope == 1 and _has_slope_one(subject):
+        yield Verdict("first_order", "gradient", "proved", "𝒢'(1) = 1: only the value at r = 1 is not the true one")
+
+
+# ---------------------------------------------------------------- proofs
+
+
+def _gate_by_gate(subject: Subject) -> str:
+    exact = all(subject.germ(g, s).passes for s, _, g in gates(subject.hierarchy))
+    near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
+    return f"every gate {near}, Σ_k K ρ_k telescopes to σ, and R∘F = id"
+
+
+def _together(subject: Subject, failure: Verdict) -> str:
+    """The gates of all levels add up, though one of them alone is not the identity; '' if that is not shown."""
+    if failure.law != "identity" or not _can_add(subject):
+        return ""
+    if kind := whole.agrees(subject):
+        return whole.argument(subject, kind)
+    if _is_one(subject) and _has_slope_one(subject):
+        return "𝒢(1) = 1 and 𝒢'(1) = 1: what the gates add at r = 1 cancels in R"
+    return ""
+
+
+def _can_add(subject: Subject) -> bool:
+    """Whether the gates of all levels can be added up in the densities of all strata."""
+    return (
+        subject.proved("recovery")
+        and reference_is_zero(subject)
+        and _undefined_kernel(subject) is None
+        and whole.usable(subject)
+    )
+
+
+def _undefined_kernel(subject: Subject) -> Verdict | None:
+    """Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers."""
+    for f in subject.hierarchy.fibrations:
+        if not always_defined(f.weight, subject.at(f.source)):
+            about = (
+                v
+                for v in subject.verdicts
+                if v.law == "markov" and v.subject.endswith(f"→ {f.target}") and f.source.name in v.subject
+            )
+            return next(about, None)
+    return None
+
+
+def declared_slopes(subject: Subject) -> list[Any]:
+    """`d R(F)/dx` at exactly `x = 0`, in every branch that can hold there; None where it could not be found."""
+    h, slopes = subject.hierarchy, []
+    for leaf in h.leaves:
+        try:
+            found = near_zero(composed(h, leaf), 0, subject.at(leaf), {}, X)
+        except TooManyCases:
+            return [None]
+        smooth = [defined_near(c, 0, subject.at(leaf), {}, X) and not is_kinked(c.sympy()) for c in found]
+        slopes += [
+            sympy.cancel(sympy.diff(c.sympy(), X).subs(X, 0)) if ok else None
+            for c, ok in zip(found, smooth, strict=True)
+        ]
+    return slopes
+
+
+def _has_slope_one(subject: Subject) -> bool:
+    """Whether `d𝒢/dr = 1` at `r = 1`, on every side of it, whatever `𝒢(1)` is."""
+    if not _can_add(subject):
+        return False
+    found = whole.reference_values(subject, exactly=False, level=True)
+    return found is not None and all(_recovers_alike(subject, leaf, values) for leaf, values in found.items())
+
+
+def _recovers_alike(subject: Subject, leaf: Stratum, values: dict[str, list[Any]]) -> bool:
+    """Whether `R'` is the same at these gated densities as at 0."""
+    h = subject.hierarchy
+    recovery, mass = _recovery(subject, leaf)
+    if recovery is None:
+        return False
+    zero: dict[Any, Any] = {symbol(gated(c)): 0 for c in h.decomposition.channels}
+    for g in zero:
+        slope = sympy.diff(recovery, g)
+        others = slope.free_symbols & zero.keys()
+        for at in _points({c: v for c, v in values.items() if symbol(gated(c)) in others}, mass):
+            if not vanishes(slope.subs(at) - slope.subs(zero)):
+                return False
+    return True
+
+
+def _points(values: dict[str, list[Any]], mass: Any) -> Iterator[dict[Any, Any]]:
+    """Gated densities, one choice of value per channel."""
+    points: list[dict[Any, Any]] = [{}]
+    for channel, options in values.items():
+        points = [{**p, symbol(gated(channel)): mass * v} for p in points for v in options]
+    yield from points
+
+
+def _recovery(subject: Subject, leaf: Stratum) -> tuple[Any, Any]:
+    """`R` and `m` on a leaf, where both have one branch; None for `R` where not."""
+    h = subject.hierarchy
+    expressions: list[Expression] = [h.with_mass(h.decomposition.recovery, leaf), h.masses[leaf]]
+    try:
+        [[recovery], [mass]] = [cases(e, subject.at(leaf)) for e in expressions]
+    except (ValueError, TooManyCases):
+        return None, None
+    value = recovery.sympy()
+    return (None, None) if is_kinked(value) else (value, mass.sympy())
+
+
+# ---------------------------------------------------------------- refutations
+
+
+def _felt(subject: Subject, failure: Verdict) -> Witness | None:
+    """A witness against the operator, for a gate that is at fault: gates may make up for one another."""
+    own = failure.counterexample
+    if failure.law != "identity" or not isinstance(own, Witness):
+        return None
+    if not (subject.proved("recovery") and (subject.proved("reflecting") or not subject.hierarchy.fibrations)):
+        return None
+    if subject.hierarchy.shape.is_chain and _is_felt(subject, own):
+        return own
+    return dense.off_policy(subject.hierarchy) if whole.usable(subject) else None
+
+
+def _is_felt(subject: Subject, own: Witness) -> bool:
+    """Whether what was found on one gate of a chain is felt by the operator.
+
+    A slope is: move that gate's residuals alone, and every other gate passes or adds nothing. A value is, unless
+    another gate or the other channel takes it away again.
+    """
+    h, values = subject.hierarchy, own.values
+    wrong = {s.name for s, _, g in gates(h) if not subject.germ(g, s).value_ok}
+    if values["part"] == "slope":
+        return not wrong
+    return wrong <= {values["stratum"]} and not values["densities"] and h.decomposition.channels == ("",)
+
+
+# ---------------------------------------------------------------- score estimators
+
+
+def _score(subject: Subject) -> Iterator[Verdict]:
+    """`Σ μ·stop(𝒢)·A·log π`: no value to agree, a gradient that does where `𝒢(1) = 1`."""
+    h = subject.hierarchy
+    yield Verdict(
+        "first_order",
+        "hierarchy",
+        "refuted",
+        "",
+        required=FIRST_ORDER,
+        found="the value of a score estimator is Σ μ·𝒢·A·log π, not J",
+        remedy="a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}",
+        counterexample=Witness(
+            "one token with log π = -1 and advantage 1 has the value -μ·𝒢(1) on policy, and with log π = -2 another",
+            None,
+            {"log_prob": -1, "advantage": 1},
+        ),
+    )
+    if subject.proved("recovery") and _undefined_kernel(subject) is None and _is_one(subject):
+        yield Verdict(
+            "first_order", "gradient", "proved", "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J"
+        )
+        return
+    usable = whole.usable(subject) and (subject.first_failure("markov", "reflecting") is None)
+    witness = dense.on_policy(h) if usable else None
+    yield Verdict(
+        "first_order",
+        "gradient",
+        "refuted" if witness else "undecided",
+        "",
+        required=f"{GRADIENT}: 𝒢(1) = 1",
+        found="gates that do not add up to 0 on policy" if witness else "a value 𝒢(1) that was not found",
+        remedy="scale the gates so that on policy nothing is gated; or gives_up={'first_order': 'why'}",
+        counterexample=witness,
+    )
+
+
+def _is_one(subject: Subject) -> bool:
+    """Whether `𝒢(1) = 1`."""
+    if not (whole.usable(subject) and reference_is_zero(subject)):
+        return False
+    found = whole.reference_values(subject, exactly=True, level=False)
+    return found is not None and all(_recovers_one(subject, leaf, values) for leaf, values in found.items())
+
+
+def _recovers_one(subject: Subject, leaf: Stratum, values: dict[str, list[Any]]) -> bool:
+    if all(vanishes(v) for options in values.values() for v in options):
+        return True  # R(F(1)) = 1
+    recovery, mass = _recovery(subject, leaf)
+    return recovery is not None and all(vanishes(recovery.subs(p) - 1) for p in _points(values, mass))
+
+
+LAW = Law("first_order", FIRST_ORDER, decide)

@@ -1,0 +1,85 @@
+"""Trust regions for sampled tokens: divergences and their estimates, TRPO's radius, TV-TRPO's maximiser, APC-Obj.
+
+Functions of tensors over tokens, beside the language: nothing here is declared or compiled. Everything is computed and
+returned in float64, whatever floating dtype comes in, on the device of the inputs.
+"""
+
+from fibration.trust_region.apc import (
+    Regime,
+    apc_gate,
+    apc_gated_ratio,
+    apc_maximiser,
+    apc_objective,
+    apc_objective_discounted,
+    apc_projected_objective,
+    apc_regimes,
+    apc_surrogate,
+    retract,
+)
+from fibration.trust_region.divergences import (
+    exact_kl,
+    exact_max,
+    exact_mean,
+    exact_tv,
+    kl_max,
+    kl_mean,
+    kl_per_state,
+    kl_per_trajectory,
+    kl_trajectory_mean,
+    tv_max,
+    tv_mean,
+    tv_per_state,
+    tv_per_trajectory,
+    tv_trajectory_mean,
+)
+from fibration.trust_region.maximiser import (
+    TvTrpoMaximiser,
+    UnitMaximiser,
+    apc_radius,
+    centred,
+    tv_trpo_maximiser,
+    tv_trpo_objective,
+    unit_maximiser,
+)
+from fibration.trust_region.radius import gspo_radius, gspo_threshold, trpo_radius
+from fibration.trust_region.tokens import PerElement, steps, trajectories
+
+__all__ = [
+    "PerElement",
+    "Regime",
+    "TvTrpoMaximiser",
+    "UnitMaximiser",
+    "apc_gate",
+    "apc_gated_ratio",
+    "apc_maximiser",
+    "apc_objective",
+    "apc_objective_discounted",
+    "apc_projected_objective",
+    "apc_radius",
+    "apc_regimes",
+    "apc_surrogate",
+    "centred",
+    "exact_kl",
+    "exact_max",
+    "exact_mean",
+    "exact_tv",
+    "gspo_radius",
+    "gspo_threshold",
+    "kl_max",
+    "kl_mean",
+    "kl_per_state",
+    "kl_per_trajectory",
+    "kl_trajectory_mean",
+    "retract",
+    "steps",
+    "trajectories",
+    "trpo_radius",
+    "tv_max",
+    "tv_mean",
+    "tv_per_state",
+    "tv_per_trajectory",
+    "tv_trajectory_mean",
+    "tv_trpo_maximiser",
+    "tv_trpo_objective",
+    "unit_maximiser",
+]

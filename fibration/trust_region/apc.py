@@ -1,0 +1,228 @@
+"""APC-Obj (app:apc_obj_rgf, app:apc_obj_equiv): ratios gated by the budget that a state's other tokens have left.
+
+The clip of def:apc_obj_gating limits `|Δ|` to `T_s δ - (Σ of |Δ| over the other tokens of the state)`. With the state's
+*excess* `e = (Σ over all its tokens of |Δ|) - T_s δ` that is `|Δ| - e`: nothing happens where `e ≤ 0`, and elsewhere
+every deviation of the state shrinks by `e`, to 0 at most. It is computed in this form, in which a token within the
+budget passes bit for bit.
+
+The sum runs over the tokens of the same *state*, as in def:apc_obj_main. The displays eq:apc_obj_equiv_obj,
+eq:apc_obj_rgf, eq:apc_obj_gating and eq:apc_obj_discounted_obj write the whole sample; the proofs do not.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from fibration.errors import BatchError
+from fibration.trust_region.maximiser import unit_maximiser
+from fibration.trust_region.tokens import Elements, Tokens, discount, discount_weights, radius
+
+CONSTRAINT_TOLERANCE = 1e-6  # of the mean |u| of a state: what float32 deviations leave after centring
+CONSTRAINT_FLOOR = 1e-12  # where nothing but rounding is left of a state, as of equal ratios: r - 1 with r near 1
+
+
+class Regime(IntEnum):
+    """What the gate does to a token (app:apc_obj_zones)."""
+
+    MASKED = -1
+    PASSED = 0  # (P): the state is within its budget
+    ROLLED_BACK = 1  # (R): clipped, and not to 0
+    ZEROED = 2  # (Z): the other tokens alone spend the budget
+
+
+def _excess(deviation: Tensor, states: Elements, delta: float) -> Tensor:
+    """By how much each token's state overspends: float64 [n], 0 where it does not."""
+    return (states.total(deviation.abs()) - states.counts.double() * delta).clamp(min=0)[states.of_token]
+
+
+def _gate(deviation: Tensor, states: Elements, delta: float) -> Tensor:
+    excess = _excess(deviation, states, delta)
+    # In branches, so that value, slope and `apc_regimes` take the same side of every edge.
+    clipped = torch.where(deviation.abs() > excess, deviation.sign() * (deviation.abs() - excess), 0.0)
+    return torch.where(excess > 0, clipped, deviation)
+
+
+def _projected(deviation: Tensor, states: Elements, delta: float) -> Tensor:
+    gated = _gate(deviation, states, delta)
+    return gated - states.mean(gated)[states.of_token]
+
+
+def apc_gate(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """The clipping operator `𝒢(u) = clip(u, T_s(δ - D̂_TV(s,u)) + |u|)` on deviations (def:clip_proj).
+
+    `deviation`: floating point `r - 1`, [N] (or any one shape); `state`: integers of the same shape; `delta`: the
+    radius δ ≥ 0, one number, in the units of eq:dtv_mc (mean `|r - 1|`); `mask`: booleans or 0 and 1. Returns float64
+    of the same shape, 0 under the mask, differentiable in `deviation` (slope 1 up to and on the edge of the budget).
+    Raises `BatchError` (values, shapes), `HierarchyIndexError` (ids, a mask that keeps no token), `ParameterError`.
+    """
+    tokens = Tokens("deviation", deviation, mask)
+    states = tokens.elements("state", state)
+    return tokens.spread(_gate(tokens.numbers("deviation", deviation), states, radius(delta)), 0.0)
+
+
+def apc_gated_ratio(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """The gated ratio `1 + clip(r - 1, T_s δ - Σ of |r - 1| over the state's other tokens)` (def:apc_obj_gating).
+
+    The display sums over the whole sample; we read: over the tokens of the same state, as the proofs do. A gated ratio
+    lies between 1 and the ratio, so it is positive.
+
+    `log_ratio`: floating point, in nats. Returns float64 of the same shape, 1 under the mask, differentiable. Other
+    arguments and errors as `apc_gate`.
+    """
+    tokens = Tokens("log_ratio", log_ratio, mask)
+    states = tokens.elements("state", state)
+    return tokens.spread(1 + _gate(tokens.deviations(log_ratio), states, radius(delta)), 1.0)
+
+
+def apc_regimes(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """The clipping regime of every token (eq:zone_P, eq:zone_R, eq:zone_Z): int64 of the same shape, `Regime` values.
+
+    `PASSED` is decided per state, `D̂_TV(s) ≤ δ`; beyond it a token is `ROLLED_BACK` if `|r - 1|/T_s > D̂_TV(s) - δ` and
+    `ZEROED` otherwise. `MASKED` (-1) under the mask. Arguments and errors as `apc_gated_ratio`.
+    """
+    tokens = Tokens("log_ratio", log_ratio, mask)
+    states = tokens.elements("state", state)
+    deviation = tokens.deviations(log_ratio).detach()
+    excess = _excess(deviation, states, radius(delta))
+    regimes = torch.where(deviation.abs() > excess, int(Regime.ROLLED_BACK), int(Regime.ZEROED))
+    regimes = torch.where(excess > 0, regimes, int(Regime.PASSED))
+    return tokens.spread(regimes, int(Regime.MASKED))
+
+
+def apc_objective(
+    log_ratio: Tensor, advantages: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """`Ĵ^(APC-Obj)`: the mean over all tokens of gated ratio times advantage (def:apc_obj, def:apc_obj_rgf).
+
+    To be maximised; float64, 0-d, differentiable in `log_ratio`, with gradient `A/T` on policy. The cross-token sum in
+    the clip runs over the same state. The radius is the caller's: `apc_radius(...)` reads its definition as the
+    equivalence proof does, and a positive constant is the paper's relaxation (rem:trust_region_design). `advantages`:
+    floating point, of the shape of `log_ratio`. Other arguments and errors as `apc_gated_ratio`.
+    """
+    tokens = Tokens("log_ratio", log_ratio, mask)
+    states = tokens.elements("state", state)
+    gated = _gate(tokens.deviations(log_ratio), states, radius(delta)) + 1
+    return (gated * tokens.numbers("advantages", advantages)).mean()
+
+
+def _weighted(tokens: Tokens, states: Elements, terms: Tensor, step: Tensor, gamma: float) -> Tensor:
+    """The paper's discounted mean: `1/((1-γ)Γ) Σ_s Γ(s)/T_s Σ over the tokens of s`."""
+    weights = discount_weights(tokens, states, step, gamma)
+    return (weights * states.mean(terms)).sum() / (1 - gamma)
+
+
+def apc_objective_discounted(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    state: Tensor,
+    step: Tensor,
+    delta: float | Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """`Ĵ^(APC-Obj)` with states weighted by their discounted frequency (def:apc_obj_discounted): float64, 0-d.
+
+    `(1-γ)` times it tends to `apc_objective` as `γ` tends to 1. As there, the cross-token sum runs over the same state,
+    though the display writes the whole sample. `step`: integers, the time step of every token
+    (`steps(offsets)`); `gamma`: `0 < γ < 1`. Other arguments and errors as `apc_objective`.
+    """
+    tokens = Tokens("log_ratio", log_ratio, mask)
+    states = tokens.elements("state", state)
+    g = discount(gamma, below_one=True)
+    gated = _gate(tokens.deviations(log_ratio), states, radius(delta)) + 1
+    return _weighted(tokens, states, gated * tokens.numbers("advantages", advantages), step, g)
+
+
+def apc_surrogate(
+    deviation: Tensor,
+    advantages: Tensor,
+    state: Tensor,
+    step: Tensor,
+    delta: float | Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The surrogated objective `j^(APC-Obj)(Δ, δ)` (def:surrogated_apc_obj): float64, 0-d, differentiable.
+
+    `apc_objective_discounted` less the correction `𝒞(Δ)_s·A`, with `𝒞` the mean of the clipped deviations of a state
+    (eq:correction_term). The two agree when advantages are centred per state (lem:apc_obj_equiv_surrogate). The paper
+    prints a free `δ` in the clip and δ^(APC-Obj) in the correction and uses them equal; here they are one argument.
+
+    `deviation`: floating point `r - 1`. Other arguments and errors as `apc_objective_discounted`.
+    """
+    tokens = Tokens("deviation", deviation, mask)
+    states = tokens.elements("state", state)
+    g = discount(gamma, below_one=True)
+    clipped = _gate(tokens.numbers("deviation", deviation), states, radius(delta))
+    correction = states.mean(clipped)[states.of_token]
+    values = tokens.numbers("advantages", advantages)
+    return _weighted(tokens, states, clipped * values + (1 - correction) * values, step, g)
+
+
+def apc_projected_objective(
+    deviation: Tensor,
+    advantages: Tensor,
+    state: Tensor,
+    step: Tensor,
+    delta: float | Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The surrogate in projection form, `Σ weights·[proj(𝒢(Δ))·A + A]` (eq:apc_obj_proj_form): float64, 0-d.
+
+    Equal to `apc_surrogate` for all deviations. With deviations that satisfy the probability constraint its maximum is
+    that of TV-TRPO (thm:apc_obj_trpo_equiv); without the constraint a larger value can be had. Arguments and errors as
+    `apc_surrogate`.
+    """
+    tokens = Tokens("deviation", deviation, mask)
+    states = tokens.elements("state", state)
+    g = discount(gamma, below_one=True)
+    projected = _projected(tokens.numbers("deviation", deviation), states, radius(delta))
+    return _weighted(tokens, states, (projected + 1) * tokens.numbers("advantages", advantages), step, g)
+
+
+def retract(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """`proj(𝒢(u))`: gate the deviations, then centre them per state (def:clip_proj, lem:retraction).
+
+    For deviations with mean 0 over the tokens of every state the result has `D̂_TV(s) ≤ δ`, strictly less where `u`
+    exceeded δ, and is `u` itself (to rounding) where it did not. Strictness needs `δ > 0`, which the lemma does not
+    say: at `δ = 0` everything becomes 0. The projection subtracts the mean of `𝒢(u)`. def:clip_proj prints `𝒞(𝒢(u))`,
+    which by eq:correction_term gates once more; that changes nothing, as `𝒢(u)` is within the budget.
+
+    `deviation`: floating point `r - 1` with mean 0 per state, to rounding; `centred` makes such. Returns float64 of the
+    same shape, 0 under the mask, differentiable. Other arguments and errors as `apc_gate`; `BatchError` also names a
+    state that breaks the constraint.
+    """
+    tokens = Tokens("deviation", deviation, mask)
+    states = tokens.elements("state", state)
+    u = tokens.numbers("deviation", deviation)
+    mean, scale = states.mean(u).detach(), states.mean(u.abs()).detach()
+    broken = mean.abs() > CONSTRAINT_TOLERANCE * scale + CONSTRAINT_FLOOR
+    if bool(broken.any()):
+        worst = int(broken.nonzero()[0])
+        raise BatchError(
+            f"the deviations of state {int(states.ids[worst])} have mean {float(mean[worst]):g}",
+            required="mean 0 over the tokens of every state (eq:ratio_sum_identity); the lemma bounds no others",
+            remedy="pass centred(deviation, state, mask)",
+        )
+    return tokens.spread(_projected(u, states, radius(delta)), 0.0)
+
+
+def apc_maximiser(
+    advantages: Tensor,
+    state: Tensor,
+    delta: float | Tensor,
+    action: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The deviation that maximises APC-Obj under the probability constraint: `δ·Δ̂*` (thm:apc_obj_trpo_equiv).
+
+    At `δ = apc_radius(...)` it is `tv_trpo_maximiser(...).deviation`; any other radius is the paper's relaxation. Of
+    several maximisers it is the smallest, as def:apc_obj_discounted asks. `1 + δ·Δ̂* ≥ 0` is not asked for. Returns
+    float64 of the shape of `advantages`, 0 under the mask. Arguments and errors as `unit_maximiser`; also
+    `ParameterError`.
+    """
+    return radius(delta) * unit_maximiser(advantages, state, action, mask).deviation

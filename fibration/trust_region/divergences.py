@@ -1,0 +1,207 @@
+"""Total variation and KL divergence (app:divergences): estimated from sampled tokens, and exact for tabulated policies.
+
+All are measured from the old policy to the new one. A log ratio is `log π_new(a|s) - log π_old(a|s)`, in nats.
+
+We read the paper as it is written, which has two consequences.
+
+- **No ½.** The paper's TV estimators average `|r - 1|`, while `eq:dtv_def` and `eq:dtv_ratio` carry a ½: they estimate
+  *twice* the total variation. All radii of APC-Obj and TV-TRPO are in the estimators' units; the radius of GSPO
+  (`gspo_radius`) is in those of `eq:dtv_def`.
+- **Random lengths.** Actions must be drawn from the old policy for every state whatever the number of samples is. That
+  holds for a fixed number of samples at a state and for trajectories of fixed length. Where an action ends the
+  trajectory (an end-of-sequence token) the length depends on the actions, and `eq:dbar_tj_as_expectation` holds in its
+  first form only: the mean over trajectories is an unbiased estimate of `E_τ[mean over t of f(r_t)]`, which is no
+  longer `E_s[E_a[f(r)]]` with the state distribution of app:mdp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fibration.errors import BatchError
+from fibration.trust_region.tokens import FLOATS, PerElement, Tokens
+
+Integrand = Callable[[Tokens, Tensor], Tensor]
+
+
+def _tv(tokens: Tokens, log_ratio: Tensor) -> Tensor:
+    return tokens.deviations(log_ratio).abs()
+
+
+def _kl(tokens: Tokens, log_ratio: Tensor) -> Tensor:
+    return -tokens.numbers("log_ratio", log_ratio)
+
+
+def _per(f: Integrand, log_ratio: Tensor, name: str, ids: Tensor, mask: Tensor | None) -> PerElement:
+    tokens = Tokens("log_ratio", log_ratio, mask)
+    elements = tokens.elements(name, ids)
+    return elements.per_element(elements.mean(f(tokens, log_ratio)))
+
+
+def tv_per_state(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> PerElement:
+    """`D̂_TV(s)`: the mean of `|r - 1|` over the tokens of each state (eq:dtv_mc).
+
+    The paper's estimator lacks the ½ of eq:dtv_def and we keep it: for a fixed number of independent samples it is an
+    unbiased estimate of `2·exact_tv`.
+
+    `log_ratio`: floating point, [N] (or any one shape), in nats; `state`: integers of the same shape, any ids; `mask`:
+    booleans or 0 and 1. Returns float64 values per state with an unmasked token, differentiable in `log_ratio`.
+    Raises `BatchError` (values, shapes) and `HierarchyIndexError` (ids, a mask that keeps no token).
+    """
+    return _per(_tv, log_ratio, "state", state, mask)
+
+
+def kl_per_state(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> PerElement:
+    """`D̂_KL(s)`: the mean of `-log r` over the tokens of each state, in nats (eq:dkl_mc).
+
+    An unbiased estimate of `exact_kl` for a fixed number of independent samples; one batch may give a negative number.
+    Arguments and errors as `tv_per_state`.
+    """
+    return _per(_kl, log_ratio, "state", state, mask)
+
+
+def tv_mean(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean of `|r - 1|` over all tokens (eq:dbar_mc, eq:dbar_from_traj), without the ½: float64, 0-d.
+
+    The average of `tv_per_state` weighted by the counts. Arguments and errors as `tv_per_state`.
+    """
+    tokens = Tokens("log_ratio", log_ratio, mask)
+    return _tv(tokens, log_ratio).mean()
+
+
+def kl_mean(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean of `-log r` over all tokens, in nats (eq:dbar_mc, eq:dbar_from_traj): float64, 0-d.
+
+    Arguments and errors as `tv_per_state`.
+    """
+    tokens = Tokens("log_ratio", log_ratio, mask)
+    return _kl(tokens, log_ratio).mean()
+
+
+def tv_max(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The largest `tv_per_state` over the sampled states (eq:dtv_max_hat), without the ½: float64, 0-d.
+
+    A maximum of estimates: its expectation is at least the maximum of theirs. Arguments and errors as `tv_per_state`.
+    """
+    return tv_per_state(log_ratio, state, mask).values.max()
+
+
+def kl_max(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The largest `kl_per_state` over the sampled states, in nats: float64, 0-d.
+
+    The estimate of the maximum in def:trust_region's KL region. Arguments and errors as `tv_per_state`.
+    """
+    return kl_per_state(log_ratio, state, mask).values.max()
+
+
+def tv_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> PerElement:
+    """The mean of `|r - 1|` over the tokens of each trajectory (eq:dhat_traj), without the ½.
+
+    `trajectory`: integer ids, as `trajectories(offsets)` makes for packed tokens. A trajectory without an unmasked
+    token is left out. Otherwise arguments and errors as `tv_per_state`.
+    """
+    return _per(_tv, log_ratio, "trajectory", trajectory, mask)
+
+
+def kl_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> PerElement:
+    """The mean of `-log r` over the tokens of each trajectory, in nats (eq:dhat_kl_traj): `-log s_τ` of GSPO.
+
+    The derivation of GSPO from APC-Obj (app:apc_obj_to_gspo, step 3) writes it without the minus; that is a slip.
+    Arguments and errors as `tv_per_trajectory`.
+    """
+    return _per(_kl, log_ratio, "trajectory", trajectory, mask)
+
+
+def tv_trajectory_mean(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean of `tv_per_trajectory` (eq:dbar_tj_mc_augmented): every trajectory counts alike. float64, 0-d.
+
+    Unbiased for `2·exact_mean(exact_tv(...), ρ_tj)` where lengths do not depend on the actions, and in general for the
+    expectation over trajectories only: see the head of this module. Arguments and errors as `tv_per_trajectory`.
+    """
+    return tv_per_trajectory(log_ratio, trajectory, mask).values.mean()
+
+
+def kl_trajectory_mean(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean of `kl_per_trajectory`, in nats (eq:dbar_tj_mc_augmented). float64, 0-d.
+
+    Unbiased for `exact_mean(exact_kl(...), ρ_tj)` under the condition of `tv_trajectory_mean`. Arguments and errors as
+    `tv_per_trajectory`.
+    """
+    return kl_per_trajectory(log_ratio, trajectory, mask).values.mean()
+
+
+# ---------------------------------------------------------------- tabulated policies
+
+
+def exact_tv(old: Tensor, new: Tensor) -> Tensor:
+    """Total variation between tabulated policies, with its ½ (eq:dtv_def, eq:dtv_ratio): float64, in [0, 1].
+
+    `old`, `new`: probabilities [..., A], each row summing to 1 (to 1e-6; 1e-2 for half precision). Returns [...].
+    Raises `BatchError`.
+    """
+    p, q = _policies(old, new)
+    return (p - q).abs().sum(-1) / 2
+
+
+def exact_kl(old: Tensor, new: Tensor) -> Tensor:
+    """KL divergence from `old` to `new`, in nats (eq:dkl_def, eq:dkl_ratio): float64, in [0, inf].
+
+    Infinite where `new` gives 0 to an action that `old` takes; actions that `old` never takes count 0. Arguments and
+    errors as `exact_tv`.
+    """
+    p, q = _policies(old, new)
+    taken = p > 0
+    terms = p * (torch.where(taken, p, 1.0).log() - torch.where(taken, q, 1.0).log())
+    return terms.sum(-1)
+
+
+def exact_mean(divergences: Tensor, distribution: Tensor) -> Tensor:
+    """`E_{s∼ρ}[D(s)]` (eq:dbar_def, eq:dbar_tj_def): float64, 0-d.
+
+    `divergences`: floating point [S], from `exact_tv` or `exact_kl`; `distribution`: probabilities [S]. With the
+    normalised state distribution it is the average divergence, with the trajectory-length-normalised one the
+    trajectory-normalised divergence (app:mdp). Raises `BatchError`.
+    """
+    weights = _probabilities("distribution", distribution)
+    if divergences.shape != weights.shape or weights.ndim != 1:
+        raise BatchError(
+            f"distribution has shape {list(weights.shape)} for divergences of shape {list(divergences.shape)}",
+            required="one probability per state, [S] and [S]",
+        )
+    reached = weights > 0  # a state that is never reached may have an infinite divergence
+    return (weights[reached] * divergences[reached].double()).sum()
+
+
+def exact_max(divergences: Tensor) -> Tensor:
+    """`max_s D(s)` (eq:dtv_max): float64, 0-d. `divergences`: floating point [S], S at least 1."""
+    if not divergences.numel():
+        raise BatchError("divergences hold no state", required="at least one")
+    return divergences.double().max()
+
+
+def _policies(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    p, q = _probabilities("old", old), _probabilities("new", new)
+    if p.shape != q.shape:
+        raise BatchError(f"new has shape {list(q.shape)}", required=f"{list(p.shape)}, the shape of old")
+    return p, q
+
+
+def _probabilities(name: str, tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS or not tensor.ndim or not tensor.numel():
+        found = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise BatchError(f"{name}: {found}", required="floating-point probabilities [..., A]")
+    values = tensor.double()
+    tolerance = 1e-2 if tensor.dtype in (torch.bfloat16, torch.float16) else 1e-6
+    off = ~((values >= 0).all(-1) & ((values.sum(-1) - 1).abs() <= tolerance))
+    if bool(off.any()):
+        row = off.nonzero()[0].tolist()
+        given = values[tuple(row)]
+        raise BatchError(
+            f"{name}{row if row else ''} is no distribution",
+            required="probabilities of at least 0 that sum to 1",
+            found=f"sum {float(given.sum()):g}, smallest {float(given.min()):g}",
+        )
+    return values
