@@ -172,6 +172,7 @@ class _Draw:
         self.roots = [n for n in names if not any(a == n for a, _ in kind.pairs)]
         self.attributes = {n: Attribute(f"w_{n}", on=self.strata[n]) for n in names if n != BATCH and self.chance(0.5)}
         self.signed = self.chance(0.45)
+        self.parametric = not projected and self.chance(0.5)  # a kernel may read parameters, if F and R do not
         self.assume: list[Any] = []
 
     def chance(self, p: float) -> bool:
@@ -269,9 +270,9 @@ class _Draw:
         return {leaf for leaf in self.leaves if leaf == s or s in self.coarser(leaf)}
 
     def share(self, name: str) -> Expression:
-        """A parameter, where an index need not know its value."""
+        """A parameter, where neither an index nor the decomposition needs its value."""
         value = round(self.random.uniform(0.2, 0.8), 3)
-        return as_expression(value) if self.projected else Parameter(name, default=value, upper=1)
+        return Parameter(name, default=value, upper=1) if self.parametric else as_expression(value)
 
     def joint(self, sources: list[str], target: str) -> list[MarkovKernel]:
         """Kernels that are reflecting together."""
@@ -314,7 +315,8 @@ class _Draw:
 
     def scale(self) -> Expression:
         rows = self.kind.rows
-        options: list[Expression] = [mass, mass, mass]
+        by_mass = len(self.roots) > 1 or not self.parametric
+        options: list[Expression] = [mass] * 3 * by_mass
         if len(self.roots) == 1:
             options += [as_expression(1), as_expression(0.5)]
             if all(rows in self.coarser(leaf) for leaf in self.leaves):
@@ -330,7 +332,7 @@ class _Draw:
             lambda: log_ratio(scale=scale),
             lambda: log_ratio(scale=scale),
             lambda: ratio_deviation(scale=scale),
-            lambda: decomposition(density=mass * expm1(token_log_ratio), recovery=1 + gated("") / mass, scale=mass),
+            lambda: decomposition(density=scale * expm1(token_log_ratio), recovery=1 + gated("") / scale, scale=scale),
         )
 
     def objective(self) -> Objective:

@@ -323,7 +323,11 @@ HARD = {
         "test_some_tokens_at_zero",
         "test_one_token_trajectories_keep_their_gradient",
     ),
-    test_vectors: ("test_fiberpo_matches_its_closed_form", "test_losses_and_gradients_of_a_trainer"),
+    test_vectors: (
+        "test_fiberpo_matches_its_closed_form",
+        "test_apc_ratios",
+        "test_losses_and_gradients_of_a_trainer",
+    ),
 }
 LONG = ("million", "many")
 
