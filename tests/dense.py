@@ -364,7 +364,9 @@ class World:
         `Σ_{i over w} m_i β_u(i) = 0` at every element `w` coarser than `u`. The fit meets the conditions at no cost, so
         they may be added to the squares.
         """
-        indicators = {s: np.array([[lab == e for e in self.elements[s]] for lab in self.label[s]]) for s in self.crossed}
+        indicators = {
+            s: np.array([[own == e for e in self.elements[s]] for own in self.label[s]]) for s in self.crossed
+        }
         m = [self.mass[leaf][self.number[leaf][i]] for i, leaf in enumerate(self.leaf_of)]
         columns = [(s, e) for s in self.crossed for e in range(len(self.elements[s]))]
         size = len(columns)

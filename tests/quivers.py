@@ -219,21 +219,19 @@ class _Draw:
             measure = self.measure(base)
             for a, b in self.kind.pairs:
                 if a in spread:
-                    even = measure(a, a) == as_expression(1)
-                    kernels[a, b] = uniform() if even and len(base) == 1 else MarkovKernel(measure(a, a) / measure(a, b))
-                    if len(base) > 1:  # what lies over `b` has all that is spread, whoever lies over it
-                        kernels[a, b] = MarkovKernel(measure(a, a) / measure(b, b))
+                    even = len(base) == 1 and measure(a) == as_expression(1)
+                    kernels[a, b] = uniform() if even else MarkovKernel(measure(a) / measure(b))
         for target in self.strata:
             sources = [a for a, b in self.kind.pairs if b == target and (a, b) not in kernels]
             made = self.joint(sources, target) if len(sources) > 1 else [self.single(s, target) for s in sources]
             kernels.update({(s, target): k for s, k in zip(sources, made, strict=True)})
         return [Fibration(self.strata[a], self.strata[b], kernel=kernels[a, b]) for a, b in self.kind.pairs]
 
-    def measure(self, base: list[str]) -> Callable[[str, str], Expression]:
-        """`M(a, over)`: one additive measure of what lies over an element, read with the strata over `a`."""
+    def measure(self, base: list[str]) -> Callable[[str], Expression]:
+        """One additive measure of all that is spread over an element of a stratum."""
         if len(base) > 1:  # several leaves: their tokens count alike
 
-            def tokens(a: str, over: str) -> Expression:
+            def tokens(over: str) -> Expression:
                 parts = [as_expression(1) if s == over else count(self.strata[s], over=self.strata[over])
                          for s in base if s == over or over in self.coarser(s)]  # fmt: skip
                 return functools.reduce(lambda x, y: x + y, parts)
@@ -243,7 +241,7 @@ class _Draw:
         of = self.random.choice([b, b, *(self.finer(b) if len(self.leaves) == 1 else [])])
         attribute = self.attributes.get(of) if self.chance(0.5) else None
 
-        def one(a: str, over: str) -> Expression:
+        def one(over: str) -> Expression:
             if attribute is not None:
                 return attribute if of == over else total(attribute, over=self.strata[over])
             return as_expression(1) if of == over else count(self.strata[of], over=self.strata[over])
@@ -402,7 +400,8 @@ class _Draw:
             lambda: where((r > 2 * p) | (r < -q), 0, r),
             lambda: where(self.size(s) <= 3, r, clip(r, -p, p)),
         ]
-        for c in self.coarser(s) * 2 if len(self.roots) == 1 else ():  # in either channel; of several roots the unit is free
+        readable = self.coarser(s) * 2 if len(self.roots) == 1 else []  # of several roots the unit is free
+        for c in readable:
             base = density(self.strata[c])
             other = density(self.strata[c], "-") if self.signed else base
             options += [
@@ -573,6 +572,5 @@ def _chosen(batch: Batch, h: Hierarchy, generator: np.random.Generator) -> dict[
 
 def written(h: Hierarchy) -> str:
     """Everything that a hierarchy declares, in words."""
-    return " ".join([*(g.written for g in h.gates.values()), str(h.decomposition), str(h.objective), *map(str, h.fibrations)])
-
-
+    gates = (g.written for g in h.gates.values())
+    return " ".join([*gates, str(h.decomposition), str(h.objective), *map(str, h.fibrations)])
