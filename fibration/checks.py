@@ -164,8 +164,11 @@ class _Crossing:
                 self.row_leak += _sums(i, np.abs(_quotient(cell, row) - _quotient(column, total)), self.row_leak)
                 self.column_leak += _sums(j, np.abs(_quotient(cell, column) - _quotient(row, total)), self.column_leak)
             share[np.abs(given - asked) <= TOLERANCE * np.maximum(given, asked)] = 0
-            at = int(np.argmax(share)) if len(share) else 0
-            if len(share) and share[at] > 0 and (found is None or share[at] > found.share):
+            if not share.any():
+                continue
+            furthest = np.flatnonzero(share >= share.max() * (1 - TOLERANCE))  # of two by two cells, all are
+            at = int(furthest[np.argmin(given[furthest] / asked[furthest])])  # then what lacks says most
+            if found is None or share[at] > found.share * (1 + TOLERANCE):
                 where = (int(i[at]), int(j[at]), int(k[at]))
                 found = _Cell(float(share[at]), where, float(cell[at]), float(asked[at] / total[at]))
         return found

@@ -213,6 +213,34 @@ def run(
 
 
 @app.command()
+def plot(
+    spec: Spec,
+    figure: Annotated[
+        list[str] | None, typer.Option(metavar="gates|regimes|objective|all", help="May be repeated; all if left out.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Parameters as in the captions of the paper.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the figures go.")] = Path("out"),
+    format: Annotated[str, typer.Option("--format", "-f", metavar="png,svg", help="One, or both.")] = "png",
+) -> None:
+    """Draw the paper's figures of a hierarchy.
+
+    Its gates, its regimes on the simplex, and its objective under drift.
+    """
+    from fibration import figures
+    from fibration.formats import load_quietly
+
+    chosen = [name for name in figure or ["all"] if name != "all"] if "all" not in (figure or ["all"]) else []
+    formats = [word.strip() for word in format.split(",")]
+    hierarchy, values = load_quietly(spec), parameters(param or [])
+    for path, shows in figures.draw(hierarchy, output, chosen or tuple(figures.FIGURES), values, formats, paper):
+        typer.echo(f"{path}: {shows}")
+
+
+@app.command()
 def record(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The safetensors file to write.", show_default=False)],
     prompts_per_domain: Annotated[int, typer.Option(min=1)] = 8,

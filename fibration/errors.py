@@ -61,5 +61,9 @@ class RolloutsError(FibrationError):
     """A file of recorded rollouts is damaged or is no such file."""
 
 
+class FigureError(FibrationError):
+    """A figure that cannot be drawn: of an unknown name or format, or of a hierarchy that it has no picture for."""
+
+
 class MissingDependency(FibrationError):
     """An optional package is needed and not installed."""

@@ -21,7 +21,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fibration.errors import FibrationError, NoHierarchy
+from fibration.errors import BackendError, FibrationError, NoHierarchy
 from fibration.loading import load, load_all, spec_files, split
 from fibration.overview import KINDS, Overview, kind, markdown
 from fibration.report import Fact, Report, Verdict
@@ -352,3 +352,15 @@ def write_file(path: Path, contents: str | bytes) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Whether `folder` is there or can be made; nothing is made yet. `option` names it on the command line."""
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise BackendError(
+            f"the pictures cannot go to '{folder}'",
+            required="a folder that can be written",
+            found=f"'{place}' is {'read-only' if place.is_dir() else 'a file'}",
+            remedy=f"name another with {option}",
+        )

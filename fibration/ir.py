@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -43,12 +43,19 @@ PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # results tha
 CONDITIONS = frozenset({"lt", "le", "and", "or", "not"})
 
 
+@cache
+def _fields(cls: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of a dataclass's fields, and their defaults."""
+    found = fields(cls)
+    return tuple(f.name for f in found), {f.name: f.default for f in found if f.default is not MISSING}
+
+
 class _Interned(type):
     """Calling the class twice with equal arguments gives the same object."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}  # type: ignore[arg-type]
-        named = {**defaults, **dict(zip((f.name for f in fields(cls)), args, strict=False)), **kwargs}  # type: ignore[arg-type]
+        names, defaults = _fields(cls)
+        named = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         key = tuple((k, type(v), v) for k, v in sorted(named.items()))
         found = cls.table.get(key)  # type: ignore[attr-defined]
         if found is None:

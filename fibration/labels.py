@@ -128,6 +128,8 @@ class Encoder:
         per_token = nested or (
             len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or self._is_fine(Stratum(name)))
         )
+        if shape == (n_rows,) and self.h.rows not in self.h.strata and not self.h.shape.is_chain:
+            per_token = self._agree(name, given)
         if nested:
             if any(len(g) != shape[1] for g in given):
                 raise HierarchyIndexError(
@@ -169,6 +171,23 @@ class Encoder:
         """Where there are as many tokens as rows: what lies above the rows is labelled by row, all else by token."""
         beside = self.h.rows in self.h.strata and stratum not in (self.h.rows, *self.h.coarser(self.h.rows))
         return beside or self.h.rows in self.h.coarser(stratum)
+
+    def _agree(self, name: str, given: Sequence[Any]) -> bool:
+        """Where the rows are no part of the hierarchy, nothing tells labels of as many tokens as rows apart."""
+        if len(given) != self.places.n_rows:
+            return False
+        for token in self.places.tokens_over(name):
+            row = self.places.row_numbers[self.places.row_of_token[token]]
+            one, other = _plain(given[self.places.positions[token]]), _plain(given[row])
+            if one is not other and one != other:
+                raise HierarchyIndexError(
+                    f"{self.here}: {len(given)} labels for '{name}' may be per token or per row: there are as many "
+                    "of each",
+                    required="a shape that tells which",
+                    found=f"{one!r} and {other!r} for {self.places.token(int(token))}",
+                    remedy="leave the rows without tokens out of the offsets",
+                )
+        return True
 
     def _row_names(self, given: Any) -> Names:
         rows = self.places.row_numbers

@@ -169,7 +169,7 @@ class _Lowering:
                 there = ir.scalar("lt", ir.const(0), ir.arg(0))
                 term = Map(ir.scalar("select", there, ir.arg(1), ir.const(0)), (here, term))
             terms.append(term)
-        return functools.reduce(lambda a, b: _binary("add", a, b), terms)
+        return _sum(terms)
 
     def has_value_without(self, branch: Stratum, factor: Expression) -> bool:
         """Whether a factor of a kernel has a value at an element over which nothing of this branch lies."""
@@ -194,8 +194,8 @@ class _Lowering:
         for stratum in self.order:
             name = stratum.name
             if stratum in crossed:
-                parts = [ir.Mix(name, s.name, density[s.name]) for s in under]
-                found[name] = functools.reduce(lambda a, b: _binary("add", a, b), parts)
+                parts: list[Node] = [ir.Mix(name, s.name, density[s.name]) for s in under]
+                found[name] = _sum(parts)
                 continue
             s = density[name]
             if any(u in crossed for u in self.shape.moebius(stratum)):
@@ -251,7 +251,7 @@ class _Lowering:
             for source, target in itertools.pairwise(row_path(self.h, leaf)):
                 total = Push(source, target, total)
             sums.append(total)
-        return Push(self.rows, BATCH, _binary("mul", weight, functools.reduce(lambda a, b: _binary("add", a, b), sums)))
+        return Push(self.rows, BATCH, _binary("mul", weight, _sum(sums)))
 
     def places(self, weight: Expression) -> Expression:
         """An objective's weight, with its places written out: tokens are the elements of all leaves."""
@@ -265,7 +265,7 @@ class _Lowering:
             if isinstance(atom, Total):
                 return Total(atom.attribute, over)
             if isinstance(atom.of, Place) and atom.of.name == "leaf":
-                counts = (Count(Stratum(leaf), over) for leaf in self.leaves)
+                counts: list[Expression] = [Count(Stratum(leaf), over) for leaf in self.leaves]
                 return functools.reduce(lambda a, b: a + b, counts)
             return Count(Stratum(places[atom.of.name]) if isinstance(atom.of, Place) else atom.of, over)
 
@@ -383,6 +383,10 @@ def _binary(op: str, a: Node, b: Node) -> Map:
     return (
         Map(ir.scalar(op, ir.arg(0), ir.arg(1)), (a, b)) if a != b else Map(ir.scalar(op, ir.arg(0), ir.arg(0)), (a,))
     )
+
+
+def _sum(nodes: list[Node]) -> Node:
+    return functools.reduce(lambda a, b: _binary("add", a, b), nodes)
 
 
 def _minus(a: Node, b: Node, times: int) -> Map:

@@ -45,9 +45,9 @@ class Measure:
             total += np.bincount(self.under(leaf, stratum), weights=self.of_leaf[leaf], minlength=len(total))
         return total
 
-    def under(self, leaf: str, stratum: str) -> NDArray[np.int64]:
-        """The `stratum` element under every token of a leaf: int64 [elements of the leaf]."""
-        return self.index.parent(leaf, stratum).cpu().numpy()  # type: ignore[no-any-return]
+    def under(self, source: str, stratum: str) -> NDArray[np.int64]:
+        """The `stratum` element under every element of `source`: int64 [source]."""
+        return self.index.parent(source, stratum).cpu().numpy()  # type: ignore[no-any-return]
 
     def _leaf(self, leaf: Stratum) -> Vector:
         values = self._value(desugar(self.index.hierarchy.masses[leaf]), leaf.name)

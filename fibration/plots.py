@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
@@ -21,9 +22,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from numpy.typing import NDArray
 
 from fibration.formats import write_file
-from fibration.interpret import Sizes, interpret
-from fibration.ir import Const, Input, Map, Program
-from fibration.lower import CHANNEL_WORD
+from fibration.section import sections
 from fibration.show import CHANNELS, REGIMES, graph, layers, unit
 from fibration.spec import Hierarchy
 
@@ -55,11 +54,18 @@ def draw(gated: Gated, out: Path, step: Callable[[str], None] = lambda name: Non
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure, whole or not at all: as SVG where the path says so, else as PNG. Equal figures, equal bytes."""
+    write_file(path, page(figure, "svg" if path.suffix == ".svg" else "png"))
+
+
+def page(figure: Figure, form: str) -> bytes:
+    """A figure as the contents of a PNG or SVG file."""
     FigureCanvasAgg(figure)
-    page = io.BytesIO()
-    figure.savefig(page, format="png", dpi=DPI, metadata={"Software": None})
-    write_file(path, page.getvalue())
+    contents = io.BytesIO()
+    nothing: Mapping[str, Any] = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+    with rc_context({"svg.hashsalt": "fibration"}):
+        figure.savefig(contents, format=form, dpi=DPI, metadata=nothing)
+    return contents.getvalue()
 
 
 def title(figure: Figure, text: str, left: float, inches: float) -> None:
@@ -204,31 +210,7 @@ class Curve:
 
 def curves(gated: Gated, stratum: str, channel: str, grid: Vector) -> list[Curve]:
     """The gate of a level on a grid of residuals: one curve, or one per sign where it reads the advantage."""
-    program = gated.op.programs["levels"]
-    word = stratum + CHANNEL_WORD[channel]
-    residual, node = program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"]
-    if node is residual:
-        return [Curve("", grid, grid)]
-    if isinstance(node, Const):
-        return [Curve("", grid, np.full_like(grid, node.value))]
-    if not isinstance(node, Map) or residual not in node.inputs:
-        return []
-    read = Program(program.name, program.leaves, {f"operand_{i}": o for i, o in enumerate(node.inputs)}, {})
-    values = list(interpret(read, gated.inputs("levels"), gated.index.sizes(read.edges)).values())
-    kinds = [o.kind if isinstance(o, Input) else "" for o in node.inputs]
-    cases = {"": np.ones(len(values[0]), bool)}
-    if "advantage" in kinds:
-        advantage = values[kinds.index("advantage")]
-        cases = {"A > 0": advantage > 0, "A < 0": advantage < 0}
-    places = tuple(Input(f"operand_{i}", "grid", "operand") for i in range(len(values)))
-    one = Program("curve", ("grid",), {"gated": Map(node.body, places)}, {})
-    found = []
-    for label, chosen in cases.items():
-        if chosen.any():
-            inputs: dict[str, Any] = {f"operand_{i}": np.median(v[chosen]) for i, v in enumerate(values)}
-            inputs[f"operand_{node.inputs.index(residual)}"] = grid
-            found.append(Curve(label, grid, interpret(one, inputs, Sizes({}, {"grid": len(grid)}))["gated"]))
-    return found
+    return [Curve(s.label, grid, s.gated(grid)) for s in sections(gated, stratum, channel)]
 
 
 def regimes(gated: Gated) -> Figure:
@@ -274,7 +256,7 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     most = max(5 * bound, 1.08 * float(np.quantile(np.abs(residual), 0.9)))
     limit = min(max(1.08 * widest, 1.3 * bound), most) if bound < 12 * widest else 1.08 * widest
     lines = curves(gated, stratum, channel, np.linspace(-limit, limit, 4001))
-    shown = _shade(lines, upper, lower)
+    shown = shade(lines, upper, lower)
     for line, style in zip(lines, ("-", "--"), strict=False):
         upper.plot(line.residual, line.gated, style, color="black", linewidth=1.3, zorder=2, label=line.label)
         for end in line.passes:
@@ -308,7 +290,7 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     return shown
 
 
-def _shade(lines: Sequence[Curve], *panels: Axes) -> set[str]:
+def shade(lines: Sequence[Curve], *panels: Axes) -> set[str]:
     """Colour the background where all curves are in one regime; its names."""
     each = [line.regime() for line in lines]
     agreed = [names[0] if len(set(names)) == 1 else "" for names in zip(*each, strict=True)]

@@ -21,7 +21,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.errors import HierarchyIndexError
+from fibration.batch import Codes
+from fibration.errors import HierarchyIndexError, SpecError
 from fibration.measure import Measure, Vector
 from fibration.symbols import BATCH, Stratum
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from fibration.shape import Shape
 
 Matrix = NDArray[np.float64]
-MAX_ELEMENTS = 4096  # of all strata of S together: time grows with the cube, memory with the square
+MAX_ELEMENTS = 2048  # of all strata of S together: time grows with the cube, memory with the square
 SINGULAR = 1e-10  # relative: below it two effects count as one
 MAX_NAMED = 6  # labels in a message
 READER = 'orthogonalise="projection"'
@@ -43,12 +44,17 @@ def crossed(shape: Shape) -> tuple[str, ...]:
 
 
 class Projection:
-    """The matrices of one batch. Raises HierarchyIndexError where effects cannot be told apart."""
+    """The matrices of one batch.
+
+    Raises HierarchyIndexError where effects cannot be told apart, and SpecError where leaves lie over some of the
+    strata alone or a kernel reads a parameter.
+    """
 
     def __init__(self, index: Index) -> None:
         self.index, self.shape = index, index.hierarchy.shape
         self.here = f"index of '{index.hierarchy.name}'"
         self.strata = crossed(self.shape)
+        self._same_leaves()
         bounds = np.concatenate([[0], np.cumsum([index.size[s] for s in self.strata])])
         self.slices = {s: slice(int(bounds[k]), int(bounds[k + 1])) for k, s in enumerate(self.strata)}
         self.size = int(bounds[-1])
@@ -71,6 +77,18 @@ class Projection:
 
     def _coarser(self) -> list[tuple[str, str]]:
         return [(u, w.name) for u in self.strata for w in self.shape.coarser(Stratum(u))]
+
+    def _same_leaves(self) -> None:
+        """`P_w ρ_u = 0` has no solution where tokens lie over `w` and not over `u`: their mean is no effect of any."""
+        for u, w in self._coarser():
+            here, below = (self.shape.leaves_over(Stratum(s)) for s in (u, w))
+            if here != below:
+                other = next(leaf for leaf in self.shape.leaves if leaf in below - here)
+                raise SpecError(
+                    f"hierarchy '{self.index.hierarchy.name}': {READER} with {u}, over which no {other} lies",
+                    required=f"the same leaves over {u} as over {w}, for the effects of {u} to have the mean 0 there",
+                    remedy=f"let {other} lie over {u} too, with an element of its own, or leave {READER} out",
+                )
 
     def _masses(self) -> Vector:
         m = np.concatenate([self.measure.of(s) for s in self.strata])
@@ -123,27 +141,28 @@ class Projection:
     def _refuse(self, null: Vector) -> NoReturn:
         """`null`: unknowns that change no mean of any element, and so could be added to any solution."""
         size = {s: float(np.linalg.norm(null[self.slices[s]])) for s in self.strata}
-        first = max(size, key=lambda s: size[s])
-        apart = [s for s in self.strata if not self._ordered(first, s)]
-        second = max(apart, key=lambda s: size[s], default=first)
-        effects = null / self.root_mass
-        element = int(np.argmax(np.abs(effects[self.slices[first]])))
+        largest = max(size, key=lambda s: size[s])
+        apart = [s for s in self.strata if not self._ordered(largest, s)]
+        other = max(apart, key=lambda s: size[s], default=largest)
+        first, second = sorted((largest, other), key=self.strata.index)
+        effects = np.abs(null / self.root_mass)
+        here = effects[self.slices[first]]
         meets = [s.name for s in self.shape.meets(Stratum(first), Stratum(second))]
-        remedy = f"or leave {first} or {second} out"
-        if not meets and second != first:
+        parts = self._parts(first, np.flatnonzero(here > 1e-6 * here.max()), second, meets) if first != second else []
+        remedy = f"or leave {first} or {second} out" if first != second else ""
+        if not meets and first != second:
             found = f"{first} and {second} lie over no common stratum: a constant may belong to either"
             remedy = f"declare their common coarsening as a stratum, for example {BATCH}, {remedy}"
-        elif (pair := self._component(first, element, second)) and self._is_part(first, pair[0], element, meets):
-            one, other = (self._words(s, numbers) for s, numbers in zip((first, second), pair, strict=True))
-            alone = len(pair[0]) == len(pair[1]) == 1
-            found = f"{one} and {other} " + ("always occur together" if alone else "occur with each other alone")
+        elif parts:
+            one, two = (self._words(s, part) for s, part in zip((first, second), parts[0], strict=True))
+            alone = len(parts[0][0]) == len(parts[0][1]) == 1
+            found = f"{one} and {two} " + ("always occur together" if alone else "occur with each other alone")
             remedy = (
                 f"declare their common coarsening as a stratum (one element for each set of {first} and {second} "
                 f"labels that occur together), {remedy}"
             )
         else:
-            largest = np.abs(effects) >= np.abs(effects).max() / 2
-            named = {s: np.flatnonzero(largest[self.slices[s]]) for s in self.strata}
+            named = {s: np.flatnonzero(effects[self.slices[s]] >= effects.max() / 2) for s in self.strata}
             found = " and ".join(self._words(s, list(n)) for s, n in named.items() if len(n)) + " cannot be told apart"
             remedy = f"declare a common coarsening of them as a stratum, {remedy}"
         raise HierarchyIndexError(
@@ -156,24 +175,23 @@ class Projection:
     def _ordered(self, a: str, b: str) -> bool:
         return a == b or Stratum(a) in self.shape.coarser(Stratum(b)) or Stratum(b) in self.shape.coarser(Stratum(a))
 
-    def _component(self, first: str, element: int, second: str) -> tuple[list[int], list[int]] | None:
-        """What is joined to an element by cells: elements of `first`, and of `second`."""
-        index, cells = self.index, nx.Graph()
-        cells.add_node((first, element))
-        for leaf in (x for x in index.leaves_over(first) if x in index.leaves_over(second)):
+    def _parts(self, first: str, elements: Codes, second: str, meets: list[str]) -> list[tuple[list[int], list[int]]]:
+        """Elements of two strata that occur with each other alone, smallest sets first; those with `elements`.
+
+        Not a set of everything over the same elements of the meets: these are joined, and tell each other apart.
+        """
+        cells = nx.Graph()
+        for leaf in (x for x in self.index.leaves_over(first) if x in self.index.leaves_over(second)):
             pairs = np.unique(np.stack([self.measure.under(leaf, s) for s in (first, second)]), axis=1)
             cells.add_edges_from(((first, int(a)), (second, int(b))) for a, b in pairs.T)
-        joined = nx.node_connected_component(cells, (first, element))
-        found = tuple(sorted(i for s, i in joined if s == stratum) for stratum in (first, second))
-        return (found[0], found[1]) if first != second and all(found) else None
-
-    def _is_part(self, first: str, elements: list[int], element: int, meets: list[str]) -> bool:
-        """Whether more elements of `first` lie over the same elements of the meets than are joined to this one."""
-        same = np.ones(self.index.size[first], np.bool_)
-        for meet in meets:
-            parent = self.index.parent(first, meet).cpu().numpy()
-            same &= parent == parent[element]
-        return len(elements) < int(same.sum())
+        over = np.stack([np.zeros(self.index.size[first], np.int64), *(self.measure.under(first, s) for s in meets)])
+        found = []
+        for joined in nx.connected_components(cells):
+            mine, others = (sorted(i for s, i in joined if s == stratum) for stratum in (first, second))
+            beside = int((over == over[:, mine[:1]]).all(axis=0).sum())
+            if len(mine) < beside and set(mine) & set(elements.tolist()):
+                found.append((mine, others))
+        return sorted(found, key=lambda part: (len(part[0]) + len(part[1]), part))
 
     def _words(self, stratum: str, elements: Sequence[int]) -> str:
         """`domain 'math', 'code'`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ from rich.text import Text
 from fibration import formats
 from fibration.compiler import best
 from fibration.compiler import compile as compile_operator
-from fibration.errors import BackendError
 from fibration.expressions import as_expression
 from fibration.index import Index
 from fibration.instrument import UNCHANGED
@@ -39,7 +37,7 @@ def run(
 ) -> int:
     """The whole of `fibration run`; the exit code."""
     say, hierarchy = _Steps(console), formats.load_quietly(spec)
-    _check_writable(out)  # before the work, not after it
+    formats.check_writable(out, "--out")  # before the work, not after it
     if verify:
         with say.step("verify", ", ".join(verify)) as tick:
             outcomes = formats.check(verify, tick)
@@ -107,18 +105,6 @@ class _Steps:
 
     def line(self, text: str, style: str = "") -> None:
         formats.emit(self.console, Padding(Text(text, style), (0, 0, 0, 2)))
-
-
-def _check_writable(out: Path) -> None:
-    """Whether the folder `out` is there or can be made; nothing is made yet."""
-    place = next(p for p in (out, *out.absolute().parents) if p.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise BackendError(
-            f"the pictures cannot go to '{out}'",
-            required="a folder that can be written",
-            found=f"'{place}' is {'read-only' if place.is_dir() else 'a file'}",
-            remedy="name another with --out",
-        )
 
 
 def _proof(report: Report) -> Table:

@@ -98,7 +98,7 @@ class Shape:
 
     def paths(self, source: Stratum, target: Stratum) -> Iterator[tuple[Fibration, ...]]:
         """Every way down from `source` to `target`, shortest first."""
-        found = [()] if source == target else []
+        found: list[tuple[Fibration, ...]] = [()] if source == target else []
         frontier: list[tuple[Fibration, ...]] = [(f,) for f in self.below(source)]
         while frontier:
             path = frontier.pop(0)

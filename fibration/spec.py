@@ -118,7 +118,11 @@ class Hierarchy(Declared):
         _expect(name, "collection of assumptions", assume, Iterable, "assume=[balanced(domain, modality)]")
         assume = tuple(assume)
         for a in assume:
-            _expect(name, "assumption", a, Assumption, "balanced(domain, modality), or populated(image, over=turn)")
+            if not isinstance(a, Assumption):
+                raise SpecError(
+                    f"hierarchy '{name}' assumes {a!r}",
+                    required="balanced(domain, modality), or populated(image_token, over=trajectory)",
+                )
         if orthogonalise not in (None, "projection"):
             raise SpecError(f"hierarchy '{name}': orthogonalise={orthogonalise!r}", required="None or 'projection'")
         for f in fibrations:

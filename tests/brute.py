@@ -440,7 +440,14 @@ def _confirm_first_order(h: Hierarchy, verdict: Verdict, others: list[Verdict]) 
         slopes = [slope_at_one(h, world) for world in worlds_for(h, sizes=(1, 2, 3))]
         assert any(s != 1 for s in slopes)
         return
+    if "log_prob" in values:  # a score estimator has no value, whatever its gates
+        assert h.objective.estimator == "score"
+        return
     world = complete(h, world_of(verdict))
+    if verdict.subject == "gradient":
+        n = world.size(world.chain[-1])
+        assert ratios(h, world, [F(0)] * n, [values["advantage"]] * n) != [1] * n
+        return
     n, rng = world.size(world.chain[-1]), random.Random(0)
     for unit in (F(1, 10**12), F(1, 10**24)):
         for k in range(40):
@@ -568,6 +575,8 @@ def _uphold_first_order(h: Hierarchy, verdict: Verdict, world: World, rng: rando
     unit = F(1, 10**12)
     if verdict.subject.startswith("advantages constant on each "):
         return _uphold_subspace(h, verdict, world, rng)
+    if verdict.subject == "gradient":
+        return _uphold_gradient(h, world, rng)
     for _ in range(2):
         xs = [unit * rng.randint(-9, 9) for _ in range(n)]
         found = ratios(h, world, xs, _advantages(h, world, rng, _over_rows(h, world)))
@@ -579,6 +588,19 @@ def _uphold_first_order(h: Hierarchy, verdict: Verdict, world: World, rng: rando
             )
     assert abs(slope_at_one(h, world, rng.randrange(n)) - 1) <= TINY, "the declared derivative of R(F(r)) at r = 1"
     return None
+
+
+def _uphold_gradient(h: Hierarchy, world: World, rng: random.Random) -> None:
+    """Of a score estimator `𝒢(1) = 1`; of another the derivative of `𝒢` at `r = 1`, whatever its value there."""
+    n, unit = world.size(world.chain[-1]), F(1, 10**12)
+    advantages = _advantages(h, world, rng, _over_rows(h, world))
+    start = ratios(h, world, [F(0)] * n, advantages)
+    if h.objective.estimator == "score":
+        assert all(abs(g - 1) <= TINY for g in start), [float(g) for g in start]
+        return
+    xs = [unit * rng.randint(-9, 9) for _ in range(n)]
+    moved = ratios(h, world, xs, advantages)
+    assert all(abs(m - s - at) <= 9 * unit / 10**6 for m, s, at in zip(moved, start, xs, strict=True))
 
 
 def _uphold_subspace(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:

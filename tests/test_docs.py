@@ -40,6 +40,13 @@ def test_the_readmes_refusal_is_what_a_user_sees(capsys):
     assert str(refused.value) in README.replace("\n    ", "\n")
 
 
+def test_the_readmes_quiver_verifies_and_needs_what_it_assumes():
+    scope = {}
+    exec(BLOCKS[0] + BLOCKS[1], scope)
+    bare = scope["crossed"].replace(assume=())
+    assert [v.subject for v in bare.verify().verdicts if v.status == "refuted"] == ["residual on trajectory"]
+
+
 def test_the_readmes_trainer_snippet_runs():
     import torch
 
@@ -51,7 +58,7 @@ def test_the_readmes_trainer_snippet_runs():
         "old_log_probs": torch.full((2, 3), -1.0),
         "advantages": torch.tensor([1.0, -2.0]),
     }
-    exec(BLOCKS[1], scope)
+    exec(next(b for b in BLOCKS if "op.loss" in b), scope)
     scope["loss"].backward()
     expected = torch.tensor([[1 / 4, 1 / 4, 0], [-2 / 6, -2 / 6, -2 / 6]])
     torch.testing.assert_close(scope["log_probs"].grad, -expected)

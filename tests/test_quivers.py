@@ -15,7 +15,7 @@ import pytest
 import torch
 from backends_here import BACKENDS_HERE, ROUNDOFF, Backend, Bounded, Case, Truth, case
 from dense import Dense, World, dense
-from quivers import (
+from random_quivers import (
     CASES,
     COUNT,
     KINDS,
@@ -50,7 +50,7 @@ SHIPPED = ("fiberpo_turns", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts
 
 @dataclass(frozen=True)
 class Unasked(Backend):
-    """A backend whose operators are compiled by `quivers.operator`."""
+    """A backend whose operators are compiled by `random_quivers.operator`."""
 
     def operator(self, hierarchy: Hierarchy) -> Operator:
         return operator(hierarchy, self.name)

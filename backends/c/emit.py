@@ -33,15 +33,13 @@ restrict return short signed sizeof static struct switch typedef union unsigned 
 _Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_local asm typeof bool true false main
 """.split()
 SKELETON_WORDS = """
-real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max AT
-TOKEN LOAD
-STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix int64_t uint16_t uint32_t uint64_t
-int32_t size_t memcpy abs exp log expm1 log1p tanh sqrt sigmoid
+real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
+AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
+int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs exp log expm1 log1p tanh sqrt sigmoid
 """.split()
 RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS})
 
-MATH = Path(__file__).with_name("math.h")
-STORAGE = Path(__file__).with_name("storage.h")
+PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in ("math", "storage", "fibres", "matrix")}
 
 
 def wide_constant(value: float) -> str:
@@ -76,20 +74,16 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
     found = (layout_word(p, s.segments, leaf) for p in plans.values() for s in p.sweeps for leaf in s.leaves)
     variants = "".join(VARIANT.format(s=word) for word in dict.fromkeys(found))
-    parts = [top, _math(), _storage().replace("{variants}", variants), HELPERS]
-    parts += [MIX] if any(plan.program.matrices for plan in plans.values()) else []
+    parts = [top, _part("math"), _part("storage").replace("{variants}", variants), "\n" + _part("fibres")]
+    parts += ["\n" + _part("matrix")] if any(plan.program.matrices for plan in plans.values()) else []
     parts += [_Function(name, plan, titles[name]).text() for name, plan in plans.items()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
 @cache
-def _math() -> str:
-    return MATH.read_text()
-
-
-@cache
-def _storage() -> str:
-    return STORAGE.read_text()
+def _part(name: str) -> str:
+    """C that every generated file takes along, written by hand."""
+    return PARTS[name].read_text()
 
 
 VARIANT = """\
@@ -99,84 +93,6 @@ VARIANT = """\
 #ifndef COUNTED_{s} /* tokens are numbered {s} by {s}; otherwise {s}_tokens says their numbers */
 #define COUNTED_{s} 1
 #endif
-"""
-
-HELPERS = """
-/* Sums and maxima over fibres, each in a fixed order whatever the number of threads. */
-
-static double fibre_sum(const double *x, const int64_t *order, int64_t from, int64_t to)
-{
-    double total = 0;
-    if (order)
-        for (int64_t k = from; k < to; k++) total += x[order[k]];
-    else
-        for (int64_t k = from; k < to; k++) total += x[k];
-    return total;
-}
-
-static double fibre_max(const double *x, const int64_t *order, int64_t from, int64_t to)
-{
-    double most = -INFINITY;
-    for (int64_t k = from; k < to; k++) {
-        const double value = x[order ? order[k] : k];
-        most = value > most ? value : most;
-    }
-    return most;
-}
-
-#define FIBRE_PUSH(NAME, OF, START, JOIN)                                                                          \\
-    static void NAME(double *out, const double *x, const int64_t *order, const int64_t *members, int64_t targets,  \\
-                     int threads)                                                                                  \\
-    {                                                                                                              \\
-        (void)threads;                                                                                             \\
-        _Pragma("omp parallel for schedule(dynamic, 64) num_threads(threads) if (members[targets] > LONG)")        \\
-        for (int64_t b = 0; b < targets; b++)                                                                      \\
-            if (members[b + 1] - members[b] <= LONG) out[b] = OF(x, order, members[b], members[b + 1]);            \\
-        for (int64_t b = 0; b < targets; b++) {                                                                    \\
-            if (members[b + 1] - members[b] <= LONG) continue;                                                     \\
-            double total = START;                                                                                  \\
-            for (int64_t from = members[b]; from < members[b + 1]; from += 64 * LONG) {                            \\
-                double part[64];                                                                                   \\
-                _Pragma("omp parallel for schedule(dynamic, 1) num_threads(threads)")                              \\
-                for (int64_t k = 0; k < 64; k++) {                                                                 \\
-                    const int64_t at = from + k * LONG, end = members[b + 1];                                      \\
-                    part[k] = OF(x, order, at < end ? at : end, at + LONG < end ? at + LONG : end);                \\
-                }                                                                                                  \\
-                for (int64_t k = 0; k < 64; k++) total = JOIN(total, part[k]);                                     \\
-            }                                                                                                      \\
-            out[b] = total;                                                                                        \\
-        }                                                                                                          \\
-    }
-#define PLUS(a, b) ((a) + (b))
-FIBRE_PUSH(push_sum, fibre_sum, 0, PLUS)
-FIBRE_PUSH(push_max, fibre_max, -INFINITY, MORE)
-"""
-
-MIX = """
-/* Products with a matrix [rows, columns], and with its transpose. */
-
-static void mix(double *out, const double *matrix, const double *x, int64_t rows, int64_t columns, int threads)
-{
-    (void)threads;
-    _Pragma("omp parallel for num_threads(threads) if (rows * columns > LONG)")
-    for (int64_t b = 0; b < rows; b++) {
-        double total = 0;
-        for (int64_t a = 0; a < columns; a++) total += matrix[b * columns + a] * x[a];
-        out[b] = total;
-    }
-}
-
-static void mix_transposed(double *out, const double *matrix, const double *x, int64_t rows, int64_t columns,
-                           int threads)
-{
-    (void)threads;
-    _Pragma("omp parallel for num_threads(threads) if (rows * columns > LONG)")
-    for (int64_t a = 0; a < columns; a++) {
-        double total = 0;
-        for (int64_t b = 0; b < rows; b++) total += matrix[b * columns + a] * x[b];
-        out[a] = total;
-    }
-}
 """
 
 CTYPES = {

@@ -132,3 +132,15 @@ def members(order, first, size, f, columns: tl.constexpr):
     if order is not None:
         a = tl.load(order + a, mask=m, other=0)
     return a, m
+
+
+@triton.jit
+def product(out, matrix, x, rows, columns, row, column, block: tl.constexpr):
+    """out[b] = Σ_a matrix[b·row + a·column]·x[a], for every b of `rows`."""
+    for b in range(0, rows):
+        total = tl.full([block], 0.0, tl.float64)
+        for f in range(0, columns, block):
+            a = f + tl.arange(0, block).to(tl.int64)
+            m = a < columns
+            total += tl.load(matrix + b * row + a * column, mask=m, other=0.0) * fresh(x + a, m, 0.0)
+        tl.store(out + b, tl.sum(total, axis=0))

@@ -118,27 +118,15 @@ class _Stages(Writer):
 
     def product(self, node: Mix, blocks: dict[str, None]) -> None:
         """A matrix of the index times a vector: one element of the result after the other."""
+        if isinstance(node.operand, Const):
+            raise BackendError("the triton backend multiplies no matrix by a constant")
         blocks["BLOCK_S"] = None
         size = {s: "1" if s == BATCH else f"n_{s}" for s in (node.into, node.of)}
-        matrix, columns = node.matrix, size[node.of]
-        self.line(1, f"# {node.stratum} by {node.source}: a product with {matrix}{', transposed' * node.transposed}")
+        self.line(1, f"# {node.stratum} by {node.source}, through {node.matrix}{' transposed' * node.transposed}")
         since = len(self.lines)
-        total = self.free(f"{self.names[node]}_tile")
-        self.line(1, f"for b in range(0, {size[node.stratum]}):")
-        self.line(2, f"{total} = tl.full([BLOCK_S], 0.0, tl.float64)")
-        self.line(2, f"for f in range(0, {size[node.source]}, BLOCK_S):")
-        self.line(3, "a = f + tl.arange(0, BLOCK_S).to(tl.int64)")
-        self.line(3, f"m = a < {size[node.source]}")
-        place = f"a * {columns} + b" if node.transposed else f"b * {columns} + a"
-        entry = f"tl.load({matrix} + {place}, mask=m, other=0.0)"
-        if isinstance(node.operand, Const):
-            x = constant(node.operand.value)
-        elif node.source == BATCH:
-            x = self.loaded(node.operand, "")
-        else:
-            x = self.loaded(node.operand, "a", "m", "0.0")
-        self.line(3, f"{total} += {entry} * {x}")
-        self.line(2, f"tl.store({self.arrays[node]} + b, tl.sum({total}, axis=0))")
+        strides = ("1", size[node.of]) if node.transposed else (size[node.of], "1")
+        given = (self.arrays[node], node.matrix, self.arrays[node.operand], size[node.stratum], size[node.source])
+        self.line(1, f"product({', '.join((*given, *strides, 'BLOCK_S'))})")
         self.name_arrays(since)
 
     def elements(self, group: Group, stage: Coarse) -> None:

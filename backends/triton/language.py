@@ -22,7 +22,7 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 SKELETON_WORDS = """
-triton tl torch expm1 log1p tanh sigmoid place number fill_before last_to_arrive fresh fibres members shape_for
+triton tl torch expm1 log1p tanh sigmoid place number fill_before last_to_arrive fresh fibres members product shape_for
 fibre_block b live first row now old start size longest reach following t i m at k y f a row_advantage counter
 tokens shape wide grid nothing lowest block_r block_t block_c warps places fill work BLOCK_R BLOCK_T BLOCK_C
 BLOCK_S WIDE REAL TAIL ONE_LAUNCH
@@ -34,7 +34,7 @@ RESERVED = frozenset(
         *dir(builtins),
         *SKELETON_WORDS,
         *PROGRAMS,
-        *(f"{p}_{kind}_{i}" for p in PROGRAMS for kind in ("sweep", "coarse") for i in range(1, 9)),
+        *(f"{p}_{kind}_{i}" for p in PROGRAMS for kind in ("sweep", "coarse") for i in range(1, 100)),
     }
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
 from fibration.calling import Argument, signature
@@ -181,5 +182,9 @@ class Writer:
 
 def uses(text: str, word: str) -> bool:
     """Whether code mentions `word`, outside comments."""
-    code = re.sub(r"#.*", "", text)
-    return re.search(rf"(?<![\w.]){word}\b", code) is not None
+    return word in _words(text)
+
+
+@lru_cache(maxsize=16)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"(?<![\w.])\w+", re.sub(r"#.*", "", text)))

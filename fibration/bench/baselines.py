@@ -36,6 +36,11 @@ class Prepared:
     group_domain: Tensor  # int64 [G]
     group_tokens: Tensor  # [G]
     domain_tokens: Tensor  # [D]
+    image: Tensor  # bool, in the tokens' shape
+    modality: Tensor  # int64 [B]
+    modality_rows: Tensor  # [M], trajectories
+    modality_tokens: Tensor  # [M]
+    crossing: Tensor  # [D + M, D + M]: from sums over domains and modalities to their effects
 
     def sums(self, values: Tensor) -> Tensor:
         """Over the tokens of every trajectory; padded values are 0 under the mask."""
@@ -63,7 +68,7 @@ def prepare(problem: Problem) -> Prepared:
     lengths = torch.from_numpy(problem.lengths).to(device)
     none = torch.zeros(0, dtype=torch.int64, device=device)
     labels = {k: torch.as_tensor(v, device=device) for k, v in problem.labels.items()}
-    group, domain = labels.get("prompt_group", none), labels.get("domain", none)
+    group, domain, modality = (labels.get(k, none) for k in ("prompt_group", "domain", "modality"))
     packed = problem.mask is None
 
     def total(codes: Tensor, values: Tensor) -> Tensor:
@@ -72,7 +77,7 @@ def prepare(problem: Problem) -> Prepared:
 
     group_rows = total(group, torch.ones_like(lengths))
     group_domain = torch.zeros(len(group_rows), dtype=torch.int64, device=device)
-    if len(domain):
+    if len(domain) and len(group):
         group_domain[group] = domain
     return Prepared(
         mask=None if problem.mask is None else problem.mask.to(wide),
@@ -87,7 +92,21 @@ def prepare(problem: Problem) -> Prepared:
         group_domain=group_domain,
         group_tokens=total(group, lengths),
         domain_tokens=total(domain, lengths),
+        image=labels.get("image_token", none.bool()),
+        modality=modality,
+        modality_rows=total(modality, torch.ones_like(lengths)),
+        modality_tokens=total(modality, lengths),
+        crossing=_crossing(domain, modality).to(wide),
     )
+
+
+def _crossing(domain: Tensor, modality: Tensor) -> Tensor:
+    """The inverse of the normal equations of two crossed factors, up to a constant between them."""
+    if not len(domain) or not len(modality):
+        return torch.zeros(0)
+    a, b = (torch.nn.functional.one_hot(codes).double() for codes in (domain, modality))
+    both = torch.cat([a, b], 1)
+    return torch.linalg.pinv(both.T @ both, hermitian=True)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -182,7 +201,54 @@ def _levels(drift: Tensor, budget: float, b: Prepared) -> Tensor:
     return own + gated.index_select(0, b.group)
 
 
-BASELINES: dict[str, Loss] = {f.__name__: f for f in (ppo, grpo, dapo, dr_grpo, gspo, fiberpo, fiberpo_domain)}
+# ---------------------------------------------------------------- a tree and a quiver
+
+
+def fiberpo_modal(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    up, down, mean_up, mean_down = drifts = _drifts(log_probs, old, b)
+    bound = torch.where(b.image, 0.02, 0.05)
+
+    def clipped(values: Tensor, mean: Tensor) -> Tensor:
+        own = values - b.spread(mean)
+        return torch.minimum(torch.maximum(own, -bound), bound)
+
+    base = _grouped(drifts[2], 0.2, b) - _grouped(drifts[3], 0.1, b)
+    ratio = (b.spread(base) + clipped(up, mean_up) - clipped(down, mean_down)).exp()
+    return -(b.sums(b.masked(ratio)) / b.length * _wide(advantages)).mean()
+
+
+def _grouped(drift: Tensor, budget: float, b: Prepared) -> Tensor:
+    """Gated drift of trajectories, and of groups beyond them: `[B]`."""
+    group = torch.zeros_like(b.group_rows).index_add(0, b.group, drift) / b.group_rows
+    own = _aggregate(drift - group.index_select(0, b.group), budget, b.length)
+    return own + _aggregate(group, budget, b.group_tokens).index_select(0, b.group)
+
+
+def fiberpo_crossed(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    drifts = _drifts(log_probs, old, b)
+    base = _crossed(drifts[2], 0.2, b) - _crossed(drifts[3], 0.1, b)
+    return _objective(base, drifts, advantages, b)
+
+
+def _crossed(drift: Tensor, budget: float, b: Prepared) -> Tensor:
+    """Gated drift of trajectories, of domains and modalities told apart by least squares, of the batch: `[B]`."""
+    whole = drift.mean()
+    beyond = drift - whole
+    by_domain = torch.zeros_like(b.domain_rows).index_add(0, b.domain, beyond)
+    by_modality = torch.zeros_like(b.modality_rows).index_add(0, b.modality, beyond)
+    effects = b.crossing @ torch.cat([by_domain, by_modality])
+    domain, modality = effects[: len(b.domain_rows)], effects[len(b.domain_rows) :]
+    domain = domain - (domain * b.domain_rows).sum() / b.domain_rows.sum()
+    modality = modality - (modality * b.modality_rows).sum() / b.modality_rows.sum()
+    fitted = domain.index_select(0, b.domain) + modality.index_select(0, b.modality)
+    gated = _aggregate(whole, budget, b.length.sum()) + _aggregate(beyond - fitted, budget, b.length)
+    gated = gated + _aggregate(domain, budget, b.domain_tokens).index_select(0, b.domain)
+    return gated + _aggregate(modality, budget, b.modality_tokens).index_select(0, b.modality)
+
+
+BASELINES: dict[str, Loss] = {
+    f.__name__: f for f in (ppo, grpo, dapo, dr_grpo, gspo, fiberpo, fiberpo_domain, fiberpo_modal, fiberpo_crossed)
+}
 
 
 def baseline(hierarchy: Hierarchy) -> Loss | None:

@@ -127,7 +127,8 @@ def emit_sweep(console: Console, results: Sequence[Measured]) -> None:
     """One hierarchy over all shapes: times as multiples of the copy, and the shapes on which fibration loses."""
     hierarchy = results[0].hierarchy
     shown = [r.candidate for r in results[0].rows if not r.candidate.ours or not r.candidate.what]
-    depth = f"{len(hierarchy.chain)} strata" if len(hierarchy.chain) > 1 else "1 stratum"
+    depth = f"{len(hierarchy.strata)} strata" if len(hierarchy.strata) > 1 else "1 stratum"
+    depth += "" if hierarchy.shape.is_chain else " in a tree" if hierarchy.shape.is_tree else " in a quiver"
     what = f" ({depth}): time as a multiple of a copy of the same bytes"
     emit(console, Text.assemble((hierarchy.name, "bold"), what))
     titles = [c.name.replace(" ", "\n", 1).replace(".", "\n.", 1) for c in shown]
@@ -211,7 +212,7 @@ def _result(r: Measured, bandwidth: float) -> dict[str, Any]:
     shape = {"tokens": r.shape.tokens, "length": r.shape.length, "spread": r.shape.spread, "layout": r.shape.layout}
     return {
         "hierarchy": r.hierarchy.name,
-        "strata": [s.name for s in r.hierarchy.chain],
+        "strata": [s.name for s in r.hierarchy.order],
         "baseline": baseline(r.hierarchy) is not None,
         "shape": shape,
         "tokens": r.tokens,

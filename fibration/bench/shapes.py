@@ -12,18 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fibration.bench.labels import fine_labels, row_labels
 from fibration.errors import BatchError
 from fibration.index import Index
 from fibration.operator import Operator
 from fibration.spec import Hierarchy
-from fibration.symbols import BATCH
 
 KI, MI = 2**10, 2**20
 SPREADS = ("equal", "lognormal", "giant")
 LAYOUTS = ("packed", "padded")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-SAMPLES = 8  # trajectories per prompt
-ROOTS = 4  # elements of the coarsest stratum
 SIGMA = 0.6  # of the logarithm of a trajectory's length
 LONGEST = 4  # times the mean length, where a trainer cuts responses off
 PADDING = 32  # positions per token beyond which nobody would pad
@@ -111,7 +109,7 @@ def make_problem(
     old = -0.1 - generator.exponential(1.0, len(row)).astype(np.float32)
     per_token = hierarchy.name in PER_TOKEN_ADVANTAGES
     advantages = generator.normal(0, 1, len(row) if per_token else rows).astype(np.float32)
-    labels |= fine_labels(hierarchy, row, lengths)
+    labels |= fine_labels(hierarchy, row, lengths, generator)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
 
     mask = np.arange(width) < lengths[:, None] if shape.layout == "padded" else None
@@ -154,32 +152,6 @@ def row_lengths(shape: Shape, generator: np.random.Generator) -> NDArray[np.int6
         return np.full(rows, length, np.int64)
     weight = np.minimum(generator.lognormal(0, SIGMA, rows), LONGEST * math.exp(SIGMA**2 / 2))
     return np.maximum(1, np.floor(weight / weight.sum() * shape.tokens)).astype(np.int64)
-
-
-def row_labels(hierarchy: Hierarchy, rows: int) -> dict[str, NDArray[np.int64]]:
-    """For every stratum above the rows: neighbouring trajectories share a prompt, prompts are dealt out to domains."""
-    chain, here = [s.name for s in hierarchy.chain], hierarchy.rows.name
-    above = [s for s in reversed(chain[: chain.index(here)]) if s != BATCH] if here in chain else []
-    number = np.arange(rows) // SAMPLES
-    labels = {}
-    for i, name in enumerate(above):
-        if i:
-            number = number % ROOTS ** (len(above) - i)
-        labels[name] = number
-    return labels
-
-
-def fine_labels(
-    hierarchy: Hierarchy, row: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> dict[str, NDArray[np.int64]]:
-    """For every stratum between tokens and rows, a label per token: each halves the pieces of the one below it."""
-    chain, here = [s.name for s in hierarchy.chain], hierarchy.rows.name
-    if here not in chain:
-        return {}
-    place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    between = chain[chain.index(here) + 1 : -1]
-    parts = {name: 4 * 2**i for i, name in enumerate(between)}
-    return {name: row * n + place * n // lengths[row] for name, n in parts.items()}
 
 
 # ---------------------------------------------------------------- what a sweep visits

@@ -186,8 +186,17 @@ class Assumptions:
 
     def present(self, of: Any, over: Any) -> bool:
         """Whether at least one `of` element lies over the `over` element."""
-        known = (p for s, signs in self.extra.items() if signs == {1} and (p := _pair(s)))
-        return self.populations.always(of, over, self.at) or any(self.populations.implies(p, (of, over)) for p in known)
+        if self.populations.always(of, over, self.at):
+            return True
+        known = [(p, signs) for s, signs in self.extra.items() if (p := _pair(s))]
+        if any(signs == {1} and self.populations.implies(p, (of, over)) for p, signs in known):
+            return True
+        return any(signs == {0} for _, signs in known) and self.populations.together([of], over, self._without(over))
+
+    def _without(self, over: Any) -> list[Any]:
+        """The strata of which nothing lies over the `over` element."""
+        known = (p for s, signs in self.extra.items() if signs == {0} and (p := _pair(s)))
+        return [of for of, below in known if self.populations.implies((of, over), (of, below))]
 
     def absent(self, of: Any, over: Any) -> bool:
         """Whether no `of` element lies over the `over` element."""
@@ -231,7 +240,7 @@ class Assumptions:
         """Counts of which at least one is not 0, though none of them is known to be."""
         for over in sorted({over for _, over in pairs}, key=str):
             of = sorted((o for o, v in pairs if v == over), key=str)
-            if self.populations.together(of, over):
+            if self.populations.together(of, over, self._without(over)):
                 yield [symbol(Count(o, over)) for o in of]
 
     def _polynomial(self, value: Any) -> Signs:

@@ -17,7 +17,7 @@ from fibration.spec import Hierarchy
 from fibration.symbols import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
-ENOUGH = 150  # concrete hierarchies to try
+ENOUGH = 80  # concrete hierarchies to try
 MOST_TOKENS, MANY_TOKENS = 6, 40
 NO_VALUE = (ZeroDivisionError, ArithmeticError, TypeError)
 Levels = dict[Stratum, list[Fraction | None]]  # per element; None where no token lies over it
@@ -46,6 +46,19 @@ class Dense:
         return {s: [self.over(s, e) for e in range(self.concrete.size[s])] for s in self.h.order}
 
     @cached_property
+    def factors(self) -> dict[Stratum, dict[Stratum, int]]:
+        return {s: self.h.shape.moebius(s) for s in self.h.order}
+
+    @cached_property
+    def base(self) -> dict[Stratum, list[dict[Stratum, int]]]:
+        """Of every element, itself and the coarser ones that it lies over."""
+        c, found = self.concrete, {}
+        for s in self.h.order:
+            down = (s, *self.h.coarser(s))
+            found[s] = [{u: c.below(s, e, u) for u in down} for e in range(c.size[s])]
+        return found
+
+    @cached_property
     def mass(self) -> Levels:
         """`m`, where tokens lie over an element."""
         return {
@@ -69,8 +82,8 @@ class Dense:
         """`s_v - Σ_u c_u·s_u` over the coarser strata `u`."""
         value = means[stratum][element]
         assert value is not None
-        for u, c in self.h.shape.moebius(stratum).items():
-            value -= c * (means[u][self.concrete.below(stratum, element, u)] or Fraction(0))
+        for u, c in self.factors[stratum].items():
+            value -= c * (means[u][self.base[stratum][element][u]] or Fraction(0))
         return value
 
     def ratios(self, log_ratios: Sequence[Fraction], a: Fraction = Fraction(1)) -> list[Fraction]:
@@ -89,7 +102,7 @@ class Dense:
         for leaf, i in self.tokens:
             bound: dict[Expression, Fraction] = {}
             for channel in split.channels:
-                path = ((s, i if s == leaf else c.below(leaf, i, s)) for s in (leaf, *h.coarser(leaf)))
+                path = self.base[leaf][i].items()
                 total = sum((levels[s, channel][e] or Fraction(0) for s, e in path), Fraction(0))
                 bound[gated(channel)] = (self.mass[leaf][i] or Fraction(0)) * total
             found.append(c.value(h.with_mass(split.recovery, leaf), leaf, i, bound))
@@ -109,7 +122,7 @@ class Dense:
                 residual: m * self.residual(means[channel], stratum, element),
             }
             for d in read:
-                e = self.concrete.below(stratum, element, d.stratum)
+                e = self.base[stratum][element][d.stratum]
                 value = means[d.channel or ""][d.stratum][e] or Fraction(0)
                 bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
             found.append(self.concrete.value(gate, stratum, element, bound) / m)

@@ -9,7 +9,6 @@ import sympy
 from sympy import oo
 
 from fibration.expressions import atoms
-from fibration.laws import dense
 from fibration.laws.algebra import from_sympy, to_sympy, vanishes
 from fibration.laws.germ import RHO
 from fibration.laws.law import Subject
@@ -89,9 +88,8 @@ def _makes_up(subject: Subject) -> bool:
     if subject.proved("identity"):
         return False
     first = next(v.status for v in subject.verdicts if v.law == "first_order")
-    if subject.hierarchy.objective.estimator == "score":  # refuted for its value, whatever the gates
-        return not dense.off_policy(subject.hierarchy)
-    return first != "refuted"
+    # a score estimator is refuted for its value, whatever the gates
+    return first != "refuted" or subject.hierarchy.objective.estimator == "score"
 
 
 # ---------------------------------------------------------------- bounds of log 𝒢

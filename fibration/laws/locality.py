@@ -10,7 +10,7 @@ from fibration.laws.law import Law, Subject
 from fibration.laws.small import crossed
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
-from fibration.symbols import Attribute, Component, Count, Density, Gated, Parameter, Reading, Stratum, Total
+from fibration.symbols import Attribute, Component, Count, Density, Gated, Parameter, Reading, Stratum, Total, mass
 
 STATEMENT = (
     "a gate reads its residual, parameters, counts, its element's attributes and advantage, and densities of coarser "
@@ -112,6 +112,8 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
             if stratum in h.coarser(atom.on)
             else "declare it on this stratum",
         )
+    if kernel and atom == mass:
+        return f"'{atom}'", "the mass is what the kernels spread: this one would define itself", "read counts"
     if kernel:
         return (
             f"'{atom}'",

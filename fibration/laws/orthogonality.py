@@ -26,7 +26,7 @@ from fibration.symbols import Stratum, token_log_ratio
 STATEMENT = "the residual of every level sums to 0 over the level below: π_* ρ = 0"
 CROSSED = "the residual of every stratum sums to 0 over each coarser one: π_{u*} ρ_v = 0 for u > v"
 UNNEEDED = "orthogonalise='projection' only where the residuals would not be orthogonal without"
-MAX_TRIED = 1500
+MAX_TRIED, MAX_SIZE = 1000, 60
 TELESCOPES = "π_*(σ - K π_*σ) = π_*σ - (Σ K)·π_*σ = 0, since ΣK = 1"
 
 
@@ -43,7 +43,7 @@ def decide(subject: Subject) -> Iterator[Verdict]:
         if not broken and all(isinstance(p, str) for p in without):
             yield _unneeded(h)
             return
-        without = [_by_projection(h, s) for s in strata]
+        without = [_by_projection(subject, s) for s in strata]
     for s, proof in zip(strata, without, strict=True):
         what = f"residual on {s}"
         if broken:
@@ -119,34 +119,23 @@ class _Open:
 
 
 def _proof(subject: Subject, v: Stratum) -> str | _Open:
-    """The argument for one stratum, or what is missing."""
+    """The argument for one stratum, or what is missing: what is 0 over the nearest strata is so over all coarser."""
     h = subject.hierarchy
-    shape, c = h.shape, h.shape.moebius(v)
-    whole = [u for u in shape.coarser(v) if shape.leaves_over(u) == shape.leaves_over(v)]
+    shape = h.shape
+    nearest = [u for u in shape.coarser(v) if not any(u in shape.coarser(w) for w in shape.coarser(v))]
     algebra = _Algebra(h, v)
-    failed = [u for u in whole if not algebra.vanishes(u)]
+    failed = [u for u in nearest if not algebra.vanishes(u)]
     if failed:
         return _missing(h, v, algebra.opaque(failed))
-    lines = [algebra.line(whole)] if whole else []
-    if len(whole) < len(shape.coarser(v)):  # v is one branch over the others: what lies beside it is summed with it
-        cover = _siblings(h, v)
-        if cover is None:
-            return _partly(h, v)
-        lines.append(f"P_{cover[0].target}(s - s_{cover[0].target}) = 0{_jointly(cover)}")
-    assert c
-    return "; ".join(lines)
-
-
-def _siblings(h: Hierarchy, v: Stratum) -> Cover | None:
-    """The branches over the nearest coarser stratum, if all of them take their residuals against it alone."""
-    shape, c = h.shape, h.shape.moebius(v)
-    if list(c.values()) != [1]:
-        return None
-    (nearest,) = c
-    for cover in shape.covers(nearest):
-        if v in [f.source for f in cover] and all(shape.moebius(f.source) == c for f in cover):
-            return cover
-    return None
+    joint = ""
+    for u in nearest:
+        if shape.leaves_over(u) != shape.leaves_over(v):
+            # v is one branch over u: what lies beside it is summed with it, and must leave out the same
+            covers = [c for c in shape.covers(u) if v in [f.source for f in c]]
+            if not covers or any(shape.moebius(f.source) != shape.moebius(v) for c in covers for f in c):
+                return _partly(h, v)
+            joint = _jointly(covers[0])
+    return algebra.line(nearest) + joint
 
 
 class _Algebra:
@@ -193,14 +182,14 @@ class _Algebra:
     def opaque(self, failed: list[Stratum]) -> list[tuple[Stratum, Stratum]]:
         return [p for u in failed for p, n in self.terms(u).items() if n and isinstance(p, tuple)]
 
-    def line(self, whole: list[Stratum]) -> str:
+    def line(self, nearest: list[Stratum]) -> str:
         residual = _sum([("s", 1), *((f"s_{w}", -c) for w, c in self.c.items())])
-        u = next((u for u, _ in self.used if u in whole), whole[0])
+        u, coarser = nearest[0], self.shape.coarser(self.v)
         parts = [(f"P_{u}", 1)]
         for w, c in self.c.items():
             product = self.product(u, w)
             parts.append((f"P_{product}", -c))
-        rest = f", and so on every coarser stratum: {', '.join(s.name for s in whole)}" if len(whole) > 1 else ""
+        rest = f", and so over {', '.join(s.name for s in coarser if s != u)}" if len(coarser) > 1 else ""
         reasons = dict.fromkeys(f"P_{a} P_{b} = P_{z} by {a_!r}" for (a, b), (z, a_) in self.used.items() if a == u)
         why = f" ({'; '.join(reasons)})" if reasons else ""
         return f"P_{u}({residual}) = {_sum(parts)} = 0{why}{rest}"
@@ -232,14 +221,32 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
             return _partly(h, v)
     if not pairs:
         return _partly(h, v)
-    u, w = pairs[0]
-    missing = list(dict.fromkeys(tuple(sorted(p, key=h.order.index)) for p in pairs))
-    assume = ", ".join(f"balanced({a}, {b})" for a, b in missing)
+    crossed = list(dict.fromkeys(_ordered(h, p) for p in pairs))
+    # the balance of finer strata is that of what they lie over
+    finest = [p for p in crossed if not any(q != p and _covers(h, q, p) for q in crossed)]
+    assume = ", ".join(f"balanced({a}, {b})" for a, b in finest)
+    u, w = finest[0]
+    cell = next((s for s in h.strata if s.name in (f"{u}_{w}", f"{w}_{u}")), None)
+    chain = f"a stratum {u}_{w} with a chain through it" if cell is None else f"{cell} over one of {u} and {w} alone"
     return _Open(
-        f"{' and '.join(f'{a} and {b}' for a, b in missing)} may cross in frequencies that are not proportional",
-        f"assume=[{assume}], which is checked on every index; or a stratum {u}_{w} with a chain through it; or "
-        "orthogonalise='projection'",
+        f"{', '.join(f'{a} and {b}' for a, b in finest)} may cross in frequencies that are not proportional",
+        f"assume=[{assume}], which is checked on every index; or {chain}; or orthogonalise='projection'",
     )
+
+
+def _ordered(h: Hierarchy, pair: tuple[Stratum, Stratum]) -> tuple[Stratum, Stratum]:
+    first, second = sorted(pair, key=h.strata.index)
+    return first, second
+
+
+def _covers(h: Hierarchy, finer: tuple[Stratum, Stratum], coarser: tuple[Stratum, Stratum]) -> bool:
+    """Whether balance of one pair is that of another besides."""
+    shape = h.shape
+    along = any(
+        all(c in (f, *shape.coarser(f)) for f, c in zip(finer, turned, strict=True))
+        for turned in (coarser, coarser[::-1])
+    )
+    return along and shape.meets(*finer) == shape.meets(*coarser)
 
 
 def _partly(h: Hierarchy, v: Stratum) -> _Open:
@@ -257,8 +264,9 @@ def _partly(h: Hierarchy, v: Stratum) -> _Open:
 # ---------------------------------------------------------------- projection
 
 
-def _by_projection(h: Hierarchy, v: Stratum) -> str | _Open:
+def _by_projection(subject: Subject, v: Stratum) -> str | _Open:
     """Least squares on the strata coarser than crossed ones. What they cannot tell apart is refused on every index."""
+    h = subject.hierarchy
     shape = h.shape
     crossed = [s for s in shape.strata if len(shape.below(s)) > 1]
     spanned = {u for s in crossed for u in shape.coarser(s)}
@@ -273,10 +281,8 @@ def _by_projection(h: Hierarchy, v: Stratum) -> str | _Open:
         if len({shape.leaves_over(s) for s in (v, *up)}) > 1:
             return _partly(h, v)
         return f"least squares: P_u ρ = 0 for u = {', '.join(s.name for s in up)}, on every index of full rank"
-    cover = _siblings(h, v)
-    if cover is None or cover[0].target in spanned:
-        return _partly(h, v)
-    return f"P_{cover[0].target}(s - s_{cover[0].target}) = 0{_jointly(cover)}"
+    proof = _proof(subject, v)
+    return _partly(h, v) if spanned & {f.target for f in shape.below(v)} else proof
 
 
 # ---------------------------------------------------------------- refutations
@@ -293,6 +299,8 @@ def _search(h: Hierarchy, v: Stratum) -> Witness | None:
     for tried, concrete in enumerate(concretes(h, [*weights, *densities])):
         if tried > MAX_TRIED:
             return None
+        if sum(concrete.size.values()) > MAX_SIZE:
+            continue
         try:
             m = token_masses(h, concrete)
         except (ZeroDivisionError, ArithmeticError, TypeError):

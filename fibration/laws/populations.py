@@ -50,14 +50,19 @@ class Populations:
 
     def _filled(self, of: Stratum, over: Stratum) -> bool:
         """Whether there is an `of` element over every `over` element."""
-        if over not in self.coarser[of]:
-            return False
-        if self.leaves[over] <= self.leaves[of]:
-            return True
-        return any(
-            of in self.coarser[a.stratum] and over in self.coarser[a.over] and self._filled(a.over, over)
-            for a in self.populated
-        )
+        return (of, over) in self._pairs
+
+    @cached_property
+    def _pairs(self) -> frozenset[Pair]:
+        strata = self.shape.strata
+        found = {(s, t) for s in strata for t in self.coarser[s] if self.leaves[t] <= self.leaves[s]}
+        found |= {(s, a.over) for a in self.populated for s in self.coarser[a.stratum] if a.over in self.coarser[s]}
+        while True:  # over every c a b, and over every b an a
+            more = {(a, c) for a, b in found for b2, c in found if b == b2}
+            more |= {(s, c) for a, c in found for s in self.coarser[a] if c in self.coarser[s]}
+            if more <= found:
+                return frozenset(found)
+            found |= more
 
     def implies(self, known: Pair, asked: Pair) -> bool:
         """Whether an element of the first pair makes one of the second, both read at the same element."""
@@ -72,10 +77,12 @@ class Populations:
             and self._filled(large[0], small[0])
         )
 
-    def together(self, of: Iterable[Stratum], over: Stratum) -> bool:
+    def together(self, of: Iterable[Stratum], over: Stratum, without: Iterable[Stratum] = ()) -> bool:
         """Whether each token over an `over` element lies over one of these: they are not all absent."""
-        parts = [self.leaves[s] for s in of if self.knows(s)]
-        return self.knows(over) and self.leaves[over] <= frozenset().union(*parts)
+        if not self.knows(over):
+            return False
+        parts, absent = ([self.leaves[s] for s in strata if self.knows(s)] for strata in (of, without))
+        return self.leaves[over].difference(*absent) <= frozenset[Stratum]().union(*parts)
 
     @cached_property
     def depth(self) -> dict[Stratum, int]:

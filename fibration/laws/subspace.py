@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import sympy
@@ -44,6 +45,7 @@ def subspace(subject: Subject, slopes: list[Any]) -> Stratum | None:
     good = _finest(subject)
     if good is None or not (h.shape.is_tree or (usable(subject) and _residuals_vanish(subject, good))):
         return None
+    slopes_of: dict[Stratum, list[Any]] = {}
     for stratum, _, gate in gates(h):
         if stratum in h.shape.finer(good):
             near = subject.germ(gate, stratum)
@@ -51,12 +53,26 @@ def subspace(subject: Subject, slopes: list[Any]) -> Stratum | None:
                 return None
             if not _is_constant(h, near.slopes[0], good):
                 return None
+            slopes_of.setdefault(stratum, []).append(near.slopes[0])
+    if any(not vanishes(s - found[0]) for found in _summed(h, slopes_of) for s in found):
+        return None
     shares = _shares(subject)
     if not shares or any(not vanishes(a - b) for leaf in shares[1:] for a, b in zip(leaf, shares[0], strict=True)):
         return None  # what a token counts for must not depend on its leaf
     flat = [share for leaf in shares for share in leaf]
     finite = not any(share.has(sympy.zoo, sympy.nan, sympy.oo) for share in flat)
     return good if finite and all(_is_constant(h, share, good) for share in flat) else None
+
+
+def _summed(h: Hierarchy, slopes: dict[Stratum, list[Any]]) -> Iterator[list[Any]]:
+    """The slopes of strata whose residuals sum to 0 only together: of the branches of a tree."""
+    whole = set(h.leaves)
+    apart = [s for s in slopes if h.shape.leaves_over(s) != whole]
+    if h.shape.is_tree:
+        for target in dict.fromkeys(h.shape.below(s)[0].target for s in apart):
+            yield [c for s in apart if h.shape.below(s)[0].target == target for c in slopes[s]]
+    elif apart:
+        yield [c for s in apart for c in slopes[s]]
 
 
 def _finest(subject: Subject) -> Stratum | None:

@@ -1,0 +1,76 @@
+"""Labels of a made-up batch: who lies over whom in any chain, tree or quiver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.spec import Hierarchy
+from fibration.symbols import BATCH, Stratum
+
+SAMPLES = 8  # trajectories per prompt
+ROOTS = 4  # elements of a coarsest stratum
+IMAGES = 0.3  # of a trajectory's tokens are of its second kind, where there are two
+CROSSING = 11, 3  # a second stratum over the rows takes this step and this many elements
+
+Codes = NDArray[np.int64]
+
+
+def row_labels(hierarchy: Hierarchy, rows: int) -> dict[str, Codes]:
+    """For every stratum above the rows: neighbouring trajectories share a prompt, prompts are dealt out to domains.
+
+    A stratum that crosses another over the rows is dealt out at another pace, so that all their cells are filled and
+    none in proportion; what several lie over is one element.
+    """
+    shape = hierarchy.shape
+    if hierarchy.rows not in hierarchy.strata:
+        return {}
+    above = [s for s in reversed(hierarchy.order) if s in hierarchy.coarser(hierarchy.rows) and s.name != BATCH]
+    first = [s for s in above if any(f.source == hierarchy.rows for f in shape.above(s))]
+    labels: dict[str, Codes] = {}
+    for s in above:
+        sources = [f.source for f in shape.above(s) if f.source == hierarchy.rows or f.source.name in labels]
+        if len(sources) > 1:
+            labels[s.name] = np.zeros(rows, np.int64)
+        elif s in first:
+            labels[s.name] = _dealt(hierarchy, s, rows, first.index(s), len(first))
+        else:
+            further = [c for c in hierarchy.coarser(s) if c.name != BATCH]
+            labels[s.name] = labels[sources[0].name] % ROOTS ** (1 + len(further))
+    return labels
+
+
+def _dealt(hierarchy: Hierarchy, stratum: Stratum, rows: int, place: int, of: int) -> Codes:
+    number = np.arange(rows)
+    if of == 1:
+        return number // SAMPLES
+    step, elements = CROSSING
+    return number // SAMPLES % ROOTS if place == 0 else number // (step + place) % (elements + place - 1)
+
+
+def fine_labels(
+    hierarchy: Hierarchy, row: Codes, lengths: Codes, generator: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    """A label per token for every stratum between tokens and rows, each of which halves the pieces of the one below it;
+    for what crosses the rows, such as experts, at random; and the masks of the leaves, where there are several."""
+    coarse = {hierarchy.rows, *hierarchy.coarser(hierarchy.rows)} if hierarchy.rows in hierarchy.strata else set()
+    place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    found: dict[str, NDArray[Any]] = {}
+    between = 0
+    for s in hierarchy.order:
+        if s in coarse or s in hierarchy.leaves or s.name == BATCH:
+            continue
+        if hierarchy.rows in hierarchy.coarser(s):
+            parts = 4 * 2**between
+            between += 1
+            found[s.name] = row * parts + place * parts // lengths[row]
+        else:
+            found[s.name] = generator.integers(0, 2 * ROOTS, len(row))
+    if len(hierarchy.leaves) > 1:
+        share = place / lengths[row]
+        bounds = np.concatenate([[0.0], np.linspace(IMAGES, 1.0, len(hierarchy.leaves))])
+        for leaf, low, high in zip(reversed(hierarchy.leaves), bounds, bounds[1:], strict=False):
+            found[leaf.name] = (share >= low) & (share < high)
+    return found
