@@ -44,6 +44,7 @@ from fibration.symbols import Density
 
 MIX = (F64, F32, F64, torch.bfloat16, F64, F32, torch.float16)
 LONGEST = 2.0**-58  # of the largest value: what rounding may do to the dense numbers themselves
+FITTED = 2.0**-50  # and to the matrices of a projection, which are solved for in float64
 SHIPPED = ("fiberpo_turns", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "apc_obj", "cispo", "sapo",
            "gspo_token", "truly_ppo")  # fmt: skip
 
@@ -84,7 +85,7 @@ class DenseTruth(Truth):
         found = super().run(name, **more)
         for word in found.keys() & (values := self.values(more)).keys():
             value = values[word].astype(float)
-            found[word] = Bounded(value, found[word].error + LONGEST * self.size)
+            found[word] = Bounded(value, found[word].error + (FITTED if self.h.orthogonalise else LONGEST) * self.size)
         return found
 
     @functools.cached_property
