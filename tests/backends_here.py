@@ -23,7 +23,7 @@ from torch import Tensor
 from fibration import Hierarchy
 from fibration.compiler import BACKENDS
 from fibration.interpret import interpret
-from fibration.ir import Const, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
 from fibration.operator import Operator
 from fibration.report import Report
 from fibration.scalars import MEANING
@@ -104,10 +104,12 @@ class Bounded:
         """`found` was computed with roundings that the bound allows for, and rounded once more to `dtype`."""
         found = np.asarray(found, np.float64)
         assert found.shape == self.value.shape, f"{what}: shape {found.shape}, not {self.value.shape}"
-        assert np.isfinite(found).all(), f"{what}: not finite"
+        nothing = (found == -np.inf) & (self.value == -np.inf)  # the maximum over an empty branch
+        assert (np.isfinite(found) | nothing).all(), f"{what}: not finite"
         tiny = 1e-300 if dtype == torch.float64 else 2.0**-24 if dtype == torch.float16 else 1e-37
         allowed = SLACK * self.error + 2 * ROUNDOFF[dtype] * np.abs(self.value) + tiny
-        excess = np.abs(found - self.value) / allowed
+        with np.errstate(invalid="ignore"):
+            excess = np.where(nothing, 0.0, np.abs(found - self.value) / allowed)
         i = int(np.argmax(excess))
         assert excess[i] <= 1, (
             f"{what}: {found[i]!r} at {i}, expected {self.value[i]!r} ± {allowed[i]:.1e}; {(excess > 1).sum()} such"
@@ -123,25 +125,46 @@ class Truth:
     """The interpreter on one batch, fed from an index: any program, any output."""
 
     def __init__(
-        self, layout: Layout, x: np.ndarray, advantages: np.ndarray, parameters: Mapping[str, Any], unit: float
+        self,
+        layout: Layout,
+        x: np.ndarray,
+        advantages: np.ndarray,
+        parameters: Mapping[str, Any],
+        unit: float,
+        log_probs: np.ndarray | None = None,
     ) -> None:
         self.index, self.x, self.advantages, self.parameters = layout.index, x, advantages, parameters
+        self.log_probs = log_probs
         self.h: Hierarchy = layout.index.hierarchy
         self.unit = unit
 
     def run(self, name: str, **more: np.ndarray) -> dict[str, Bounded]:
         program = raw_programs(self.h)[name]
-        inputs = {i.name: more[i.name] if i.name in more else self.input(i) for i in program.inputs}
+        inputs: dict[str, Any] = {i.name: self.input(i, more) for i in program.inputs}
+        inputs |= {m.matrix: self.index.matrix(m.into, m.of).cpu().numpy() for m in program.matrices}
         sizes = self.index.sizes(program.edges)
         values = interpret(program, inputs, sizes)
         with np.errstate(all="ignore"):
             errors = _Rounding(program, inputs, sizes, self.unit).outputs()
-        return {k: Bounded(v, np.broadcast_to(errors[k], v.shape)) for k, v in values.items()}
+        found = {k: Bounded(v, np.broadcast_to(errors[k], v.shape)) for k, v in values.items()}
+        for word, parts in program.results().items():
+            if len(parts) > 1:  # what all leaves fill together
+                found[word] = Bounded(*(np.empty(len(self.x)) for _ in range(2)))
+                for leaf, part in parts.items():
+                    tokens = self.tokens(leaf)
+                    found[word].value[tokens], found[word].error[tokens] = found[part].value, found[part].error
+        return found
 
-    def input(self, node: Input) -> Any:
-        index, leaf = self.index, self.h.leaf.name
-        if node.kind == "log_ratio":
-            return self.x
+    def tokens(self, leaf: str) -> Any:
+        """Which tokens are its elements."""
+        tokens = self.index.tokens_of(leaf)
+        return slice(None) if tokens is None else tokens.cpu().numpy()
+
+    def input(self, node: Input, more: Mapping[str, np.ndarray]) -> Any:
+        index = self.index
+        if node.kind in ("log_ratio", "log_prob", "cotangent"):
+            per_token = {"log_ratio": self.x, "log_prob": self.log_probs, **more}[node.kind]
+            return per_token[self.tokens(node.over)]
         if node.kind == "count":
             return index.count(*node.key).cpu().numpy()
         if node.kind == "total":
@@ -151,10 +174,11 @@ class Truth:
         if node.kind == "parameter":
             return self.parameter(node)
         assert node.kind == "advantage"
-        if node.over == leaf:
-            return self.advantages
+        if node.over in index.leaves:
+            return self.advantages[self.tokens(node.over)]
         result = np.empty(index.size[node.over])
-        result[index.parent(leaf, node.over).cpu().numpy()] = self.advantages
+        for leaf in index.leaves_over(node.over):
+            result[index.parent(leaf, node.over).cpu().numpy()] = self.advantages[self.tokens(leaf)]
         return result
 
     def parameter(self, node: Input) -> Any:
@@ -216,6 +240,11 @@ class _Rounding:
         if isinstance(node, Map):
             return self.scalar(node.body, [self.results[o] for o in node.inputs], {})
         value, error = self.results[node.operands[0]]
+        if isinstance(node, Mix):  # sums of as many terms, with a matrix that is the solution of as many equations
+            matrix = np.asarray(self.inputs[node.matrix])
+            matrix = matrix.T if node.transposed else matrix
+            terms = sum(self.inputs[node.matrix].shape)
+            return matrix @ value, np.abs(matrix) @ error + 4 * FLOAT64 * terms * (np.abs(matrix) @ np.abs(value))
         if not isinstance(node, (Push, Pull)):
             return value, error
         parent = self.sizes.parents[node.source, node.target]
@@ -326,7 +355,7 @@ class Case:
 
     def bounds(self, layout: Layout, unit: float) -> Truth:
         """The interpreter, with the errors of arithmetic of this roundoff."""
-        return Truth(layout, self.batch.x, self.batch.advantages, self.batch.parameters, unit)
+        return Truth(layout, self.batch.x, self.batch.advantages, self.batch.parameters, unit, self.now)
 
 
 def indexed(hierarchy: Hierarchy, batch: Batch) -> Layout:

@@ -198,7 +198,7 @@ def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True, device:
     per_token = {}
     for name, given in batch.token_labels.items():
         if name in wanted:
-            flat: list[Any] = [None] * mask.size
+            flat: list[Any] = [False if isinstance(given[0], bool) else None] * mask.size  # a leaf's mask, or labels
             for slot, label in zip(slots, given, strict=True):
                 flat[slot] = label
             per_token[name] = [flat[r * width : (r + 1) * width] for r in range(len(mask))]

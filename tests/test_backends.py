@@ -23,7 +23,7 @@ from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_ga
 from fibration.constructors import CONSTRUCTORS
 from fibration.loading import shipped
 from fibration.lower import CHANNEL_WORD
-from fibration.metrics import collect, levels
+from fibration.metrics import Mean, collect, levels
 
 CHAINS = 100
 ALL = os.environ.get("FIBRATION_ALL_CHAINS") == "1"  # slow backends too: minutes
@@ -89,6 +89,9 @@ def holds_training(backend: Backend, c: Case, kind: str, metrics: bool = True) -
     values, errors = (gathered("value"), gathered("error")) if metrics else ({}, {})
     assert result.metrics.keys() == values.keys()
     for name, metric in result.metrics.items():
+        if isinstance(metric, Mean) and not float(metric.count):  # of an empty branch
+            assert math.isnan(values[name])
+            continue
         Bounded(np.array([values[name]]), np.abs([errors[name]])).check([float(metric)], F32, name)
 
     now = now.requires_grad_()
@@ -115,12 +118,13 @@ def holds_gate(backend: Backend, c: Case, kind: str) -> None:
     assert (under_mask(layout, x.grad) == 0).all()
 
     seen, wanted = op.levels(x, layout.index, c.batch.parameters, advantages=advantages), truth.run("levels")
+    leaves = {s.name for s in c.hierarchy.leaves}
     for stratum, channel in levels(c.hierarchy):
         for word, found in (("residual", seen.residual), ("gated", seen.gated)):
             vector = found[stratum, channel]
             assert vector.dtype == F64
             name = f"{word}_{stratum}{CHANNEL_WORD[channel]}"
-            wanted[name].check(vector.cpu().numpy(), F64 if stratum != "token" else _narrow(backend, c), name)
+            wanted[name].check(vector.cpu().numpy(), F64 if stratum not in leaves else _narrow(backend, c), name)
 
 
 def _narrow(backend: Backend, c: Case) -> torch.dtype:
@@ -319,7 +323,11 @@ HARD = {
         "test_some_tokens_at_zero",
         "test_one_token_trajectories_keep_their_gradient",
     ),
-    test_vectors: ("test_fiberpo_matches_its_closed_form", "test_losses_and_gradients_of_a_trainer"),
+    test_vectors: (
+        "test_fiberpo_matches_its_closed_form",
+        "test_apc_ratios",
+        "test_losses_and_gradients_of_a_trainer",
+    ),
 }
 LONG = ("million", "many")
 

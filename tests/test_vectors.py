@@ -1,6 +1,7 @@
 """Numbers from elsewhere: closed forms of the paper's operators, and the policy losses of a public trainer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,26 +160,46 @@ def test_gspo_ratios(dtype, number):
         assert layout.read(gated) == pytest.approx(case["gspo"]["gated_ratio"], rel=tolerance)
 
 
+@pytest.mark.parametrize("number", range(len(CLOSED)))
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("layout_of", LAYOUTS)
+def test_apc_ratios(layout_of, dtype, number):
+    """eq:apc_obj_gating: what the others at a token's state leave of the budget, from both sign channels."""
+    case, tolerance = CLOSED[number], PRECISIONS[dtype]
+    batch = replace(batch_of(case), token_labels={"state": case["apc"]["state_of_token"]})
+    op = operator(spec("apc_obj"))
+    layout = LAYOUTS[layout_of](op, batch, number)
+    gated = op.gate(layout.tensor(batch.x, dtype), layout.index, {"delta": case["apc"]["delta"]})
+    assert layout.read(gated) == pytest.approx(case["apc"]["gated_ratio"], rel=tolerance)
+
+
 # ---------------------------------------------------------------- a public trainer's losses
 
 MEANS = {"seq-mean-token-mean": trajectory_mean(), "token-mean": token_mean()}
-LOSSES = ["vanilla", "gspo"]
+LOSSES = ["vanilla", "gspo", "sapo", "cispo"]
+AGGREGATED = [(loss, mean) for loss in LOSSES for mean in MEANS if f"{loss}/{mean}" in TRAINER[0]["losses"]]
+
+
+def trainer_setting(loss, mean, settings):
+    """The shipped hierarchy, its aggregation, and its parameters by the trainer's names."""
+    h = spec({"vanilla": "ppo"}.get(loss, loss))
+    h = h.replace(objective=MEANS[mean].score() if h.objective.estimator == "score" else MEANS[mean])
+    if loss == "sapo":
+        return h, {"tau_pos": settings["tau_pos"], "tau_neg": settings["tau_neg"]}
+    values = {"epsilon_low": settings["clip_ratio_low"], "epsilon_high": settings["clip_ratio_high"]}
+    return h, {**values, **({"ceiling": 3.0} if loss == "vanilla" else {})}
 
 
 @pytest.mark.parametrize("number", range(len(TRAINER)))
-@pytest.mark.parametrize("mean", MEANS)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "mean"), AGGREGATED)
 @pytest.mark.parametrize("layout_of", ["padded", "packed"])
 def test_losses_and_gradients_of_a_trainer(loss, mean, layout_of, number):
     """`vanilla` is PPO with dual clip at 3; advantages are per trajectory."""
     case = TRAINER[number]
     expected = case["losses"][f"{loss}/{mean}"]
     settings = expected["settings"]
-    base = {"vanilla": spec("ppo"), "gspo": spec("gspo")}[loss]
-    values = {"epsilon_low": settings["clip_ratio_low"], "epsilon_high": settings["clip_ratio_high"]}
-    if loss == "vanilla":
-        values["ceiling"] = 3.0
-    op = operator(base.replace(objective=MEANS[mean]))
+    h, values = trainer_setting(loss, mean, settings)
+    op = operator(h)
     now = torch.tensor(case["log_prob"], dtype=torch.float64)
     old = torch.tensor(case["old_log_prob"], dtype=torch.float64)
     lengths = torch.tensor(case["length"])

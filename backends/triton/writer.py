@@ -85,7 +85,7 @@ class Writer:
         names = [a.name for a in used if a.kind != "fill"] + (["counter"] if tail else [])
         numbers = [a.name for a in used if a.kind in NUMBERS]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
-        wrapped += textwrap.wrap(", ".join(f"{c}: tl.constexpr" for c in constants) + ",", 112)
+        wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)
         decorator = "\n".join(
             textwrap.wrap(
                 f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])",

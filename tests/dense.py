@@ -1,0 +1,516 @@
+"""Fibration gating as it is written down, with explicit matrices: what trees and quivers are tested against.
+
+Every fibration is a 0/1 matrix and every kernel a matrix of its declared weights, read element by element off plain
+dictionaries of who lies over whom. Densities are extensive, residuals are the Möbius recursion, the effects of crossed
+strata a least-squares fit on the tokens' indicator matrices. Nothing here knows the normal form, its masses, the shape
+of a hierarchy as the library sees it, cancelling, lowering or the adjoint.
+
+Weights, masses and counts are exact fractions. Everything that depends on the log ratios carries its derivative towards
+all of them; both are kept in numpy's longest float, so that rounding here is small beside rounding in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+from support import Batch
+
+from fibration import Hierarchy
+from fibration.expressions import Apply, Expression, Number, atoms, desugar, evaluate
+from fibration.symbols import (
+    BATCH,
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Gated,
+    Parameter,
+    Place,
+    Reading,
+    Total,
+    in_channel,
+    mass,
+)
+
+Long = np.longdouble
+Labels = list[Hashable]  # per token; None where it lies over no such element
+
+
+def to_long(value: Any) -> np.longdouble:
+    """A fraction or a long decimal, to the last digit of the longest float."""
+    high = float(value)
+    return Long(high) + Long(float(value - type(value)(high)))
+
+
+# ---------------------------------------------------------------- numbers with their derivatives
+
+
+@dataclass(frozen=True)
+class Dual:
+    """`value[k]` and `slope[k, n]`: the derivative towards each of `n` log ratios."""
+
+    value: np.ndarray
+    slope: np.ndarray
+
+    def __getitem__(self, rows: Any) -> Dual:
+        return Dual(self.value[rows], self.slope[rows])
+
+    def times(self, factor: np.ndarray) -> Dual:
+        return Dual(self.value * factor, self.slope * factor[:, None])
+
+    def through(self, matrix: np.ndarray) -> Dual:
+        """`matrix [j, k]` applied to the values."""
+        return Dual(matrix @ self.value, matrix @ self.slope)
+
+    def plus(self, other: Dual, factor: int = 1) -> Dual:
+        return Dual(self.value + factor * other.value, self.slope + factor * other.slope)
+
+
+def _chain(value: np.ndarray, *parts: tuple[Any, Dual]) -> Dual:
+    """A value with the sum of `slope · dual` over its arguments; a slope of 0 lets nothing through."""
+    total = np.zeros(parts[0][1].slope.shape, Long)
+    for slope, dual in parts:
+        flowing = np.broadcast_to(np.asarray(slope), value.shape)[:, None] * dual.slope
+        total = total + np.where(dual.slope == 0, Long(0), flowing)
+    return Dual(value, total)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # a function, and its slope given its value
+    "neg": (lambda x: -x, lambda x, y: -1),
+    "exp": (np.exp, lambda x, y: y),
+    "expm1": (np.expm1, lambda x, y: y + 1),
+    "log": (np.log, lambda x, y: 1 / x),
+    "log1p": (np.log1p, lambda x, y: 1 / (1 + x)),
+    "tanh": (np.tanh, lambda x, y: 1 - y * y),
+    "sigmoid": (_sigmoid, lambda x, y: y * (1 - y)),
+    "sqrt": (np.sqrt, lambda x, y: 1 / (2 * y)),
+}
+CONDITIONS: dict[str, Callable[..., Any]] = {
+    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
+    "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
+}  # fmt: skip
+
+
+def compute(e: Expression, atom: Callable[[Expression], Dual], like: Dual) -> Any:
+    """A desugared expression at every element at once; the branch that holds at a point is the one differentiated."""
+    if isinstance(e, Number):
+        value = np.full(like.value.shape, to_long(e.value))
+        return Dual(value, np.zeros(like.slope.shape, Long))
+    if not isinstance(e, Apply):
+        return atom(e)
+    if e.operator == "**":
+        base, n = compute(e.arguments[0], atom, like), int(e.arguments[1].value)  # type: ignore[attr-defined]
+        return _chain(base.value**n, (n * base.value ** (n - 1), base))
+    args = [compute(a, atom, like) for a in e.arguments]
+    if e.operator in CONDITIONS:
+        return CONDITIONS[e.operator](*(a.value if isinstance(a, Dual) else a for a in args))
+    if e.operator == "where":
+        condition, a, b = args
+        return Dual(np.where(condition, a.value, b.value), np.where(condition[:, None], a.slope, b.slope))
+    if e.operator in FUNCTIONS:
+        function, slope = FUNCTIONS[e.operator]
+        value = function(args[0].value)
+        return _chain(value, (slope(args[0].value, value), args[0]))
+    a, b = args
+    if e.operator in ("+", "-"):
+        return a.plus(b, 1 if e.operator == "+" else -1)
+    if e.operator == "*":
+        return _chain(a.value * b.value, (b.value, a), (a.value, b))
+    assert e.operator == "/"
+    return _chain(a.value / b.value, (1 / b.value, a), (-a.value / b.value**2, b))
+
+
+# ---------------------------------------------------------------- who lies over whom
+
+
+class World:
+    """The elements of every stratum, from the labels alone."""
+
+    def __init__(self, hierarchy: Hierarchy, batch: Batch) -> None:
+        self.h, self.batch, self.n = hierarchy, batch, batch.tokens
+        self.targets: dict[str, list[str]] = {s.name: [] for s in hierarchy.strata}
+        for f in hierarchy.fibrations:
+            self.targets[f.source.name].append(f.target.name)
+        sources = {t for ts in self.targets.values() for t in ts}
+        self.leaves = [s for s in self.targets if s not in sources]
+        self.roots = [s for s, ts in self.targets.items() if not ts]
+        self.leaf_of = self._leaves()
+        self.label: dict[str, Labels] = {}
+        row = batch.row
+        for s in {*self.targets, hierarchy.rows.name, BATCH}:
+            if s in self.leaves:
+                self.label[s] = [i if self.leaf_of[i] == s else None for i in range(self.n)]
+            elif s == BATCH:
+                self.label[s] = [BATCH] * self.n
+            elif s == hierarchy.rows.name:
+                self.label[s] = [int(r) for r in row]
+            else:
+                given = batch.token_labels[s] if s in batch.token_labels else [batch.labels[s][r] for r in row]
+                over = [s in self.coarser(leaf) for leaf in self.leaf_of]
+                self.label[s] = [g if o else None for g, o in zip(given, over, strict=True)]
+        self.elements = {s: list(dict.fromkeys(v for v in labels if v is not None)) for s, labels in self.label.items()}
+        self.number = {s: {e: i for i, e in enumerate(es)} for s, es in self.elements.items()}
+        self.over: dict[str, list[list[int]]] = {s: [[] for _ in es] for s, es in self.elements.items()}
+        for s, labels in self.label.items():
+            for i, e in enumerate(labels):
+                if e is not None:
+                    self.over[s][self.number[s][e]].append(i)
+
+    def _leaves(self) -> list[str]:
+        if len(self.leaves) == 1:
+            return self.leaves * self.n
+        return [next(leaf for leaf in self.leaves if self.batch.token_labels[leaf][i]) for i in range(self.n)]
+
+    def over_leaf(self, leaf: str) -> list[int]:
+        """The tokens that are its elements, in order."""
+        return [i for i, own in enumerate(self.leaf_of) if own == leaf]
+
+    def coarser(self, stratum: str) -> list[str]:
+        found: list[str] = []
+        for t in self.targets.get(stratum, []):
+            found += [s for s in [t, *self.coarser(t)] if s not in found]
+        return found
+
+    def under(self, source: str, target: str) -> list[int]:
+        """The target element under every source element; the same for all tokens over it."""
+        found = []
+        for tokens in self.over[source]:
+            below = {self.number[target][self.label[target][i]] for i in tokens}
+            assert len(below) == 1, (source, target)
+            found.append(below.pop())
+        return found
+
+    def pushforward(self, source: str, target: str) -> np.ndarray:
+        """0/1 `[target, source]`."""
+        matrix = np.zeros((len(self.elements[target]), len(self.elements[source])), Long)
+        matrix[self.under(source, target), np.arange(matrix.shape[1])] = 1
+        return matrix
+
+    # ------------------------------------------------------------ what is read at an element
+
+    @functools.cache  # noqa: B019 - a world lives as long as a test
+    def count(self, of: str, over: str) -> list[int]:
+        return [len({self.label[of][i] for i in tokens} - {None}) for tokens in self.over[over]]
+
+    def attribute(self, a: Attribute) -> list[Fraction]:
+        """Per element of its stratum."""
+        given = self.batch.attributes[a.name]
+        if isinstance(given, Mapping):
+            return [Fraction(float(given[e])) for e in self.elements[a.on.name]]
+        if len(given) == self.n:  # per token, or those of one leaf
+            return [Fraction(float(given[tokens[0]])) for tokens in self.over[a.on.name]]
+        return [Fraction(float(v)) for v in given]
+
+    @functools.cache  # noqa: B019
+    def total(self, a: Attribute, over: str) -> list[Fraction]:
+        values, numbers, labels = self.attribute(a), self.number[a.on.name], self.label[a.on.name]
+        return [
+            sum((values[numbers[e]] for e in {labels[i] for i in tokens} - {None}), Fraction(0))
+            for tokens in self.over[over]
+        ]
+
+    def parameter(self, p: Parameter, channel: str, token: int) -> Fraction:
+        value = self.batch.parameters.get(p.name, p.default)
+        if isinstance(value, Mapping) and not set(value) <= {"+", "-"}:
+            value = value[self.label[self.home(p)][token]]
+        return Fraction(float(value[channel] if isinstance(value, Mapping) else value))
+
+    def home(self, p: Parameter) -> str:
+        """The stratum whose labels its values are given by: that of `on`, or of the one gate that reads it."""
+        if p.on is not None:
+            return p.on.name
+        (stratum,) = (s for s, g in self.h.gates.items() if p in set(atoms(g.expression)))
+        return stratum.name
+
+    def fraction(self, a: Expression, stratum: str, element: int) -> Fraction:
+        """An atom that no log ratio changes, at an element."""
+        token = self.over[stratum][element][0]
+
+        def at(place: Any) -> tuple[str, int]:
+            where = self._place(place, stratum)
+            return where, self.number[where][self.label[where][token]]
+
+        if isinstance(a, Count):
+            over, e = at(a.over)
+            if a.of == Place("leaf"):
+                return Fraction(len(self.over[over][e]))
+            of = self._place(a.of, stratum)
+            return Fraction(1 if of == over else self.count(of, over)[e])
+        if isinstance(a, Total):
+            over, e = at(a.over)
+            return self.total(a.attribute, over)[e]
+        if isinstance(a, Attribute):
+            where, e = at(a.on)
+            return self.attribute(a)[e]
+        if isinstance(a, Component):
+            return self.parameter(a.parameter, a.channel, token)
+        if isinstance(a, Parameter):
+            return self.parameter(a, "", token)
+        if isinstance(a, Reading) and a.name == "advantage":
+            return Fraction(float(self.batch.advantages[token]))
+        if a == mass:
+            return self.mass[stratum][element]
+        raise AssertionError(f"{a} at {stratum}")
+
+    def _place(self, place: Any, stratum: str) -> str:
+        if place is None:
+            return stratum
+        return self.h.rows.name if place == Place("rows") else place.name
+
+    def exact(self, expression: Expression, stratum: str) -> list[Fraction]:
+        """An expression at every element, in rationals."""
+        return [
+            evaluate(expression, lambda a, e=e: self.fraction(a, stratum, e))
+            for e in range(len(self.elements[stratum]))
+        ]
+
+    # ------------------------------------------------------------ kernels, and the measure that they spread
+
+    @functools.cached_property
+    def weights(self) -> dict[tuple[str, str], list[Fraction]]:
+        """`K(a|b)` of the element under each source element, exactly as declared."""
+        return {(f.source.name, f.target.name): self.exact(f.weight, f.source.name) for f in self.h.fibrations}
+
+    @functools.cache  # noqa: B019
+    def kernel(self, source: str, target: str) -> np.ndarray:
+        """`[source, target]`: the product of kernel matrices along a longest path."""
+        if source == target:
+            return np.eye(len(self.elements[source]), dtype=Long)
+        path = max(self._paths(source, target), key=len)
+        matrix = np.eye(len(self.elements[source]), dtype=Long)
+        for a, b in zip(path, path[1:], strict=False):
+            one = np.zeros((len(self.elements[a]), len(self.elements[b])), Long)
+            one[np.arange(len(one)), self.under(a, b)] = [to_long(w) for w in self.weights[a, b]]
+            matrix = matrix @ one
+        return matrix
+
+    def _paths(self, source: str, target: str) -> list[list[str]]:
+        if source == target:
+            return [[source]]
+        return [[source, *rest] for t in self.targets[source] for rest in self._paths(t, target)]
+
+    @functools.cached_property
+    def mass(self) -> dict[str, list[Fraction]]:
+        """`m` with `K(a|b) = m(a)/m(b)` on every edge, 1 on the root.
+
+        It is free up to a factor per root element: where the decomposition's scale differs from it by nothing else,
+        it is that scale. Of several roots, one element has 1, and all that hangs together with it follows.
+        """
+        found: dict[tuple[str, int], Fraction] = {}
+        edges = [
+            ((a, i), (b, j), w)
+            for (a, b), ws in self.weights.items()
+            for i, (j, w) in enumerate(zip(self.under(a, b), ws, strict=True))
+        ]
+        for root in self.roots:
+            for element in range(len(self.elements[root])):
+                if (root, element) in found:
+                    continue
+                found[root, element] = Fraction(1)
+                grown = True
+                while grown:
+                    grown = False
+                    for above, below, w in edges:
+                        for one, other, value in ((above, below, w), (below, above, 1 / w)):
+                            if other in found and one not in found:
+                                found[one] = found[other] * value
+                                grown = True
+        for above, below, w in edges:
+            assert found[above] == w * found[below], f"kernels disagree at {above} over {below}"
+        m = {s: [found[s, e] for e in range(len(es))] for s, es in self.elements.items() if s in self.targets}
+        scale = self.h.decomposition.scale
+        if len(self.roots) > 1 or mass in set(atoms(scale)):
+            return m
+        (root,) = self.roots
+        factors: list[set[Fraction]] = [set() for _ in self.elements[root]]
+        for leaf in self.leaves:
+            below = range(len(m[leaf])) if leaf == root else self.under(leaf, root)
+            for value, own, r in zip(self.exact(scale, leaf), m[leaf], below, strict=True):
+                factors[r].add(value / own)
+        if any(len(f) > 1 for f in factors):
+            return m
+        of_root = [f.pop() for f in factors]
+        return {
+            s: [v * of_root[r] for v, r in zip(vs, range(len(vs)) if s == root else self.under(s, root), strict=True)]
+            for s, vs in m.items()
+        }
+
+    def long_mass(self, stratum: str) -> np.ndarray:
+        return np.array([to_long(v) for v in self.mass[stratum]], Long)
+
+    # ------------------------------------------------------------ crossed strata
+
+    @property
+    def crossed(self) -> list[str]:
+        """The strata coarser than one that lies directly over several."""
+        found = {u for s, ts in self.targets.items() if len(ts) > 1 for u in self.coarser(s)}
+        return [s for s in self.targets if s in found]
+
+    @functools.cached_property
+    def effects(self) -> dict[str, np.ndarray]:
+        """Per crossed stratum `[elements, tokens]`: the least-squares effects of what the tokens have per mass.
+
+        `min Σ_i m_i (y_i - Σ_u β_u(i))²` over functions `β_u` of the elements, those of one fit chosen by
+        `Σ_{i over w} m_i β_u(i) = 0` at every element `w` coarser than `u`. The fit meets the conditions at no cost, so
+        they may be added to the squares.
+        """
+        indicators = {
+            s: np.array([[own == e for e in self.elements[s]] for own in self.label[s]]) for s in self.crossed
+        }
+        m = [self.mass[leaf][self.number[leaf][i]] for i, leaf in enumerate(self.leaf_of)]
+        columns = [(s, e) for s in self.crossed for e in range(len(self.elements[s]))]
+        size = len(columns)
+        with mpmath.workdps(40):
+            weight = [mpmath.mpf(w.numerator) / w.denominator for w in m]
+            normal, right = mpmath.zeros(size, size), mpmath.zeros(size, self.n)
+            for j, (s, e) in enumerate(columns):
+                for i in np.flatnonzero(indicators[s][:, e]):
+                    right[j, int(i)] = weight[i]
+                    for k, (t, g) in enumerate(columns):
+                        if indicators[t][i, g]:
+                            normal[j, k] += weight[i]
+            for s in self.crossed:
+                for w in (w for w in self.crossed if w in self.coarser(s)):
+                    for tokens in self.over[w]:
+                        line = [mpmath.mpf(0)] * size
+                        for i in tokens:
+                            if self.label[s][i] is not None:
+                                line[columns.index((s, self.number[s][self.label[s][i]]))] += weight[i]
+                        filled = [j for j in range(size) if line[j]]
+                        for j in filled:
+                            for k in filled:
+                                normal[j, k] += line[j] * line[k]
+            solved = mpmath.inverse(normal)
+            inverse = np.array([[to_long(solved[j, k]) for k in range(size)] for j in range(size)], Long)
+            moments = np.array([[to_long(right[j, i]) for i in range(self.n)] for j in range(size)], Long)
+        every = inverse @ moments
+        return {s: every[[j for j, (t, _) in enumerate(columns) if t == s]] for s in self.crossed}
+
+
+# ---------------------------------------------------------------- the operator
+
+
+@dataclass(frozen=True)
+class Dense:
+    """What the definition gives. `ratio` and its slopes are over the tokens; the others by (stratum, channel)."""
+
+    world: World
+    density: dict[tuple[str, str], Dual]
+    residual: dict[tuple[str, str], Dual]
+    gated: dict[tuple[str, str], Dual]
+    ratio: Dual
+    objective: Dual
+
+    @property
+    def coefficients(self) -> np.ndarray:
+        return self.objective.slope[0]
+
+    def intensive(self, which: dict[tuple[str, str], Dual], stratum: str, channel: str) -> np.ndarray:
+        return which[stratum, channel].value / self.world.long_mass(stratum)
+
+    def leak(self, stratum: str, onto: str, channel: str) -> np.ndarray:
+        """`π_{u*} ρ_v`, the sum of a stratum's residuals over every element of a coarser one, per mass of it."""
+        sums = self.world.pushforward(stratum, onto) @ self.residual[stratum, channel].value
+        return sums / self.world.long_mass(onto)
+
+
+def dense(h: Hierarchy, batch: Batch, log_prob: np.ndarray | None = None) -> Dense:
+    """`𝒢`, its Jacobian, `J` and its gradient."""
+    with np.errstate(all="ignore"):  # branches that are not taken may overflow
+        return _Dense(h, batch).run(np.zeros(batch.tokens) if log_prob is None else log_prob)
+
+
+class _Dense:
+    def __init__(self, h: Hierarchy, batch: Batch) -> None:
+        self.h, self.batch, self.world = h, batch, World(h, batch)
+        self.strata = list(self.world.targets)
+        self.density: dict[tuple[str, str], Dual] = {}
+        self.x = Dual(batch.x.astype(Long), np.eye(batch.tokens, dtype=Long))
+
+    def at(self, e: Expression, stratum: str, extra: Mapping[Expression, Dual]) -> Dual:
+        """A formula at all elements of a stratum."""
+        elements, world = range(len(self.world.elements[stratum])), self.world
+        like = Dual(np.zeros(len(elements), Long), np.zeros((len(elements), world.n), Long))
+
+        @functools.cache
+        def atom(a: Expression) -> Dual:
+            if a in extra:
+                return extra[a]
+            if isinstance(a, Density):
+                return self.density[a.stratum.name, a.channel or ""][world.under(stratum, a.stratum.name)]
+            return Dual(np.array([to_long(world.fraction(a, stratum, e)) for e in elements], Long), like.slope)
+
+        return compute(desugar(e), atom, like)
+
+    def run(self, log_prob: np.ndarray) -> Dense:
+        h, world = self.h, self.world
+        channels = h.decomposition.channels
+        tokens = {leaf: world.over_leaf(leaf) for leaf in world.leaves}
+        for c in channels:
+            for leaf in world.leaves:
+                given = {Reading("token_log_ratio"): self.x[tokens[leaf]]}
+                self.density[leaf, c] = self.at(h.decomposition[c], leaf, given)
+            for s in (s for s in self.strata if s not in world.leaves):
+                parts = [
+                    self.density[leaf, c].through(world.pushforward(leaf, s))
+                    for leaf in world.leaves
+                    if s in world.coarser(leaf)
+                ]
+                self.density[s, c] = functools.reduce(Dual.plus, parts)
+
+        residual: dict[tuple[str, str], Dual] = {}
+        gated: dict[tuple[str, str], Dual] = {}
+        for c in channels:
+            self.residuals(c, residual)
+            for s, gate in h.gates.items():
+                formula = in_channel(gate.expression, c)
+                gated[s.name, c] = self.at(formula, s.name, {Reading("residual"): residual[s.name, c]})
+
+        ratio = Dual(np.empty(world.n, Long), np.empty((world.n, world.n), Long))
+        for leaf in world.leaves:
+            down: dict[Expression, Dual] = {}
+            for c in channels:
+                parts = [gated[s, c].through(world.kernel(leaf, s)) for s in [leaf, *world.coarser(leaf)]]
+                down[Gated(c)] = functools.reduce(Dual.plus, parts)
+            here = self.at(h.decomposition.recovery, leaf, down)
+            ratio.value[tokens[leaf]], ratio.slope[tokens[leaf]] = here.value, here.slope
+        return Dense(world, self.density, residual, gated, ratio, self.objective(ratio, log_prob))
+
+    def residuals(self, c: str, found: dict[tuple[str, str], Dual]) -> None:
+        """`ρ_v = σ_v - Σ_{u coarser} K_{v←u} ρ_u`; of crossed strata by least squares, where that is declared."""
+        world = self.world
+        if self.h.orthogonalise:
+            per_mass = np.empty((world.n, 1 + world.n), Long)
+            for leaf in world.leaves:
+                own = self.density[leaf, c].times(1 / world.long_mass(leaf))
+                per_mass[world.over_leaf(leaf)] = np.concatenate([own.value[:, None], own.slope], axis=1)
+            for s in world.crossed:
+                effect = (world.effects[s] @ per_mass) * world.long_mass(s)[:, None]
+                found[s, c] = Dual(effect[:, 0], effect[:, 1:])
+        left = [s for s in self.strata if (s, c) not in found]
+        while left:
+            for s in [s for s in left if all((u, c) in found for u in world.coarser(s))]:
+                rho = self.density[s, c]
+                for u in world.coarser(s):
+                    rho = rho.plus(found[u, c].through(world.kernel(s, u)), -1)
+                found[s, c] = rho
+                left.remove(s)
+
+    def objective(self, ratio: Dual, log_prob: np.ndarray) -> Dual:
+        world, rows = self.world, self.h.rows.name
+        of_row = world.exact(self.h.objective.weight, rows)
+        mu = np.array([to_long(of_row[world.number[rows][e]]) for e in world.label[rows]], Long)
+        weighted = ratio.times(mu * self.batch.advantages.astype(Long))
+        if self.h.objective.estimator == "score":  # the ratio is a constant, and log π is differentiated
+            weighted = Dual(weighted.value * log_prob.astype(Long), np.diag(weighted.value))
+        return Dual(weighted.value.sum(keepdims=True), weighted.slope.sum(axis=0, keepdims=True))
