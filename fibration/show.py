@@ -88,7 +88,7 @@ def text(hierarchy: Hierarchy) -> str:
 def _assumed(assumption: Assumption) -> str:
     if isinstance(assumption, Balanced):
         return f"{assumption}: they cross in proportional frequencies"
-    return f"{assumption}: every {assumption.over} has a {assumption.stratum}"
+    return f"{assumption}: at least one {assumption.stratum} over every {assumption.over}"
 
 
 def _residuals(h: Hierarchy) -> list[str]:
