@@ -1,30 +1,26 @@
-"""Pictures of a hierarchy and of what it did to a batch. Figures are made without pyplot, so nothing global changes."""
+"""Pictures of what a hierarchy did to a batch."""
 
 from __future__ import annotations
 
-import io
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from fibration.drifts import drift, under
-from fibration.formats import write_file
+from fibration.canvas import save, title
+from fibration.diagram import hierarchy
+from fibration.drifts import Colours, colours
 from fibration.section import sections
-from fibration.show import CHANNELS, REGIMES, graph, layers, unit
+from fibration.show import CHANNELS, REGIMES, unit
 from fibration.spec import Hierarchy
 from fibration.symbols import Stratum
 
@@ -32,13 +28,6 @@ if TYPE_CHECKING:
     from fibration.recorded import Gated
 
 Vector = NDArray[np.float64]
-# Okabe and Ito's colours again, in an order that keeps neighbours apart; groups beyond the last start over.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B6B6B", "#B8A900")
-INK = "#44546A"
-CODE: Mapping[str, Any] = {"fontsize": 8.5, "family": "monospace", "va": "center"}
-DPI = 150
-
-
 TITLES = {
     "hierarchy": "the hierarchy, and the batch's drift at every level of it",
     "regimes": "every element on its gate",
@@ -53,136 +42,6 @@ def draw(gated: Gated, out: Path, step: Callable[[str], None] = lambda name: Non
         step(name)
         save(make[name](gated), out / f"{name}.png")
     return [(out / f"{name}.png", title) for name, title in TITLES.items()]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all: as SVG where the path says so, else as PNG. Equal figures, equal bytes."""
-    write_file(path, page(figure, "svg" if path.suffix == ".svg" else "png"))
-
-
-def page(figure: Figure, form: str) -> bytes:
-    """A figure as the contents of a PNG or SVG file."""
-    FigureCanvasAgg(figure)
-    contents = io.BytesIO()
-    nothing: Mapping[str, Any] = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-    with rc_context({"svg.hashsalt": "fibration"}):
-        figure.savefig(contents, format=form, dpi=DPI, metadata=nothing)
-    return contents.getvalue()
-
-
-def title(figure: Figure, text: str, left: float, inches: float) -> None:
-    """A title at a distance from the top that does not grow with the figure."""
-    figure.suptitle(text, x=left, y=1 - inches / figure.get_figheight(), ha="left", fontsize=14)
-
-
-# ---------------------------------------------------------------- who is whose
-
-
-@dataclass(frozen=True)
-class Colours:
-    """One colour per domain of the rollouts, for the elements of every stratum; grey for those of several domains."""
-
-    names: tuple[str, ...]
-    of: dict[str, NDArray[np.int64]]  # per stratum, the domain of each element; past the last one, several
-    tokens: NDArray[np.int64]  # the domain of every unmasked token
-
-    def colour(self, i: int) -> str:
-        return PALETTE[i % len(PALETTE)] if i < len(self.names) else INK
-
-    def rows(self, stratum: str) -> tuple[str, ...]:
-        """Names of the domains, and of several together where an element of the stratum has them."""
-        return (*self.names, *(["several"] if (self.of[stratum] == len(self.names)).any() else []))
-
-
-def colours(gated: Gated) -> Colours:
-    r, index = gated.rollouts, gated.index
-    per_row = r.domain_of_group[r.prompt_group].astype(np.int64)
-    tokens = per_row[index.row_numbers][index.row_of_token.numpy()]
-    of = {}
-    for stratum in gated.op.hierarchy.order:
-        parent = under(gated, stratum.name)
-        mine, size = parent >= 0, index.size[stratum.name]
-        found = np.zeros(size, np.int64)
-        found[parent[mine]] = tokens[mine]
-        several = np.zeros(size, bool)
-        several[parent[mine][found[parent[mine]] != tokens[mine]]] = True
-        of[stratum.name] = np.where(several, len(r.domains), found)
-    # Long names are cut, and a $ would start mathematics.
-    names = (name if len(name) <= 14 else f"{name[:13]}…" for name in r.domains)
-    return Colours(tuple(name.replace("$", r"\$") for name in names), of, tokens)
-
-
-# ---------------------------------------------------------------- the hierarchy
-
-
-def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
-    """Strata with their gates as boxes, fibrations with their kernels as arrows; beside them, a batch's drift."""
-    rows = layers(graph(h))
-    high = 1.2 + 1.75 * len(rows)
-    figure = Figure(figsize=(13 if gated else 6.5, high))
-    margins = {"left": 0.015, "right": 0.92 if gated else 0.985, "top": 1 - 0.75 / high, "bottom": 0.75 / high}
-    grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], wspace=0.05, **margins)
-    axes = figure.add_subplot(grid[0, 0])
-    axes.set(xlim=(0, 1), ylim=(len(rows), 0))
-    axes.axis("off")
-    place = {s: ((i + 0.5) / len(row), depth) for depth, row in enumerate(rows) for i, s in enumerate(row)}
-    for s, (x, y) in place.items():
-        width = 0.94 / len(rows[y])
-        left, right = x - width / 2 + 0.04, x + width / 2 - 0.04
-        box: Mapping[str, Any] = {"boxstyle": "round,pad=0.015,rounding_size=0.03", "mutation_aspect": 2.2}
-        axes.add_patch(FancyBboxPatch((left - 0.02, y + 0.16), width - 0.04, 0.62, fc="#F2F5F8", ec=INK, **box))
-        axes.text(left, y + 0.3, s.name, fontsize=13, fontweight="bold", va="center")
-        if gated:
-            axes.text(right, y + 0.3, f"{gated.index.size[s.name]} in this batch", va="center", ha="right", color=INK)
-        gate = textwrap.fill(str(h.gates[s]), max(18, int(58 * width / 0.94)), break_long_words=False)
-        axes.text(left, y + 0.58, gate, **CODE)
-    for f in h.fibrations:
-        (x, y), (to_x, to_y) = place[f.source], place[f.target]
-        start, end = (x, y + 0.14), (to_x, to_y + 0.79)
-        axes.add_patch(
-            FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, color=INK, shrinkA=1, shrinkB=1)
-        )
-        axes.text((x + to_x) / 2 + 0.02, (start[1] + end[1]) / 2, f"kernel {f.kernel}", color=INK, **CODE)
-    title(figure, f"{h.name}: gates on strata, kernels on fibrations", 0.03, 0.22)
-    if gated is not None:
-        _icicle(figure.add_subplot(grid[0, 1]), gated, rows)
-    return figure
-
-
-def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]]) -> None:
-    """The batch to scale, a band per stratum, each element as wide as its tokens, coloured by its mean drift.
-
-    Strata that share a row of boxes share its height.
-    """
-    h, who = gated.op.hierarchy, colours(gated)
-    parents = {s.name: under(gated, s.name) for row in rows for s in row}
-    order = np.lexsort((*reversed(parents.values()), who.tokens))
-    drifts = {name: drift(gated, name) for name in parents}
-    leaves = np.concatenate([d[np.isfinite(d)] for d in (drifts[s.name] for s in h.leaves)])
-    limit = max(float(np.quantile(np.abs(leaves), 0.9)), 1e-9)
-    look: dict[str, Any] = {"cmap": "RdBu_r", "norm": Normalize(-limit, limit)}
-    for depth, row in enumerate(rows):
-        high, band = depth + 0.13, 0.68 / len(row)
-        for i, stratum in enumerate(row):
-            top, low = high + i * band, high + (i + 1) * band - (0.05 if i + 1 < len(row) else 0)
-            values = drifts[stratum.name][order][None, :]
-            place = (0, len(order), low, top)
-            axes.imshow(values, aspect="auto", interpolation="nearest", extent=place, **look)
-            edges = np.flatnonzero(np.diff(parents[stratum.name][order])) + 1
-            if len(edges) <= 400:
-                axes.vlines(edges, top, low, color="white", linewidth=0.9 if len(edges) < 60 else 0.25)
-            if len(row) > 1:
-                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-                axes.text(0.01 * len(order), (top + low) / 2, stratum.name, va="center", fontsize=9, bbox=box)
-    bounds = np.searchsorted(who.tokens[order], np.arange(len(who.names) + 1))
-    for i, (name, start, stop) in enumerate(zip(who.names, bounds, bounds[1:], strict=False)):
-        if stop - start > 0.012 * len(name) * len(order):  # else it would run into its neighbours
-            axes.text((start + stop) / 2, 0.06, name, ha="center", va="center", color=who.colour(i), fontweight="bold")
-    axes.set(xlim=(0, len(order)), ylim=(len(rows), 0), yticks=[], xlabel="tokens, ordered by what they lie over")
-    axes.spines[:].set_visible(False)
-    axes.set_title("the batch: mean drift of every element", fontsize=11, loc="left", pad=8)
-    bar = axes.figure.colorbar(ScalarMappable(**look), cax=axes.inset_axes((1.02, 0.1, 0.02, 0.8)), extend="both")
-    bar.set_label(f"mean drift ({unit(h)})")
 
 
 # ---------------------------------------------------------------- regimes

@@ -117,11 +117,12 @@ def _proof(report: Report) -> Table:
     for name, shown in _laws(report):
         law = LAWS.get(name.partition(" ")[0])
         grid.add_row(Text(shown.sign, shown.style), name, Text(law.statement if law else ""))
-    whole: dict[tuple[str, str], Fact] = {}
+    whole: list[Fact] = []  # the first of each kind, or one per leaf
     for fact in report.facts:
-        if not fact.subject.startswith("gate on"):  # the first of each kind, and one per leaf
-            whole.setdefault((fact.name, fact.subject if fact.subject.startswith(PER_LEAF) else ""), fact)
-    for fact in whole.values():
+        first = all(fact.name != f.name for f in whole)
+        if (first or fact.subject.startswith(PER_LEAF)) and not fact.subject.startswith("gate on"):
+            whole.append(fact)
+    for fact in whole:
         grid.add_row(Text("·", "dim"), fact.name, Text.assemble(f"{fact.subject}: ", (fact.value, "bold")))
     return grid
 

@@ -31,11 +31,13 @@ from fibration import (
 )
 from fibration import recorded as recorded_module
 from fibration import run as run_module
+from fibration.canvas import save
 from fibration.cli import app
+from fibration.diagram import hierarchy
 from fibration.drifts import net
 from fibration.errors import RolloutsError
 from fibration.interpret import interpret
-from fibration.plots import Curve, curves, hierarchy, ratios, regimes, save
+from fibration.plots import Curve, curves, ratios, regimes
 from fibration.recorded import Gated, build_index, disagreement, gate
 from fibration.rollouts import Rollouts, save_rollouts
 from fibration.show import REGIMES
