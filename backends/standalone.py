@@ -8,7 +8,7 @@ from typing import Any
 
 from fibration.calling import Argument, signature
 from fibration.ir import Const, Input
-from fibration.sweeps import Plan
+from fibration.plans import Plan
 
 
 @dataclass(frozen=True)

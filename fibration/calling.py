@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fibration.batch import Batch
 from fibration.ir import BATCH, Const, Input, Mix, Node, Pull, Push
-from fibration.sweeps import Plan
+from fibration.plans import Plan
 
 TOKENS = ("log_ratio", "log_prob", "cotangent")  # inputs over tokens that come in tensors of the batch's shape
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fibration.ir import Input, Map, Node, Pull, Scalar
-from fibration.sweeps import Pass, Plan, Scalars, Sweep
+from fibration.plans import Pass, Plan, Scalars, Sweep
 
 # Vector instructions per token, roughly; everything else is one, and an argument or a constant is none.
 COST = {"exp": 16, "expm1": 20, "log": 30, "log1p": 35, "tanh": 25, "sigmoid": 20, "div": 5, "sqrt": 8}

@@ -18,7 +18,8 @@ from fibration.calling import Argument, layout_word, result_of, signature
 from fibration.errors import BackendError
 from fibration.ir import BATCH, Const, Input, Map, Mix, Node, Program, Pull, Push
 from fibration.keep import keep
-from fibration.sweeps import Coarse, Group, Pass, Plan, Scalars, Sweep, sweeps
+from fibration.plans import Coarse, Group, Pass, Plan, Scalars, Sweep
+from fibration.sweeps import sweeps
 
 OPERATORS = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",

@@ -10,7 +10,7 @@ from fibration.backends.c.emit import STORED
 from fibration.backends.standalone import LAY_OUT, Export, table, written
 from fibration.errors import BackendError
 from fibration.ir import BATCH
-from fibration.sweeps import Plan
+from fibration.plans import Plan
 
 LOADER = '''\
 {header}

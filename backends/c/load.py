@@ -14,7 +14,7 @@ from fibration.backends.c.emit import STORED
 from fibration.batch import Batch, Run
 from fibration.calling import Argument, bind, per_row, signature
 from fibration.errors import BackendError
-from fibration.sweeps import Plan
+from fibration.plans import Plan
 
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 NUMBERS = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}

@@ -16,7 +16,8 @@ from fibration.backends.triton.language import RESERVED
 from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.calling import Argument, signature
 from fibration.ir import Program
-from fibration.sweeps import Plan, sweeps
+from fibration.plans import Plan
+from fibration.sweeps import sweeps
 
 __all__ = ["RESERVED", "emit", "launched", "plan"]
 

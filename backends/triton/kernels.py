@@ -15,7 +15,7 @@ from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
 from fibration.calling import layout_word, result_of
 from fibration.errors import BackendError
 from fibration.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push
-from fibration.sweeps import Coarse, Group, Pass, Plan, Scalars, Sweep
+from fibration.plans import Coarse, Group, Pass, Plan, Scalars, Sweep
 
 # Values of a coarse stage that goes along with a sweep; a larger one would take registers from all of its programs.
 SMALL = 32

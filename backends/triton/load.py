@@ -22,7 +22,7 @@ from fibration.batch import Batch, Run
 from fibration.cache import entry
 from fibration.calling import bind
 from fibration.errors import BackendError
-from fibration.sweeps import Plan
+from fibration.plans import Plan
 
 MODULE = "kernels.py"
 

@@ -9,7 +9,7 @@ from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelReque
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.calling import Argument
-from fibration.sweeps import Plan
+from fibration.plans import Plan
 
 SHAPE = (1, 1024, 8)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
 COLUMNS = 16  # sources over one target that are summed at a time

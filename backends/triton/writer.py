@@ -11,7 +11,7 @@ from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted,
 from fibration.calling import Argument, signature
 from fibration.errors import BackendError
 from fibration.ir import BATCH, Const, Input, Map, Node, Pull
-from fibration.sweeps import Plan
+from fibration.plans import Plan
 
 # Elements that a program takes at once, for each of its warps: scalar work needs many registers, sums many loads.
 PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128}
