@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from fibration.derivative import ZERO, derivative, times
 from fibration.errors import IRError
-from fibration.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar, arg, const, scalar
+from fibration.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar, arg, scalar, total
 
 
 def adjoint(program: Program, seeds: Mapping[str, Node], results: Mapping[str, tuple[Input, ...]]) -> Program:
@@ -47,17 +47,6 @@ def adjoint(program: Program, seeds: Mapping[str, Node], results: Mapping[str, t
         found = [c for i in inputs for c in cotangents.get(i, [])]
         gradients[result] = total(found or [Const(0.0, inputs[0].stratum)])
     return replace(program, outputs={**program.outputs, **gradients}, names=names).validate()
-
-
-def total(nodes: list[Node]) -> Node:
-    """The sum of several vectors over one stratum."""
-    unique = list(dict.fromkeys(nodes))
-    weights = [nodes.count(n) for n in unique]
-    terms = [arg(i) if w == 1 else scalar("mul", const(w), arg(i)) for i, w in enumerate(weights)]
-    body = terms[0]
-    for term in terms[1:]:
-        body = scalar("add", body, term)
-    return unique[0] if body == arg(0) else Map(body, tuple(unique))
 
 
 def _transpose(node: Node, cotangent: Node, depends: set[Node], targets: set[Input]) -> list[tuple[Node, Node]]:

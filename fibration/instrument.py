@@ -12,9 +12,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fibration.adjoint import total
 from fibration.derivative import derivative
-from fibration.ir import BATCH, Const, Input, Map, Node, Program, Push, Scalar, arg, const, count_input, scalar
+from fibration.ir import BATCH, Const, Input, Map, Node, Program, Push, Scalar, arg, const, count_input, scalar, total
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")

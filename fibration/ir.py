@@ -226,6 +226,17 @@ class Detach(Node):
         return self.operand.stratum
 
 
+def total(nodes: list[Node]) -> Node:
+    """The sum of several vectors over one stratum."""
+    unique = list(dict.fromkeys(nodes))
+    weights = [nodes.count(n) for n in unique]
+    terms = [arg(i) if w == 1 else scalar("mul", const(w), arg(i)) for i, w in enumerate(weights)]
+    body = terms[0]
+    for term in terms[1:]:
+        body = scalar("add", body, term)
+    return unique[0] if body == arg(0) else Map(body, tuple(unique))
+
+
 @dataclass(frozen=True)
 class Program:
     """Named outputs over named inputs. `names` are for reading: the user's words for some of the nodes."""
