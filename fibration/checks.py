@@ -30,7 +30,6 @@ def check(index: Index) -> None:
             _populated(index, assumption)
         else:
             _balanced(index, assumption)
-    _ = index.projection  # a crossing of too low a rank is refused here, and not when a gate is run
 
 
 # ---------------------------------------------------------------- commuting paths

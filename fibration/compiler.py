@@ -63,7 +63,7 @@ def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
     report = hierarchy.verify()
     report.raise_for_status()
     artifact = generate(hierarchy, choose(backend))
-    return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact))
+    return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact), compile)
 
 
 def generate(hierarchy: Hierarchy, backend: str) -> Artifact:

@@ -10,18 +10,26 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.batch import Codes, Layout, Members, lay_out
 from fibration.errors import HierarchyIndexError
 from fibration.interpret import Sizes
-from fibration.projection import Projection, crossed
 from fibration.spec import Hierarchy
 from fibration.symbols import BATCH, Attribute
+
+
+class Fit(Protocol):
+    """What an index asks of its projection: see `projection.py`."""
+
+    @property
+    def strata(self) -> tuple[str, ...]: ...
+    def block(self, into: str, of: str) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +49,7 @@ class Index:
     values: Mapping[str, Tensor]  # float64 attributes, per element of their stratum
     leaf_tokens: Mapping[str, Tensor]  # int64 [elements] per leaf, where there are several: which tokens they are
     device: torch.device
+    projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     def tokens_of(self, leaf: str) -> Tensor | None:
@@ -159,12 +168,6 @@ class Index:
             only = len(self.leaves) == 1
             self._cache[key] = lay_out(parent, self.size[segments], positions, self.device, gaps_are_masked=only)
         return self._cache[key]  # type: ignore[no-any-return]
-
-    @cached_property
-    def projection(self) -> Projection | None:
-        """The least-squares fit of crossed strata, where the hierarchy orthogonalises so and has some."""
-        h = self.hierarchy
-        return Projection(self) if h.orthogonalise == "projection" and crossed(h.shape) else None
 
     def matrix(self, into: str, of: str) -> Tensor:
         """A block of the projection: float64 [into, of], `ρ_into = Σ_of matrix(into, of)·s_of` (see `projection.py`).

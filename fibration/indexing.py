@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fibration.checks import check
 from fibration.errors import HierarchyIndexError
 from fibration.index import Index, place_of
 from fibration.labels import Encoder, Places
+from fibration.projection import Projection
 from fibration.spec import Hierarchy
 from fibration.symbols import BATCH, Attribute
 
@@ -31,6 +33,8 @@ def build_index(
     """See `Operator.index`."""
     index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes or {})
     check(index)
+    if hierarchy.orthogonalise and hierarchy.shape.crossed():  # too low a rank is refused here, not by a gate
+        return replace(index, projection=Projection(index))
     return index
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, SpecError
 from fibration.expressions import Apply, Expression, Number, desugar
+from fibration.index import Index
 from fibration.scalars import MEANING
 from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
-
-if TYPE_CHECKING:
-    from fibration.index import Index
 
 Vector = NDArray[np.float64]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -54,15 +53,24 @@ class Operator:
     """
 
     def __init__(
-        self, hierarchy: Hierarchy, report: Report, backend: str, source: str, programs: Mapping[str, Program], run: Run
+        self,
+        hierarchy: Hierarchy,
+        report: Report,
+        backend: str,
+        source: str,
+        programs: Mapping[str, Program],
+        run: Run,
+        again: Callable[[Hierarchy, str], Operator] | None = None,
     ) -> None:
         self.hierarchy, self.report, self.backend, self.source = hierarchy, report, backend, source
         self.programs = programs
-        self._run = run
+        self._run, self._again = run, again
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Generated functions do not pickle; another process compiles the same hierarchy again."""
-        return _compile_again, (self.hierarchy, self.backend)
+        if self._again is None:
+            raise TypeError(f"{self!r} was made without the compiler, and cannot be pickled")
+        return self._again, (self.hierarchy, self.backend)
 
     def __repr__(self) -> str:
         return f"Operator({self.hierarchy.name!r}, backend={self.backend!r})"
@@ -241,10 +249,6 @@ class Operator:
             0.0,
         )
         return inputs_of(batch)
-
-
-def _compile_again(hierarchy: Hierarchy, backend: str) -> Any:
-    return import_module("fibration.compiler").compile(hierarchy, backend)
 
 
 def _wide(given: Tensor) -> torch.dtype:

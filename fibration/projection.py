@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import networkx as nx
 import numpy as np
@@ -23,24 +23,15 @@ from numpy.typing import NDArray
 
 from fibration.batch import Codes
 from fibration.errors import HierarchyIndexError, SpecError
+from fibration.index import Index
 from fibration.measure import Measure, Vector
 from fibration.symbols import BATCH, Stratum
-
-if TYPE_CHECKING:
-    from fibration.index import Index
-    from fibration.shape import Shape
 
 Matrix = NDArray[np.float64]
 MAX_ELEMENTS = 2048  # of all strata of S together: time grows with the cube, memory with the square
 SINGULAR = 1e-10  # relative: below it two effects count as one
 MAX_NAMED = 6  # labels in a message
 READER = 'orthogonalise="projection"'
-
-
-def crossed(shape: Shape) -> tuple[str, ...]:
-    """`S`: every stratum coarser than one that lies over several, roots first."""
-    found = {u for v in shape.strata if len(shape.below(v)) > 1 for u in shape.coarser(v)}
-    return tuple(s.name for s in shape.order if s in found)
 
 
 class Projection:
@@ -53,7 +44,7 @@ class Projection:
     def __init__(self, index: Index) -> None:
         self.index, self.shape = index, index.hierarchy.shape
         self.here = f"index of '{index.hierarchy.name}'"
-        self.strata = crossed(self.shape)
+        self.strata = tuple(s.name for s in self.shape.under_crossings())
         self._same_leaves()
         bounds = np.concatenate([[0], np.cumsum([index.size[s] for s in self.strata])])
         self.slices = {s: slice(int(bounds[k]), int(bounds[k + 1])) for k, s in enumerate(self.strata)}
