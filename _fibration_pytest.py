@@ -6,6 +6,8 @@ work is `fibration.pytest_plugin`, imported once specs are named.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 NAME = "fibration-specs"  # what does the work is registered under it
@@ -34,6 +36,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     asked, listed = config.getoption("--fibration"), config.getini("fibration_specs")
     if (asked or listed) and not config.pluginmanager.has_plugin(NAME):
-        from fibration.pytest_plugin import Specs
-
-        config.pluginmanager.register(Specs(config, asked, listed), NAME)
+        specs = import_module("fibration.pytest_plugin").Specs
+        config.pluginmanager.register(specs(config, asked, listed), NAME)

@@ -40,7 +40,7 @@ from fibration.batch import Batch, inputs_of
 from fibration.checks import check
 from fibration.indexing import build_index
 from fibration.inputs import make_batch
-from fibration.ir import Input
+from fibration.ir import Input, Mix
 from fibration.measure import Measure
 from fibration.symbols import Stratum
 
@@ -814,8 +814,8 @@ def test_inputs_of_several_leaves():
     assert values["log_prob"].tolist() == [0, 3, 6, 24, 27, 33]
 
 
-def made(h, i, inputs, advantages):
-    program = SimpleNamespace(inputs=inputs, leaves=i.leaves)
+def made(h, i, inputs, advantages, matrices=()):
+    program = SimpleNamespace(inputs=inputs, leaves=i.leaves, matrices=matrices)
     return make_batch(h, program, program, i, {"log_ratio": torch.zeros(i.shape)}, advantages, None, torch.float64, 0.0)
 
 
@@ -842,9 +842,9 @@ def test_advantages_and_matrices_of_a_program():
     per_token[2, 1] = math.nan
     refuses(BatchError, lambda: made(TREE, i, (turns,), per_token), what="token [2, 1] of trajectory 2 is not finite")
     crossed_index = crossing(PROJECTED, {("m", "t"): 2, ("m", "i"): 5, ("c", "t"): 3, ("c", "i"): 1})
-    node = Input("matrix_domain_modality", "domain", "matrix", ("domain", "modality"))
-    found = made(PROJECTED, crossed_index, (node,), None)
-    assert found.vectors["matrix_domain_modality"] is crossed_index.matrix("domain", "modality")
+    node = Mix("domain", "modality", Input("x", "modality", "test"))
+    found = made(PROJECTED, crossed_index, (), None, (node,))
+    assert found.vectors == {"matrix_domain_of_modality": crossed_index.matrix("domain", "modality")}
 
 
 def test_attributes_of_one_leaf():
