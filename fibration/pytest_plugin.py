@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from _fibration_pytest import pytest_addoption, pytest_configure
 from fibration.errors import FibrationError, LawError
 from fibration.formats import heading
 from fibration.loading import hierarchies, load, shipped, shipped_file, spec_files, split
 from fibration.report import Report
 from fibration.spec import Hierarchy
 
-__all__ = ["HierarchyItem", "SpecFile", "Specs"]
+__all__ = ["HierarchyItem", "SpecFile", "Specs", "pytest_addoption", "pytest_configure"]
 
 
 class HierarchyItem(pytest.Item):

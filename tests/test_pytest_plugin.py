@@ -44,7 +44,7 @@ wrong = Hierarchy(
     gives_up={"positivity": "for no reason"},
 )
 """
-USED = ["-p", "_fibration_pytest", "-p", "no:cacheprovider", "-W", "error"]
+USED = ["-p", "fibration.pytest_plugin", "-p", "no:cacheprovider", "-W", "error"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,7 +147,7 @@ def test_what_is_left_out(project: pytest.Pytester) -> None:
 
 
 def test_only_what_failed_last_runs_again(project: pytest.Pytester) -> None:
-    with_cache = ["-p", "_fibration_pytest", "-W", "error"]
+    with_cache = ["-p", "fibration.pytest_plugin", "-W", "error"]
     project.runpytest(*with_cache).assert_outcomes(passed=3, failed=1)
     again = project.runpytest(*with_cache, "--last-failed", "-v")
     assert [line.split()[0] for line in again.outlines if "%]" in line] == ["specs/wrong.py::wrong"]
