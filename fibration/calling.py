@@ -92,7 +92,7 @@ def _arguments(plan: Plan) -> Iterator[Argument]:
             if vector.kind == "parameter":
                 yield Argument(f"{vector.name}_stride", "stride", (vector.name,), "0 where one number serves all")
     for mix in plan.program.matrices:
-        note = f"[{mix.into}, {mix.of}] of the projection"
+        note = f"[{mix.into}, {mix.of}] of the projection: an index's matrix({mix.into!r}, {mix.of!r})"
         yield Argument(mix.matrix, "matrix", (mix.into, mix.of), note)
     for edge in plan.program.nodes():
         if isinstance(edge, Pull) and edge.target != BATCH and not _is_broadcast(plan, edge):

@@ -136,8 +136,9 @@ def show(
 
     `schema` is the JSON Schema of all hierarchies. Nothing is proved here.
     """
-    from fibration import show as shows
     from fibration.formats import load_quietly
+    from fibration.latex import latex
+    from fibration.show import mermaid, text
 
     hierarchy = load_quietly(spec)
     if format is ShowFormat.json:
@@ -145,7 +146,7 @@ def show(
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
     else:
-        typer.echo({"text": shows.text, "mermaid": shows.mermaid, "latex": shows.latex}[format](hierarchy))
+        typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
 
 
 @app.command()

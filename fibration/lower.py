@@ -25,7 +25,6 @@ from fibration.expressions import (
     desugar,
     evaluate,
     substitute,
-    transform,
 )
 from fibration.ir import Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
 from fibration.spec import Hierarchy
@@ -37,7 +36,6 @@ from fibration.symbols import (
     Density,
     Gated,
     Parameter,
-    Place,
     Reading,
     Stratum,
     Total,
@@ -238,7 +236,7 @@ class _Lowering:
 
     def objective(self, ratios: dict[str, Node]) -> Node:
         """`J = Σ μ 𝒢 A`: summed over each row first, so that no partial sum runs over the whole batch of tokens."""
-        weight = self.map(self.places(self.h.objective.weight), self.rows)
+        weight = self.map(self.h.objective.spelled_out(self.h.leaves, self.h.rows), self.rows)
         sums = []
         for leaf, ratio in ratios.items():
             suffix = self.suffix(leaf)
@@ -252,24 +250,6 @@ class _Lowering:
                 total = Push(source, target, total)
             sums.append(total)
         return Push(self.rows, BATCH, _binary("mul", weight, _sum(sums)))
-
-    def places(self, weight: Expression) -> Expression:
-        """An objective's weight, with its places written out: tokens are the elements of all leaves."""
-        places = {"leaf": self.leaves[0], "rows": self.rows, BATCH: BATCH}
-
-        def put(atom: Expression) -> Expression:
-            if not isinstance(atom, (Count, Total)):
-                return atom
-            over = places[atom.over.name] if isinstance(atom.over, Place) else atom.over
-            over = Stratum(over) if isinstance(over, str) else over
-            if isinstance(atom, Total):
-                return Total(atom.attribute, over)
-            if isinstance(atom.of, Place) and atom.of.name == "leaf":
-                counts: list[Expression] = [Count(Stratum(leaf), over) for leaf in self.leaves]
-                return functools.reduce(lambda a, b: a + b, counts)
-            return Count(Stratum(places[atom.of.name]) if isinstance(atom.of, Place) else atom.of, over)
-
-        return transform(weight, put)
 
     # ------------------------------------------------------------ expressions
 

@@ -6,14 +6,16 @@ unmasked token does not count.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fibration.constructors import Written, constructor
 from fibration.errors import SpecError
-from fibration.expressions import Expression, as_expression
-from fibration.symbols import BATCH, Place, count
+from fibration.expressions import Expression, as_expression, transform
+from fibration.symbols import BATCH, Count, Place, Stratum, Total, Where, count
 
-# Resolved by lowering: the sampled stratum, the rows of the batch, the batch itself.
+# Resolved by `Objective.spelled_out`: the sampled strata, the rows of the batch, the batch itself.
 LEAF, ROWS, WHOLE = Place("leaf"), Place("rows"), Place(BATCH)
 
 
@@ -39,6 +41,28 @@ class Objective(Written):
         if self.estimator == "score":
             raise SpecError(f"the objective {self.written} is a score estimator already")
         return self.model_copy(update={"estimator": "score", "written": f"{self.written}.score()"})
+
+    def spelled_out(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
+        """The weight in strata of a hierarchy. Tokens are the elements of all its leaves: a count of them is a sum.
+
+        Without leaves (a cycle) counts of tokens stay as they are.
+        """
+
+        def stratum(place: Where) -> Where:
+            return {ROWS.name: rows, WHOLE.name: Stratum(BATCH)}[place.name] if isinstance(place, Place) else place
+
+        def put(atom: Expression) -> Expression:
+            if isinstance(atom, Total):
+                return Total(atom.attribute, stratum(atom.over))
+            if not isinstance(atom, Count):
+                return atom
+            over = stratum(atom.over)
+            if atom.of == LEAF:
+                counts: list[Expression] = [Count(leaf, over) for leaf in leaves] or [Count(LEAF, over)]
+                return functools.reduce(lambda a, b: a + b, counts)
+            return Count(stratum(atom.of) or atom.of, over)
+
+        return transform(self.weight, put)
 
 
 @constructor(Objective, examples=("trajectory_mean()",))

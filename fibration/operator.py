@@ -213,17 +213,28 @@ class Operator:
         advantages: Tensor | None,
         parameters: Mapping[str, Any] | None,
         program: str,
+        log_probs: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """What one of the programs reads, as float64 vectors, for the interpreter. `log_ratio`: float64 [tokens]."""
-        whole = torch.zeros(index.shape, dtype=torch.float64, device=index.device)
-        whole.view(-1)[index.positions] = log_ratio
+        """What one of the programs reads, as float64 vectors, for the interpreter.
+
+        `log_ratio` and `log_probs`: float64 [tokens]; the second only for score estimators.
+        """
+
+        def whole(values: Tensor) -> Tensor:
+            spread = torch.zeros(index.shape, dtype=torch.float64, device=index.device)
+            spread.view(-1)[index.positions] = values
+            return spread
+
+        tokens = {"log_ratio": whole(log_ratio)}
+        if log_probs is not None:
+            tokens["log_prob"] = whole(log_probs)
         declared = self.programs["evaluate"]
         batch = make_batch(
             self.hierarchy,
             self.programs[program],
             declared,
             index,
-            {"log_ratio": whole},
+            tokens,
             advantages,
             parameters,
             torch.float64,

@@ -1,42 +1,33 @@
-"""Pictures of a hierarchy and of what it did to a batch. Figures are made without pyplot, so nothing global changes."""
+"""Pictures of what a hierarchy did to a batch."""
 
 from __future__ import annotations
 
-import io
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from fibration.formats import write_file
+from fibration.canvas import save, title
+from fibration.diagram import hierarchy
+from fibration.drifts import Colours, colours
 from fibration.section import sections
-from fibration.show import CHANNELS, REGIMES, graph, layers, unit
+from fibration.show import CHANNELS, REGIMES, unit
 from fibration.spec import Hierarchy
+from fibration.symbols import Stratum
 
 if TYPE_CHECKING:
     from fibration.recorded import Gated
 
 Vector = NDArray[np.float64]
-# Okabe and Ito's colours again, in an order that keeps neighbours apart; groups beyond the last start over.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B6B6B", "#B8A900")
-INK = "#44546A"
-CODE: Mapping[str, Any] = {"fontsize": 8.5, "family": "monospace", "va": "center"}
-DPI = 150
-
-
 TITLES = {
     "hierarchy": "the hierarchy, and the batch's drift at every level of it",
     "regimes": "every element on its gate",
@@ -51,125 +42,6 @@ def draw(gated: Gated, out: Path, step: Callable[[str], None] = lambda name: Non
         step(name)
         save(make[name](gated), out / f"{name}.png")
     return [(out / f"{name}.png", title) for name, title in TITLES.items()]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all: as SVG where the path says so, else as PNG. Equal figures, equal bytes."""
-    write_file(path, page(figure, "svg" if path.suffix == ".svg" else "png"))
-
-
-def page(figure: Figure, form: str) -> bytes:
-    """A figure as the contents of a PNG or SVG file."""
-    FigureCanvasAgg(figure)
-    contents = io.BytesIO()
-    nothing: Mapping[str, Any] = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-    with rc_context({"svg.hashsalt": "fibration"}):
-        figure.savefig(contents, format=form, dpi=DPI, metadata=nothing)
-    return contents.getvalue()
-
-
-def title(figure: Figure, text: str, left: float, inches: float) -> None:
-    """A title at a distance from the top that does not grow with the figure."""
-    figure.suptitle(text, x=left, y=1 - inches / figure.get_figheight(), ha="left", fontsize=14)
-
-
-# ---------------------------------------------------------------- who is whose
-
-
-@dataclass(frozen=True)
-class Colours:
-    """One colour per domain of the rollouts, for the elements of every stratum."""
-
-    names: tuple[str, ...]
-    of: dict[str, NDArray[np.int64]]  # per stratum, the domain of each element
-
-    def colour(self, i: int) -> str:
-        return PALETTE[i % len(PALETTE)]
-
-
-def colours(gated: Gated) -> Colours:
-    r, index = gated.rollouts, gated.index
-    leaf = gated.op.hierarchy.leaf.name
-    per_row = r.domain_of_group[r.prompt_group].astype(np.int64)
-    of = {leaf: per_row[index.row_numbers][index.row_of_token.numpy()]}
-    for stratum in gated.op.hierarchy.chain[:-1]:
-        of[stratum.name] = np.empty(index.size[stratum.name], np.int64)
-        of[stratum.name][index.parent(leaf, stratum.name).numpy()] = of[leaf]
-    # Long names are cut, and a $ would start mathematics.
-    names = (name if len(name) <= 14 else f"{name[:13]}…" for name in r.domains)
-    return Colours(tuple(name.replace("$", r"\$") for name in names), of)
-
-
-# ---------------------------------------------------------------- the hierarchy
-
-
-def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
-    """Strata with their gates as boxes, fibrations with their kernels as arrows; beside a chain, a batch's drift."""
-    rows = layers(graph(h))
-    high = 1.2 + 1.75 * len(rows)
-    figure = Figure(figsize=(13 if gated else 6.5, high))
-    margins = {"left": 0.015, "right": 0.92 if gated else 0.985, "top": 1 - 0.75 / high, "bottom": 0.75 / high}
-    grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], wspace=0.05, **margins)
-    axes = figure.add_subplot(grid[0, 0])
-    axes.set(xlim=(0, 1), ylim=(len(rows), 0))
-    axes.axis("off")
-    place = {s: ((i + 0.5) / len(row), depth) for depth, row in enumerate(rows) for i, s in enumerate(row)}
-    for s, (x, y) in place.items():
-        width = 0.94 / len(rows[y])
-        left, right = x - width / 2 + 0.04, x + width / 2 - 0.04
-        box: Mapping[str, Any] = {"boxstyle": "round,pad=0.015,rounding_size=0.03", "mutation_aspect": 2.2}
-        axes.add_patch(FancyBboxPatch((left - 0.02, y + 0.16), width - 0.04, 0.62, fc="#F2F5F8", ec=INK, **box))
-        axes.text(left, y + 0.3, s.name, fontsize=13, fontweight="bold", va="center")
-        if gated:
-            axes.text(right, y + 0.3, f"{gated.index.size[s.name]} in this batch", va="center", ha="right", color=INK)
-        gate = textwrap.fill(str(h.gates[s]), max(18, int(58 * width / 0.94)), break_long_words=False)
-        axes.text(left, y + 0.58, gate, **CODE)
-    for f in h.fibrations:
-        (x, y), (to_x, to_y) = place[f.source], place[f.target]
-        start, end = (x, y + 0.14), (to_x, to_y + 0.79)
-        axes.add_patch(
-            FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, color=INK, shrinkA=1, shrinkB=1)
-        )
-        axes.text((x + to_x) / 2 + 0.02, (start[1] + end[1]) / 2, f"kernel {f.kernel}", color=INK, **CODE)
-    title(figure, f"{h.name}: gates on strata, kernels on fibrations", 0.03, 0.22)
-    if gated is not None:
-        _icicle(figure.add_subplot(grid[0, 1]), gated)
-    return figure
-
-
-def _icicle(axes: Axes, gated: Gated) -> None:
-    """The batch to scale, a band per stratum, each element as wide as its tokens, coloured by its mean drift."""
-    h, index, who = gated.op.hierarchy, gated.index, colours(gated)
-    chain = [s.name for s in h.chain]
-    parents = [index.parent(chain[-1], s).numpy() for s in chain]
-    order = np.lexsort((*reversed(parents), who.of[chain[-1]]))
-    drift = np.cumsum([_net(gated, s)[p] for s, p in zip(chain, parents, strict=True)], axis=0)  # [strata, tokens]
-    limit = max(float(np.quantile(np.abs(drift[-1]), 0.9)), 1e-9)
-    look: dict[str, Any] = {"cmap": "RdBu_r", "norm": Normalize(-limit, limit)}
-    for depth, values in enumerate(drift):
-        low, high = depth + 0.81, depth + 0.13
-        axes.imshow(
-            values[order][None, :], aspect="auto", interpolation="nearest", extent=(0, len(order), low, high), **look
-        )
-        edges = np.flatnonzero(np.diff(parents[depth][order])) + 1
-        if len(edges) <= 400:
-            axes.vlines(edges, high, low, color="white", linewidth=0.9 if len(edges) < 60 else 0.25)
-    bounds = np.searchsorted(who.of[chain[-1]][order], np.arange(len(who.names) + 1))
-    for i, (name, start, stop) in enumerate(zip(who.names, bounds, bounds[1:], strict=False)):
-        if stop - start > 0.012 * len(name) * len(order):  # else it would run into its neighbours
-            axes.text((start + stop) / 2, 0.06, name, ha="center", va="center", color=who.colour(i), fontweight="bold")
-    axes.set(xlim=(0, len(order)), ylim=(len(chain), 0), yticks=[], xlabel="tokens, ordered by what they lie over")
-    axes.spines[:].set_visible(False)
-    axes.set_title("the batch: mean drift of every element", fontsize=11, loc="left", pad=8)
-    bar = axes.figure.colorbar(ScalarMappable(**look), cax=axes.inset_axes((1.02, 0.1, 0.02, 0.8)), extend="both")
-    bar.set_label(f"mean drift ({unit(h)})")
-
-
-def _net(gated: Gated, stratum: str) -> Vector:
-    """What every element drifts beyond the level above, up less down."""
-    parts = gated.levels.residual
-    sign = {"": 1.0, "+": 1.0, "-": -1.0}
-    return sum(sign[c] * parts[stratum, c].numpy() for c in gated.op.hierarchy.decomposition.channels)  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------- regimes
@@ -216,23 +88,24 @@ def curves(gated: Gated, stratum: str, channel: str, grid: Vector) -> list[Curve
 def regimes(gated: Gated) -> Figure:
     """Per level, the gate with every element of the batch on it, and below it the residuals domain by domain."""
     h, who = gated.op.hierarchy, colours(gated)
-    channels, rows = h.decomposition.channels, len(h.chain)
-    panel, gap = 1.7 + 0.18 * len(who.names), 0.9  # inches
+    channels, rows = h.decomposition.channels, len(h.order)
+    most = max(len(who.rows(s.name)) for s in h.order)
+    panel, gap = 1.7 + 0.18 * most, 0.9  # inches
     high = (panel + gap) * rows + 1.6
     wide = 6.2 * len(channels) + (0.6 if len(channels) > 1 else 3.2)
     figure = Figure(figsize=(wide, high))
     margins = {"left": 1.5 / wide, "right": 0.985, "top": 1 - 1.6 / high, "bottom": 0.55 / high}
     outer = figure.add_gridspec(rows, len(channels), hspace=gap / panel, wspace=0.27, **margins)
     seen: set[str] = set()
-    for i, stratum in enumerate(h.chain):
+    for i, stratum in enumerate(h.order):
         for j, channel in enumerate(channels):
-            inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 0.22 * len(who.names) + 0.7], hspace=0.05)
+            inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 0.22 * most + 0.7], hspace=0.05)
             upper = figure.add_subplot(inner[0])
             lower = figure.add_subplot(inner[1], sharex=upper)
             seen |= _level(gated, who, stratum.name, channel, upper, lower)
             name = f"{stratum}, channel {CHANNELS[channel]}" if channel else stratum.name
             upper.set_title(name, fontsize=12, loc="left", fontweight="bold")
-            lower.set_xlabel(f"residual drift beyond the level above ({unit(h)})" if i else f"drift ({unit(h)})")
+            lower.set_xlabel(residual_label(h, stratum))
     handles: list[Any] = [
         Line2D([], [], color="black", label="gate (median element)"),
         Line2D([], [], color="black", linestyle=":", label="end of the pass-through interval"),
@@ -242,6 +115,14 @@ def regimes(gated: Gated) -> Figure:
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=2, fontsize=9.5, frameon=False)
     title(figure, f"{h.name}: every element of the batch on its gate", 0.035, 0.18)
     return figure
+
+
+def residual_label(h: Hierarchy, stratum: Stratum) -> str:
+    """What the residual of a stratum is, for an axis."""
+    if not h.shape.below(stratum):
+        return f"drift ({unit(h)})"
+    above = "the level above" if len(h.shape.below(stratum)) == 1 and h.shape.is_tree else "what it lies over"
+    return f"residual drift beyond {above} ({unit(h)})"
 
 
 def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, lower: Axes) -> set[str]:
@@ -265,7 +146,8 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
                 lower.axvline(end, color="black", linestyle=":", linewidth=1.1)
     if len(lines) > 1:
         upper.legend(fontsize=9, loc="lower right")
-    jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(residual)) * (len(residual) > len(who.names))
+    names = who.rows(stratum)
+    jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(residual)) * (len(residual) > len(names))
     size, alpha = (26, 0.9) if len(residual) < 100 else (9, 0.6) if len(residual) < 1500 else (3, 0.3)
     colour = [who.colour(i) for i in who.of[stratum]]
     dots: dict[str, Any] = {"s": size, "c": colour, "alpha": alpha, "linewidths": 0, "zorder": 3}
@@ -283,8 +165,8 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     margin = 0.08 * (max(heights) - min(heights)) or 1.0
     upper.set(xlim=(left, limit), ylim=(min(heights) - margin, max(heights) + margin), ylabel="gated drift")
     upper.tick_params(labelbottom=False)
-    lower.set(ylim=(len(who.names) - 0.4, -0.6), yticks=range(len(who.names)))
-    lower.set_yticklabels(who.names, fontsize=9)
+    lower.set(ylim=(len(names) - 0.4, -0.6), yticks=range(len(names)))
+    lower.set_yticklabels(names, fontsize=9)
     for axes in (upper, lower):
         axes.grid(alpha=0.2)
     return shown
@@ -337,8 +219,8 @@ def ratios(gated: Gated) -> Figure:
     main.set(xlim=(-limit, limit), ylim=(-reach, reach), xlabel="log r, before gating (nats)")
     main.set_ylabel(r"log $\mathcal{G}(r)$, after gating (nats)")
     main.legend(loc="upper left")
-    for i in np.unique(who.of[h.leaf.name]):
-        mine = who.of[h.leaf.name] == i
+    for i in np.unique(who.tokens):
+        mine = who.tokens == i
         line: dict[str, Any] = {"histtype": "step", "color": who.colour(i), "linewidth": 1.4}
         top.hist(x[mine], bins=list(bins_x[::4]), **line)
         right.hist(y[mine], bins=list(bins_y[::4]), orientation="horizontal", **line)

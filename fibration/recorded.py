@@ -43,7 +43,15 @@ def build_index(op: Operator, rollouts: Rollouts) -> Index:
     """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
     h = op.hierarchy
     known = {"prompt_group": rollouts.prompt_group_labels, "domain": rollouts.domain_labels}
-    wanted = [s.name for s in h.chain if s.name not in (h.leaf.name, h.rows.name, BATCH)]
+    if len(h.leaves) > 1:
+        leaves = [s.name for s in h.leaves]
+        raise RolloutsError(
+            f"the rollouts do not say which tokens of '{h.name}' are which",
+            required=f"masks for {', '.join(leaves)}: every token is an element of one of these leaves",
+            found=f"labels for {', '.join(known)}; every segment is one {h.rows}",
+            remedy=f"from Python, op.index(..., {', '.join(f'{leaf}=mask' for leaf in leaves)}) takes them",
+        )
+    wanted = [s.name for s in h.order if s not in (*h.leaves, h.rows) and s.name != BATCH]
     for what, names in (("stratum", [n for n in wanted if n not in known]), ("attribute", list(h.attributes))):
         if names:
             raise RolloutsError(

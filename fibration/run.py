@@ -21,14 +21,15 @@ from fibration.expressions import as_expression
 from fibration.index import Index
 from fibration.instrument import UNCHANGED
 from fibration.laws import LAWS
-from fibration.metrics import levels
+from fibration.metrics import levels, reports
 from fibration.overview import KINDS, Kind, Overview, kind
 from fibration.recorded import Gated, build_index, disagreement, gate
 from fibration.report import Fact, Report
 from fibration.rollouts import Rollouts, load_rollouts
-from fibration.show import CHANNELS, REGIMES, Regime, unit
+from fibration.show import CHANNELS, REGIMES, Regime, graph, layers, unit
 from fibration.spec import Hierarchy
 
+PER_LEAF = "log 𝒢 on "  # how facts about the tokens of one of several leaves begin
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
 
 
@@ -116,11 +117,12 @@ def _proof(report: Report) -> Table:
     for name, shown in _laws(report):
         law = LAWS.get(name.partition(" ")[0])
         grid.add_row(Text(shown.sign, shown.style), name, Text(law.statement if law else ""))
-    whole: dict[str, Fact] = {}
+    whole: list[Fact] = []  # the first of each kind, or one per leaf
     for fact in report.facts:
-        if not fact.subject.startswith("gate on"):
-            whole.setdefault(fact.name, fact)
-    for fact in whole.values():
+        first = all(fact.name != f.name for f in whole)
+        if (first or fact.subject.startswith(PER_LEAF)) and not fact.subject.startswith("gate on"):
+            whole.append(fact)
+    for fact in whole:
         grid.add_row(Text("·", "dim"), fact.name, Text.assemble(f"{fact.subject}: ", (fact.value, "bold")))
     return grid
 
@@ -137,7 +139,8 @@ def _laws(report: Report) -> list[tuple[str, Kind]]:
 def _batch(rollouts: Rollouts, index: Index) -> str:
     model = rollouts.provenance.get("model", {})
     by = f", sampled by {model['name']}" if isinstance(model, Mapping) and "name" in model else ""
-    used = " → ".join(f"{index.size[s.name]} {s}" for s in reversed(index.hierarchy.chain))
+    rows = reversed(layers(graph(index.hierarchy)))
+    used = " → ".join(", ".join(f"{index.size[s.name]} {s}" for s in row) for row in rows)
     return (
         f"{rollouts.n_tokens} tokens in {rollouts.n_trajectories} trajectories, {len(rollouts.prompt_groups)} prompt "
         f"groups, {len(rollouts.domains)} domains{by}\nelements: {used}"
@@ -159,10 +162,12 @@ def _domains(g: Gated) -> Table:
     numbers = ("mean\nreward", "mean\n|log r|", "tokens\nclipped", "𝒢(r)\nmin", "𝒢(r)\nmax")
     table = _table("domain", "groups", "traject.", "tokens", *numbers)
     changed = np.zeros(r.n_tokens, bool)
-    for (stratum, channel), residual in g.levels.residual.items():
-        if stratum == h.leaf.name and h.gates[h.leaf].expression != as_expression(0):
-            moved_by = (residual - g.levels.gated[stratum, channel]).abs()
-            changed |= (moved_by > UNCHANGED * residual.abs()).numpy()
+    for leaf in (s for s in h.leaves if h.gates[s].expression != as_expression(0)):
+        tokens = g.index.positions_of(leaf.name).numpy()
+        for channel in h.decomposition.channels:
+            residual = g.levels.residual[leaf.name, channel]
+            moved_by = (residual - g.levels.gated[leaf.name, channel]).abs()
+            changed[tokens] |= (moved_by > UNCHANGED * residual.abs()).numpy()
     row_domain = r.domain_of_group[r.prompt_group]
     token_domain = np.repeat(row_domain, np.diff(r.offsets))
     drift, ratio = g.log_ratio.abs().numpy(), g.ratio.numpy()
@@ -181,24 +186,32 @@ def _domains(g: Gated) -> Table:
 
 
 def _regimes(g: Gated) -> Table:
-    """Per level and, where the root stratum has few named elements, per element of it: drift and regimes."""
+    """Per level and, of every coarsest stratum with few named elements, per element of it: drift and regimes."""
     h, metrics = g.op.hierarchy, g.result.metrics
-    root = h.chain[0].name
-    labels = [(f"[{root}={name}]", str(name), i) for i, name in enumerate(g.index.labels.get(root, ()))]
-    named = [entry for entry in labels if any(m.endswith(entry[0]) for m in metrics)]  # only few elements are named
+    report = reports(h)
     regimes = _shown(g)
     titles = [r.title.replace(" ", "\n") for r in regimes.values()]
-    table = _table("level", root if named else "", "elem.", "mean\ndrift", "max\ndrift", *titles, left=2)
+    # Only few elements are named, and the batch never is.
+    coarsest = [over for over in dict.fromkeys(b for _, b in report.paths) if any(f"[{over}=" in m for m in metrics)]
+    heading = coarsest[0] if len(coarsest) == 1 else "over" if coarsest else ""
+    table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, left=2)
+
+    def row(level: str, label: Text | str, key: str, suffix: str, count: float) -> None:
+        shares = [_share(float(metrics[f"{key}/{k}{suffix}"]), r.style) for k, r in regimes.items()]
+        drifts = [f"{float(metrics[f'{key}/{d}{suffix}']):.4f}" for d in ("drift", "drift_max")]
+        table.add_row(level, label, f"{count:.0f}", *drifts, *shares)
+
     for stratum, channel in levels(h):
-        key = f"{stratum}/{channel}" if channel else stratum
-        counts = g.index.count(stratum, root)
-        rows = [("", "all" if named else "", float(counts.sum()))]
-        rows = [*((suffix, label, float(counts[i])) for suffix, label, i in named), *rows]
-        for position, (suffix, label, count) in enumerate(rows):
-            shares = [_share(float(metrics[f"{key}/{k}{suffix}"]), r.style) for k, r in regimes.items()]
-            drifts = [f"{float(metrics[f'{key}/{d}{suffix}']):.4f}" for d in ("drift", "drift_max")]
-            level = f"{stratum} {CHANNELS[channel]}" if not position else ""
-            table.add_row(level, label, f"{count:.0f}", *drifts, *shares)
+        key, level = f"{stratum}/{channel}" if channel else stratum, f"{stratum} {CHANNELS[channel]}"
+        for over in (b for b in report.over(stratum) if b in coarsest):
+            if len(coarsest) > 1:
+                table.add_row(level, Text(over, "italic"))
+                level = ""
+            counts = g.index.count(stratum, over)
+            for i, name in enumerate(g.index.labels[over]):
+                row(level, str(name), key, f"[{over}={name}]", float(counts[i]))
+                level = ""
+        row(level, "all" if coarsest else "", key, "", float(g.index.size[stratum]))
         table.add_section()
     return table
 
@@ -214,7 +227,8 @@ def _findings(g: Gated) -> Iterator[Any]:
     h, m = g.op.hierarchy, g.result.metrics
     yield Text(
         "How far each domain has moved since it was sampled: r = π_new/π_old of a token, 𝒢(r) what training uses "
-        f"instead; clipped: tokens that the gate on {h.leaf} changed.",
+        f"instead; clipped: tokens that {'the gate on ' if len(h.leaves) == 1 else 'the gates on '}"
+        f"{' and '.join(map(str, h.leaves))} changed.",
         "italic",
     )
     yield _domains(g)
@@ -222,8 +236,9 @@ def _findings(g: Gated) -> Iterator[Any]:
     channels = ": + of the tokens that became likelier, − of those that became less so" if split else ""
     meanings = "; ".join(f"{r.title}, {r.meaning}" for r in _shown(g).values())
     yield Text(
-        f"What every gate saw and did. Drift: the size of an element's mean {_coordinate(h)} beyond that of the "
-        f"element it lies over{channels}. Shares of elements: {meanings}.",
+        f"What every gate saw and did. Drift: the size of an element's mean {_coordinate(h)} beyond "
+        f"{'that of the element it lies over' if h.shape.is_tree else 'what it lies over explains'}{channels}. "
+        f"Shares of elements: {meanings}.",
         "italic",
     )
     yield _regimes(g)

@@ -342,6 +342,12 @@ def wrong() -> dict[str, Case]:
                  (length, batch), (expert, batch), assume=[balanced(length, expert)]),
             "orthogonality", "residual on token", ("meet in",),
         ),
+        "balance within a finer meet": refuted(
+            make((token, expert), (token, camera), (token, cell), (expert, domain), (expert, length), (camera, modality),
+                 (camera, length), (cell, domain), (cell, modality), (domain, batch), (modality, batch), (length, batch),
+                 assume=[balanced(expert, camera)]),
+            "orthogonality", "residual on domain_modality", "domain and modality may cross",
+        ),
         "a branch that crosses": Case(
             make(
                 (text, trajectory, BOTH), (image, trajectory, BOTH), (image, camera, 1 / n(image, camera)),

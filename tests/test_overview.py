@@ -43,9 +43,9 @@ def text(*reports: Report, width: int = 80, encoding: str = "utf-8") -> str:
 
 
 def test_marks_of_shipped_hierarchies() -> None:
-    assert set(words("fiberpo").values()) == {"proved"}
+    assert set(words("fiberpo_crossed").values()) == {"proved"}
     alone = {law for law, word in words("ppo").items() if word == "does not apply"}
-    assert alone == {"markov", "reflecting", "orthogonality"}  # there is no kernel
+    assert alone == {"markov", "reflecting", "coherent", "orthogonality"}  # there is no kernel
     given_up = {law for law, word in words("gspo").items() if word == "given up"}
     assert given_up == {"identity", "first_order"}
 
@@ -86,7 +86,7 @@ def test_what_rests_on_a_law_that_fails_was_not_asked() -> None:
 
 def test_marks_differ_and_only_those_that_occur_are_explained() -> None:
     assert len({m.sign for m in MARKS.values()}) == len({m.word[0] for m in MARKS.values()}) == len(MARKS)
-    assert [m.word for m in legend([report("fiberpo")])] == ["proved"]
+    assert [m.word for m in legend([report("fiberpo_crossed")])] == ["proved"]
     assert [m.word for m in legend([report("gspo"), report("ppo")])] == ["proved", "given up", "does not apply"]
     assert KINDS["given up"].sign != MARKS["given up"].sign  # one stands before its reason, one points at it
 
@@ -169,7 +169,7 @@ def test_markdown_is_one_table_with_all_cells() -> None:
     assert rows[1] == ["---", *[":-:"] * len(LAWS)]
     for row, name in zip(rows[2:], ("gspo", "padded length"), strict=True):
         assert row[1:] == [m.sign for m in marks(report(name))]
-    assert shown == "✓ proved, † given up, ✗ refuted"
+    assert shown == "✓ proved, † given up, ✗ refuted, · does not apply"
     assert [note.split()[:2] for note in below] == [["†", "gspo"]]
     assert as_markdown([Outcome("a", report("ppo"))]) == markdown([report("ppo")])
 

@@ -29,13 +29,15 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration import plots as plots_module
 from fibration import recorded as recorded_module
 from fibration import run as run_module
+from fibration.canvas import save
 from fibration.cli import app
+from fibration.diagram import hierarchy
+from fibration.drifts import net
 from fibration.errors import RolloutsError
 from fibration.interpret import interpret
-from fibration.plots import Curve, curves, hierarchy, ratios, regimes, save
+from fibration.plots import Curve, curves, ratios, regimes
 from fibration.recorded import Gated, build_index, disagreement, gate
 from fibration.rollouts import Rollouts, save_rollouts
 from fibration.show import REGIMES
@@ -107,7 +109,7 @@ def test_the_whole_run(file: Path, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80 or str(out) in max(lines, key=len)
     words = " ".join(output.split())
     assert "│ reflecting" in output
-    assert re.search(r"fiberpo +verified +✓( ✓)+$", output, re.MULTILINE)
+    assert re.search(r"fiberpo +verified +✓( [✓·])+$", output, re.MULTILINE)
     assert "36 trajectories, 9 prompt groups, 3 domains, sampled by a small model" in words
     assert "✓ at most 1e-09" in words
     assert sorted(p.name for p in out.iterdir()) == ["hierarchy.png", "ratios.png", "regimes.png"]
@@ -250,9 +252,7 @@ def test_the_comparison_measures_against_what_is_compared(batch: Gated) -> None:
 
 def test_drifts_add_up_to_the_log_ratio(batch: Gated) -> None:
     leaf = "token"
-    total = sum(
-        plots_module._net(batch, s.name)[batch.index.parent(leaf, s.name).numpy()] for s in batch.op.hierarchy.chain
-    )
+    total = sum(net(batch, s.name)[batch.index.parent(leaf, s.name).numpy()] for s in batch.op.hierarchy.order)
     np.testing.assert_allclose(total, batch.log_ratio.numpy(), atol=1e-12)
 
 

@@ -7,6 +7,7 @@ import re
 
 import jsonschema
 import pytest
+from matplotlib.mathtext import MathTextParser
 from typer.testing import CliRunner
 
 from fibration import (
@@ -17,6 +18,7 @@ from fibration import (
     MarkovKernel,
     Parameter,
     advantage,
+    balanced,
     clip,
     clip_gate,
     count,
@@ -26,7 +28,10 @@ from fibration import (
     identity_gate,
     load,
     log1p,
+    log_ratio,
+    mass,
     minimum,
+    populated,
     proportional,
     residual,
     sigmoid,
@@ -36,12 +41,14 @@ from fibration import (
     strata,
     token_mean,
     total,
+    trajectory_mean,
     uniform,
     where,
 )
 from fibration.cli import app
+from fibration.latex import latex, tex
 from fibration.loading import shipped
-from fibration.show import latex, mermaid, tex, text
+from fibration.show import mermaid, text, unit
 
 token, image, turn, end = strata("token image turn end_of_all")
 weight = Attribute("weight", on=token)
@@ -91,7 +98,40 @@ CYCLE = Hierarchy(
     decomposition=signed_log_ratio(),
     objective=token_mean(),
 )
-ALL = [*map(load, shipped()), AWKWARD, TREE, CYCLE]
+text_token, image_token, trajectory, domain, modality, batch = strata(
+    "text_token image_token trajectory domain modality batch"
+)
+T = count(text_token, over=trajectory) + count(image_token, over=trajectory)
+# Two leaves, a crossing, and everything that may be assumed.
+QUIVER = Hierarchy(
+    name="quiver",
+    fibrations=[
+        Fibration(text_token, trajectory, kernel=MarkovKernel(1 / T)),
+        Fibration(image_token, trajectory, kernel=MarkovKernel(1 / T)),
+        Fibration(trajectory, domain, kernel=uniform()),
+        Fibration(trajectory, modality, kernel=uniform()),
+        Fibration(domain, batch, kernel=proportional(count(trajectory))),
+        Fibration(modality, batch, kernel=proportional(count(trajectory))),
+    ],
+    gates={s: clip_gate(1).per(mass) for s in (text_token, image_token, trajectory, domain, modality, batch)},
+    decomposition=signed_log_ratio(scale=mass),
+    objective=trajectory_mean().score(),
+    assume=[balanced(domain, modality), populated(image_token, over=trajectory)],
+)
+ALL = [*map(load, shipped()), AWKWARD, TREE, CYCLE, QUIVER, QUIVER.replace(orthogonalise="projection")]
+
+
+def rows_of(hierarchy: Hierarchy) -> list[str]:
+    """The rows of its LaTeX, without the environment and the comment."""
+    return latex(hierarchy).split("\n", 2)[2].rsplit("\n", 1)[0].split(" \\\\\n")
+
+
+def without_cases(row: str) -> str:
+    """Environments of cases as lists in braces, the innermost first."""
+    while found := re.search(r"\\begin\{cases\}((?:(?!\\begin).)*?)\\end\{cases\}", row):
+        inside = found.group(1).replace(r" \\ ", " ; ").replace("&", ",")
+        row = rf"{row[: found.start()]}\{{{inside}\}}{row[found.end() :]}"
+    return row
 
 
 @pytest.mark.parametrize("hierarchy", ALL, ids=lambda h: h.name)
@@ -108,8 +148,18 @@ def test_latex_is_balanced_and_escaped(hierarchy: Hierarchy) -> None:
     assert not re.search(r"(?<!\\)_(?![{i])", written.replace(f"% {hierarchy.name}\n", ""))
     assert written.startswith("\\begin{align*}\n") and written.endswith("\n\\end{align*}")
     assert "\n\n" not in written  # an empty line ends the environment
-    for row in written.split(" \\\\\n"):
-        assert len(re.findall(r"(?<!\\)&", re.sub(r"\\begin\{cases\}.*?\\end\{cases\}", "", row))) == 1
+    for row in rows_of(hierarchy):
+        assert len(re.findall(r"(?<!\\)&", without_cases(row))) == 1
+
+
+@pytest.mark.parametrize("hierarchy", ALL, ids=lambda h: h.name)
+def test_latex_is_mathematics(hierarchy: Hierarchy) -> None:
+    """Every row parses as what matplotlib knows of TeX, which has neither environments nor some of the names."""
+    names = {r"\lvert": "|", r"\rvert": "|", r"\land": r"\wedge", r"\lor": r"\vee", r"\lnot": r"\neg"}
+    names |= {r"\le": r"\leq", r"\ge": r"\geq"}
+    for row in rows_of(hierarchy):
+        plain = re.sub(r"\\[A-Za-z]+", lambda m: names.get(m.group(), m.group()), without_cases(row))
+        MathTextParser("agg").parse(f"${plain.replace('&', '')}$")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +189,72 @@ def test_a_scaled_gate_is_written_with_its_scale_once() -> None:
     written = latex(load("fiberpo_domain"))
     assert r"\lvert \mathrm{trajectory}(\mathrm{domain}) \rvert \cdot \begin{cases} s & \text{if }" in written
     assert r"\text{with } s = \frac{\rho}{\lvert \mathrm{trajectory}(\mathrm{domain}) \rvert}" in written
+
+
+def test_the_mass_is_written_out_once() -> None:
+    rows = rows_of(QUIVER)
+    assert rows[-4:-2] == [
+        r"g_{\mathrm{image\_token}}(\rho) &= m \cdot \operatorname{clip}\left(s, -1, 1\right)",
+        r"&\qquad\text{with } s = \frac{\rho}{m}",
+    ]
+    assert r"m(\mathrm{batch}) &= 1" in rows
+    assert (
+        r"m(\mathrm{domain}) &= \frac{\lvert \mathrm{trajectory}(\mathrm{domain}) \rvert}"
+        r"{\lvert \mathrm{trajectory}(\mathrm{batch}) \rvert}"
+    ) in rows
+    masses = [row for row in rows if row.startswith("m(") and "is assumed" not in row]
+    assert len(masses) == len(QUIVER.strata)
+    assert not any(row.startswith("m(") for row in rows_of(load("gspo")))
+
+
+def test_what_a_quiver_adds_in_latex() -> None:
+    rows = rows_of(QUIVER)
+    assert rows[0] == (
+        r"&\mathrm{text\_token} \to \mathrm{trajectory} \to \mathrm{domain} \to \mathrm{batch},\quad "
+        r"\mathrm{image\_token} \to \mathrm{trajectory} \to \mathrm{modality} \to \mathrm{batch}"
+    )
+    together = [row for row in rows if row.startswith(r"\sum")]
+    assert together == [
+        r"\sum_{\mathrm{text\_token}} K(\mathrm{text\_token} \mid \mathrm{trajectory}) + "
+        r"\sum_{\mathrm{image\_token}} K(\mathrm{image\_token} \mid \mathrm{trajectory}) &= 1"
+    ]
+    assert (
+        r"m(\mathrm{domain} \cap \mathrm{modality})\, m(\mathrm{batch}) &= m(\mathrm{domain})\, m(\mathrm{modality}) "
+        r"\quad\text{is assumed}"
+    ) in rows
+    assert r"\lvert \mathrm{image\_token}(\mathrm{trajectory}) \rvert &\ge 1 \quad\text{is assumed}" in rows
+    assert (
+        r"\rho_{\mathrm{trajectory}} &= \sigma_{\mathrm{trajectory}} - K \sigma_{\mathrm{domain}} "
+        r"- K \sigma_{\mathrm{modality}} + K \sigma_{\mathrm{batch}}"
+    ) in rows
+    projected = [row for row in rows_of(QUIVER.replace(orthogonalise="projection")) if "least squares" in row]
+    assert [re.findall(r"\\rho_\{\\mathrm\{(\w+)\}\}", row) for row in projected] == [["batch", "domain", "modality"]]
+
+
+def test_objectives_count_the_tokens_of_every_leaf() -> None:
+    both = "count(text_token, over=trajectory) + count(image_token, over=trajectory)"
+    assert f"  μ_i = 1/(count(trajectory, over=batch)*({both}))\n" in text(QUIVER)
+    assert rows_of(QUIVER)[-1] == (
+        r"J &= \sum_i \mu_i\, \operatorname{stop}\left(\mathcal{G}(r)_i\right)\, A_i\, \log \pi_i,\qquad "
+        r"\mu_i = \frac{1}{\lvert \mathrm{trajectory}(\mathrm{batch}) \rvert\, "
+        r"\left(\lvert \mathrm{text\_token}(\mathrm{trajectory}) \rvert + "
+        r"\lvert \mathrm{image\_token}(\mathrm{trajectory}) \rvert\right)}"
+    )
+    tokens = (text_token, image_token)
+    assert str(token_mean().spelled_out(tokens, trajectory)) == (
+        "1/(count(text_token, over=batch) + count(image_token, over=batch))"
+    )
+
+
+def test_estimators_are_told_apart() -> None:
+    assert "  J = Σ_i μ_i·stop(𝒢(r)_i)·A_i·log π_i\n" in text(load("cispo"))
+    assert "  J = Σ_i μ_i·𝒢(r)_i·A_i\n" in text(load("ppo"))
+    assert "stop" not in latex(load("ppo"))
+
+
+def test_units_where_there_are_several_leaves() -> None:
+    assert unit(load("fiberpo_modal")) == unit(QUIVER) == "nats"
+    assert unit(QUIVER.replace(decomposition=log_ratio(scale=1 / count(text_token, over=trajectory)))) == "units of F"
 
 
 def test_mermaid_of_a_chain() -> None:
@@ -171,13 +287,69 @@ def test_the_tree_of_strata() -> None:
         "└─ turn\n"
         "   │  kernel  uniform()\n"
         "   │  gate    identity_gate()\n"
+        "   │  jointly token and image share one reflecting kernel\n"
         "   ├─ token\n"
         "   │     kernel  uniform()\n"
         "   │     gate    identity_gate()\n"
         "   └─ image\n"
         "         kernel  uniform()\n"
-        "         gate    identity_gate()"
+        "         gate    identity_gate()\n"
+        "\n"
+        "objective\n"
+        "  J = Σ_i μ_i·𝒢(r)_i·A_i\n"
+        "  μ_i = 1/(count(token, over=batch) + count(image, over=batch))"
     )
+
+
+def test_the_layers_of_a_quiver() -> None:
+    crossed = load("fiberpo_crossed")
+    strata_, objective, residuals, *_ = text(crossed).removeprefix(repr(crossed)).strip().split("\n\n")
+    gate = "aggregate_gate(C_{}, rollback=count(token)).per(mass)"
+    assert strata_.splitlines() == [
+        "batch",
+        f"   gate  {gate.format('batch')}",
+        "────────",
+        "domain",
+        "   over batch  kernel proportional(count(trajectory))",
+        f"   gate        {gate.format('domain')}",
+        "modality",
+        "   over batch  kernel proportional(count(trajectory))",
+        f"   gate        {gate.format('modality')}",
+        "────────",
+        "trajectory",
+        "   over domain    kernel uniform()",
+        "   over modality  kernel uniform()",
+        f"   gate           {gate.format('trajectory')}",
+        "────────",
+        "token",
+        "   over trajectory  kernel uniform()",
+        "   gate             clip_gate(epsilon).per(mass)",
+    ]
+    assert objective.startswith("objective\n")
+    assert residuals == (
+        "residuals\n  of domain and modality by least squares in the mass (orthogonalise='projection')"
+    )
+
+
+@pytest.mark.parametrize("hierarchy", ALL, ids=lambda h: h.name)
+def test_text_shows_every_fibration_and_every_gate(hierarchy: Hierarchy) -> None:
+    shown = text(hierarchy).removeprefix(repr(hierarchy))
+    for stratum in hierarchy.strata:
+        assert len(re.findall(rf"^[ │├└─]*{stratum}$", shown, re.MULTILINE)) == 1
+    # one line per fibration, with its kernel
+    assert len(re.findall(r"\bkernel +\S+\(", shown)) == len(hierarchy.fibrations)
+    assert len(re.findall(r"^[ │]*gate +\S", shown, re.MULTILINE)) == len(hierarchy.strata)
+
+
+def test_what_is_assumed_and_how_residuals_are_taken() -> None:
+    shown = text(QUIVER)
+    assert (
+        "assumes of every batch\n  balanced(domain, modality): they cross in proportional frequencies\n"
+        "  populated(image_token, over=trajectory): at least one image_token over every trajectory\n"
+    ) in shown
+    assert "residuals\n  of trajectory, in means: trajectory - domain - modality + batch" in shown
+    assert shown.count("   jointly  text_token and image_token share one reflecting kernel") == 1
+    assert "residuals" not in text(load("fiberpo_modal"))
 
 
 def test_parameters_and_attributes_are_listed() -> None:
@@ -187,7 +359,7 @@ def test_parameters_and_attributes_are_listed() -> None:
 
 def test_a_cycle_is_shown_and_ends() -> None:
     assert "(see above)" in text(CYCLE)
-    assert r"\mathrm{token} \to \mathrm{turn},\quad \mathrm{turn} \to \mathrm{token}" in latex(CYCLE)
+    assert r"&\mathrm{token} \to \mathrm{turn} \to \mathrm{token} \\" in latex(CYCLE)
 
 
 def test_json_and_schema_on_the_command_line() -> None:

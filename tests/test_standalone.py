@@ -23,7 +23,7 @@ import {module} as loss
 assert not any(m.split(".")[0] == "fibration" for m in sys.modules)
 data = torch.load({data!r})
 call = loss.run if hasattr(loss, "run") else lambda name, **given: getattr(loss, name)(**given)
-layout = loss.lay_out("objective", data["offsets"], data["parents"])
+layout = loss.lay_out("objective", data["offsets"], data["parents"], data.get("leaves")) | data.get("matrices", {{}})
 tokens = {{k: data[k] for k in ("log_probs", "old_log_probs", "advantages")}}
 torch.save(call("objective", **tokens, **data["parameters"], **layout), {out!r})
 try:
@@ -73,6 +73,57 @@ def test_the_files_give_the_same_bits_without_the_library(name, backend, tmp_pat
     parameters = {k: torch.tensor([v], dtype=torch.float64) for k, v in (parameters | {"epsilon_of": 0.05}).items()}
     data = {**tokens, "parameters": parameters, "offsets": offsets, "parents": parents}
     result = alone(tmp_path, f"{name}_{backend}", data)
+    assert torch.equal(result["coefficients"], expected.values)
+    assert torch.equal(result["objective"].reshape(()).float(), expected.objective)
+
+
+BRANCHING = ["fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "apc_obj"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BRANCHING)
+def test_trees_and_quivers_leave_the_library_too(name, backend, tmp_path):
+    torch.manual_seed(2)
+    h = fibration.load(name)
+    op = fibration.compile(h, backend=backend)
+    lengths = torch.randint(1, 20, (12,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    n = int(offsets[-1])
+    tokens = {"log_probs": -torch.rand(n), "old_log_probs": -torch.rand(n), "advantages": torch.randn(n)}
+    first, second = (
+        torch.tensor([0, 1, 0, 1, 2, 2, 3, 0, 1, 2, 3, 3]),
+        torch.tensor([0, 1, 1, 0, 2, 0, 1, 2, 2, 1, 0, 0]),
+    )
+    fine = torch.tensor([0, 1, 2])[torch.cat([torch.arange(3), torch.randint(0, 3, (n - 3,))])]
+    labels, data = {}, {"parents": {}}
+    if name == "fiberpo_modal":
+        image = fine == 0
+        labels = {"prompt_group": first.tolist(), "text_token": ~image, "image_token": image}
+        data = {
+            "parents": {("trajectory", "prompt_group"): first},
+            "leaves": {"text_token": ~image, "image_token": image},
+        }
+    elif name == "fiberpo_crossed":
+        labels = {"domain": first.tolist(), "modality": second.tolist()}
+        data["parents"] = {("trajectory", "domain"): first, ("trajectory", "modality"): second}
+    else:
+        coarse = "expert" if name == "fiberpo_experts" else "state"
+        labels, data["parents"] = {coarse: fine.tolist()}, {("token", coarse): fine}
+    index = op.index(offsets=offsets, **labels)
+    expected = op.coefficients(*tokens.values(), index, metrics=False)
+    assert write(name, backend, tmp_path).returncode == 0
+    mixes = op.programs["objective"].matrices
+    data["matrices"] = {m.matrix: index.matrix(m.into, m.of) for m in mixes}
+    assert bool(mixes) == (name == "fiberpo_crossed")
+    parameters = {
+        i.name: h.parameters[i.key[0]].default for i in op.programs["objective"].inputs if i.kind == "parameter"
+    }
+    channel = {"plus": "+", "minus": "-"}
+    parameters = {
+        f"{k}_of": torch.tensor([v[channel[k.rsplit("_", 1)[1]]] if isinstance(v, dict) else v], dtype=torch.float64)
+        for k, v in parameters.items()
+    }
+    result = alone(tmp_path, f"{name}_{backend}", {**tokens, **data, "parameters": parameters, "offsets": offsets})
     assert torch.equal(result["coefficients"], expected.values)
     assert torch.equal(result["objective"].reshape(()).float(), expected.objective)
 

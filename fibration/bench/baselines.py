@@ -206,7 +206,7 @@ def _levels(drift: Tensor, budget: float, b: Prepared) -> Tensor:
 
 def fiberpo_modal(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
     up, down, mean_up, mean_down = drifts = _drifts(log_probs, old, b)
-    bound = torch.where(b.image, 0.02, 0.05)
+    bound = torch.where(b.image, up.new_tensor(0.02), up.new_tensor(0.05))
 
     def clipped(values: Tensor, mean: Tensor) -> Tensor:
         own = values - b.spread(mean)

@@ -14,13 +14,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fibration.canvas import page
 from fibration.compiler import compile as compile_operator
 from fibration.errors import FigureError
 from fibration.figures import gates, objective, regimes
 from fibration.figures.sample import strata_of
 from fibration.formats import check_writable, write_file
 from fibration.operator import Operator
-from fibration.plots import page
 from fibration.spec import Hierarchy
 
 FORMATS = ("png", "svg")

@@ -13,11 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
+from fibration.canvas import INK, PALETTE, title
 from fibration.figures.joint import plane
 from fibration.figures.sample import Sample, leaf_of, sample, strata_of
 from fibration.instrument import REGIMES as NAMES
 from fibration.operator import Operator
-from fibration.plots import INK, PALETTE, Curve, shade, title
+from fibration.plots import Curve, shade
 from fibration.section import Section, Vector, sections
 from fibration.show import CHANNELS, REGIMES, unit
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from fibration.canvas import INK, PALETTE, title
 from fibration.compiler import compile as compile_operator
 from fibration.figures.gates import reach
 from fibration.figures.joint import CHANNEL_COLOUR, plane
@@ -23,7 +24,6 @@ from fibration.figures.sample import Sample, Vector, leaf_of, sample, samples, s
 from fibration.instrument import REGIMES as NAMES
 from fibration.loading import load
 from fibration.operator import Operator
-from fibration.plots import INK, PALETTE, title
 from fibration.section import reads_advantage, sections
 from fibration.show import CHANNELS, unit
 

@@ -18,12 +18,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from fibration.canvas import INK, title
 from fibration.figures.gates import number
 from fibration.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
 from fibration.figures.sample import Sample, Vector, apart, leaf_of, sample, samples, strata_of
 from fibration.instrument import REGIMES as NAMES
 from fibration.operator import Operator
-from fibration.plots import INK, title
 from fibration.section import reads_advantage, removes, sections
 from fibration.show import CHANNELS, unit
 

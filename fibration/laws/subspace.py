@@ -15,9 +15,8 @@ from fibration.laws.law import Subject
 from fibration.laws.reference import gates
 from fibration.laws.whole import usable
 from fibration.lower import home
-from fibration.objective import LEAF, ROWS
 from fibration.spec import Hierarchy
-from fibration.symbols import BATCH, Attribute, Component, Count, Parameter, Stratum, Total, gated, put
+from fibration.symbols import BATCH, Attribute, Component, Count, Parameter, Stratum, Total, gated
 
 
 def span(subject: Subject, coarse: Stratum) -> str:
@@ -99,8 +98,7 @@ def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:
 def _shares(subject: Subject) -> list[list[Any]]:
     """`μ·∂R/∂D` of every leaf and channel on policy; [] where a recovery has branches."""
     h = subject.hierarchy
-    places = {LEAF.name: h.leaves[0], ROWS.name: h.rows}  # a count of tokens is over all leaves, whichever it names
-    weight = to_sympy(put(h.objective.weight, lambda p: places.get(p.name, Stratum(BATCH))))
+    weight = to_sympy(h.objective.spelled_out(h.leaves, h.rows))
     found = []
     for leaf in h.leaves:
         try:
