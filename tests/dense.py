@@ -12,6 +12,7 @@ all of them; both are kept in numpy's longest float, so that rounding here is sm
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -328,22 +329,56 @@ class World:
         for above, below, w in edges:
             assert found[above] == w * found[below], f"kernels disagree at {above} over {below}"
         m = {s: [found[s, e] for e in range(len(es))] for s, es in self.elements.items() if s in self.targets}
-        scale = self.h.decomposition.scale
-        if len(self.roots) > 1 or mass in set(atoms(scale)):
+        if not self.is_scale():
             return m
         (root,) = self.roots
-        factors: list[set[Fraction]] = [set() for _ in self.elements[root]]
+        of_root = [Fraction(0)] * len(self.elements[root])
         for leaf in self.leaves:
             below = range(len(m[leaf])) if leaf == root else self.under(leaf, root)
-            for value, own, r in zip(self.exact(scale, leaf), m[leaf], below, strict=True):
-                factors[r].add(value / own)
-        if any(len(f) > 1 for f in factors):
-            return m
-        of_root = [f.pop() for f in factors]
+            for value, own, r in zip(self.exact(self.h.decomposition.scale, leaf), m[leaf], below, strict=True):
+                assert of_root[r] in (0, value / own)
+                of_root[r] = value / own
         return {
             s: [v * of_root[r] for v, r in zip(vs, range(len(vs)) if s == root else self.under(s, root), strict=True)]
             for s, vs in m.items()
         }
+
+    def is_scale(self) -> bool:
+        """Whether the scale and `m` differ by a factor of the root on every batch.
+
+        All that is read gets random values, twice, those over the root the same: a quotient that stays is such a factor.
+        """
+        if len(self.roots) > 1 or mass in set(atoms(self.h.decomposition.scale)):
+            return False
+        generator = random.Random(0)
+        for _ in range(12):
+            over_root: dict[Expression, Fraction] = {}
+            if len({q for _ in range(2) for q in self._quotients(generator, over_root)}) > 1:
+                return False
+        return True
+
+    def _quotients(self, generator: random.Random, over_root: dict[Expression, Fraction]) -> list[Fraction]:
+        """Scale by mass at every leaf, where all that is read is drawn at random, but for what is read over the root."""
+        (root,) = self.roots
+        others: dict[Expression, Fraction] = {}
+
+        def draw(a: Expression, stratum: str) -> Fraction:
+            over = "" if not isinstance(a, (Count, Total)) else stratum if a.over is None else a.over.name  # type: ignore[union-attr]
+            if isinstance(a, Count) and a.of.name == over:  # an element lies over itself
+                return Fraction(1)
+            if isinstance(a, Total) and a.attribute.on.name == over:
+                a, over = a.attribute, ""
+            known = over_root if over == root else others
+            return known.setdefault(a, Fraction(generator.randint(1, 97)))
+
+        found = []
+        weights = {(f.source.name, f.target.name): f.weight for f in self.h.fibrations}
+        for leaf in self.leaves:
+            path, m = self._paths(leaf, root)[0], Fraction(1)
+            for a, b in zip(path, path[1:], strict=False):
+                m *= evaluate(weights[a, b], functools.partial(draw, stratum=a))
+            found.append(evaluate(self.h.decomposition.scale, functools.partial(draw, stratum=leaf)) / m)
+        return found
 
     def long_mass(self, stratum: str) -> np.ndarray:
         return np.array([to_long(v) for v in self.mass[stratum]], Long)

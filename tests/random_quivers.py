@@ -417,7 +417,7 @@ class _Draw:
         if coarse is not None:
             options.append(lambda: clip(r, -p, p * self.attributes[coarse]))
         if self.reads_advantage(s):
-            options += [lambda: where(advantage > 0, minimum(r, p), maximum(r, -q))]
+            options += [lambda: where(advantage > 0, minimum(r, p), maximum(r, -q))] * 4
         return Gate(self.random.choice(options)())
 
 

@@ -27,6 +27,7 @@ from fibration.metrics import Mean, collect, levels
 
 CHAINS = 100
 ALL = os.environ.get("FIBRATION_ALL_CHAINS") == "1"  # slow backends too: minutes
+LABELLED = ("apc_obj", "fiberpo_crossed", "fiberpo_experts", "fiberpo_modal")  # batches of their own: test_quivers.py
 F64, F32 = torch.float64, torch.float32
 MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16, F32)  # the precision of a chain's batch, by its seed
 
@@ -132,7 +133,7 @@ def _narrow(backend: Backend, c: Case) -> torch.dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", [n for n in shipped() if n not in LABELLED])
 def test_shipped_hierarchies_match_the_interpreter(name, dtype, backend):
     if backend.slow and dtype not in (F64, F32):
         pytest.skip("two precisions on a slow backend")
@@ -156,7 +157,7 @@ def test_the_interpreter_s_tolerances_are_tight():
     """No bound may hide a wrong number: most coefficients are held to a few roundings, none to less than a percent."""
     for dtype, usual in ((F64, 1e-12), (F32, 1e-4)):
         found = []
-        for name in shipped():
+        for name in (n for n in shipped() if n not in (*LABELLED, "gspo_token")):  # its one-token row cancels to 0
             c = shipped_case(name, dtype)
             layout = indexed(c.hierarchy, c.batch)
             found.append(c.bounds(layout, ROUNDOFF[dtype]).run("objective")["coefficients"].uncertainty)
