@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from fibration.canvas import INK, title
 from fibration.figures.gates import number
 from fibration.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
-from fibration.figures.sample import Sample, Vector, apart, leaf_of, sample, samples, strata_of
+from fibration.figures.sample import Sample, Vector, apart, dealing, dealt, sample, samples
 from fibration.instrument import REGIMES as NAMES
 from fibration.operator import Operator
 from fibration.section import reads_advantage, removes, sections
 from fibration.show import CHANNELS, unit
+from fibration.symbols import Stratum
 
 TOKENS = 3
 CENTRE = (0.5, np.sqrt(3) / 6)
@@ -60,12 +61,12 @@ class Window:
         """One attribute of every sample, `[points, elements]`."""
         return np.concatenate([getattr(s, word)[level] for s in self.parts])
 
-    def clipped(self) -> NDArray[np.int64]:
-        """How many of the 3 tokens the leaf's gate changed, each in its own sign channel: `[points]`."""
-        op = self.parts[0].op
-        leaf, channels = leaf_of(op.hierarchy).name, op.hierarchy.decomposition.channels
-        changed = np.stack([self.gather("regimes", (leaf, c)) != PASSED for c in channels])
-        own = np.concatenate([s.own for s in self.parts])
+    def clipped(self, leaf: Stratum | None = None) -> NDArray[np.int64]:
+        """How many tokens a leaf's gate changed, each in its own sign channel: `[points]`. None: the only leaf's."""
+        h = self.parts[0].op.hierarchy
+        leaf = leaf or h.leaves[0]
+        changed = np.stack([self.gather("regimes", (leaf.name, c)) != PASSED for c in h.decomposition.channels])
+        own = np.concatenate([s.own[:, s.tokens_of(leaf)] for s in self.parts])
         return np.take_along_axis(changed, own[None], axis=0)[0].sum(axis=1)  # type: ignore[no-any-return]
 
     def joint(self, stratum: str) -> list[str]:
@@ -79,10 +80,10 @@ class Window:
 def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     """The picture of one hierarchy. `note` stands under the title."""
     h = op.hierarchy
-    leaf, coarser = leaf_of(h).name, [s.name for s in strata_of(h)[:-1]]
-    moving = [s for s in coarser if _moves(op, s, parameters)]
-    panels = [(s, a) for s in moving for a in _signs(op, s)]
-    panels = [*([] if removes(op, leaf) else [(leaf, a) for a in _signs(op, leaf)]), *panels]
+    coarser = [s for s in h.order if s not in h.leaves]
+    moving = [s for s in coarser if _moves(op, s.name, parameters)]
+    leaves = [s for s in h.leaves if not removes(op, s.name) and tokens_of(op, s)]
+    panels = [(s, a) for s in (*leaves, *moving) for a in _signs(op, s.name)]
     width = 6.4
     columns = min(len(panels), 2) or 1
     rows = max(1, -(-len(panels) // columns))
@@ -94,26 +95,40 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
         axes = page.add_subplot(grid[i // columns, i % columns])
         seen = look(op, stratum, sign or 1.0, parameters)
         _panel(axes, seen, stratum, chr(ord("a") + i), {0.0: "", 1.0: ", A > 0", -1.0: ", A < 0"}[sign])
-        for level in coarser if stratum == leaf else [stratum]:
-            _thresholds(axes, seen, level, stratum == leaf)
+        local = stratum in h.leaves
+        for level in [s for s in moving if s in h.coarser(stratum)] if local else [stratum]:
+            _thresholds(axes, seen, level.name, local)
     still = [s for s in coarser if s not in moving]
-    remarks = [note]
+    remarks = [";  ".join(filter(None, (dealing(h), note)))]
     if still:
-        remarks.append(f"not drawn: {', '.join(still)}, whose one element adds nothing to the level above")
-    if removes(op, leaf):
-        remarks.append(f"not drawn: {leaf}, whose gate removes the level")
+        words = "the level above" if h.shape.is_tree else "what it lies over"
+        remarks.append(f"not drawn: {', '.join(map(str, still))}, whose one element adds nothing to {words}")
+    for leaf in h.leaves:
+        if removes(op, leaf.name):
+            remarks.append(f"not drawn: {leaf}, whose gate removes the level")
+        elif leaf not in leaves:
+            remarks.append(f"not drawn: {leaf}, of which {TOKENS} tokens dealt out to {len(h.leaves)} leaves are none")
     title(page, f"{h.name}: regimes of a trajectory of {TOKENS} tokens, over all ratios with mean 1", 0.35 / wide, 0.18)
     page.text(0.35 / wide, 1 - 0.52 / high, "\n".join(remarks), fontsize=9, va="top", color=INK)
     return page
 
 
-def look(op: Operator, stratum: str, advantage: float, parameters: Mapping[str, Any]) -> Window:
+def tokens_of(op: Operator, leaf: Stratum) -> list[int]:
+    """Which of the trajectory's tokens are elements of a leaf."""
+    leaves = op.hierarchy.leaves
+    return np.flatnonzero(dealt(TOKENS, 1, len(leaves)) == leaves.index(leaf)).tolist()  # type: ignore[no-any-return]
+
+
+def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[str, Any]) -> Window:
     """The window in which a stratum's regimes are best seen."""
-    local = stratum == leaf_of(op.hierarchy).name
+    local = stratum in op.hierarchy.leaves
     half = ZOOM if local else 0.0
     for _ in range(8):
         probe = window(op, half, PROBE if apart(op) else ALONE // 2, advantage, parameters)
-        passes = probe.clipped() == 0 if local else np.array([n in ("G-I", "passed") for n in probe.joint(stratum)])
+        if local:
+            passes = probe.clipped(stratum) == 0
+        else:
+            passes = np.array([n in ("G-I", "passed") for n in probe.joint(stratum.name)])
         if passes.mean() >= FEWEST["local" if local else "global"]:
             break
         half = (half or 0.54) / NARROWER
@@ -157,15 +172,16 @@ def _signs(op: Operator, stratum: str) -> tuple[float, ...]:
     return (1.0, -1.0) if reads_advantage(op, stratum) else (0.0,)
 
 
-def _panel(axes: Axes, seen: Window, stratum: str, letter: str, suffix: str) -> None:
+def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str) -> None:
     op = seen.parts[0].op
-    local = stratum == leaf_of(op.hierarchy).name
+    local = stratum in op.hierarchy.leaves
     if local:
-        code = seen.clipped().astype(float)
-        shades = [_mix(n / TOKENS) for n in range(TOKENS + 1)]
-        legend = [f"L-I: no {stratum} is clipped", "L-II: 1 of 3", "L-II: 2 of 3", "L-III: all 3"]
+        code, many = seen.clipped(stratum).astype(float), len(tokens_of(op, stratum))
+        shades = [_mix(n / many) for n in range(many + 1)]
+        legend = [f"L-I: no {stratum} is clipped", *(f"L-II: {n} of {many}" for n in range(1, many))]
+        legend.append(f"L-III: all {many}" if many > 1 else "L-III: it is clipped")
     else:
-        found = seen.joint(stratum)
+        found = seen.joint(stratum.name)
         names = sorted(set(found), key=_order)
         shades = [to_rgb(colour(n)) for n in names]
         code = np.array([names.index(n) for n in found], float)
@@ -182,7 +198,7 @@ def _panel(axes: Axes, seen: Window, stratum: str, letter: str, suffix: str) -> 
         alpha=1.0 if local else 0.55,
     )
     if local:
-        for level, line in ((0.5, "#007C74"), (TOKENS - 0.5, "#5B2A86")):
+        for level, line in {0.5: "#007C74", many - 0.5: "#5B2A86"}.items():
             if np.nanmin(image) < level < np.nanmax(image):
                 axes.contour(image, [level], origin="lower", extent=seen.extent, colors=line, linewidths=1.4)
     _frame(axes, seen)
@@ -219,8 +235,10 @@ def _frame(axes: Axes, seen: Window) -> None:
     axes.set(xlim=(left, right), ylim=(low, high), aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_visible(bool(seen.half))
     if not seen.half:
+        leaves = seen.parts[0].op.hierarchy.leaves
+        names = ["token" if len(leaves) == 1 else leaves[k].name for k in dealt(TOKENS, 1, len(leaves))]
         for i, (corner, ha, dy) in enumerate(zip(CORNERS, ("left", "right", "center"), (-12, -12, 5), strict=True)):
-            axes.annotate(f"token {i}: r = 3", corner, (0, dy), textcoords="offset points", ha=ha, fontsize=9)
+            axes.annotate(f"{names[i]} {i}: r = 3", corner, (0, dy), textcoords="offset points", ha=ha, fontsize=9)
 
 
 def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
