@@ -21,11 +21,11 @@ from fibration.canvas import INK, PALETTE, title
 from fibration.compiler import compile as compile_operator
 from fibration.figures.gates import reach
 from fibration.figures.joint import CHANNEL_COLOUR, plane
-from fibration.figures.sample import OLD, Sample, Vector, dealing, sample, samples
+from fibration.figures.sample import OLD, Sample, Vector, dealing, regimes_of, sample, samples
 from fibration.instrument import REGIMES as NAMES
 from fibration.loading import load
 from fibration.operator import Operator
-from fibration.section import reads_advantage, sections
+from fibration.section import reads_advantage, removes, sections
 from fibration.show import CHANNELS, unit
 
 TOKENS = 10
@@ -140,11 +140,11 @@ class Drift:
 
     def _codes(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
         """(stratum, channel, element), and regime numbers `[len(t), those]`."""
-        parts = self.at(t)
+        parts, regimes = self.at(t), regimes_of(self.at(t))
         h, channels = self.op.hierarchy, self.op.hierarchy.decomposition.channels
         keys, columns = [], []
         for stratum in h.order:
-            by_channel = [np.concatenate([s.regimes[stratum.name, c] for s in parts]) for c in channels]
+            by_channel = [regimes[stratum.name, c] for c in channels]
             if stratum in h.leaves:
                 tokens = self.start.tokens_of(stratum)
                 own = parts[-1].own[-1][tokens]  # a token keeps its sign along the drift
@@ -221,13 +221,15 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
     """(a): the root's path over both channels' drifts; with one channel its drift; of tokens alone, gated ratios."""
     h = drift.op.hierarchy
     channels, root = h.decomposition.channels, h.roots[0].name
-    if len(h.strata) == 1:
+    if len(h.strata) == 1 or removes(drift.op, root):
         for i, values in enumerate(drift.ratio(t).T):
             axes.plot(t, values, color=PALETTE[0] if ADVANTAGE[i] > 0 else PALETTE[4], linewidth=1.2)
         lines = [Line2D([], [], color=PALETTE[k], label=f"A {s} 0") for k, s in ((0, ">"), (4, "<"))]
         axes.legend(handles=lines, fontsize=9)
         axes.set(xlabel="t", ylabel="gated ratio", xlim=(0, drift.longest))
-        axes.set_title(f"(a) gated ratio of every {root}", fontsize=11, loc="left")
+        axes.set_title(
+            f"(a) gated ratio of every {'token' if len(h.leaves) > 1 else h.leaves[0]}", fontsize=11, loc="left"
+        )
         axes.grid(alpha=0.2)
         return
     if len(channels) == 1:
@@ -265,10 +267,13 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
 
 
 def _stacked(axes: Axes, drift: Drift) -> None:
-    """(b): what every level adds to every token at the end of the drift, or at t = 1."""
+    """(b): what every level adds to every token at t = 1, at the end of the drift, or while something is left."""
     h = drift.op.hierarchy
-    now = min(1.0, drift.longest)
-    (seen,) = drift.at(now)
+    last = min(1.0, drift.longest)
+    for now in last * np.linspace(1, 0.1, 10):  # before everything is zeroed
+        (seen,) = drift.at(now)
+        if any(np.abs(g).max() > 0 for g in seen.gated.values()):
+            break
     above, below = np.zeros(TOKENS), np.zeros(TOKENS)
     sign = {"": 1.0, "+": 1.0, "-": -1.0}
     place = np.arange(TOKENS)

@@ -7,7 +7,8 @@ corners put all ratio on one token, the centre is the old policy. Every other st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 from fibration.canvas import INK, title
 from fibration.figures.gates import number
 from fibration.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
-from fibration.figures.sample import Sample, Vector, apart, dealing, dealt, sample, samples
+from fibration.figures.sample import Level, Sample, Vector, apart, dealing, dealt, regimes_of, sample, samples
 from fibration.instrument import REGIMES as NAMES
+from fibration.instrument import UNCHANGED
 from fibration.operator import Operator
 from fibration.section import reads_advantage, removes, sections
 from fibration.show import CHANNELS, unit
@@ -34,7 +36,7 @@ CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
 ZOOM = 0.18  # half the width of the caption's local panel
 FEWEST = {"local": 0.001, "global": 0.02}  # of a window's points that must pass unchanged, else it is narrowed
 NARROWER = 3.0
-PIXELS, PROBE, ALONE = 420, 72, 48  # of a window's side; where worlds cannot share a batch, each is a call
+PIXELS, PROBE, ALONE = 420, 72, 60  # of a window's side; where worlds cannot share a batch, each is a call
 LOCAL = ("#CFEBDD", "#9C89B8")  # from no token clipped to all of them
 PASSED = NAMES.index("passed")
 
@@ -46,6 +48,7 @@ class Window:
     half: float  # half its side; 0 is the whole triangle
     inside: NDArray[np.bool_]  # [pixels, pixels]
     parts: list[Sample]
+    by_ratio: bool = False  # a token counts as changed where its ratio is, not its residual
 
     @property
     def extent(self) -> tuple[float, float, float, float]:
@@ -57,22 +60,33 @@ class Window:
         image[self.inside] = values
         return image
 
-    def gather(self, word: str, level: tuple[str, str]) -> Any:
-        """One attribute of every sample, `[points, elements]`."""
-        return np.concatenate([getattr(s, word)[level] for s in self.parts])
+    @cached_property
+    def regimes(self) -> dict[Level, NDArray[np.int64]]:
+        """`[points, elements]` regime numbers."""
+        return regimes_of(self.parts)
+
+    def residual(self, level: Level) -> Vector:
+        """`[points, elements]`."""
+        return np.concatenate([s.residual[level] for s in self.parts])
 
     def clipped(self, leaf: Stratum | None = None) -> NDArray[np.int64]:
         """How many tokens a leaf's gate changed, each in its own sign channel: `[points]`. None: the only leaf's."""
         h = self.parts[0].op.hierarchy
         leaf = leaf or h.leaves[0]
-        changed = np.stack([self.gather("regimes", (leaf.name, c)) != PASSED for c in h.decomposition.channels])
+        if self.by_ratio:
+            r, gated = (
+                np.concatenate(v) for v in zip(*((np.exp(s.log_ratio), s.ratio) for s in self.parts), strict=True)
+            )
+            moved = np.abs(gated - r) > UNCHANGED * np.abs(r - 1) + 1e-12
+            return moved[:, self.parts[0].tokens_of(leaf)].sum(axis=1)  # type: ignore[no-any-return]
+        changed = np.stack([self.regimes[leaf.name, c] != PASSED for c in h.decomposition.channels])
         own = np.concatenate([s.own[:, s.tokens_of(leaf)] for s in self.parts])
         return np.take_along_axis(changed, own[None], axis=0)[0].sum(axis=1)  # type: ignore[no-any-return]
 
     def joint(self, stratum: str) -> list[str]:
         """The joint regime of a coarser stratum's element, per point."""
         channels = self.parts[0].op.hierarchy.decomposition.channels
-        codes = np.stack([self.gather("regimes", (stratum, c))[:, 0] for c in channels], axis=1)
+        codes = np.stack([self.regimes[stratum, c][:, 0] for c in channels], axis=1)
         names = {row: joint(row) for row in {tuple(r) for r in codes.tolist()}}
         return [names[tuple(r)] for r in codes.tolist()]
 
@@ -81,8 +95,10 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     """The picture of one hierarchy. `note` stands under the title."""
     h = op.hierarchy
     coarser = [s for s in h.order if s not in h.leaves]
-    moving = [s for s in coarser if _moves(op, s.name, parameters)]
-    leaves = [s for s in h.leaves if not removes(op, s.name) and tokens_of(op, s)]
+    removed = [s for s in h.order if removes(op, s.name)]
+    still = [s for s in coarser if s not in removed and not _moves(op, s.name, parameters)]
+    moving = [s for s in coarser if s not in (*removed, *still)]
+    leaves = [s for s in h.leaves if s not in removed and tokens_of(op, s)]
     panels = [(s, a) for s in (*leaves, *moving) for a in _signs(op, s.name)]
     width = 6.4
     columns = min(len(panels), 2) or 1
@@ -98,17 +114,17 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
         local = stratum in h.leaves
         for level in [s for s in moving if s in h.coarser(stratum)] if local else [stratum]:
             _thresholds(axes, seen, level.name, local)
-    still = [s for s in coarser if s not in moving]
     remarks = [";  ".join(filter(None, (dealing(h), note)))]
     if still:
         words = "the level above" if h.shape.is_tree else "what it lies over"
         remarks.append(f"not drawn: {', '.join(map(str, still))}, whose one element adds nothing to {words}")
-    for leaf in h.leaves:
-        if removes(op, leaf.name):
-            remarks.append(f"not drawn: {leaf}, whose gate removes the level")
-        elif leaf not in leaves:
-            remarks.append(f"not drawn: {leaf}, of which {TOKENS} tokens dealt out to {len(h.leaves)} leaves are none")
-    title(page, f"{h.name}: regimes of a trajectory of {TOKENS} tokens, over all ratios with mean 1", 0.35 / wide, 0.18)
+    remarks += [f"not drawn: {s}, whose gate removes the level" for s in removed]
+    for leaf in (s for s in h.leaves if s not in (*leaves, *removed)):
+        remarks.append(f"not drawn: {leaf}, of which {TOKENS} tokens dealt out to {len(h.leaves)} leaves are none")
+    heading = f"{h.name}: regimes of a {h.rows} of {TOKENS} tokens" + (
+        ", over all ratios with mean 1" if columns > 1 else ""
+    )
+    title(page, heading, 0.35 / wide, 0.18)
     page.text(0.35 / wide, 1 - 0.52 / high, "\n".join(remarks), fontsize=9, va="top", color=INK)
     return page
 
@@ -122,9 +138,10 @@ def tokens_of(op: Operator, leaf: Stratum) -> list[int]:
 def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[str, Any]) -> Window:
     """The window in which a stratum's regimes are best seen."""
     local = stratum in op.hierarchy.leaves
-    half = ZOOM if local else 0.0
+    start = half = ZOOM if local else 0.0
+    by_ratio = local and not _passes_near_one(op, stratum, advantage, parameters)
     for _ in range(8):
-        probe = window(op, half, PROBE if apart(op) else ALONE // 2, advantage, parameters)
+        probe = replace(window(op, half, PROBE if apart(op) else ALONE // 2, advantage, parameters), by_ratio=by_ratio)
         if local:
             passes = probe.clipped(stratum) == 0
         else:
@@ -132,7 +149,17 @@ def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[s
         if passes.mean() >= FEWEST["local" if local else "global"]:
             break
         half = (half or 0.54) / NARROWER
-    return window(op, half, PIXELS if apart(op) else ALONE, advantage, parameters)
+    else:
+        half = start  # nothing passes anywhere: no window shows more than another
+    final = window(op, half, PIXELS if apart(op) else ALONE, advantage, parameters)
+    return replace(final, by_ratio=by_ratio)
+
+
+def _passes_near_one(op: Operator, leaf: Stratum, advantage: float, parameters: Mapping[str, Any]) -> bool:
+    """Whether a leaf's gate leaves any residual as it is, close to the old policy."""
+    near = 1 + 1e-6 * np.array([[1.0, -0.4, -0.6], [-0.6, 1.0, -0.4], [-0.4, -0.6, 1.0], [-1.0, 0.4, 0.6]])
+    parts = samples(op, np.log(near), [advantage] * TOKENS, parameters)
+    return bool((Window(0.0, np.ones((1, 4), bool), parts).clipped(leaf) < len(tokens_of(op, leaf))).any())
 
 
 def window(op: Operator, half: float, pixels: int, advantage: float, parameters: Mapping[str, Any]) -> Window:
@@ -178,8 +205,9 @@ def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str)
     if local:
         code, many = seen.clipped(stratum).astype(float), len(tokens_of(op, stratum))
         shades = [_mix(n / many) for n in range(many + 1)]
-        legend = [f"L-I: no {stratum} is clipped", *(f"L-II: {n} of {many}" for n in range(1, many))]
-        legend.append(f"L-III: all {many}" if many > 1 else "L-III: it is clipped")
+        what = "has its ratio changed" if seen.by_ratio else "is clipped"
+        legend = [f"L-I: no {stratum} {what}", *(f"L-II: {n} of {many}" for n in range(1, many))]
+        legend.append(f"L-III: all {many}" if many > 1 else f"L-III: it {what}")
     else:
         found = seen.joint(stratum.name)
         names = sorted(set(found), key=_order)
@@ -247,7 +275,7 @@ def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
     base = sample(op, np.zeros((1, TOKENS)), seen.parts[0].advantages.tolist(), seen.parts[0].parameters)
     handles = []
     for channel in op.hierarchy.decomposition.channels:
-        image = seen.field(seen.gather("residual", (stratum, channel))[:, 0])
+        image = seen.field(seen.residual((stratum, channel))[:, 0])
         for section in sections(base, stratum, channel, advantages=seen.parts[0].advantages[:1].tolist()):
             for b in section.breaks:
                 if not np.nanmin(image) < b < np.nanmax(image):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fibration.index import Index
 from fibration.ir import Input, Mix, Program, Push
 from fibration.operator import Levels, Operator
-from fibration.section import element_regimes, reads_advantage
+from fibration.section import element_regimes, reads_advantage, regimes_along
 from fibration.spec import Hierarchy
 from fibration.symbols import BATCH, Stratum
 
@@ -179,3 +179,14 @@ def samples(
         return [sample(op, log_ratio, advantages, parameters, rows)]
     first = sample(op, log_ratio[:1], advantages, parameters, rows)
     return [replace(first, log_ratio=log_ratio[i : i + 1]) for i in range(len(log_ratio))]
+
+
+def regimes_of(parts: Sequence[Sample]) -> dict[Level, NDArray[np.int64]]:
+    """`Sample.regimes` of all worlds of `samples`: gates are evaluated once, and not world by world, where they can."""
+    if len(parts) == 1:
+        return parts[0].regimes
+    found = {}
+    for level in parts[0].residual:
+        codes = regimes_along(parts[0], *level, np.concatenate([s.residual[level] for s in parts]))
+        found[level] = np.concatenate([s.regimes[level] for s in parts]) if codes is None else codes
+    return found
