@@ -40,7 +40,7 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     for f in h.fibrations:
         (x, y), (to_x, to_y) = place[f.source], place[f.target]
         far = y - to_y > 1  # it passes behind what lies between, beside what may lie straight above
-        aside = 0.2 / max(len(rows[y]), len(rows[to_y])) if far else 0.0
+        aside = -0.2 / max(len(rows[y]), len(rows[to_y])) if far else 0.0
         start, end = (x + aside, y + 0.14), (to_x + aside, to_y + 0.79)
         look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": INK, "shrinkA": 1, "shrinkB": 1}
         axes.add_patch(FancyArrowPatch(start, end, **look, zorder=0.5 if far else 1))
@@ -53,8 +53,11 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
         room = int(0.94 / max(len(rows[y]), len(rows[to_y])) * inches / CHARACTER)
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
         label = wrapped(str(f.kernel), room)
-        height = (y + 0.14 - 0.105) if near == x or far else (to_y + 0.79 + 0.105)
-        axes.text(near + aside, height, label, color=INK, ha="center", bbox=box, **{**CODE, "fontsize": 7.5})
+        above = near == x or far
+        height, side = (y + 0.12, "bottom") if above else (to_y + 0.82, "top")
+        axes.text(
+            near + aside, height, label, color=INK, ha="center", bbox=box, **{**CODE, "fontsize": 7.5, "va": side}
+        )
     title(figure, f"{h.name}: gates on strata, kernels on fibrations", 0.03, 0.22)
     if gated is not None:
         _icicle(figure.add_subplot(grid[0, 1]), gated, rows)
@@ -77,7 +80,7 @@ def _box(
         axes.text(left, y + 0.38, count, va="center", color=INK, fontsize=9)
     else:
         axes.text(right, y + 0.3, count, va="center", ha="right", color=INK)
-    gate = wrapped(str(h.gates[s]), int(free / CHARACTER))
+    gate = wrapped(str(h.gates[s]), int((free + 0.025 * inches) / CHARACTER))
     lines = gate.count("\n") + 1
     axes.text(left, y + 0.58, gate, **{**CODE, "fontsize": CODE["fontsize"] if lines <= 3 else 25.5 / lines})
 

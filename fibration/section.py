@@ -150,6 +150,28 @@ def element_regimes(seen: Seen) -> dict[tuple[str, str], NDArray[np.int64]]:
     return {key: _code({k: values[f"{k}_{word}"] for k in kinds}) for word, key in keys.items()}
 
 
+def regimes_along(seen: Seen, stratum: str, channel: str, residual: Vector) -> NDArray[np.int64] | None:
+    """What the gate of a level would do at other residuals of its elements, `[cases, elements]`: regime numbers.
+
+    None where it also reads what depends on the policy, which the residual does not tell.
+    """
+    program = seen.op.programs["levels"]
+    word = stratum + CHANNEL_WORD[channel]
+    own, node = program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"]
+    operands = _operands(node, own)
+    if any(_depends_on_policy(o) for o in operands):
+        return None
+    names = {o: f"operand_{i}" for i, o in enumerate(operands)}
+    read = Program(program.name, program.leaves, {n: o for o, n in names.items()}, {})
+    values = interpret(read, seen.inputs("levels"), seen.index.sizes(read.edges)) if operands else {}
+    cases, elements = residual.shape
+    held = {n: np.tile(np.broadcast_to(v, (elements,)), cases) for n, v in values.items()}
+    sizes = Sizes({}, {"grid": residual.size})
+    return _code(interpret(_program(node, own, names), {**held, "residual": residual.ravel()}, sizes)).reshape(
+        cases, -1
+    )
+
+
 @lru_cache(maxsize=4)
 def _regime_program(op: Operator) -> tuple[Program, dict[str, tuple[str, str]]]:
     program = op.programs["levels"]

@@ -20,6 +20,7 @@ from fibration import (
     Fibration,
     Gate,
     Hierarchy,
+    MarkovKernel,
     Parameter,
     absolute,
     advantage,
@@ -30,6 +31,7 @@ from fibration import (
     density,
     identity_gate,
     log_ratio,
+    mass,
     maximum,
     proportional,
     ratio_deviation,
@@ -46,12 +48,12 @@ from fibration import (
 )
 from fibration import formats as formats_module
 from fibration.cli import app
-from fibration.errors import BackendError, FigureError, LawError, ParameterError
+from fibration.errors import BackendError, LawError, ParameterError
 from fibration.figures import FIGURES, caption, draw, gates, make, objective, regimes
 from fibration.figures.joint import joint
 from fibration.figures.objective import ADVANTAGE, DELTA, Drift, baseline
 from fibration.figures.regimes import TOKENS, to_ratios
-from fibration.figures.sample import apart, sample, strata_of
+from fibration.figures.sample import OLD, apart, dealing, dealt, regimes_of, sample
 from fibration.instrument import REGIMES, UNCHANGED
 from fibration.operator import Operator
 from fibration.section import Section
@@ -373,23 +375,132 @@ def test_levels_below_the_rows_and_attributes() -> None:
     np.testing.assert_allclose(Drift(op, {}).total(np.array([0.0])), 0, atol=1e-15)
 
 
-def test_only_chains_have_figures() -> None:
-    image, modality, domain = strata("image modality domain")
+# ---------------------------------------------------------------- trees and quivers
 
-    def spec(*edges: tuple[fibration.Stratum, fibration.Stratum]) -> Spec:
-        return Hierarchy(
-            name="tree",
-            fibrations=[Fibration(a, b, kernel=uniform()) for a, b in edges],
-            gates={s: identity_gate() for edge in edges for s in edge},
-            decomposition=log_ratio(),
-            objective=token_mean(),
-        )
 
-    with pytest.raises(FigureError, match=r"'tree' has no figures(.|\n)*2 leaf strata: token, image"):
-        strata_of(spec((token, trajectory), (image, trajectory)))
-    with pytest.raises(FigureError, match="token lies over both domain and modality"):
-        strata_of(spec((token, domain), (token, modality)))
-    assert [s.name for s in strata_of(fibration.load("fiberpo"))] == ["trajectory", "token"]
+def test_tokens_are_dealt_out_to_the_leaves_in_turn() -> None:
+    seen = sample(compiled("fiberpo_modal"), np.zeros((2, 5)), [1.0] * 5, {})
+    text, image, row, group = (next(s for s in seen.op.hierarchy.order if s.name == n) for n in MODAL)
+    assert seen.tokens_of(text).tolist() == [0, 2, 4]
+    assert seen.tokens_of(image).tolist() == [1, 3]
+    assert seen.element(text).tolist() == [0, 1, 2]
+    assert seen.element(image).tolist() == [0, 1]
+    assert seen.tokens_over(row).tolist() == seen.tokens_over(group).tolist() == [0, 1, 2, 3, 4]
+    assert seen.element(group).tolist() == [0] * 5
+    assert dealing(seen.op.hierarchy) == "its tokens are text_token, image_token in turn"
+    assert dealt(6, 2, 2).tolist() == [0, 1, 0, 0, 1, 0]  # anew in every trajectory
+
+
+MODAL = ("text_token", "image_token", "trajectory", "prompt_group")
+
+
+def by_hand_modal(r: np.ndarray) -> np.ndarray:
+    """`𝒢_i` of fiberpo_modal with one trajectory in its group: FiberPO, with a clip per kind of token."""
+    x, tokens = np.log(r), len(r)
+    s = {1: np.maximum(x, 0).mean(), -1: np.maximum(-x, 0).mean()}
+    base = g_agg(s[1], 0.2, tokens) - g_agg(s[-1], 0.1, tokens)
+    sign = np.where(x >= 0, 1, -1)
+    eps = np.where(np.arange(tokens) % 2 == 0, 0.05, 0.02)
+    u = sign * x - np.where(sign > 0, s[1], s[-1])
+    v = -np.where(sign > 0, s[-1], s[1])
+    return np.exp(base + sign * (np.clip(u, -eps, eps) - np.clip(v, -eps, eps)))
+
+
+def test_a_tree_under_drift() -> None:
+    d, t = Drift(compiled("fiberpo_modal"), {}), np.array([0.0, 0.05, 0.3, 0.8, 1.3])
+    expected = np.stack([by_hand_modal(1 + v * DELTA) for v in t]) * ADVANTAGE / 10
+    np.testing.assert_allclose(d.per_token(t), expected, rtol=1e-12)
+    np.testing.assert_allclose(d.total(t), expected.sum(axis=1), atol=1e-13)
+    first = d.events[0]  # image tokens have the narrower clip, and the second token drifts fastest of them
+    assert (first.stratum, first.element, first.channel) == ("image_token", 1, "+")
+    assert {e.stratum for e in d.events} == {"text_token", "image_token", "prompt_group"}
+    assert all(e.element % 2 == (e.stratum == "image_token") for e in d.events if "token" in e.stratum)
+
+
+@pytest.mark.parametrize("name", ["fiberpo_crossed", "fiberpo_experts"])
+def test_a_quiver_of_single_elements_is_fiberpo(name: str) -> None:
+    """What crosses has one element each, and adds nothing to the batch's drift."""
+    t, values = np.array([0.05, 0.4, 1.2]), {"epsilon": 0.04}
+    budgets = {"C_batch": {"+": 0.12, "-": 0.05}}
+    d = Drift(compiled(name), {**values, **budgets})
+    assert not apart(d.op)
+    expected = np.stack([closed_form(v, 0.04, 0.12, 0.05, 10) for v in t])
+    np.testing.assert_allclose(d.ratio(t), expected, rtol=1e-12)
+    (seen,) = d.at(1.0)
+    for stratum in d.op.hierarchy.order:
+        still = stratum.name not in ("batch", "token")
+        assert (max(np.abs(seen.residual[stratum.name, c]).max() for c in "+-") < 1e-12) == still
+
+
+@pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "apc_obj", "fiberpo_domain"])
+def test_regimes_of_many_worlds_at_once_are_those_of_each(name: str) -> None:
+    x = np.random.default_rng(5).normal(0, 0.2, (12, 4))
+    op = compiled(name)
+    parts = [sample(op, x[i : i + 1], [1.0] * 4, {}) for i in range(len(x))]
+    together = regimes_of(parts)
+    assert set(together) == set(parts[0].regimes)
+    for level, codes in together.items():
+        np.testing.assert_array_equal(codes, np.concatenate([s.regimes[level] for s in parts]))
+
+
+def test_local_maps_of_leaves() -> None:
+    op = compiled("fiberpo_modal")
+    text, image = op.hierarchy.leaves
+    assert [regimes.tokens_of(op, leaf) for leaf in (text, image)] == [[0, 2], [1]]
+    r = np.array([[1.0, 1.0, 1.0], [1.03, 0.97, 1.0], [1.3, 0.7, 1.0]])
+    seen = regimes.Window(0.0, np.ones((1, 3), bool), [sample(op, np.log(r), [1.0] * 3, {})])
+    changed = []
+    for row in np.log(r):
+        s = {1: np.maximum(row, 0).mean(), -1: np.maximum(-row, 0).mean()}
+        u = np.abs(np.abs(row) - np.where(row >= 0, s[1], s[-1]))
+        changed.append([int((u[[0, 2]] > 0.05).sum()), int(u[1] > 0.02)])
+    assert changed == [[0, 0], [0, 0], [2, 1]]
+    assert [[int(seen.clipped(leaf)[i]) for leaf in (text, image)] for i in range(3)] == changed
+
+
+def test_a_gate_that_passes_no_residual_is_mapped_by_ratios() -> None:
+    op = compiled("apc_obj")
+    (leaf,) = op.hierarchy.leaves
+    seen = regimes.look(op, leaf, 1.0, {})
+    assert (seen.by_ratio, seen.half) == (True, regimes.ZOOM)
+    spent = np.abs(np.exp(seen.parts[0].log_ratio) - 1).sum(axis=1)
+    far = np.abs(spent - 0.3) > 1e-6  # T·δ
+    assert ((seen.clipped(leaf) == 0) == (spent <= 0.3))[far].all()
+    assert not regimes.look(compiled("fiberpo"), compiled("fiberpo").hierarchy.leaves[0], 1.0, {}).by_ratio
+
+
+def test_score_estimators_under_drift() -> None:
+    d, t = Drift(compiled("cispo"), {}), np.array([0.0, 0.4, 1.2])
+    r = 1 + t[:, None] * DELTA
+    expected = np.minimum(r, 1.28) * ADVANTAGE * np.log(r * OLD) / 10
+    np.testing.assert_allclose(d.per_token(t), expected, rtol=1e-12)
+    np.testing.assert_allclose(d.total(t), expected.sum(axis=1), atol=1e-13)
+    assert (r * OLD < 1).all()
+    assert baseline(d.op, {}) is None
+    written = " ".join(text.get_text() for text in make(d.op, "objective", {}).texts)
+    assert "score estimator, π_old = 0.5 for every token" in written
+
+
+def test_pages_say_how_tokens_are_dealt_out() -> None:
+    for figure in FIGURES:
+        page = make(compiled("fiberpo_modal"), figure, {})
+        assert "its tokens are text_token, image_token in turn" in " ".join(text.get_text() for text in page.texts)
+
+
+def test_more_leaves_than_tokens() -> None:
+    leaves = strata("speech picture word gesture")
+    count_all = sum((count(s, over=trajectory) for s in leaves[1:]), start=count(leaves[0], over=trajectory))
+    h = Hierarchy(
+        name="many",
+        fibrations=[Fibration(s, trajectory, kernel=MarkovKernel(1 / count_all)) for s in leaves],
+        gates={trajectory: aggregate_gate(budget, rollback=4), **{s: clip_gate(epsilon).per(mass) for s in leaves}},
+        decomposition=signed_log_ratio(scale=mass),
+        objective=token_mean(),
+    )
+    page = make(compiled(h), "regimes", {})
+    words = " ".join(t.get_text() for t in page.texts)
+    assert "not drawn: gesture, of which 3 tokens dealt out to 4 leaves are none" in words
+    assert "a trajectory of 4 tokens" in " ".join(t.get_text() for t in make(compiled(h), "gates", {}).texts)
 
 
 # ---------------------------------------------------------------- pictures and files
@@ -411,10 +522,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Coarse pixels: fewer of the same points."""
     monkeypatch.setattr(regimes, "PIXELS", 60)
     monkeypatch.setattr(regimes, "PROBE", 40)
+    monkeypatch.setattr(regimes, "ALONE", 16)
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo", "fiberpo_domain"])
+@pytest.mark.parametrize("name", fibration.loading.shipped())
 @pytest.mark.parametrize("figure", FIGURES)
 def test_pictures_keep_to_their_page(name: str, figure: str) -> None:
     inside(make(compiled(name), figure, {}))

@@ -18,7 +18,6 @@ from fibration.canvas import page
 from fibration.compiler import compile as compile_operator
 from fibration.errors import FigureError
 from fibration.figures import gates, objective, regimes
-from fibration.figures.sample import strata_of
 from fibration.formats import check_writable, write_file
 from fibration.operator import Operator
 from fibration.spec import Hierarchy
@@ -71,8 +70,8 @@ def draw(
 
     `parameters` as `Operator.loss` takes them. `paper=True` gives the parameters that the paper's captions name
     (`epsilon`, `C_trajectory`, `k`), where the hierarchy has them, the captions' values. Nothing is written unless
-    everything could be drawn. Raises FigureError for unknown figures and formats and for hierarchies that are not
-    chains, ParameterError, LawError for a hierarchy that does not verify, and BackendError if `out` cannot be written.
+    everything could be drawn. Raises FigureError for unknown figures and formats, ParameterError, LawError for a
+    hierarchy that does not verify, and BackendError if `out` cannot be written.
     """
     given = dict(parameters or {})
     for what, names, known in (("figure", figures, FIGURES), ("format", formats, FORMATS)):
@@ -81,7 +80,6 @@ def draw(
                 raise FigureError(f"no {what} '{name}'", required=f"one of {', '.join(known)}")
     check_writable(out, "--output")
     op = compile_operator(hierarchy, "torch")
-    strata_of(hierarchy)
     files: dict[Path, tuple[bytes, str]] = {}
     for name in dict.fromkeys(figures):
         step(name)

@@ -15,10 +15,10 @@ from matplotlib.ticker import FuncFormatter
 
 from fibration.canvas import INK, PALETTE, title
 from fibration.figures.joint import plane
-from fibration.figures.sample import Sample, leaf_of, sample, strata_of
+from fibration.figures.sample import Sample, dealing, sample
 from fibration.instrument import REGIMES as NAMES
 from fibration.operator import Operator
-from fibration.plots import Curve, shade
+from fibration.plots import Curve, residual_label, shade
 from fibration.section import Section, Vector, sections
 from fibration.show import CHANNELS, REGIMES, unit
 
@@ -40,7 +40,7 @@ class Exact(Curve):
 def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     """The picture of one hierarchy. `note` stands under the title."""
     h = op.hierarchy
-    strata, channels = strata_of(h), h.decomposition.channels
+    strata, channels = h.order, h.decomposition.channels
     seen = reference(op, parameters)
     cells = {(s.name, c): cases(seen, s.name, c) for s in strata for c in channels}
     planes = len(channels) == 2 and len(strata) > 1
@@ -52,7 +52,6 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     outer = page.add_gridspec(rows, columns, hspace=0.42, wspace=0.32, **margins)
     shown: set[str] = set()
     for i, stratum in enumerate(strata):
-        drift = f"residual beyond the level above ({unit(h)})" if i else f"drift s ({unit(h)})"
         for j, channel in enumerate(channels):
             inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 1], hspace=0.06)
             upper = page.add_subplot(inner[0])
@@ -60,8 +59,8 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
             shown |= _cell(upper, lower, cells[stratum.name, channel], least(op, stratum.name))
             name = f"{stratum}, channel {CHANNELS[channel]}" if channel else stratum.name
             upper.set_title(name, fontsize=12, loc="left", fontweight="bold", pad=22)
-            lower.set_xlabel(drift)
-        if planes and stratum != leaf_of(h):
+            lower.set_xlabel(residual_label(h, stratum))
+        if planes and stratum not in h.leaves:
             _plane(page.add_subplot(outer[i, 2]), op, stratum.name, cells)
     handles: list[Any] = [
         Line2D([], [], color="black", linestyle=":", label="breakpoint of the gate"),
@@ -79,7 +78,8 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
         handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=columns_of_legend, fontsize=9, frameon=False
     )
     title(page, f"{h.name}: gates, and their slopes", 0.35 / wide, 0.18)
-    page.text(0.35 / wide, 1 - 0.52 / high, f"a {h.rows} of {TOKENS} tokens;  {note}", fontsize=9, va="top", color=INK)
+    below = ";  ".join(filter(None, (f"a {h.rows} of {tokens_of(op)} tokens", dealing(h), note)))
+    page.text(0.35 / wide, 1 - 0.52 / high, below, fontsize=9, va="top", color=INK)
     return page
 
 
@@ -87,8 +87,13 @@ BACK = "rolled_back"
 
 
 def reference(op: Operator, parameters: Mapping[str, Any]) -> Sample:
-    """One trajectory of two tokens, on policy."""
-    return sample(op, np.zeros((1, TOKENS)), [1.0] * TOKENS, parameters)
+    """One trajectory of two tokens, on policy; of one token per leaf, where there are more leaves."""
+    return sample(op, np.zeros((1, tokens_of(op))), [1.0] * tokens_of(op), parameters)
+
+
+def tokens_of(op: Operator) -> int:
+    """How many tokens the trajectory has."""
+    return max(TOKENS, len(op.hierarchy.leaves))
 
 
 def cases(seen: Sample, stratum: str, channel: str) -> list[Section]:
@@ -121,7 +126,7 @@ def exact(found: Sequence[Section], low: float, high: float) -> list[Exact]:
 def least(op: Operator, stratum: str) -> float:
     """The least residual that can occur, as far as it is known: a root sees means of |log r|, or of r − 1."""
     h = op.hierarchy
-    if stratum != strata_of(h)[0].name:
+    if stratum not in [s.name for s in h.roots]:
         return -np.inf
     split = len(h.decomposition.channels) == 2 and unit(h) == "nats"
     return 0.0 if split else -1.0 if unit(h) == "r − 1" else -np.inf

@@ -5,6 +5,7 @@ Every token drifts the way that its advantage pushes it, `sign(Δ_i) = sign(A_i)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,11 +21,11 @@ from fibration.canvas import INK, PALETTE, title
 from fibration.compiler import compile as compile_operator
 from fibration.figures.gates import reach
 from fibration.figures.joint import CHANNEL_COLOUR, plane
-from fibration.figures.sample import Sample, Vector, leaf_of, sample, samples, strata_of
+from fibration.figures.sample import OLD, Sample, Vector, dealing, regimes_of, sample, samples
 from fibration.instrument import REGIMES as NAMES
 from fibration.loading import load
 from fibration.operator import Operator
-from fibration.section import reads_advantage, sections
+from fibration.section import reads_advantage, removes, sections
 from fibration.show import CHANNELS, unit
 
 TOKENS = 10
@@ -34,6 +35,7 @@ ADVANTAGE = np.sign(DELTA)
 SHOWN = (0, 5)  # the two tokens of panel (c): the fastest of either sign
 SEARCH = np.concatenate([[0.0], np.geomspace(1e-6, LONGEST, 400)])
 BASELINE = "grpo"
+TOKEN_CHANGES = "the regime of a token changes"
 CLIPS: Mapping[str, tuple[str, ...]] = {
     "epsilon_low": ("epsilon_low", "epsilon"),
     "epsilon_high": ("epsilon_high", "epsilon"),
@@ -61,8 +63,12 @@ class Drift:
 
     @cached_property
     def rows(self) -> int:
-        strata = strata_of(self.op.hierarchy)[:-1]
-        return 2 if any(reads_advantage(self.op, s.name) for s in strata) else 1
+        h = self.op.hierarchy
+        return 2 if any(reads_advantage(self.op, s.name) for s in h.order if s not in h.leaves) else 1
+
+    @cached_property
+    def is_score(self) -> bool:
+        return self.op.hierarchy.objective.estimator == "score"
 
     @cached_property
     def start(self) -> Sample:
@@ -86,8 +92,12 @@ class Drift:
         return np.array([replace(self.start, log_ratio=x[None]).objective for x in paths])
 
     def per_token(self, t: Any) -> Vector:
-        """`μ·𝒢_i·A_i`: `[len(t), tokens]`. Their sums are `total`."""
-        return self.weight * self.ratio(t) * ADVANTAGE
+        """`μ·𝒢_i·A_i`, times `log π` for a score estimator: `[len(t), tokens]`. Their sums are `total`."""
+        return self.weight * self._unweighted(t)
+
+    def _unweighted(self, t: Any) -> Vector:
+        value = self.ratio(t) * ADVANTAGE
+        return value * (math.log(OLD) + np.log1p(np.atleast_1d(t)[:, None] * DELTA)) if self.is_score else value
 
     def ratio(self, t: Any) -> Vector:
         """Gated ratios: `[len(t), tokens]`."""
@@ -97,7 +107,7 @@ class Drift:
     def weight(self) -> float:
         """`μ`, which is the same on rows of equal length: `J / Σ 𝒢 A`, where that sum is not small."""
         t = np.linspace(0, LONGEST, 13)
-        sums = self.ratio(t) @ ADVANTAGE
+        sums = self._unweighted(t).sum(axis=1)
         best = int(np.argmax(np.abs(sums)))
         return float(self.total(t[best : best + 1])[0] / sums[best])
 
@@ -130,14 +140,15 @@ class Drift:
 
     def _codes(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
         """(stratum, channel, element), and regime numbers `[len(t), those]`."""
-        parts = self.at(t)
-        leaf, channels = leaf_of(self.op.hierarchy).name, self.op.hierarchy.decomposition.channels
+        parts, regimes = self.at(t), regimes_of(self.at(t))
+        h, channels = self.op.hierarchy, self.op.hierarchy.decomposition.channels
         keys, columns = [], []
-        for stratum in strata_of(self.op.hierarchy):
-            by_channel = [np.concatenate([s.regimes[stratum.name, c] for s in parts]) for c in channels]
-            if stratum.name == leaf:
-                own = parts[-1].own[-1]  # a token keeps its sign along the drift
-                keys += [(leaf, channels[c], i) for i, c in enumerate(own)]
+        for stratum in h.order:
+            by_channel = [regimes[stratum.name, c] for c in channels]
+            if stratum in h.leaves:
+                tokens = self.start.tokens_of(stratum)
+                own = parts[-1].own[-1][tokens]  # a token keeps its sign along the drift
+                keys += [(stratum.name, channels[c], int(i)) for i, c in zip(tokens, own, strict=True)]
                 columns += [by_channel[c][:, i] for i, c in enumerate(own)]
             else:
                 keys += [(stratum.name, c, i) for k, c in enumerate(channels) for i in range(by_channel[k].shape[1])]
@@ -146,8 +157,11 @@ class Drift:
 
 
 def baseline(op: Operator, parameters: Mapping[str, Any]) -> Drift | None:
-    """GRPO with the clip of this hierarchy, if it has one; None if it is GRPO itself."""
-    if op.hierarchy.name == BASELINE:
+    """GRPO with the clip of this hierarchy, if it has one; None if it is GRPO itself.
+
+    None too for a score estimator: its value is none of the true objective, and not to be compared with one.
+    """
+    if op.hierarchy.name == BASELINE or op.hierarchy.objective.estimator == "score":
         return None
     own = {name: parameters.get(name, p.default) for name, p in op.hierarchy.parameters.items()}
     grpo = compile_operator(load(BASELINE), "torch")
@@ -176,11 +190,12 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     _total(axes[4], drift, other, t)
     for panel in axes[2:]:
         _markers(panel, drift)
-    leaf = leaf_of(h).name
+    leaves = [s.name for s in h.leaves]
     handles: list[Any] = []
-    if any(e.stratum == leaf for e in drift.events):
-        handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label=f"the regime of a {leaf} changes"))
-    for channel, stratum in {(e.channel, e.stratum): 0 for e in drift.events if e.stratum != leaf}:
+    if any(e.stratum in leaves for e in drift.events):
+        label = f"the regime of a token ({', '.join(leaves)}) changes" if leaves != ["token"] else TOKEN_CHANGES
+        handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label=label))
+    for channel, stratum in {(e.channel, e.stratum): 0 for e in drift.events if e.stratum not in leaves}:
         name = f"{stratum} {CHANNELS[channel]}".strip()
         again = any(e.before != "passed" for e in drift.events if (e.channel, e.stratum) == (channel, stratum))
         words = f"{name} leaves its budget" + (" (dotted: its regime changes again)" if again else "")
@@ -192,7 +207,9 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     page.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.03, 0.01), ncols=2, frameon=False, fontsize=9)
     title(page, f"{h.name}: objective while ratios drift as r = 1 + t·Δ", 0.03, 0.18)
     split = "; each sign of A is a trajectory of its own" if drift.rows > 1 else ""
-    below = f"{TOKENS} tokens;  {note}\nΔ = {', '.join(f'{d:g}' for d in DELTA)};  A = sign(Δ){split}".replace("-", "−")
+    old = f";  score estimator, π_old = {OLD:g} for every token" if drift.is_score else ""
+    above = ";  ".join(filter(None, (f"{TOKENS} tokens", dealing(h), note)))
+    below = f"{above}\nΔ = {', '.join(f'{d:g}' for d in DELTA)};  A = sign(Δ){split}{old}".replace("-", "−")
     page.text(0.03, 1 - 0.52 / high, below, fontsize=9, va="top", color=INK)
     return page
 
@@ -212,15 +229,16 @@ def _baseline_label(drift: Drift, other: Drift) -> str:
 def _first(axes: Axes, drift: Drift, t: Vector) -> None:
     """(a): the root's path over both channels' drifts; with one channel its drift; of tokens alone, gated ratios."""
     h = drift.op.hierarchy
-    strata, channels = strata_of(h), h.decomposition.channels
-    root = strata[0].name
-    if len(strata) == 1:
+    channels, root = h.decomposition.channels, h.roots[0].name
+    if len(h.strata) == 1 or removes(drift.op, root):
         for i, values in enumerate(drift.ratio(t).T):
             axes.plot(t, values, color=PALETTE[0] if ADVANTAGE[i] > 0 else PALETTE[4], linewidth=1.2)
         lines = [Line2D([], [], color=PALETTE[k], label=f"A {s} 0") for k, s in ((0, ">"), (4, "<"))]
         axes.legend(handles=lines, fontsize=9)
         axes.set(xlabel="t", ylabel="gated ratio", xlim=(0, drift.longest))
-        axes.set_title(f"(a) gated ratio of every {root}", fontsize=11, loc="left")
+        axes.set_title(
+            f"(a) gated ratio of every {'token' if len(h.leaves) > 1 else h.leaves[0]}", fontsize=11, loc="left"
+        )
         axes.grid(alpha=0.2)
         return
     if len(channels) == 1:
@@ -258,16 +276,20 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
 
 
 def _stacked(axes: Axes, drift: Drift) -> None:
-    """(b): what every level adds to every token at the end of the drift, or at t = 1."""
+    """(b): what every level adds to every token at t = 1, at the end of the drift, or while something is left."""
     h = drift.op.hierarchy
-    now = min(1.0, drift.longest)
-    (seen,) = drift.at(now)
+    last = min(1.0, drift.longest)
+    for now in last * np.linspace(1, 0.1, 10):  # before everything is zeroed
+        (seen,) = drift.at(now)
+        if any(np.abs(g).max() > 0 for g in seen.gated.values()):
+            break
     above, below = np.zeros(TOKENS), np.zeros(TOKENS)
     sign = {"": 1.0, "+": 1.0, "-": -1.0}
     place = np.arange(TOKENS)
-    for k, stratum in enumerate(strata_of(h)):
+    for k, stratum in enumerate(h.order):
         parts = [sign[c] * seen.gated[stratum.name, c][0] for c in h.decomposition.channels]
-        value = np.sum(parts, axis=0)[seen.element(stratum.name)]
+        value = np.zeros(TOKENS)
+        value[seen.tokens_over(stratum)] = np.sum(parts, axis=0)[seen.element(stratum)]
         bottom = np.where(value >= 0, above, below)
         axes.bar(place, value, 0.7, bottom=bottom, color=PALETTE[k % len(PALETTE)], label=f"from {stratum}", alpha=0.85)
         above, below = above + np.maximum(value, 0), below + np.minimum(value, 0)
@@ -294,7 +316,8 @@ def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector
         if other is not None:
             axes.plot(t, weigh(drift, other) * other.per_token(t)[:, i], "--", color="black", linewidth=1.2, zorder=4)
         axes.ticklabel_format(useOffset=False)
-        axes.set(xlim=(0, drift.longest), ylabel=r"$\mu\,\mathcal{G}\,A$")
+        score = r"$\mu\,\mathrm{stop}(\mathcal{G})\,A\,\log\pi$"
+        axes.set(xlim=(0, drift.longest), ylabel=score if drift.is_score else r"$\mu\,\mathcal{G}\,A$")
         axes.grid(alpha=0.2)
         axes.legend(fontsize=9, loc="best")
     upper.tick_params(labelbottom=False)
@@ -314,9 +337,9 @@ def _total(axes: Axes, drift: Drift, other: Drift | None, t: Vector) -> None:
 
 
 def _markers(axes: Axes, drift: Drift) -> None:
-    leaf = leaf_of(drift.op.hierarchy).name
+    leaves = [s.name for s in drift.op.hierarchy.leaves]
     for e in drift.events:
-        if e.stratum == leaf:
+        if e.stratum in leaves:
             axes.axvline(e.t, color=INK, linewidth=0.8, alpha=0.45, zorder=1)
         else:
             style = "-" if e.before == "passed" else ":"

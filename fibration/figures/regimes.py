@@ -7,7 +7,8 @@ corners put all ratio on one token, the centre is the old policy. Every other st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from numpy.typing import NDArray
 from fibration.canvas import INK, title
 from fibration.figures.gates import number
 from fibration.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
-from fibration.figures.sample import Sample, Vector, apart, leaf_of, sample, samples, strata_of
+from fibration.figures.sample import Level, Sample, Vector, apart, dealing, dealt, regimes_of, sample, samples
 from fibration.instrument import REGIMES as NAMES
+from fibration.instrument import UNCHANGED
 from fibration.operator import Operator
 from fibration.section import reads_advantage, removes, sections
 from fibration.show import CHANNELS, unit
+from fibration.symbols import Stratum
 
 TOKENS = 3
 CENTRE = (0.5, np.sqrt(3) / 6)
@@ -33,7 +36,7 @@ CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
 ZOOM = 0.18  # half the width of the caption's local panel
 FEWEST = {"local": 0.001, "global": 0.02}  # of a window's points that must pass unchanged, else it is narrowed
 NARROWER = 3.0
-PIXELS, PROBE, ALONE = 420, 72, 48  # of a window's side; where worlds cannot share a batch, each is a call
+PIXELS, PROBE, ALONE = 420, 72, 60  # of a window's side; where worlds cannot share a batch, each is a call
 LOCAL = ("#CFEBDD", "#9C89B8")  # from no token clipped to all of them
 PASSED = NAMES.index("passed")
 
@@ -45,6 +48,7 @@ class Window:
     half: float  # half its side; 0 is the whole triangle
     inside: NDArray[np.bool_]  # [pixels, pixels]
     parts: list[Sample]
+    by_ratio: bool = False  # a token counts as changed where its ratio is, not its residual
 
     @property
     def extent(self) -> tuple[float, float, float, float]:
@@ -56,22 +60,33 @@ class Window:
         image[self.inside] = values
         return image
 
-    def gather(self, word: str, level: tuple[str, str]) -> Any:
-        """One attribute of every sample, `[points, elements]`."""
-        return np.concatenate([getattr(s, word)[level] for s in self.parts])
+    @cached_property
+    def regimes(self) -> dict[Level, NDArray[np.int64]]:
+        """`[points, elements]` regime numbers."""
+        return regimes_of(self.parts)
 
-    def clipped(self) -> NDArray[np.int64]:
-        """How many of the 3 tokens the leaf's gate changed, each in its own sign channel: `[points]`."""
-        op = self.parts[0].op
-        leaf, channels = leaf_of(op.hierarchy).name, op.hierarchy.decomposition.channels
-        changed = np.stack([self.gather("regimes", (leaf, c)) != PASSED for c in channels])
-        own = np.concatenate([s.own for s in self.parts])
+    def residual(self, level: Level) -> Vector:
+        """`[points, elements]`."""
+        return np.concatenate([s.residual[level] for s in self.parts])
+
+    def clipped(self, leaf: Stratum | None = None) -> NDArray[np.int64]:
+        """How many tokens a leaf's gate changed, each in its own sign channel: `[points]`. None: the only leaf's."""
+        h = self.parts[0].op.hierarchy
+        leaf = leaf or h.leaves[0]
+        if self.by_ratio:
+            r, gated = (
+                np.concatenate(v) for v in zip(*((np.exp(s.log_ratio), s.ratio) for s in self.parts), strict=True)
+            )
+            moved = np.abs(gated - r) > UNCHANGED * np.abs(r - 1) + 1e-12
+            return moved[:, self.parts[0].tokens_of(leaf)].sum(axis=1)  # type: ignore[no-any-return]
+        changed = np.stack([self.regimes[leaf.name, c] != PASSED for c in h.decomposition.channels])
+        own = np.concatenate([s.own[:, s.tokens_of(leaf)] for s in self.parts])
         return np.take_along_axis(changed, own[None], axis=0)[0].sum(axis=1)  # type: ignore[no-any-return]
 
     def joint(self, stratum: str) -> list[str]:
         """The joint regime of a coarser stratum's element, per point."""
         channels = self.parts[0].op.hierarchy.decomposition.channels
-        codes = np.stack([self.gather("regimes", (stratum, c))[:, 0] for c in channels], axis=1)
+        codes = np.stack([self.regimes[stratum, c][:, 0] for c in channels], axis=1)
         names = {row: joint(row) for row in {tuple(r) for r in codes.tolist()}}
         return [names[tuple(r)] for r in codes.tolist()]
 
@@ -79,10 +94,12 @@ class Window:
 def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     """The picture of one hierarchy. `note` stands under the title."""
     h = op.hierarchy
-    leaf, coarser = leaf_of(h).name, [s.name for s in strata_of(h)[:-1]]
-    moving = [s for s in coarser if _moves(op, s, parameters)]
-    panels = [(s, a) for s in moving for a in _signs(op, s)]
-    panels = [*([] if removes(op, leaf) else [(leaf, a) for a in _signs(op, leaf)]), *panels]
+    coarser = [s for s in h.order if s not in h.leaves]
+    removed = [s for s in h.order if removes(op, s.name)]
+    still = [s for s in coarser if s not in removed and not _moves(op, s.name, parameters)]
+    moving = [s for s in coarser if s not in (*removed, *still)]
+    leaves = [s for s in h.leaves if s not in removed and tokens_of(op, s)]
+    panels = [(s, a) for s in (*leaves, *moving) for a in _signs(op, s.name)]
     width = 6.4
     columns = min(len(panels), 2) or 1
     rows = max(1, -(-len(panels) // columns))
@@ -94,30 +111,55 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
         axes = page.add_subplot(grid[i // columns, i % columns])
         seen = look(op, stratum, sign or 1.0, parameters)
         _panel(axes, seen, stratum, chr(ord("a") + i), {0.0: "", 1.0: ", A > 0", -1.0: ", A < 0"}[sign])
-        for level in coarser if stratum == leaf else [stratum]:
-            _thresholds(axes, seen, level, stratum == leaf)
-    still = [s for s in coarser if s not in moving]
-    remarks = [note]
+        local = stratum in h.leaves
+        for level in [s for s in moving if s in h.coarser(stratum)] if local else [stratum]:
+            _thresholds(axes, seen, level.name, local)
+    remarks = [";  ".join(filter(None, (dealing(h), note)))]
     if still:
-        remarks.append(f"not drawn: {', '.join(still)}, whose one element adds nothing to the level above")
-    if removes(op, leaf):
-        remarks.append(f"not drawn: {leaf}, whose gate removes the level")
-    title(page, f"{h.name}: regimes of a trajectory of {TOKENS} tokens, over all ratios with mean 1", 0.35 / wide, 0.18)
+        words = "the level above" if h.shape.is_tree else "what it lies over"
+        remarks.append(f"not drawn: {', '.join(map(str, still))}, whose one element adds nothing to {words}")
+    remarks += [f"not drawn: {s}, whose gate removes the level" for s in removed]
+    for leaf in (s for s in h.leaves if s not in (*leaves, *removed)):
+        remarks.append(f"not drawn: {leaf}, of which {TOKENS} tokens dealt out to {len(h.leaves)} leaves are none")
+    heading = f"{h.name}: regimes of a {h.rows} of {TOKENS} tokens" + (
+        ", over all ratios with mean 1" if columns > 1 else ""
+    )
+    title(page, heading, 0.35 / wide, 0.18)
     page.text(0.35 / wide, 1 - 0.52 / high, "\n".join(remarks), fontsize=9, va="top", color=INK)
     return page
 
 
-def look(op: Operator, stratum: str, advantage: float, parameters: Mapping[str, Any]) -> Window:
+def tokens_of(op: Operator, leaf: Stratum) -> list[int]:
+    """Which of the trajectory's tokens are elements of a leaf."""
+    leaves = op.hierarchy.leaves
+    return np.flatnonzero(dealt(TOKENS, 1, len(leaves)) == leaves.index(leaf)).tolist()  # type: ignore[no-any-return]
+
+
+def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[str, Any]) -> Window:
     """The window in which a stratum's regimes are best seen."""
-    local = stratum == leaf_of(op.hierarchy).name
-    half = ZOOM if local else 0.0
+    local = stratum in op.hierarchy.leaves
+    start = half = ZOOM if local else 0.0
+    by_ratio = local and not _passes_near_one(op, stratum, advantage, parameters)
     for _ in range(8):
-        probe = window(op, half, PROBE if apart(op) else ALONE // 2, advantage, parameters)
-        passes = probe.clipped() == 0 if local else np.array([n in ("G-I", "passed") for n in probe.joint(stratum)])
+        probe = replace(window(op, half, PROBE if apart(op) else ALONE // 2, advantage, parameters), by_ratio=by_ratio)
+        if local:
+            passes = probe.clipped(stratum) == 0
+        else:
+            passes = np.array([n in ("G-I", "passed") for n in probe.joint(stratum.name)])
         if passes.mean() >= FEWEST["local" if local else "global"]:
             break
         half = (half or 0.54) / NARROWER
-    return window(op, half, PIXELS if apart(op) else ALONE, advantage, parameters)
+    else:
+        half = start  # nothing passes anywhere: no window shows more than another
+    final = window(op, half, PIXELS if apart(op) else ALONE, advantage, parameters)
+    return replace(final, by_ratio=by_ratio)
+
+
+def _passes_near_one(op: Operator, leaf: Stratum, advantage: float, parameters: Mapping[str, Any]) -> bool:
+    """Whether a leaf's gate leaves any residual as it is, close to the old policy."""
+    near = 1 + 1e-6 * np.array([[1.0, -0.4, -0.6], [-0.6, 1.0, -0.4], [-0.4, -0.6, 1.0], [-1.0, 0.4, 0.6]])
+    parts = samples(op, np.log(near), [advantage] * TOKENS, parameters)
+    return bool((Window(0.0, np.ones((1, 4), bool), parts).clipped(leaf) < len(tokens_of(op, leaf))).any())
 
 
 def window(op: Operator, half: float, pixels: int, advantage: float, parameters: Mapping[str, Any]) -> Window:
@@ -157,15 +199,17 @@ def _signs(op: Operator, stratum: str) -> tuple[float, ...]:
     return (1.0, -1.0) if reads_advantage(op, stratum) else (0.0,)
 
 
-def _panel(axes: Axes, seen: Window, stratum: str, letter: str, suffix: str) -> None:
+def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str) -> None:
     op = seen.parts[0].op
-    local = stratum == leaf_of(op.hierarchy).name
+    local = stratum in op.hierarchy.leaves
     if local:
-        code = seen.clipped().astype(float)
-        shades = [_mix(n / TOKENS) for n in range(TOKENS + 1)]
-        legend = [f"L-I: no {stratum} is clipped", "L-II: 1 of 3", "L-II: 2 of 3", "L-III: all 3"]
+        code, many = seen.clipped(stratum).astype(float), len(tokens_of(op, stratum))
+        shades = [_mix(n / many) for n in range(many + 1)]
+        what = "has its ratio changed" if seen.by_ratio else "is clipped"
+        legend = [f"L-I: no {stratum} {what}", *(f"L-II: {n} of {many}" for n in range(1, many))]
+        legend.append(f"L-III: all {many}" if many > 1 else f"L-III: it {what}")
     else:
-        found = seen.joint(stratum)
+        found = seen.joint(stratum.name)
         names = sorted(set(found), key=_order)
         shades = [to_rgb(colour(n)) for n in names]
         code = np.array([names.index(n) for n in found], float)
@@ -182,7 +226,7 @@ def _panel(axes: Axes, seen: Window, stratum: str, letter: str, suffix: str) -> 
         alpha=1.0 if local else 0.55,
     )
     if local:
-        for level, line in ((0.5, "#007C74"), (TOKENS - 0.5, "#5B2A86")):
+        for level, line in {0.5: "#007C74", many - 0.5: "#5B2A86"}.items():
             if np.nanmin(image) < level < np.nanmax(image):
                 axes.contour(image, [level], origin="lower", extent=seen.extent, colors=line, linewidths=1.4)
     _frame(axes, seen)
@@ -219,8 +263,10 @@ def _frame(axes: Axes, seen: Window) -> None:
     axes.set(xlim=(left, right), ylim=(low, high), aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_visible(bool(seen.half))
     if not seen.half:
+        leaves = seen.parts[0].op.hierarchy.leaves
+        names = ["token" if len(leaves) == 1 else leaves[k].name for k in dealt(TOKENS, 1, len(leaves))]
         for i, (corner, ha, dy) in enumerate(zip(CORNERS, ("left", "right", "center"), (-12, -12, 5), strict=True)):
-            axes.annotate(f"token {i}: r = 3", corner, (0, dy), textcoords="offset points", ha=ha, fontsize=9)
+            axes.annotate(f"{names[i]} {i}: r = 3", corner, (0, dy), textcoords="offset points", ha=ha, fontsize=9)
 
 
 def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
@@ -229,7 +275,7 @@ def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
     base = sample(op, np.zeros((1, TOKENS)), seen.parts[0].advantages.tolist(), seen.parts[0].parameters)
     handles = []
     for channel in op.hierarchy.decomposition.channels:
-        image = seen.field(seen.gather("residual", (stratum, channel))[:, 0])
+        image = seen.field(seen.residual((stratum, channel))[:, 0])
         for section in sections(base, stratum, channel, advantages=seen.parts[0].advantages[:1].tolist()):
             for b in section.breaks:
                 if not np.nanmin(image) < b < np.nanmax(image):

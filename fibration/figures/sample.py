@@ -1,7 +1,11 @@
-"""Small batches made for a figure: worlds of one or two short trajectories, every coarser stratum one element each."""
+"""Small batches made for a figure: worlds of one or two short trajectories, every coarser stratum one element each.
+
+Where there are several leaves, the tokens of a trajectory are dealt out to them in turn.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,41 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fibration.errors import FigureError
 from fibration.index import Index
-from fibration.ir import Input, Program, Push
+from fibration.ir import Input, Mix, Program, Push
 from fibration.operator import Levels, Operator
-from fibration.section import element_regimes
+from fibration.section import element_regimes, reads_advantage, regimes_along
 from fibration.spec import Hierarchy
 from fibration.symbols import BATCH, Stratum
 
 Vector = NDArray[np.float64]
 Level = tuple[str, str]  # stratum, channel
-
-
-def strata_of(hierarchy: Hierarchy) -> tuple[Stratum, ...]:
-    """The strata that a figure shows, root first. Raises FigureError for hierarchies that are not chains.
-
-    Everything in `fibration.figures` asks here, so this is what grows with the hierarchies that can be drawn.
-    """
-    h = hierarchy
-    reasons = [f"{len(h.leaves)} leaf strata: {', '.join(map(str, h.leaves))}"] if len(h.leaves) != 1 else []
-    for s in h.strata:
-        finer, coarser = [f.source for f in h.shape.above(s)], [f.target for f in h.shape.below(s)]
-        reasons += [f"{' and '.join(map(str, finer))} both lie over {s}"] if len(finer) > 1 else []
-        reasons += [f"{s} lies over both {' and '.join(map(str, coarser))}"] if len(coarser) > 1 else []
-    if reasons:
-        raise FigureError(
-            f"'{h.name}' has no figures",
-            required="a chain of strata, each over one coarser stratum",
-            found=reasons[0],
-            remedy=f"its strata can be drawn: fibration show {h.name} --format mermaid",
-        )
-    return h.order
-
-
-def leaf_of(hierarchy: Hierarchy) -> Stratum:
-    return strata_of(hierarchy)[-1]
+OLD = 0.5  # what every token's probability was: at most 1 after any drift that is drawn
 
 
 @dataclass(frozen=True)
@@ -60,6 +39,7 @@ class Sample:
     log_ratio: Vector
     advantages: Vector
     parameters: Mapping[str, Any]
+    rows: int = 1
 
     @property
     def worlds(self) -> int:
@@ -99,9 +79,10 @@ class Sample:
         """Which of the channels carries every token, the first where none does: `[worlds, tokens]`."""
         h = self.op.hierarchy
         density = np.zeros((len(h.decomposition.channels), *self.log_ratio.shape))
-        for stratum in strata_of(h):  # a density is the sum of the residuals up to it
+        for stratum in h.order:  # a density is the sum of the residuals at what it lies over, itself included
+            over, element = self.tokens_over(stratum), self.element(stratum)
             for i, channel in enumerate(h.decomposition.channels):
-                density[i] += self.residual[stratum.name, channel][:, self.element(stratum.name)]
+                density[i][:, over] += self.residual[stratum.name, channel][:, element]
         return np.argmax(np.abs(density), axis=0)
 
     @cached_property
@@ -113,16 +94,42 @@ class Sample:
 
     @cached_property
     def objective(self) -> float:
-        """`J` of all worlds as one batch."""
+        """`J` of all worlds as one batch. Every token had the probability `OLD`, which a score estimator's J reads."""
         log_ratio, advantages = self._tokens
-        old = torch.zeros_like(log_ratio)
-        result = self.op.coefficients(log_ratio, old, advantages, self.index, self.parameters, metrics=False)
+        old = torch.full_like(log_ratio, math.log(OLD))
+        result = self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, metrics=False)
         return float(result.objective)
 
-    def element(self, stratum: str) -> NDArray[np.int64]:
-        """The element of a stratum under every token of a world: `[tokens]`."""
-        leaf = leaf_of(self.op.hierarchy).name
-        return self.index.parent(leaf, stratum).numpy()[: self.log_ratio.shape[1]]
+    def tokens_of(self, leaf: Stratum) -> NDArray[np.int64]:
+        """Which tokens of a world are elements of a leaf, ascending."""
+        leaves = self.op.hierarchy.leaves
+        mine = dealt(self.log_ratio.shape[1], self.rows, len(leaves)) == leaves.index(leaf)
+        return np.flatnonzero(mine)
+
+    def tokens_over(self, stratum: Stratum) -> NDArray[np.int64]:
+        """Which tokens of a world lie over a stratum, ascending."""
+        over = self.op.hierarchy.shape.leaves_over(stratum)
+        return np.sort(np.concatenate([self.tokens_of(leaf) for leaf in self.op.hierarchy.leaves if leaf in over]))
+
+    def element(self, stratum: Stratum) -> NDArray[np.int64]:
+        """The element of a stratum under each of `tokens_over(stratum)`, counted within a world."""
+        found = np.full(self.log_ratio.shape[1], -1, np.int64)
+        for leaf in self.op.hierarchy.leaves:
+            if leaf in self.op.hierarchy.shape.leaves_over(stratum):
+                tokens = self.tokens_of(leaf)  # those of the first world come first
+                found[tokens] = self.index.parent(leaf.name, stratum.name).numpy()[: len(tokens)]
+        return found[self.tokens_over(stratum)]
+
+
+def dealt(tokens: int, rows: int, leaves: int) -> NDArray[np.int64]:
+    """The number of the leaf that every token of a world is an element of: in turn, along every trajectory."""
+    return np.tile(np.arange(tokens // rows) % leaves, rows)
+
+
+def dealing(hierarchy: Hierarchy) -> str:
+    """How a figure deals out tokens, for its caption; nothing where there is one leaf."""
+    leaves = hierarchy.leaves
+    return f"its tokens are {', '.join(map(str, leaves))} in turn" if len(leaves) > 1 else ""
 
 
 def sample(
@@ -135,22 +142,29 @@ def sample(
     h = op.hierarchy
     worlds, tokens = log_ratio.shape
     offsets = np.arange(0, worlds * tokens + 1, tokens // rows)
-    per_row = np.repeat(np.arange(worlds), rows).tolist()
-    per_token = np.repeat(np.arange(worlds * rows), tokens // rows).tolist()
-    labels: dict[str, Any] = {
-        s.name: per_token if h.rows in h.coarser(s) else per_row
-        for s in strata_of(h)
-        if s not in (leaf_of(h), h.rows) and s.name != BATCH
-    }
+    of_world, of_row = np.repeat(np.arange(worlds), tokens), np.repeat(np.arange(worlds * rows), tokens // rows)
+    labels: dict[str, Any] = {}
+    for s in h.order:
+        if s not in (*h.leaves, h.rows) and s.name != BATCH:
+            labels[s.name] = (of_row if _by_row(op, s) else of_world).tolist()
+    if len(h.leaves) > 1:
+        leaf = np.tile(dealt(tokens, rows, len(h.leaves)), worlds)
+        labels |= {s.name: leaf == i for i, s in enumerate(h.leaves)}
     index = op.index(offsets=offsets, attributes=dict.fromkeys(h.attributes, 1.0), **labels)
-    return Sample(op, index, np.asarray(log_ratio, np.float64), np.asarray(advantages, np.float64), parameters)
+    return Sample(op, index, np.asarray(log_ratio, np.float64), np.asarray(advantages, np.float64), parameters, rows)
+
+
+def _by_row(op: Operator, stratum: Stratum) -> bool:
+    """Whether a stratum has one element per trajectory: where it lies over rows, or over what reads an advantage."""
+    below = (stratum, *op.hierarchy.coarser(stratum))
+    return any(s == op.hierarchy.rows or reads_advantage(op, s.name) for s in below)
 
 
 def apart(op: Operator) -> bool:
-    """Whether worlds of one batch do not see each other: no gate reads what is summed or counted over the batch."""
+    """Whether worlds of one batch do not see each other: no gate reads what is summed, counted or fitted over it."""
     seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.startswith(("residual_", "gated_"))}
     for node in Program("levels", op.programs["levels"].leaves, seen, {}).nodes():
-        if isinstance(node, Push) and node.target == BATCH:
+        if isinstance(node, Mix) or (isinstance(node, Push) and node.target == BATCH):
             return False
         if isinstance(node, Input) and node.kind in ("count", "total") and node.over == BATCH:
             return False
@@ -165,3 +179,14 @@ def samples(
         return [sample(op, log_ratio, advantages, parameters, rows)]
     first = sample(op, log_ratio[:1], advantages, parameters, rows)
     return [replace(first, log_ratio=log_ratio[i : i + 1]) for i in range(len(log_ratio))]
+
+
+def regimes_of(parts: Sequence[Sample]) -> dict[Level, NDArray[np.int64]]:
+    """`Sample.regimes` of all worlds of `samples`: gates are evaluated once, and not world by world, where they can."""
+    if len(parts) == 1:
+        return parts[0].regimes
+    found = {}
+    for level in parts[0].residual:
+        codes = regimes_along(parts[0], *level, np.concatenate([s.residual[level] for s in parts]))
+        found[level] = np.concatenate([s.regimes[level] for s in parts]) if codes is None else codes
+    return found
