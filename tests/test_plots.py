@@ -143,11 +143,12 @@ def test_the_tables_are_the_metrics(batch: Gated) -> None:
     assert f"{float(metrics['ratio/min']):.3f} … {float(metrics['ratio/max']):.3f}" in output
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gspo_token", "sapo", "truly_ppo", "cispo"])
 def test_a_hierarchy_takes_only_the_labels_that_it_needs(name: str, file: Path, tmp_path: Path) -> None:
     code, output = invoke(name, "--rollouts", file, "--out", tmp_path)
     assert code == 0
     assert "arithmetic" in output
+    assert ("Σ μ·stop(𝒢(r))·A·log π" if name == "cispo" else "Σ μ·𝒢(r)·A") in output
 
 
 def test_parameters_are_passed_on(file: Path, tmp_path: Path) -> None:
