@@ -242,8 +242,8 @@ def _findings(g: Gated) -> Iterator[Any]:
         "italic",
     )
     yield _regimes(g)
-    changed = float((g.ratio.log() - g.log_ratio).abs().gt(1e-12).double().mean())
     ratio = torch.exp(g.log_ratio)
+    changed = float((g.ratio - ratio).abs().gt(1e-12 * ratio).double().mean())
     product = "stop(𝒢(r))·A·log π" if h.objective.estimator == "score" else "𝒢(r)·A"
     gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))

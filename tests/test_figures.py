@@ -489,12 +489,14 @@ def test_score_estimators_under_drift() -> None:
     assert "score estimator, π_old = 0.5 for every token" in written
 
 
+@pytest.mark.usefixtures("small")
 def test_pages_say_how_tokens_are_dealt_out() -> None:
     for figure in FIGURES:
         page = make(compiled("fiberpo_modal"), figure, {})
         assert "its tokens are text_token, image_token in turn" in " ".join(text.get_text() for text in page.texts)
 
 
+@pytest.mark.usefixtures("small")
 def test_more_leaves_than_tokens() -> None:
     leaves = strata("speech picture word gesture")
     count_all = sum((count(s, over=trajectory) for s in leaves[1:]), start=count(leaves[0], over=trajectory))

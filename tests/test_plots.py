@@ -441,6 +441,15 @@ def test_pictures_of_other_batches() -> None:
             inside(figure)
 
 
+def test_ratios_below_0_have_no_logarithm() -> None:
+    g = gated("truly_ppo", recorded(spread=3.0), alpha=20.0)
+    below = int((g.ratio <= 0).sum())
+    assert below > 0
+    words = [text.get_text() for axes in ratios(g).axes for text in axes.texts]
+    assert any(f"{below} gated ratios are not above 0" in w for w in words)
+    inside(ratios(g))
+
+
 def test_a_gate_without_a_budget() -> None:
     (token,) = strata("token")
     temperature = Parameter("temperature", default=0.5)
