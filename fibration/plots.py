@@ -201,7 +201,9 @@ def ratios(gated: Gated) -> Figure:
     """log r against log 𝒢 for every token, with marginal histograms per domain."""
     h, who = gated.op.hierarchy, colours(gated)
     keep = gated.index.positions.numpy()
-    x, y = gated.log_ratio.numpy()[keep], np.log(gated.ratio.numpy()[keep])
+    x, after = gated.log_ratio.numpy()[keep], gated.ratio.numpy()[keep]
+    positive = after > 0  # others have no logarithm: a loss may give up positivity
+    x, y, domain = x[positive], np.log(after[positive]), who.tokens[positive]
     figure = Figure(figsize=(9.2, 8.2))
     margins = {"left": 0.09, "right": 0.97, "top": 0.92, "bottom": 0.08, "hspace": 0.05, "wspace": 0.05}
     grid = figure.add_gridspec(2, 2, width_ratios=[3.4, 1.25], height_ratios=[1.25, 3.4], **margins)
@@ -219,8 +221,8 @@ def ratios(gated: Gated) -> Figure:
     main.set(xlim=(-limit, limit), ylim=(-reach, reach), xlabel="log r, before gating (nats)")
     main.set_ylabel(r"log $\mathcal{G}(r)$, after gating (nats)")
     main.legend(loc="upper left")
-    for i in np.unique(who.tokens):
-        mine = who.tokens == i
+    for i in np.unique(domain):
+        mine = domain == i
         line: dict[str, Any] = {"histtype": "step", "color": who.colour(i), "linewidth": 1.4}
         top.hist(x[mine], bins=list(bins_x[::4]), **line)
         right.hist(y[mine], bins=list(bins_y[::4]), orientation="horizontal", **line)
@@ -239,6 +241,8 @@ def ratios(gated: Gated) -> Figure:
     bar.set_label("tokens per cell")
     outside = int((np.abs(x) > limit).sum())
     note = f"{outside} of {len(x)} tokens lie further out" if outside else ""
+    if not positive.all():
+        note = "; ".join(filter(None, (note, f"{int((~positive).sum())} gated ratios are not above 0")))
     main.text(0.985, 0.02, note, transform=main.transAxes, ha="right", fontsize=9.5)
-    title(figure, f"{h.name}: ratios of {len(x)} tokens, before and after gating", 0.09, 0.18)
+    title(figure, f"{h.name}: ratios of {len(after)} tokens, before and after gating", 0.09, 0.18)
     return figure

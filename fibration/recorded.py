@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fibration.batch import leaf_name
 from fibration.errors import RolloutsError
 from fibration.index import Index
 from fibration.interpret import interpret
@@ -36,6 +37,9 @@ class Gated:
     def inputs(self, program: str) -> dict[str, NDArray[np.float64]]:
         """What the operator gives to one of its programs, for the interpreter."""
         values = self.op.inputs(self.index, self.log_ratio, self.advantages, self.parameters, program)
+        log_probs = torch.from_numpy(self.rollouts.log_probs).double()  # a score estimator's objective reads them
+        for leaf in self.index.leaves:
+            values[leaf_name("log_prob", leaf, self.index.leaves)] = log_probs[self.index.positions_of(leaf)]
         return {k: v.cpu().numpy() for k, v in values.items()}
 
 
@@ -90,6 +94,12 @@ def disagreement(gated: Gated) -> dict[str, float]:
         return interpret(p, gated.inputs(program), gated.index.sizes(p.edges))
 
     truth = {**oracle("gate"), **oracle("objective")}
+    leaves = gated.index.leaves
+    for name, nothing in (("gated_ratio", 1.0), ("coefficients", 0.0)) if len(leaves) > 1 else ():
+        whole = np.full(gated.index.shape, nothing)
+        for leaf in leaves:
+            whole[gated.index.positions_of(leaf).numpy()] = truth[leaf_name(name, leaf, leaves)]
+        truth[name] = whole
     coefficients = gated.result.values.numpy()
     # J is a sum of terms of either sign and may cancel, so its error is measured against the sum of their sizes.
     terms = max(abs(float(truth["objective"][0])), float(np.abs(truth["coefficients"]).sum()))

@@ -242,12 +242,13 @@ def _findings(g: Gated) -> Iterator[Any]:
         "italic",
     )
     yield _regimes(g)
-    changed = float((g.ratio.log() - g.log_ratio).abs().gt(1e-12).double().mean())
     ratio = torch.exp(g.log_ratio)
+    changed = float((g.ratio - ratio).abs().gt(1e-12 * ratio).double().mean())
+    product = "stop(𝒢(r))·A·log π" if h.objective.estimator == "score" else "𝒢(r)·A"
     gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value, meaning in (
-        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·𝒢(r)·A, with μ of {h.objective}"),
+        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}, with μ of {h.objective}"),
         ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "before gating"),
         ("gated ratio 𝒢(r)", gated, f"differs from r on {changed:.0%} of the tokens"),
         ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of mean |r − 1|"),

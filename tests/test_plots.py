@@ -23,6 +23,9 @@ from fibration import (
     Gate,
     Hierarchy,
     Parameter,
+    count,
+    mass,
+    proportional,
     residual,
     strata,
     tanh,
@@ -31,11 +34,12 @@ from fibration import (
 )
 from fibration import recorded as recorded_module
 from fibration import run as run_module
-from fibration.canvas import save
+from fibration.canvas import INK, save
 from fibration.cli import app
-from fibration.diagram import hierarchy
-from fibration.drifts import net
-from fibration.errors import RolloutsError
+from fibration.diagram import hierarchy, wrapped
+from fibration.drifts import colours, net
+from fibration.drifts import drift as drift_of
+from fibration.errors import HierarchyIndexError, RolloutsError
 from fibration.interpret import interpret
 from fibration.plots import Curve, curves, ratios, regimes
 from fibration.recorded import Gated, build_index, disagreement, gate
@@ -139,11 +143,12 @@ def test_the_tables_are_the_metrics(batch: Gated) -> None:
     assert f"{float(metrics['ratio/min']):.3f} … {float(metrics['ratio/max']):.3f}" in output
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gspo_token", "sapo", "truly_ppo", "cispo"])
 def test_a_hierarchy_takes_only_the_labels_that_it_needs(name: str, file: Path, tmp_path: Path) -> None:
     code, output = invoke(name, "--rollouts", file, "--out", tmp_path)
     assert code == 0
     assert "arithmetic" in output
+    assert ("Σ μ·stop(𝒢(r))·A·log π" if name == "cispo" else "Σ μ·𝒢(r)·A") in output
 
 
 def test_parameters_are_passed_on(file: Path, tmp_path: Path) -> None:
@@ -239,6 +244,118 @@ def test_labels_that_no_rollouts_have() -> None:
             gated(h)
 
 
+def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
+    """Trajectories over prompt groups and over domains, which recorded rollouts know, and both over the batch."""
+    token, trajectory, prompt_group, domain, batch = strata("token trajectory prompt_group domain batch")
+    share = proportional(count(trajectory))
+    gives_up = {} if orthogonalise else {"orthogonality": "prompt groups are nested in domains"}
+    return Hierarchy(
+        name="crossed",
+        fibrations=[
+            Fibration(token, trajectory, kernel=uniform()),
+            Fibration(trajectory, prompt_group, kernel=uniform()),
+            Fibration(trajectory, domain, kernel=uniform()),
+            Fibration(prompt_group, batch, kernel=share),
+            Fibration(domain, batch, kernel=share),
+        ],
+        gates={s: fibration.clip_gate(0.05).per(mass) for s in (token, trajectory, prompt_group, domain, batch)},
+        decomposition=fibration.signed_log_ratio(scale=mass),
+        objective=trajectory_mean(),
+        orthogonalise=orthogonalise,  # type: ignore[arg-type]
+        gives_up=gives_up,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "fiberpo_turns"])
+def test_what_recorded_rollouts_lack_is_named(name: str, file: Path, tmp_path: Path) -> None:
+    missing = {
+        "fiberpo_modal": "required: masks for text_token, image_token",
+        "fiberpo_crossed": "the stratum 'modality' of 'fiberpo_crossed'",
+        "fiberpo_experts": "the stratum 'expert' of 'fiberpo_experts'",
+        "fiberpo_turns": "the stratum 'turn' of 'fiberpo_turns'",
+    }
+    with pytest.raises(RolloutsError) as raised:
+        build_index(compiled(fibration.load(name)), recorded())
+    assert missing[name] in str(raised.value)
+    if name == "fiberpo_modal":
+        assert "op.index(..., text_token=mask, image_token=mask)" in str(raised.value)
+        code, output = invoke(name, "--rollouts", file, "--out", tmp_path / "out")
+        assert code == 2
+        assert "log 𝒢 on text_token" in output
+        assert "log 𝒢 on image_token" in output
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_crossing_that_no_projection_tells_apart_is_refused() -> None:
+    with pytest.raises(HierarchyIndexError, match="cannot be told apart"):
+        gated(crossed("projection"))
+
+
+def test_a_quiver_of_known_strata_runs() -> None:
+    g = gated(crossed())
+    metrics, total = g.result.metrics, g.rollouts.n_tokens
+    console = Console(width=100, file=io.StringIO())
+    console.print(run_module._regimes(g))
+    rows = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    # over both coarsest strata, each level's own rows first and then all of its elements
+    here = next(i for i, r in enumerate(rows) if r[:3] == ["token", "+", "prompt_group"])
+    assert [r[0] for r in rows[here + 1 : here + 10]] == list(g.rollouts.prompt_groups)
+    assert rows[here + 10] == ["domain"]
+    assert rows[here + 11][0] == "arithmetic"
+    assert rows[here + 11][2] == f"{float(metrics['token/+/drift[domain=arithmetic]']):.4f}"
+    assert rows[here + 14][:2] == ["all", str(total)]
+    assert rows[here + 14][2] == f"{float(metrics['token/+/drift']):.4f}"
+    assert [r for r in rows if r[:3] == ["batch", "+", "all"]]
+    # every level counts once towards a token's drift
+    np.testing.assert_allclose(drift_of(g, "token"), g.log_ratio.numpy(), atol=1e-12)
+    means = np.array([g.log_ratio[g.rollouts.offsets[i] : g.rollouts.offsets[i + 1]].mean() for i in range(36)])
+    group = np.array([means[g.rollouts.prompt_group == i].mean() for i in range(9)])
+    tokens = np.repeat(g.rollouts.prompt_group, np.diff(g.rollouts.offsets))
+    np.testing.assert_allclose(drift_of(g, "prompt_group"), group[tokens], atol=1e-12)
+    assert max(disagreement(g).values()) < 1e-12
+    for figure in (hierarchy(g.op.hierarchy, g), regimes(g), ratios(g)):
+        inside(figure)
+    words = " ".join(run_module._batch(g.rollouts, g.index).split())
+    assert words.endswith(f"{total} token → 36 trajectory → 9 prompt_group, 3 domain → 1 batch")
+
+
+def test_elements_of_several_domains_are_no_ones() -> None:
+    who = colours(gated(crossed()))
+    assert who.rows("batch") == (*who.names, "several")
+    assert who.rows("prompt_group") == who.names
+    assert who.of["batch"].tolist() == [3]
+    assert who.of["prompt_group"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert who.colour(3) == INK
+
+
+def test_tokens_under_no_element_of_a_branch() -> None:
+    op, r = compiled(fibration.load("fiberpo_modal")), recorded()
+    image = np.arange(r.n_tokens) % 3 == 0
+    index = op.index(offsets=r.offsets, image_token=image, prompt_group=r.prompt_group_labels)
+    g = gate(op, index, r, {})
+    np.testing.assert_array_equal(np.isnan(drift_of(g, "image_token")), ~image)
+    both = np.where(image, drift_of(g, "image_token"), drift_of(g, "text_token"))
+    np.testing.assert_allclose(both, g.log_ratio.numpy(), atol=1e-12)
+    assert max(disagreement(g).values()) < 1e-12
+    for figure in (hierarchy(op.hierarchy, g), regimes(g), ratios(g)):
+        inside(figure)
+    console = Console(width=100, file=io.StringIO())
+    for part in run_module._findings(g):
+        console.print(part)
+    words = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "tokens that the gates on text_token and image_token changed" in words
+
+
+@pytest.mark.parametrize("width", [12, 20, 60])
+def test_code_is_broken_after_commas_and_brackets(width: int) -> None:
+    code = "aggregate_gate(C_prompt_group, rollback=count(token)).per(mass)"
+    broken = wrapped(code, width)
+    assert broken.replace("\n", "").replace(" ", "") == code.replace(" ", "")
+    assert all(line.endswith(("(", ",", ")")) for line in broken.splitlines())
+    assert max(map(len, broken.splitlines())) <= max(width, len("rollback=count("))
+
+
 # ---------------------------------------------------------------- the numbers
 
 
@@ -322,6 +439,15 @@ def test_pictures_of_other_batches() -> None:
     for g in (on_policy, many_and_far):
         for figure in (hierarchy(g.op.hierarchy, g), regimes(g), ratios(g)):
             inside(figure)
+
+
+def test_ratios_below_0_have_no_logarithm() -> None:
+    g = gated("truly_ppo", recorded(spread=3.0), alpha=20.0)
+    below = int((g.ratio <= 0).sum())
+    assert below > 0
+    words = [text.get_text() for axes in ratios(g).axes for text in axes.texts]
+    assert any(f"{below} gated ratios are not above 0" in w for w in words)
+    inside(ratios(g))
 
 
 def test_a_gate_without_a_budget() -> None:
