@@ -60,9 +60,10 @@ def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
         raise SpecError(
             f"cannot compile {hierarchy!r}", required="a Hierarchy", remedy="fibration.compile(fibration.load(SPEC))"
         )
+    chosen = choose(backend)  # before the proofs, which take longer
     report = hierarchy.verify()
     report.raise_for_status()
-    artifact = generate(hierarchy, choose(backend))
+    artifact = generate(hierarchy, chosen)
     return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact), compile)
 
 

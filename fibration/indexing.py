@@ -18,7 +18,7 @@ from fibration.index import Index, place_of
 from fibration.labels import Encoder, Places
 from fibration.projection import Projection
 from fibration.spec import Hierarchy
-from fibration.symbols import BATCH, Attribute
+from fibration.symbols import BATCH, Attribute, Stratum
 
 
 def build_index(
@@ -57,7 +57,11 @@ class _Builder:
             if isinstance(given, Tensor)
             else torch.device("cpu")
         )
-        self.device = torch.empty(0, device=self.device).device  # "cuda" means the current one: "cuda:0"
+        try:
+            self.device = torch.empty(0, device=self.device).device  # "cuda" means the current one: "cuda:0"
+        except (AssertionError, RuntimeError) as error:
+            first = str(error).splitlines()[0]
+            raise HierarchyIndexError(f"{self.here}: device={device!r} cannot be used", found=first) from None
         keep = None if mask is None else self._mask(mask, "the mask")
         if offsets is None:
             assert keep is not None
@@ -175,6 +179,10 @@ class _Builder:
                 shape = self.h.shape
                 fibrations = ", ".join(f.name for f in self.h.fibrations)
                 found = " → ".join(reversed(strata)) if shape.is_chain else f"{{{fibrations}}}"
+                if name == BATCH and BATCH in strata:
+                    raise HierarchyIndexError(
+                        f"{self.here}: labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out"
+                    )
                 raise HierarchyIndexError(
                     f"{self.here}: unknown label '{name}'",
                     required=f"labels for {', '.join(wanted) or 'nothing'}"
@@ -189,9 +197,13 @@ class _Builder:
                     if self.rows not in strata
                     else ""
                 )
+                fine = self.h.rows in self.h.coarser(Stratum(name))
+                per = f"one label per token, shape {list(self.shape)}" if fine else "one label per row"
+                if self.rows not in strata:  # nothing says which of both it is
+                    per += ", or one per token"
                 raise HierarchyIndexError(
                     f"{self.here}: no labels for '{name}'",
-                    required=f"{name}=[one label per row], any hashable values",
+                    required=f"{name}=[{per}], any hashable values",
                     found=f"labels for {', '.join(given) or 'nothing'}",
                     remedy=hint or f"pass {name}=...",
                 )

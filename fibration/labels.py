@@ -132,8 +132,11 @@ class Encoder:
             per_token = self._agree(name, given)
         if nested:
             if any(len(g) != shape[1] for g in given):
+                lengths = {len(g) for g in given}
+                found = f"have shape {[len(given), *lengths]}" if len(lengths) == 1 else "are ragged"
                 raise HierarchyIndexError(
-                    f"{self.here}: the labels for '{name}' are ragged", required=f"shape {list(shape)}"
+                    f"{self.here}: the labels for '{name}' {found}",
+                    required=f"shape {list(shape)}, or one hashable label per row (a tuple, not a list)",
                 )
             given = [label for line in given for label in line]
         if not per_token and len(given) != n_rows:

@@ -83,15 +83,16 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -
 
     `{stratum}/{channel}/{regime}` is the share of elements in a regime, `.../drift` and `.../drift_max` the absolute
     residual in intensive units (nats per token for log ratios); one channel has no `/{channel}`. Each also comes per
-    element of the coarsest strata, where these are few: `...[domain=math]`. `{leaf}/clipped` is the share of tokens
-    that any channel's gate changed, `ratio/min` and `ratio/max` the range of the gated ratio, `tv` and `kl` the means
-    over trajectories of eq:dhat_traj and eq:dhat_kl_traj.
+    element of the coarsest strata, `...[domain=math]`, where these are few and not the rows; of an element with nothing
+    over it means are NaN and maxima -inf. `{leaf}/clipped` is the share of tokens that any channel's gate changed,
+    `ratio/min` and `ratio/max` the range of the gated ratio, `tv` and `kl` the means over trajectories of eq:dhat_traj
+    and eq:dhat_kl_traj.
     """
     report = reports(hierarchy)
     result: dict[str, Metric] = {}
 
     def named(over: str) -> list[tuple[int, Hashable]]:
-        names = index.labels.get(over, ())
+        names = () if over == hierarchy.rows.name else index.labels.get(over, ())  # rows differ from batch to batch
         return list(enumerate(names)) if 1 < len(names) <= FEW else []
 
     def at(word: str, level: str, over: str) -> Tensor:  # a constant of the program comes as a single number

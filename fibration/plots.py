@@ -121,7 +121,7 @@ def residual_label(h: Hierarchy, stratum: Stratum) -> str:
     """What the residual of a stratum is, for an axis."""
     if not h.shape.below(stratum):
         return f"drift ({unit(h)})"
-    above = "the level above" if len(h.shape.below(stratum)) == 1 and h.shape.is_tree else "what it lies over"
+    above = "what it lies over"
     return f"residual drift beyond {above} ({unit(h)})"
 
 

@@ -54,7 +54,7 @@ class Projection:
                 f"{self.here}: {READER} solves for {self.size} elements at once",
                 required=f"at most {MAX_ELEMENTS} elements of the strata that crossed ones lie over",
                 found=", ".join(f"{index.size[s]} {s}" for s in self.strata),
-                remedy="declare balanced(...) or a chain through the cells instead, or gate smaller batches",
+                remedy="declare balanced(...), or a chain through the cells, or give up orthogonality by name",
             )
         self.measure = Measure(index, READER)
         self.root_mass = np.sqrt(self._masses())

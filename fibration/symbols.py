@@ -30,6 +30,9 @@ RESERVED = frozenset({
 })  # fmt: skip
 
 
+INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
+
+
 def check_name(name: object, what: str) -> str:
     """Names become identifiers of generated code, so they are validated on entry."""
     rule = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
@@ -59,6 +62,8 @@ class Stratum(Declared):
         super().__init__(name=check_name(name, "a stratum"))  # type: ignore[call-arg]
         if name == "ratio" or name.startswith("ratio_"):  # its gated density would be called as the gated ratio is
             raise SpecError(f"a stratum cannot be called {name!r}", required="another name: gated_ratio is a result")
+        if name in INDEX_WORDS:
+            raise SpecError(f"a stratum cannot be called {name!r}", required="another name: op.index(...) takes it")
 
     def __repr__(self) -> str:
         return self.name

@@ -3,6 +3,8 @@
 An expert's drift has a budget of its own. Experts serve trajectories as the router decides, never in equal
 proportions, and there are too many trajectories for least squares; so what a token adds beyond both is not quite
 orthogonal to either, and the report says so.
+
+`op.index(mask=..., expert=ids)` takes one id per token.
 """
 
 from fibration import (

@@ -1,6 +1,8 @@
 """FiberPO over a tree: text tokens and image tokens of one trajectory, each with a clip of their own.
 
 Both branches reflect together: every token of a trajectory weighs the same, whatever its kind.
+
+`op.index(mask=..., image_token=image_mask, prompt_group=...)`: what is no image token is text.
 """
 
 from fibration import (

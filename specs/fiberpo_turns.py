@@ -1,6 +1,8 @@
 """FiberPO for agents: tokens deviate from turns, turns from trajectories, trajectories from their prompt groups.
 
 Turns are weighed by their tokens, so that a trajectory's drift is the mean over its tokens, as in FiberPO.
+
+`op.index(mask=..., turn=ids, prompt_group=...)` takes one turn per token, numbered through the batch.
 """
 
 from fibration import (

@@ -116,7 +116,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
             _thresholds(axes, seen, level.name, local)
     remarks = [";  ".join(filter(None, (dealing(h), note)))]
     if still:
-        words = "the level above" if h.shape.is_tree else "what it lies over"
+        words = "what it lies over"
         remarks.append(f"not drawn: {', '.join(map(str, still))}, whose one element adds nothing to {words}")
     remarks += [f"not drawn: {s}, whose gate removes the level" for s in removed]
     for leaf in (s for s in h.leaves if s not in (*leaves, *removed)):

@@ -189,11 +189,10 @@ def _shapes(h: Hierarchy, table: Lines) -> Iterator[Fact]:
         if any(f is None for f in found):
             yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
             continue
-        yield Fact(
-            "continuity",
-            f"gate on {stratum}",
-            "continuous" if all(line.continuous() for line in known) else "has a jump",
-        )
+        read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density)]
+        held = f" in its residual, with {' and '.join(read)} held" if read else ""  # across a density it may jump
+        shape = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
+        yield Fact("continuity", f"gate on {stratum}", shape)
         regions = dict.fromkeys(r for line in known for r in _regions(line))
         if regions:
             yield Fact(

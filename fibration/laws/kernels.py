@@ -174,8 +174,8 @@ def _remedy(cover: Cover, fibre: Fibre) -> str:
     if len(cover) == 1:
         return f"use uniform(), or divide by count({cover[0].source}, over={target})"
     counts = " + ".join(f"count({f.source}, over={target})" for f in cover)
-    empty = [f.source for f in cover if all(f != g for g, *_ in fibre)]
-    assume = ", ".join(f"populated({s}, over={target})" for s in empty)
+    empty = any(all(f != g for g, *_ in fibre) for f in cover)
+    assume = ", ".join(f"populated({f.source}, over={target})" for f in cover)
     shares = "use uniform(share=...) with shares that add up to 1"
     return f"{shares}{f' and assume=[{assume}]' if empty else ''}, or the weight 1/({counts}) for all"
 

@@ -122,7 +122,7 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
         )
     if isinstance(atom, Density):
         if atom.channel is not None and atom.channel not in h.decomposition.channels:
-            return f"{atom}", f"the channels are {', '.join(map(repr, h.decomposition.channels))}", "name one of them"
+            return _no_channel(h, atom)
         if atom.stratum in here[1:]:
             return None
         if atom.stratum == stratum:
@@ -160,12 +160,19 @@ def _finer(h: Hierarchy, stratum: Stratum, other: object) -> str:
     return ""
 
 
+def _no_channel(h: Hierarchy, atom: Expression) -> tuple[str, str, str]:
+    channels = h.decomposition.channels
+    if channels == ("",):
+        return f"'{atom}'", "the decomposition has one channel", 'write density(stratum), gated("")'
+    return f"'{atom}'", f"the channels are {', '.join(map(repr, channels))}", "name one of them"
+
+
 def _leaf_problem(h: Hierarchy, leaf: Stratum, atom: Expression, extra: tuple[str, ...]) -> tuple[str, str, str] | None:
     if isinstance(atom, Gated):
         if "gated" not in extra:
             return f"'{atom}'", "a decomposition comes before the gates", "read token_log_ratio"
         if atom.channel not in h.decomposition.channels:
-            return f"'{atom}'", f"the channels are {', '.join(map(repr, h.decomposition.channels))}", "name one of them"
+            return _no_channel(h, atom)
         return None
     if isinstance(atom, Reading) and atom.name in extra:
         return None

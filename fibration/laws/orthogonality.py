@@ -23,7 +23,7 @@ from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Stratum, token_log_ratio
 
-STATEMENT = "the residual of every level sums to 0 over the level below: π_* ρ = 0"
+STATEMENT = "the residual of every stratum sums to 0 over what it lies over: π_* ρ = 0"
 CROSSED = "the residual of every stratum sums to 0 over each coarser one: π_{u*} ρ_v = 0 for u > v"
 UNNEEDED = "orthogonalise='projection' only where the residuals would not be orthogonal without"
 MAX_TRIED, MAX_SIZE = 1000, 60
