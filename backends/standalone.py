@@ -74,7 +74,7 @@ def lay_out(function, offsets, parents, leaves=None):
             starts = padded[before[:-1]]
             last = padded[(before[1:] - 1).clamp(min=0)]
             sizes = before[1:] - before[:-1]
-            whole = len(kinds) == 1 and bool((last - starts == sizes - 1).all())
+            whole = bool((last - starts == sizes - 1)[sizes > 0].all())
             layout = {"offsets": before, "starts": starts, "positions": None if whole else there, "tokens": order}
             found[name] = layout[kind]
         elif kind == "parent":

@@ -20,7 +20,7 @@ class Layout:
 
     Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, counted segment by segment; there may be none, and then
     `starts[b]` means nothing. They are the positions `starts[b], starts[b] + 1, ...` where segments are whole
-    (`positions` is None, and what lies between segments is masked), else `positions[k]`.
+    (`positions` is None; what lies between segments is masked, or other leaves' tokens), else `positions[k]`.
     """
 
     offsets: Tensor  # int64 [segments + 1]
@@ -35,13 +35,8 @@ class Layout:
         return len(self.starts)
 
 
-def lay_out(
-    parent: Codes, segments: int, positions: Codes, device: torch.device, *, gaps_are_masked: bool = True
-) -> Layout:
-    """The layout of the tokens at `positions`, `parent[i]` being the segment of the `i`th.
-
-    `gaps_are_masked`: that no other leaf has tokens between them, so that segments may count as whole.
-    """
+def lay_out(parent: Codes, segments: int, positions: Codes, device: torch.device) -> Layout:
+    """The layout of the tokens at `positions`, `parent[i]` being the segment of the `i`th."""
     sizes = np.bincount(parent, minlength=segments)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     in_order = bool((parent[1:] >= parent[:-1]).all())
@@ -51,7 +46,7 @@ def lay_out(
     starts = np.zeros(segments, np.int64)
     starts[filled] = there[offsets[filled]]
     ends = there[offsets[filled + 1] - 1]
-    whole = gaps_are_masked and bool((ends - starts[filled] == sizes[filled] - 1).all())
+    whole = bool((ends - starts[filled] == sizes[filled] - 1).all())
 
     def move(array: Codes) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)

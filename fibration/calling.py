@@ -167,10 +167,11 @@ def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dic
             values[a.name] = batch.fill
         elif a.kind == "work":
             values[a.name] = work
-    whole = all(values[a.name] is None for a in arguments if a.kind == "positions")
+    # whole segments fill the gaps between them themselves; those of one leaf among several have others' tokens there
+    whole = len(plan.program.leaves) == 1 and all(values[a.name] is None for a in arguments if a.kind == "positions")
     for a in arguments:
         if a.kind == "result":
-            make = torch.empty if whole else torch.zeros  # whole segments fill the gaps between them themselves
+            make = torch.empty if whole else torch.zeros
             outputs[a.key[0]] = make(index.shape, dtype=batch.dtype, device=device)
             if not whole and batch.fill:
                 outputs[a.key[0]].fill_(batch.fill)

@@ -198,7 +198,9 @@ def run(
     verify: Annotated[
         list[str] | None, typer.Option(metavar="SPEC|DIR", help="Verify these first. May be repeated.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pictures go.")] = Path("out"),
+    out: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Where the pictures go.")] = Path(
+        "out"
+    ),
     param: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),

@@ -165,8 +165,7 @@ class Index:
         key = ("layout", segments, leaf)
         if key not in self._cache:
             parent, positions = (t.cpu().numpy() for t in (self.parent(leaf, segments), self.positions_of(leaf)))
-            only = len(self.leaves) == 1
-            self._cache[key] = lay_out(parent, self.size[segments], positions, self.device, gaps_are_masked=only)
+            self._cache[key] = lay_out(parent, self.size[segments], positions, self.device)
         return self._cache[key]  # type: ignore[no-any-return]
 
     def matrix(self, into: str, of: str) -> Tensor:
