@@ -37,7 +37,7 @@ class Places:
         leaves = self.hierarchy.shape.leaves_over(Stratum(stratum))
         if self.leaf_of_token is None or Stratum(stratum) not in self.hierarchy.strata:  # these are the rows
             return np.ones(len(self.positions), np.bool_)
-        return np.isin(self.leaf_of_token, [i for i, leaf in enumerate(self.hierarchy.leaves) if leaf in leaves])
+        return np.array([leaf in leaves for leaf in self.hierarchy.leaves])[self.leaf_of_token]
 
     def tokens_over(self, stratum: str) -> Codes:
         return np.flatnonzero(self.lies_over(stratum))
@@ -146,7 +146,9 @@ class Encoder:
             )
         all_places = self.places.positions if per_token else self.places.row_numbers
         needed = self.places.tokens_over(name)  # only tokens and rows that lie over it need a label
-        needed = needed if per_token else np.unique(self.places.row_of_token[needed])
+        if not per_token:
+            whole = len(needed) == len(self.places.row_of_token)
+            needed = np.arange(len(all_places)) if whole else np.unique(self.places.row_of_token[needed])
         numbers: dict[Hashable, int] = {}
         codes = np.full(len(all_places), -1, np.int64)
         for i in needed:

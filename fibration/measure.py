@@ -34,10 +34,16 @@ class Measure:
 
     def __init__(self, index: Index, reader: str) -> None:
         self.index, self.reader = index, reader
+        self._known: dict[str, Vector] = {}
         self.of_leaf = {leaf: self._leaf(Stratum(leaf)) for leaf in index.leaves}
 
     def of(self, stratum: str) -> Vector:
         """float64 [elements]."""
+        if stratum not in self._known:
+            self._known[stratum] = self.of_leaf[stratum] if stratum in self.of_leaf else self._summed(stratum)
+        return self._known[stratum]
+
+    def _summed(self, stratum: str) -> Vector:
         total = np.zeros(self.index.size[stratum])
         for leaf in self.index.leaves_over(stratum):
             total += np.bincount(self.under(leaf, stratum), weights=self.of_leaf[leaf], minlength=len(total))

@@ -97,13 +97,23 @@ class Projection:
         index, joint = self.index, np.zeros((self.size, self.size))
         for u, w in combinations_with_replacement(self.strata, 2):
             both = np.zeros(index.size[u] * index.size[w])
-            for leaf in (x for x in index.leaves_over(u) if x in index.leaves_over(w)):
-                cells = self.measure.under(leaf, u) * index.size[w] + self.measure.under(leaf, w)
-                both += np.bincount(cells, weights=self.measure.of_leaf[leaf], minlength=len(both))
+            for over in self._over_both(u, w):
+                cells = self.measure.under(over, u) * index.size[w] + self.measure.under(over, w)
+                both += np.bincount(cells, weights=self.measure.of(over), minlength=len(both))
             block = both.reshape(index.size[u], index.size[w])
             joint[self.slices[u], self.slices[w]] = block
             joint[self.slices[w], self.slices[u]] = block.T
         return joint / np.outer(self.root_mass, self.root_mass)  # type: ignore[no-any-return]
+
+    def _over_both(self, u: str, w: str) -> tuple[str, ...]:
+        """Strata whose masses add up to those of the cells of two: one that lies over both, else the leaves."""
+        index = self.index
+        shared = tuple(x for x in index.leaves_over(u) if x in index.leaves_over(w))
+        for v in self.shape.order:  # coarsest first: the fewest elements
+            down = {s.name for s in (v, *self.shape.coarser(v))}
+            if u in down and w in down and set(index.leaves_over(v.name)) == set(shared):
+                return (v.name,)
+        return shared
 
     def _solve(self, system: Matrix) -> None:
         q, r = np.linalg.qr(system)
