@@ -21,8 +21,8 @@ from fibration.errors import BackendError, BatchError
 from fibration.formats import load_quietly, write_file
 from fibration.spec import Hierarchy
 
-DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain")
-SWEPT = ("ppo", "fiberpo", "fiberpo_domain")  # 1, 2 and 4 strata deep
+DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
+SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
 
 
 @dataclass(frozen=True)
