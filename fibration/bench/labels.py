@@ -13,7 +13,7 @@ from fibration.symbols import BATCH, Stratum
 SAMPLES = 8  # trajectories per prompt
 ROOTS = 4  # elements of a coarsest stratum
 IMAGES = 0.3  # of a trajectory's tokens are of its second kind, where there are two
-CROSSING = 11, 3  # a second stratum over the rows takes this step and this many elements
+CROSSING = 3  # elements of a second stratum over the rows
 
 Codes = NDArray[np.int64]
 
@@ -46,8 +46,9 @@ def _dealt(hierarchy: Hierarchy, stratum: Stratum, rows: int, place: int, of: in
     number = np.arange(rows)
     if of == 1:
         return number // SAMPLES
-    step, elements = CROSSING
-    return number // SAMPLES % ROOTS if place == 0 else number // (step + place) % (elements + place - 1)
+    if place == 0:
+        return number // SAMPLES % ROOTS
+    return (number * number + place - 1) % 7 % CROSSING  # squares modulo 7: every cell soon, none in proportion
 
 
 def fine_labels(
