@@ -39,7 +39,11 @@ class Objective(Written):
     def score(self) -> Objective:
         """The same weights with the score estimator `Σ μ·stop(𝒢(r))·A·log π`: CISPO's, REINFORCE's."""
         if self.estimator == "score":
-            raise SpecError(f"the objective {self.written} is a score estimator already")
+            raise SpecError(
+                f"the objective {self.written} is a score estimator already",
+                required="one .score()",
+                remedy=f"write {self.written}",
+            )
         return self.model_copy(update={"estimator": "score", "written": f"{self.written}.score()"})
 
     def spelled_out(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
