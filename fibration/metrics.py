@@ -70,9 +70,10 @@ def reports(hierarchy: Hierarchy) -> Report:
     for stratum in hierarchy.order:
         down = (stratum, *hierarchy.coarser(stratum))
         coarsest = [s for s in down if s != batch and set(hierarchy.coarser(s)) <= {batch}]
-        if not hierarchy.fibrations:  # tokens alone: their sums are over the batch
+        if stratum.name in rows and stratum in coarsest:  # one number per token would be no sum: by rows, to the batch
             paths[stratum.name, BATCH] = (*rows[stratum.name], BATCH)
-        for over in () if not hierarchy.fibrations else coarsest or [batch]:
+            continue
+        for over in coarsest or [batch]:
             names = [stratum.name, *(f.target.name for f in shape.path(stratum, over))]
             paths[stratum.name, over.name] = tuple(names)
     return Report(tuple((s, CHANNEL_WORD[c]) for s, c in levels(hierarchy)), paths, rows)

@@ -96,22 +96,17 @@ class Shape:
 
     # ------------------------------------------------------------ paths
 
-    def paths(self, source: Stratum, target: Stratum) -> Iterator[tuple[Fibration, ...]]:
-        """Every way down from `source` to `target`, shortest first."""
-        found: list[tuple[Fibration, ...]] = [()] if source == target else []
-        frontier: list[tuple[Fibration, ...]] = [(f,) for f in self.below(source)]
-        while frontier:
-            path = frontier.pop(0)
-            end = path[-1].target
-            if end == target:
-                found.append(path)
-            elif target in self.coarser(end):
-                frontier += [(*path, f) for f in self.below(end)]
-        yield from sorted(found, key=len)
-
     def path(self, source: Stratum, target: Stratum) -> tuple[Fibration, ...]:
-        """The shortest way down."""
-        return next(self.paths(source, target))
+        """The shortest way down from `source` to `target`, which it lies over."""
+        found: dict[Stratum, tuple[Fibration, ...]] = {source: ()}
+        frontier = [source]
+        while target not in found:
+            here = frontier.pop(0)
+            for f in self.below(here):
+                if f.target not in found:
+                    found[f.target] = (*found[here], f)
+                    frontier.append(f.target)
+        return found[target]
 
     def parallel(self) -> Iterator[tuple[tuple[Fibration, ...], tuple[Fibration, ...]]]:
         """Pairs of paths that part at a stratum and first meet again at another: they must compose to the same map."""
@@ -160,11 +155,17 @@ class Shape:
         The kernels of one such set are reflecting together. On a tree there is one set, all children; strata that
         cross each other over `target` form one each.
         """
-        above, whole = self.above(target), self.leaves_over(target)
-        found = []
-        for size in range(1, len(above) + 1):
-            for chosen in itertools.combinations(above, size):
-                parts = [self.leaves_over(f.source) for f in chosen]
-                if sum(map(len, parts)) == len(whole) and frozenset().union(*parts) == whole:
-                    found.append(chosen)
-        return tuple(found)
+        order = {f: i for i, f in enumerate(self.above(target))}
+        over = {f: self.leaves_over(f.source) for f in order}
+
+        def complete(chosen: tuple[Fibration, ...], missing: frozenset[Stratum]) -> Iterator[tuple[Fibration, ...]]:
+            if not missing:
+                yield tuple(sorted(chosen, key=order.__getitem__))
+                return
+            leaf = next(s for s in self.leaves if s in missing)  # one of them has to cover it
+            for f, leaves in over.items():
+                if leaf in leaves and leaves <= missing:
+                    yield from complete((*chosen, f), missing - leaves)
+
+        found = complete((), self.leaves_over(target) if order else frozenset())
+        return tuple(sorted((c for c in found if c), key=lambda c: (len(c), [order[f] for f in c])))

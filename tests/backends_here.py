@@ -195,13 +195,15 @@ class Truth:
 
 
 def compared(program: Program) -> set[Node]:
-    """The nodes on which a comparison depends: sums among them are float64 everywhere."""
+    """The nodes on which a comparison, other than one with 0, depends: sums among them are float64 everywhere."""
     found: set[Node] = set()
 
     def arguments(body: Scalar, inside: bool) -> set[int]:
         if body.op == "arg":
             return {int(body.value or 0)} if inside else set()
-        return set().union(*(arguments(a, inside or body.op in ("lt", "le")) for a in body.args))
+        if body.op in ("lt", "le"):
+            inside = not any(a.op == "const" and a.value == 0 for a in body.args)
+        return set().union(*(arguments(a, inside) for a in body.args))
 
     todo = [n.inputs[i] for n in program.nodes() if isinstance(n, Map) for i in arguments(n.body, False)]
     while todo:
