@@ -33,8 +33,9 @@ from quivers import (
     turn,
 )  # fmt: skip
 
-from fibration import Fibration, count, uniform
+from fibration import Fibration, Stratum, count, uniform, where
 from fibration.assumptions import balanced, populated
+from fibration.laws import kernels
 from fibration.laws.algebra import Assumptions, symbol
 from fibration.laws.concrete import Concrete, concretes, is_balanced
 from fibration.laws.populations import Populations
@@ -109,7 +110,7 @@ def test_arguments_can_be_followed():
     assert "paths from token to trajectory agree, checked on every index" in short["structure", "hierarchy"]
     tree = {(v.law, v.subject): v.argument for v in verdicts("tree of one measure")}
     joint = tree["reflecting", "kernels text_token, image_token → trajectory"]
-    assert "without image_token: Σ over text_token" in joint
+    assert joint.endswith(" = 1, also where a branch is empty: its term is 0")
     assert tree["orthogonality", "residual on text_token"].endswith("summed over text_token and image_token together")
 
 
@@ -522,3 +523,33 @@ def test_a_kernel_may_divide_by_what_is_there(divides, status):
     said = {(v.law, v.subject): v.status for v in found}
     assert said["markov", f"kernel {divides} → trajectory"] == status
     assert said["reflecting", "kernels text_token, image_token → trajectory"] == status
+
+
+def kinds_of_token(how_many, by_cases=False):
+    """A tree of so many branches, any of which may be empty; all kernels are 1 / the count of tokens."""
+    leaves = [Stratum(f"kind_{i}") for i in range(how_many)]
+    tokens = sum((n(leaf) for leaf in leaves[1:]), n(leaves[0]))
+    kernel = where(n(leaves[0]) < 3, 2 / (tokens + tokens), 1 / tokens) if by_cases else 1 / tokens
+    return make(*((leaf, trajectory, kernel) for leaf in leaves), (trajectory, group, uniform()))
+
+
+def test_many_branches_take_one_identity():
+    """Not one for each of the 1023 sets of branches that hold something."""
+    (joint,) = (v for v in mine(kinds_of_token(10)) if v.subject.startswith("kernels kind_0, kind_1"))
+    assert joint.status == "proved"
+    assert joint.argument.count("= 1") == 1
+
+
+def test_cases_of_empty_branches(monkeypatch):
+    """A kernel with branches of its own takes a case for each set of empty ones, up to a number of them."""
+    hierarchy = kinds_of_token(3, by_cases=True)
+
+    def joint():
+        return next(v for v in mine(hierarchy) if v.subject == "kernels kind_0, kind_1, kind_2 → trajectory")
+
+    assert joint().status == "proved"
+    assert "without kind_0 and kind_2: Σ over kind_1" in joint().argument
+    monkeypatch.setattr(kernels, "MANY", 2)
+    assert joint().status == "undecided"
+    assert "more than 2 branches that may be empty" in joint().found
+    assert "populated" in joint().remedy

@@ -6,7 +6,8 @@ are constant on the fibre, sums to 1 for all sizes exactly when one rational fun
 completely; any other weight is searched for a counterexample.
 
 Where several strata lie over a target, as in a tree, their weights sum to 1 jointly, for each set of them that has
-every token over the target once (`Shape.covers`). A branch may be empty, a case of its own: a sum over nothing is 0.
+every token over the target once (`Shape.covers`). A branch may be empty: a sum over nothing is 0. Where that is what
+its closed form gives too, one identity covers all cases; else each set of empty branches is a case of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, T
 MARKOV = "every weight K(a|b) is defined and at least 0"
 REFLECTING = "the weights over each element sum to 1: π_* K = id"
 
+
+MANY = 8  # branches that may be empty, each set of them a case
 
 Cover = tuple[Fibration, ...]
 Fibre = list[tuple[Fibration, int, Fraction | None]]  # source elements over one target element; None: without a value
@@ -154,14 +157,19 @@ def decide_reflecting(subject: Subject) -> Iterator[Verdict]:
                 break
         else:
             sources = f"a {cover[0].source}" if not joint else _sources(cover)
+            remedy = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
+            why = f"not linear in the measures of {sources}"
+            if len(cover) > MANY and len(_unsure(cover, subject)) > MANY:
+                why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"
+                remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
             yield Verdict(
                 "reflecting",
                 what,
                 "undecided",
                 "",
                 required=REFLECTING,
-                found=f"{found}, not linear in the measures of {sources}; no small hierarchy contradicts it",
-                remedy="write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)",
+                found=f"{found}, {why}; no small hierarchy contradicts it",
+                remedy=remedy,
             )
 
 
@@ -182,9 +190,12 @@ def _remedy(cover: Cover, fibre: Fibre) -> str:
 
 def _proof(cover: Cover, subject: Subject) -> str:
     """The sum over a fibre in one line, if it is 1 in every case; '' if this procedure cannot say so."""
-    lines: list[str] = []
-    target = cover[0].target
-    unsure = [f for f in cover if not subject.at(target).present(f.source, target)]
+    unsure = _unsure(cover, subject)
+    lines = _at_once(cover, unsure, subject) if unsure else []
+    if lines:
+        return "; ".join(dict.fromkeys(lines))
+    if len(unsure) > MANY:
+        return ""
     for n in range(len(unsure) + 1):
         for empty in itertools.combinations(unsure, n):
             if len(empty) < len(cover):
@@ -195,8 +206,39 @@ def _proof(cover: Cover, subject: Subject) -> str:
     return "; ".join(dict.fromkeys(lines))
 
 
+def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
+    """The branches that may be empty."""
+    target = cover[0].target
+    return [f for f in cover if not subject.at(target).present(f.source, target)]
+
+
+def _at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
+    """The sum over a fibre whose branches `unsure` hold any number of elements or none; [] if that takes cases.
+
+    An identity of rational functions holds wherever all terms are defined. So if the term of a branch is defined and 0
+    where the branch is empty, as the sum over nothing is, the identity for filled branches is one for all.
+    """
+    target = cover[0].target
+    for f in unsure:
+        try:
+            (case,) = cases(f.weight, subject.at(f.source))
+        except (TooManyCases, ValueError):
+            return []
+        term = None if case.signs else fibre_sum(case.sympy(), f.source, target, subject.assume.populations)
+        without = subject.at(target).with_signs({symbol(Count(f.source, target)): frozenset({0})})
+        if term is None:
+            return []
+        top, bottom = sympy.fraction(sympy.together(term))
+        if without.signs(top) != {0} or 0 in without.signs(bottom):
+            return []
+    return [f"{line}, also where a branch is empty: its term is 0" for line in _sum(cover, (), (), subject)]
+
+
 def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
-    """The sum over a fibre without the branches `empty`, case by case; [] if it is not shown to be 1."""
+    """The sum over a fibre, case by case; [] if it is not shown to be 1.
+
+    Of `unsure`, the branches `empty` hold nothing and the others something.
+    """
     target, populations = cover[0].target, subject.assume.populations
     signs = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}
     filled = [f for f in cover if f not in empty]
