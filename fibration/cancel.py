@@ -9,8 +9,9 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from fibration.expressions import Apply, Expression, Number, as_expression, atoms
+from fibration.expressions import Apply, Expression, Number, as_expression
 from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.traversal import atoms
 
 ZERO, ONE = as_expression(0), as_expression(1)
 Factors = dict[Expression, int]

@@ -9,19 +9,9 @@ from typing import Any, ClassVar
 
 from fibration.constructors import Written, constructor
 from fibration.errors import SpecError
-from fibration.expressions import (
-    Expression,
-    absolute,
-    as_expression,
-    clip,
-    log1p,
-    maximum,
-    minimum,
-    sign,
-    substitute,
-    where,
-)
+from fibration.expressions import Expression, absolute, as_expression, clip, log1p, maximum, minimum, sign, where
 from fibration.symbols import advantage, residual
+from fibration.traversal import substitute
 
 
 class Gate(Written):

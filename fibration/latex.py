@@ -9,7 +9,7 @@ import networkx as nx
 
 from fibration.assumptions import Assumption, Populated
 from fibration.cancel import cancel
-from fibration.expressions import Apply, Expression, Number, atoms, write_number
+from fibration.expressions import Apply, Expression, Number, write_number
 from fibration.show import graph, is_crossed, joint, layers, moebius
 from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import (
@@ -28,6 +28,7 @@ from fibration.symbols import (
     mass,
     residual,
 )
+from fibration.traversal import atoms
 
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "

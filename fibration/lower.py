@@ -16,16 +16,7 @@ from fractions import Fraction
 from fibration import ir
 from fibration.cancel import cancel, factors_over
 from fibration.errors import SpecError
-from fibration.expressions import (
-    Apply,
-    Expression,
-    Number,
-    as_expression,
-    atoms,
-    desugar,
-    evaluate,
-    substitute,
-)
+from fibration.expressions import Apply, Expression, Number, as_expression
 from fibration.ir import Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
 from fibration.spec import Hierarchy
 from fibration.symbols import (
@@ -44,6 +35,7 @@ from fibration.symbols import (
     residual,
     token_log_ratio,
 )
+from fibration.traversal import atoms, desugar, evaluate, substitute
 
 CHANNEL_WORD = {"": "", "+": "_plus", "-": "_minus"}
 _SCALAR = {

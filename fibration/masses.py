@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from fibration.cancel import cancel, factors_over
 from fibration.decomposition import Decomposition
-from fibration.expressions import Expression, as_expression, atoms, transform
+from fibration.expressions import Expression, as_expression
 from fibration.shape import Shape
 from fibration.symbols import Count, Stratum, Total, mass
+from fibration.traversal import atoms, transform
 
 ONE = as_expression(1)
 

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, SpecError
-from fibration.expressions import Apply, Expression, Number, desugar
+from fibration.expressions import Apply, Expression, Number
 from fibration.index import Index
 from fibration.scalars import MEANING
 from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.traversal import desugar
 
 Vector = NDArray[np.float64]
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from fibration.constructors import Written, constructor
 from fibration.errors import SpecError
-from fibration.expressions import Expression, as_expression, transform
+from fibration.expressions import Expression, as_expression
 from fibration.symbols import BATCH, Count, Place, Stratum, Total, Where, count
+from fibration.traversal import transform
 
 # Resolved by `Objective.spelled_out`: the sampled strata, the rows of the batch, the batch itself.
 LEAF, ROWS, WHOLE = Place("leaf"), Place("rows"), Place(BATCH)

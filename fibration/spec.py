@@ -24,7 +24,7 @@ from fibration.assumptions import Assumption, Balanced, Populated
 from fibration.decomposition import Decomposition
 from fibration.document import HierarchyDocument
 from fibration.errors import SpecError
-from fibration.expressions import Expression, atoms, substitute
+from fibration.expressions import Expression
 from fibration.gates import Gate
 from fibration.kernels import Fibration
 from fibration.masses import masses
@@ -45,6 +45,7 @@ from fibration.symbols import (
     check_name,
     mass,
 )
+from fibration.traversal import atoms, substitute
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent")

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from fibration.errors import ParameterError, SpecError
-from fibration.expressions import Expression, transform
+from fibration.expressions import Expression
+from fibration.traversal import transform
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
 BATCH = "batch"

@@ -57,11 +57,12 @@ from fibration import (
     zero_gate,
 )
 from fibration.constructors import CONSTRUCTORS, construct
-from fibration.expressions import Expression, Number, atoms
+from fibration.expressions import Expression, Number
 from fibration.lower import home
 from fibration.operator import Operator
 from fibration.report import Report
 from fibration.symbols import BATCH, Stratum
+from fibration.traversal import atoms
 
 T = TypeVar("T")
 DEPTHS = (1, 2, 3, 4, 2, 1, 3, 2, 5, 6, 1, 2, 3, 4, 2, 1, 3, 2, 5, 4)  # strata in a chain, by its seed

@@ -23,7 +23,7 @@ import numpy as np
 from support import Batch
 
 from fibration import Hierarchy
-from fibration.expressions import Apply, Expression, Number, atoms, desugar, evaluate
+from fibration.expressions import Apply, Expression, Number
 from fibration.symbols import (
     BATCH,
     Attribute,
@@ -38,6 +38,7 @@ from fibration.symbols import (
     in_channel,
     mass,
 )
+from fibration.traversal import atoms, desugar, evaluate
 
 Long = np.longdouble
 Labels = list[Hashable]  # per token; None where it lies over no such element

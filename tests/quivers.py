@@ -1,7 +1,7 @@
 """Trees and quivers, right and wrong, each with the law that must say so; and a plain model of a batch to check it by.
 
 `Tokens` knows nothing of the library's procedures: a batch is a list of tokens, each with a leaf and a label per stratum,
-and an element is the set of the tokens that carry its label. Formulas are evaluated by `expressions.evaluate`.
+and an element is the set of the tokens that carry its label. Formulas are evaluated by `traversal.evaluate`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from fibration import (
     where,
 )
 from fibration.assumptions import balanced, populated
-from fibration.expressions import Expression, as_expression, evaluate
+from fibration.expressions import Expression, as_expression
 from fibration.laws import LAWS
 from fibration.laws.law import Subject
 from fibration.report import Verdict
 from fibration.symbols import Count, Stratum, Total, mass
+from fibration.traversal import evaluate
 
 F = Fraction
 token, text, image, audio, turn, trajectory = strata("token text_token image_token audio_token turn trajectory")

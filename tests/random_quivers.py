@@ -59,10 +59,11 @@ from fibration import (
 )
 from fibration.constructors import CONSTRUCTORS, construct
 from fibration.errors import HierarchyIndexError
-from fibration.expressions import Expression, as_expression, atoms
+from fibration.expressions import Expression, as_expression
 from fibration.operator import Operator
 from fibration.report import Report
 from fibration.symbols import BATCH, Reading, Stratum
+from fibration.traversal import atoms
 
 
 def operator(hierarchy: Hierarchy, backend: str) -> Operator:

@@ -62,7 +62,7 @@ from fibration import compiler as compiling
 from fibration.adjoint import adjoint
 from fibration.cancel import cancel, factors_over
 from fibration.errors import IRError
-from fibration.expressions import OPERATORS, apply, as_expression, evaluate
+from fibration.expressions import OPERATORS, apply, as_expression
 from fibration.interpret import Sizes, interpret
 from fibration.ir import (
     SCALAR_ARITY,
@@ -83,6 +83,7 @@ from fibration.lower import lower
 from fibration.optimise import optimise, simplify
 from fibration.scalars import MEANING, compute
 from fibration.schedule import schedule
+from fibration.traversal import evaluate
 
 x = Input("x", "fine", "x")
 y = Input("y", "fine", "y")

@@ -46,7 +46,7 @@ from fibration import (
     trajectory_mean,
     where,
 )
-from fibration.expressions import atoms
+from fibration.traversal import atoms
 
 CHAIN = (token, trajectory, prompt_group, zoo.domain)
 price = Attribute("price", on=trajectory)

@@ -46,8 +46,8 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.expressions import evaluate
 from fibration.symbols import Component, in_channel
+from fibration.traversal import evaluate
 
 x = token_log_ratio
 

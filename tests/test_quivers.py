@@ -35,12 +35,12 @@ from test_backends import ALL, F32, F64, holds_gate, holds_training
 
 from fibration import Fibration, Hierarchy, count, log_ratio, proportional, uniform
 from fibration.constructors import CONSTRUCTORS
-from fibration.expressions import atoms
 from fibration.gates import Gate
 from fibration.lower import CHANNEL_WORD
 from fibration.metrics import Mean
 from fibration.operator import Operator
 from fibration.symbols import Density
+from fibration.traversal import atoms
 
 MIX = (F64, F32, F64, torch.bfloat16, F64, F32, torch.float16)
 LONGEST = 2.0**-58  # of the largest value: what rounding may do to the dense numbers themselves

@@ -8,8 +8,9 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Apply, Expression, apply, desugar
+from fibration.expressions import Apply, Expression, apply
 from fibration.laws.algebra import Assumptions, Signs, to_sympy
+from fibration.traversal import desugar
 
 MAX_CASES = 512
 _TRUE_SIGNS: dict[str, Signs] = {

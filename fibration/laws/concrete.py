@@ -15,11 +15,12 @@ from functools import cached_property
 from typing import Any
 
 from fibration.assumptions import Balanced
-from fibration.expressions import Apply, Expression, Number, atoms, evaluate
+from fibration.expressions import Apply, Expression, Number
 from fibration.laws.small import Maps, regular, small
 from fibration.shape import Shape
 from fibration.spec import Hierarchy
 from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.traversal import atoms, evaluate
 
 MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger, regular ones
 MAX_CROSSED = 4  # every quiver

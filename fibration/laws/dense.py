@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from fibration.expressions import Expression, atoms, evaluate, exp
+from fibration.expressions import Expression, exp
 from fibration.laws.concrete import Concrete, Witness, concretes, rounding
 from fibration.spec import Hierarchy
 from fibration.symbols import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
+from fibration.traversal import atoms, evaluate
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
 ENOUGH = 80  # concrete hierarchies to try

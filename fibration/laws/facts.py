@@ -8,7 +8,6 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.expressions import atoms
 from fibration.laws.algebra import from_sympy, to_sympy, vanishes
 from fibration.laws.germ import RHO
 from fibration.laws.law import Subject
@@ -19,6 +18,7 @@ from fibration.laws.reference import gates
 from fibration.report import Fact
 from fibration.spec import Hierarchy
 from fibration.symbols import Density, Reading, Stratum
+from fibration.traversal import atoms
 
 Lines = dict[tuple[Stratum, str], list[Line] | None]
 

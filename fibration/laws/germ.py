@@ -7,10 +7,11 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression, atoms
+from fibration.expressions import Expression
 from fibration.laws.algebra import ANY, Assumptions, Signs, symbol, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
 from fibration.symbols import Density, residual
+from fibration.traversal import atoms
 
 RHO = symbol(residual)
 SIDES = (-1, 0, 1)

@@ -19,7 +19,7 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression, atoms
+from fibration.expressions import Expression
 from fibration.laws.algebra import ANY, Assumptions, Signs, from_sympy, show, symbol, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
 from fibration.laws.concrete import Concrete, Witness, concretes, rounding, settings
@@ -28,6 +28,7 @@ from fibration.laws.populations import Populations
 from fibration.report import Verdict
 from fibration.spec import Fibration, Hierarchy
 from fibration.symbols import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.traversal import atoms
 
 MARKOV = "every weight K(a|b) is defined and at least 0"
 REFLECTING = "the weights over each element sum to 1: π_* K = id"

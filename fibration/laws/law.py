@@ -9,13 +9,14 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression, atoms
+from fibration.expressions import Expression
 from fibration.laws.algebra import Assumptions, symbol
 from fibration.laws.cases import TooManyCases, cases
 from fibration.laws.germ import Germ, germ
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Density, Reading, Stratum, in_channel, token_log_ratio
+from fibration.traversal import atoms
 
 
 @dataclass

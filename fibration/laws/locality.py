@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fibration.expressions import Expression, atoms
+from fibration.expressions import Expression
 from fibration.laws.concrete import Concrete, Witness, plural
 from fibration.laws.law import Law, Subject
 from fibration.laws.small import crossed
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Attribute, Component, Count, Density, Gated, Parameter, Reading, Stratum, Total, mass
+from fibration.traversal import atoms
 
 STATEMENT = (
     "a gate reads its residual, parameters, counts, its element's attributes and advantage, and densities of coarser "

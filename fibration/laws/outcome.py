@@ -10,7 +10,7 @@ import sympy
 from sympy import oo
 
 from fibration.cancel import cancel
-from fibration.expressions import Expression, as_expression, evaluate, log, substitute
+from fibration.expressions import Expression, as_expression, log
 from fibration.laws.algebra import Assumptions, symbol, to_sympy, vanishes
 from fibration.laws.cases import TooManyCases, always_defined, cases
 from fibration.laws.concrete import Witness, concretes, rounding
@@ -24,6 +24,7 @@ from fibration.laws.shrink import shrinks
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Gated, Stratum, advantage, gated, in_channel, residual
+from fibration.traversal import evaluate, substitute
 
 POSITIVITY = "gated ratios are positive: 𝒢(r) > 0"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression, evaluate, exp, substitute
+from fibration.expressions import Expression, exp
 from fibration.laws.algebra import Assumptions, show, symbol, vanishes
 from fibration.laws.cases import TooManyCases, cases
 from fibration.laws.concrete import Witness, concretes
@@ -16,6 +16,7 @@ from fibration.laws.law import Law, Subject
 from fibration.report import Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Stratum, gated, token_log_ratio
+from fibration.traversal import evaluate, substitute
 
 STATEMENT = "R(F(r)) = r for every r > 0"
 X = symbol(token_log_ratio)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.expressions import Expression, atoms
+from fibration.expressions import Expression
 from fibration.laws.algebra import vanishes
 from fibration.laws.cases import TooManyCases
 from fibration.laws.concrete import Concrete, Witness, concretes, rounding
@@ -24,6 +24,7 @@ from fibration.laws.recovery import X
 from fibration.report import Status, Verdict
 from fibration.spec import Hierarchy
 from fibration.symbols import Density, Stratum, advantage, in_channel, residual
+from fibration.traversal import atoms
 
 IDENTITY = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 FAR, NEAR = Fraction(1, 10), Fraction(1000)  # densities, and as multiples of the residual, to ask value and slope at

@@ -17,12 +17,13 @@ from typing import Any
 import sympy
 
 from fibration.cancel import cancel
-from fibration.expressions import Expression, as_expression, substitute
+from fibration.expressions import Expression, as_expression
 from fibration.laws.algebra import ANY, Assumptions, Signs, show, symbol, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
 from fibration.laws.germ import is_kinked
 from fibration.laws.law import Subject, is_never_negative
 from fibration.symbols import Density, Reading, Stratum, in_channel, residual
+from fibration.traversal import substitute
 
 MOST_MEETINGS = 512  # of one branch per level
 Conditions = dict[Any, Signs]
