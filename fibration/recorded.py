@@ -46,26 +46,35 @@ class Gated:
 def build_index(op: Operator, rollouts: Rollouts) -> Index:
     """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
     h = op.hierarchy
-    known = {"prompt_group": rollouts.prompt_group_labels, "domain": rollouts.domain_labels}
-    if len(h.leaves) > 1:
-        leaves = [s.name for s in h.leaves]
+    known = rollouts.all_labels
+    have = f"labels for {', '.join(known)}; every segment is one {h.rows}"
+    add = "add them with save_rollouts(path, replace(rollouts, {}))"
+    leaves = [s.name for s in h.leaves] if len(h.leaves) > 1 else []
+    if len([leaf for leaf in leaves if leaf not in rollouts.masks]) > 1:  # the last one has what is left
         raise RolloutsError(
             f"the rollouts do not say which tokens of '{h.name}' are which",
             required=f"masks for {', '.join(leaves)}: every token is an element of one of these leaves",
-            found=f"labels for {', '.join(known)}; every segment is one {h.rows}",
-            remedy=f"from Python, op.index(..., {', '.join(f'{leaf}=mask' for leaf in leaves)}) takes them",
+            found=f"masks for {', '.join(rollouts.masks) or 'none'}; {have}",
+            remedy=add.format("masks={" + ", ".join(f"{leaf!r}: mask" for leaf in leaves) + "}"),
         )
     wanted = [s.name for s in h.order if s not in (*h.leaves, h.rows) and s.name != BATCH]
-    for what, names in (("stratum", [n for n in wanted if n not in known]), ("attribute", list(h.attributes))):
-        if names:
-            raise RolloutsError(
-                f"the rollouts say nothing about the {what} '{names[0]}' of '{h.name}'",
-                required=f"labels for {', '.join(wanted) or 'nothing'}" if what == "stratum" else "no attributes",
-                found=f"labels for {', '.join(known)}; every segment is one {h.rows}",
-                remedy="from Python, op.index(...) takes any labels and attributes",
-            )
-    labels: dict[str, Any] = {name: known[name] for name in wanted}
-    return op.index(offsets=rollouts.offsets, **labels)
+    for name in (n for n in wanted if n not in known):
+        raise RolloutsError(
+            f"the rollouts say nothing about the stratum '{name}' of '{h.name}'",
+            required=f"labels for {', '.join(wanted)}",
+            found=have,
+            remedy=add.format(f"labels={{'{name}': Labels(of, names)}}"),
+        )
+    for name in h.attributes:
+        raise RolloutsError(
+            f"the rollouts say nothing about the attribute '{name}' of '{h.name}'",
+            required="no attributes",
+            found=have,
+            remedy="from Python, op.index(..., attributes=...) takes them",
+        )
+    given: dict[str, Any] = {name: known[name] for name in wanted}
+    given |= {leaf: rollouts.masks[leaf] for leaf in leaves if leaf in rollouts.masks}
+    return op.index(offsets=rollouts.offsets, **given)
 
 
 def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any]) -> Gated:

@@ -7,6 +7,8 @@ safetensors file, and `FORMAT` names its layout. Reading and writing need no tor
     index = op.index(
         offsets=rollouts.offsets, prompt_group=rollouts.prompt_group_labels, domain=rollouts.domain_labels
     )
+
+Trees and quivers need more: `labels` of other strata, and `masks` that say which tokens are which leaf's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,7 +44,16 @@ _COLUMNS = {
 }
 _PER_TOKEN = ("log_probs", "old_log_probs", "token_ids")
 _PER_TRAJECTORY = ("advantages", "rewards", "prompt_group")
+_LABEL, _MASK = "label/", "mask/"  # before the names of what only some files have
 _POSITIVE = 1e-6  # float32 arithmetic leaves a probability of 1 within this of log 1 = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Which element of a stratum each token or each trajectory lies over."""
+
+    of: NDArray[np.int32]  # [N] or [n] positions in names
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +71,8 @@ class Rollouts:
     prompt_groups: tuple[str, ...]  # labels, such as "chain_sum/3"
     domains: tuple[str, ...]  # labels, such as "arithmetic"
     provenance: Mapping[str, Any]  # how the batch was made; JSON
+    labels: Mapping[str, Labels] = field(default_factory=dict)  # of other strata, such as "modality"
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)  # leaf -> [N], where there are several leaves
 
     @property
     def n_tokens(self) -> int:
@@ -78,6 +91,12 @@ class Rollouts:
     def domain_labels(self) -> list[str]:
         """The label of the domain of every trajectory."""
         return [self.domains[self.domain_of_group[group]] for group in self.prompt_group]
+
+    @property
+    def all_labels(self) -> dict[str, list[str]]:
+        """Every stratum that there are labels for, with the label of every token or every trajectory."""
+        more = {stratum: [given.names[i] for i in given.of] for stratum, given in self.labels.items()}
+        return {"prompt_group": self.prompt_group_labels, "domain": self.domain_labels, **more}
 
 
 def load_rollouts(path: str | os.PathLike[str] | None = None) -> Rollouts:
@@ -100,8 +119,11 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
     for name, array in arrays.items():
         _check_column(target, name, codes.get(array.dtype.name, array.dtype.name), array.shape)
     _check(target, rollouts)
+    arrays |= {_LABEL + stratum: np.ascontiguousarray(given.of) for stratum, given in rollouts.labels.items()}
+    arrays |= {_MASK + leaf: np.ascontiguousarray(mask) for leaf, mask in rollouts.masks.items()}
     metadata = {
         "format": FORMAT,
+        "labels": json.dumps({stratum: given.names for stratum, given in rollouts.labels.items()}),
         "domains": json.dumps(rollouts.domains),
         "prompt_groups": json.dumps(rollouts.prompt_groups),
         "provenance": json.dumps(rollouts.provenance),
@@ -131,6 +153,8 @@ def _load(path: Path) -> Rollouts:
                 found = repr(metadata.get("format", "no format at all"))
                 _fail(path, f"the format '{FORMAT}' in the metadata", found, "record it anew with this release")
             arrays = {name: _column(path, file, name) for name in _COLUMNS}
+            names = _json(path, metadata, "labels", dict) if "labels" in metadata else {}
+            optional = {name: file.get_tensor(name) for name in list(file.keys()) if name.startswith((_LABEL, _MASK))}
     except SafetensorError as error:
         _fail(path, "a whole safetensors file", str(error), "it is truncated or of another kind: copy it anew")
     rollouts = Rollouts(
@@ -138,9 +162,22 @@ def _load(path: Path) -> Rollouts:
         prompt_groups=tuple(_json(path, metadata, "prompt_groups", list)),
         domains=tuple(_json(path, metadata, "domains", list)),
         provenance=_json(path, metadata, "provenance", dict),
+        labels={n: Labels(a, _names(path, names, n)) for n, a in _under(_LABEL, optional).items()},
+        masks=_under(_MASK, optional),
     )
     _check(path, rollouts)
     return rollouts
+
+
+def _under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _names(path: Path, names: Mapping[str, Any], stratum: str) -> tuple[str, ...]:
+    if not isinstance(found := names.get(stratum), list):
+        what = f"{found!r:.60}" if stratum in names else "none"
+        _fail(path, f"a list of names for '{stratum}' in the metadata 'labels'", what, _REWRITE)
+    return tuple(found)
 
 
 def _column(path: Path, file: Any, name: str) -> NDArray[Any]:
@@ -175,7 +212,8 @@ def _check_column(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> 
 
 def _check(path: Path, rollouts: Rollouts) -> None:
     """Every rule that relates columns to each other and to the labels, and every rule on values."""
-    for key, labels in (("domains", rollouts.domains), ("prompt_groups", rollouts.prompt_groups)):
+    named = {"domains": rollouts.domains, "prompt_groups": rollouts.prompt_groups}
+    for key, labels in {**named, **{f"labels of {s}": given.names for s, given in rollouts.labels.items()}}.items():
         seen: set[str] = set()
         for label in labels:
             if not isinstance(label, str):
@@ -215,11 +253,34 @@ def _check(path: Path, rollouts: Rollouts) -> None:
 
     positions("prompt_group", "prompt_groups", len(rollouts.prompt_groups))
     positions("domain_of_group", "domains", len(rollouts.domains))
+    _check_more(path, rollouts)
     for name in ("log_probs", "old_log_probs", "advantages", "rewards"):
         all_of(name, np.isfinite, "of finite values", "find out where it came from, and record anew")
     for name in ("log_probs", "old_log_probs"):
         all_of(name, lambda x: x <= _POSITIVE, "of at most 0", "store natural logs of probabilities")
     all_of("token_ids", lambda x: x >= 0, "of at least 0", "store the tokenizer's ids, and no padding")
+
+
+def _check_more(path: Path, rollouts: Rollouts) -> None:
+    """The rules on what only some files have."""
+    n_tokens, n_trajectories = rollouts.n_tokens, rollouts.n_trajectories
+    for stratum, given in rollouts.labels.items():
+        what, of = f"labels of '{stratum}'", given.of
+        if stratum in ("prompt_group", "domain"):
+            _fail(path, "labels of other strata than prompt_group and domain", f"'{stratum}'", "drop one of the two")
+        if of.dtype != np.int32:
+            _fail(path, f"{what} of dtype I32", str(of.dtype), "convert them to int32")
+        if of.shape not in ((n_tokens,), (n_trajectories,)):
+            rule = f"{n_tokens} {what}, one per token, or {n_trajectories}, one per trajectory"
+            _fail(path, rule, f"shape {list(of.shape)}", "give one for each, without padding")
+        for k in np.flatnonzero((of < 0) | (of >= len(given.names)))[:1]:
+            unit = "token" if len(of) == n_tokens else "trajectory"
+            found = f"{of[k]} at {unit} {k}"
+            _fail(path, f"{what} in 0 ... {len(given.names) - 1}, positions in its names", found, "count from 0")
+    for leaf, mask in rollouts.masks.items():
+        if mask.dtype != np.bool_ or mask.shape != (n_tokens,):
+            found = f"{mask.dtype} of shape {list(mask.shape)}"
+            _fail(path, f"a bool for each of the {n_tokens} tokens in the mask of '{leaf}'", found, _REWRITE)
 
 
 def _place(rollouts: Rollouts, name: str, k: int) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import fibration
+from fibration.recorded import build_index
+from fibration.rollouts import load_rollouts
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -96,3 +98,12 @@ def test_the_trust_region_pages_example_runs():
     named = set(re.findall(r"`(\w+)`", page))
     functions = {n for n in trust_region.__all__ if n.islower()}
     assert {n for n in functions if not n.startswith("kl_")} - named == set()
+
+
+def test_a_batch_of_ones_own_is_saved_as_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "operator.md").read_text(), re.DOTALL)[-1:]
+    exec(block, {})
+    batch = load_rollouts("batch.safetensors")
+    for name in ("fiberpo_crossed", "fiberpo_modal"):
+        assert build_index(fibration.compile(fibration.load(name), backend="torch"), batch).shape == (batch.n_tokens,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import re
@@ -43,7 +44,7 @@ from fibration.errors import HierarchyIndexError, RolloutsError
 from fibration.interpret import interpret
 from fibration.plots import Curve, curves, ratios, regimes
 from fibration.recorded import Gated, build_index, disagreement, gate
-from fibration.rollouts import Rollouts, save_rollouts
+from fibration.rollouts import Labels, Rollouts, save_rollouts
 from fibration.show import REGIMES
 
 
@@ -279,12 +280,48 @@ def test_what_recorded_rollouts_lack_is_named(name: str, file: Path, tmp_path: P
         build_index(compiled(fibration.load(name)), recorded())
     assert missing[name] in str(raised.value)
     if name == "fiberpo_modal":
-        assert "op.index(..., text_token=mask, image_token=mask)" in str(raised.value)
+        assert "masks={'text_token': mask, 'image_token': mask}" in str(raised.value)
         code, output = invoke(name, "--rollouts", file, "--out", tmp_path / "out")
         assert code == 2
         assert "log 𝒢 on text_token" in output
         assert "log 𝒢 on image_token" in output
         assert not (tmp_path / "out").exists()
+
+
+def branching() -> Rollouts:
+    """With a modality of every trajectory, an expert and a turn of every token, and images among the tokens."""
+    plain, g = recorded(), np.random.default_rng(2)
+    tokens, rows = plain.n_tokens, plain.n_trajectories
+    starts = np.zeros(tokens, bool)
+    starts[plain.offsets[:-1]] = True
+    turn = np.cumsum(starts | (g.random(tokens) < 0.2)) - 1
+    labels = {
+        "modality": Labels((np.arange(rows) % 2).astype(np.int32), ("text", "image")),
+        "expert": Labels(g.integers(0, 3, tokens).astype(np.int32), ("first", "second", "third")),
+        "turn": Labels(turn.astype(np.int32), tuple(map(str, range(turn[-1] + 1)))),
+    }
+    return dataclasses.replace(plain, labels=labels, masks={"text_token": g.random(tokens) < 0.7})
+
+
+@pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "fiberpo_turns"])
+def test_trees_and_quivers_run(name: str, tmp_path: Path) -> None:
+    """The image tokens are those that the one mask leaves."""
+    save_rollouts(tmp_path / "batch", branching())
+    code, output = invoke(name, "--rollouts", tmp_path / "batch", "--out", tmp_path / "out")
+    assert code == 0
+    assert "✓ at most 1e-09" in " ".join(output.split())
+    assert len(list((tmp_path / "out").iterdir())) == 3
+    one_of = {"modal": "image_token +", "crossed": "modality +", "experts": "second", "turns": "turn +"}
+    assert one_of[name.removeprefix("fiberpo_")] in output
+
+
+def test_what_rollouts_say_reaches_the_index() -> None:
+    rollouts = branching()
+    tree = build_index(compiled(fibration.load("fiberpo_modal")), rollouts)
+    assert tree.positions_of("text_token").tolist() == np.flatnonzero(rollouts.masks["text_token"]).tolist()
+    quiver = build_index(compiled(fibration.load("fiberpo_experts")), rollouts)
+    experts = [quiver.labels["expert"][i] for i in quiver.parent("token", "expert").tolist()]
+    assert experts == rollouts.all_labels["expert"]
 
 
 def test_a_crossing_that_no_projection_tells_apart_is_refused() -> None:

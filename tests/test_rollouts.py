@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 import fibration
 from fibration import rollouts as module
 from fibration.errors import RolloutsError
-from fibration.rollouts import FORMAT, Rollouts, load_rollouts, save_rollouts
+from fibration.rollouts import FORMAT, Labels, Rollouts, load_rollouts, save_rollouts
 
 
 def small(**changes: Any) -> Rollouts:
@@ -39,6 +39,11 @@ def small(**changes: Any) -> Rollouts:
         prompt_groups=("sum/0", "sum/1", "rhyme/0"),
         domains=("words", "numbers"),
         provenance={"seed": 3, "tasks": {"numbers": ["sum"]}},
+        labels={
+            "turn": Labels(np.array([0, 0, 1, 2, 3, 3, 4, 4, 5, 5], dtype=np.int32), tuple("abcdef")),
+            "modality": Labels(np.array([0, 1, 0, 1], dtype=np.int32), ("text", "image")),
+        },
+        masks={"text_token": np.arange(10) % 2 == 0},
     )
     return dataclasses.replace(batch, **changes)
 
@@ -51,8 +56,11 @@ def columns(rollouts: Rollouts) -> dict[str, np.ndarray]:
 def write(path: Path, change: Callable[[dict[str, Any], dict[str, str]], object]) -> Path:
     """A file like `small()`, changed behind the back of `save_rollouts`."""
     tensors: dict[str, Any] = columns(small())
+    tensors |= {f"label/{stratum}": given.of for stratum, given in small().labels.items()}
+    tensors |= {f"mask/{leaf}": mask for leaf, mask in small().masks.items()}
     metadata = {
         "format": FORMAT,
+        "labels": json.dumps({stratum: given.names for stratum, given in small().labels.items()}),
         "domains": json.dumps(small().domains),
         "prompt_groups": json.dumps(small().prompt_groups),
         "provenance": "{}",
@@ -67,6 +75,9 @@ def assert_same(a: Rollouts, b: Rollouts) -> None:
         np.testing.assert_array_equal(column, getattr(b, name), err_msg=name)
         assert column.dtype == getattr(b, name).dtype
     assert (a.domains, a.prompt_groups, a.provenance) == (b.domains, b.prompt_groups, b.provenance)
+    assert a.all_labels == b.all_labels
+    assert {s: given.names for s, given in a.labels.items()} == {s: given.names for s, given in b.labels.items()}
+    assert {leaf: mask.tolist() for leaf, mask in a.masks.items()} == {k: m.tolist() for k, m in b.masks.items()}
 
 
 def test_a_batch_survives_the_file(tmp_path: Path) -> None:
@@ -75,8 +86,19 @@ def test_a_batch_survives_the_file(tmp_path: Path) -> None:
     assert_same(load_rollouts(str(tmp_path / "batch.safetensors")), small())
 
 
+def test_a_file_without_labels_of_other_strata_is_whole(tmp_path: Path) -> None:
+    """What files held before there were any."""
+    assert not load_rollouts(write(tmp_path / "batch", bare)).all_labels.keys() - {"prompt_group", "domain"}
+
+
+def bare(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+    del metadata["labels"], tensors["label/turn"], tensors["label/modality"], tensors["mask/text_token"]
+
+
 def test_labels_are_given_per_trajectory() -> None:
     batch = small()
+    assert batch.all_labels["modality"] == ["text", "image", "text", "image"]
+    assert batch.all_labels["turn"] == list("aabcddeeff")
     assert (batch.n_tokens, batch.n_trajectories) == (10, 4)
     assert batch.prompt_group_labels == ["sum/0", "sum/0", "sum/1", "rhyme/0"]
     assert batch.domain_labels == ["numbers", "numbers", "words", "words"]
@@ -108,6 +130,11 @@ def batches(draw: st.DrawFn) -> Rollouts:
         prompt_groups=groups,
         domains=domains,
         provenance=draw(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none())),
+        labels={
+            stratum: Labels(integers(draw(st.sampled_from((n, total))), 3), ("x", "y", "z"))
+            for stratum in draw(st.sets(st.text(max_size=5).filter(lambda s: s not in ("domain", "prompt_group"))))
+        },
+        masks={leaf: integers(total, 2) > 0 for leaf in draw(st.sets(st.text(max_size=5), max_size=2))},
     )
 
 
@@ -189,14 +216,29 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str, 
     "NaN reward": (column("rewards", np.nan, at=0), "finite", "nan at trajectory 0"),
     "probability above 1": (column("log_probs", 2e-6, at=3), "at most 0", "token 3, number 0 of trajectory 1 (sum/0)"),
     "negative token": (column("token_ids", -100, at=1), "at least 0", "-100 at token 1, number 1 of trajectory 0"),
-    "no labels": (lambda t, m: m.pop("domains"), "'domains' in the metadata", "only format, prompt_groups, prov"),
+    "no labels": (lambda t, m: m.pop("domains"), "'domains' in the metadata", "only format, labels, prompt_groups, prov"),
     "labels that are no JSON": (metadatum("domains", "words, numbers"), "JSON in the metadata 'domains'", "line 1"),
     "labels that are no list": (metadatum("domains", '"words"'), "JSON list", "'words'"),
     "labels that are no strings": (metadatum("domains", '["words", 2]'), "strings in 'domains'", "2"),
     "labels given twice": (metadatum("domains", '["words", "words"]'), "different labels", "'words' twice"),
     "no provenance": (metadatum("provenance", "[]"), "JSON dict", "[]"),
+    "label out of range": (
+        column("label/turn", 6, at=3), "labels of 'turn' in 0 ... 5, positions in its names", "6 at token 3"),
+    "negative label": (column("label/modality", -1, at=2), "labels of 'modality' in 0 ... 1", "-1 at trajectory 2"),
+    "labels of neither": (column("label/modality", np.zeros(9, np.int32)), "10 labels of 'modality', one per token, or 4, one",
+                          "shape [9]"),
+    "padded labels": (column("label/turn", np.zeros((4, 4), np.int32)), "one per token", "shape [4, 4]"),
+    "floating labels": (column("label/turn", np.zeros(10)), "labels of 'turn' of dtype I32", "float64"),
+    "names of labels twice": (metadatum("labels", '{"turn": ["a", "a"], "modality": []}'), "different labels", "'a' twice"),
+    "no names of labels": (metadatum("labels", '{"modality": ["a", "b"]}'), "list of names for 'turn'", "none"),
+    "names that are no list": (metadatum("labels", '{"modality": ["a", "b"], "turn": 3}'), "list of names for 'turn'", "3"),
+    "labels that are no object": (metadatum("labels", "[]"), "JSON dict in the metadata 'labels'", "[]"),
+    "domains twice": (lambda t, m: (t.update({"label/domain": np.zeros(4, np.int32)}), m.update(labels='{"domain": ["a"], '
+                      '"turn": ["a", "b", "c", "d", "e", "f"], "modality": ["a", "b"]}')), "other strata than", "'domain'"),
+    "mask of numbers": (column("mask/text_token", np.ones(10, np.int32)), "a bool for each of the 10 tokens", "int32 of"),
+    "mask of rows": (column("mask/text_token", np.ones(4, bool)), "mask of 'text_token'", "bool of shape [4]"),
     "provenance that is no JSON": (metadatum("provenance", "{"), "JSON in the metadata 'provenance'", "line 1"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -224,6 +266,8 @@ def test_a_probability_of_1_may_carry_rounding(tmp_path: Path) -> None:
         small(token_ids=np.zeros((2, 5), dtype=np.int32)),
         small(domains=("words", "words")),
         small(provenance={"when": object()}),
+        small(labels={"turn": Labels(np.zeros(3, dtype=np.int32), ("a",))}),
+        small(masks={"text_token": np.ones(10)}),
     ],
 )
 def test_a_wrong_batch_is_not_written(tmp_path: Path, batch: Rollouts) -> None:
