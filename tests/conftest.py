@@ -4,6 +4,10 @@ import os
 import sys
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out already; read when numpy and torch are imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import torch
 from hypothesis import HealthCheck, settings
 

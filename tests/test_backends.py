@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import zlib
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from backends_here import BACKENDS_HERE, ROUNDOFF, TORCH, Backend, Bounded, Case, Truth, case, indexed
 from chains import ROOT, batch_for, candidate, chain, linear_chain, unasked, verdict
 from support import DTYPES, Layout, central, spec, spread_batch, token
+from thorough import ALL
 
 from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform
 from fibration.constructors import CONSTRUCTORS
@@ -26,7 +26,6 @@ from fibration.lower import CHANNEL_WORD
 from fibration.metrics import Mean, collect, levels
 
 CHAINS = 100
-ALL = os.environ.get("FIBRATION_ALL_CHAINS") == "1"  # slow backends too: minutes
 LABELLED = ("apc_obj", "fiberpo_crossed", "fiberpo_experts", "fiberpo_modal")  # batches of their own: test_quivers.py
 F64, F32 = torch.float64, torch.float32
 MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16, F32)  # the precision of a chain's batch, by its seed

@@ -27,6 +27,7 @@ from support import (
     token,
     trajectory,
 )
+from thorough import ALL
 
 from fibration import (
     Fibration,
@@ -176,7 +177,7 @@ def test_gradcheck_agrees():
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=120 if ALL else 60)
 @given(case=cases(), seed=st.integers(0, 9))
 def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
     """`sum c_i v_i` against forward differentiation of the definition in rationals; many x are exactly 0."""
@@ -190,7 +191,7 @@ def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
     assert values @ direction == pytest.approx(truth.slope, rel=1e-10, abs=1e-12 * max(size, 1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if ALL else 30)
 @given(case=cases(), seed=st.integers(0, 9))
 def test_coefficients_of_random_hierarchies_against_finite_differences(case, seed):
     hierarchy, batch = case
@@ -203,7 +204,7 @@ def test_coefficients_of_random_hierarchies_against_finite_differences(case, see
     assert values == pytest.approx(Oracle(hierarchy, batch).difference(1e-5), rel=1e-5, abs=1e-7 * size)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if ALL else 30)
 @given(case=cases(), seed=st.integers(0, 9))
 def test_backward_of_random_gates_is_exact(case, seed):
     """`u^T J v` from the backward against the definition's directional derivative."""

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from support import POOL, SPECS, domain, prompt_group, random_hierarchy, spec, token, trajectory
+from thorough import ALL
 
 from fibration import (
     Attribute,
@@ -109,7 +110,7 @@ def test_the_strategy_covers_every_operator():
     assert covered == set(OPERATORS)
 
 
-@settings(max_examples=400)
+@settings(max_examples=400 if ALL else 150)
 @given(values)
 def test_reading_what_was_written_gives_the_same_expression(e):
     text = str(e)
@@ -117,7 +118,7 @@ def test_reading_what_was_written_gives_the_same_expression(e):
     assert str(parse(text, NAMES)) == text
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 if ALL else 40)
 @given(conditions)
 def test_conditions_read_back_too(c):
     assert parse(f"where({c}, 1, 0)", NAMES) == where(c, 1, 0)

@@ -12,6 +12,7 @@ import pytest
 import zoo
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from thorough import ALL
 from zoo import budget, epsilon, one, prompt_group, token, trajectory, two, weight, x
 
 from fibration import (
@@ -54,6 +55,8 @@ share = Parameter("share", default=0.3, upper=1)
 
 
 def examples(n):
+    """So many of what hypothesis draws; a third of them in an everyday run."""
+    n = n if ALL else -(-n // 3)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     return settings(
         max_examples=n, deadline=None, derandomize=True, database=None, suppress_health_check=checks, print_blob=False
@@ -165,8 +168,7 @@ BENT = (
 )
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
-@pytest.mark.parametrize("form", range(len(BENT)))
+@pytest.mark.parametrize(("form", "level"), [(f, i) for f in range(len(BENT)) for i in range(3) if ALL or f % 3 == i])
 def test_bent_kernels(form, level):
     """Polynomials, branches, mixtures, parameters: whatever is said of them is so."""
     levels = CHAIN[: level + 2]
@@ -365,7 +367,7 @@ def test_few_are_undecided():
         residual > epsilon,
         budget > residual,
     ]
-    for _ in range(80):
+    for _ in range(80 if ALL else 40):
         formula = where(
             rng.choice(conditions),
             rng.choice(leaves),

@@ -14,6 +14,7 @@ import torch
 from backends_here import triton_interprets
 from chains import chain, compiled, unasked
 from support import SPECS, Batch, packed, padded, spec
+from thorough import ALL, some
 
 from fibration import BackendError, Fibration, Gate, Hierarchy, log_ratio, residual, strata, token_mean, uniform, where
 from fibration.backends.triton import aot, load
@@ -264,11 +265,11 @@ def together(names, programs, arch):
 KINDS = ("ppo", "gspo", "fiberpo_domain", "apc_obj", "cispo", "fiberpo_modal")  # a chain, a tree, ...
 QUIVERS = ("fiberpo_crossed", "fiberpo_experts")  # large: not on every chip
 AHEAD = [
-    ("sm_90", "evaluate", ("ppo", "gspo", "fiberpo", "fiberpo_domain")),
+    ("sm_90", "evaluate", ("ppo", "gspo", "fiberpo", "fiberpo_domain") if ALL else ("ppo", "fiberpo_domain")),
     ("sm_90", "objective", (*KINDS, "fiberpo", *QUIVERS)),
-    ("sm_80", "objective", KINDS),
-    ("sm_100", "objective", KINDS),
-    ("gfx942", "objective", (*KINDS, "fiberpo_crossed")),
+    ("sm_80", "objective", some(KINDS, 2)),
+    ("sm_100", "objective", some(KINDS[1:], 2)),
+    ("gfx942", "objective", (*some(KINDS, 2), "fiberpo_modal", "fiberpo_crossed")),
 ]
 
 
