@@ -254,6 +254,29 @@ def test_trajectories_of_one_token(name, backend):
     holds_training(backend, c, "padded", metrics=backend.name == "torch")
 
 
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("name", ["fiberpo_turns", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "apc_obj"])
+def test_the_first_update_learns(name, dtype, backend):
+    """Where every ratio is 1 coefficients are `mu A`: each to rounding on trees; where strata cross, to that of the largest."""
+    drawn = dense_case(spec(name), 3, dtype, small=backend.slow, zeros="all")
+    world = drawn.dense.world
+    rows = world.number[drawn.hierarchy.rows.name]
+    mu = world.exact(drawn.hierarchy.objective.weight, drawn.hierarchy.rows.name)
+    wanted = [
+        float(mu[rows[r]]) * a
+        for r, a in zip(world.label[drawn.hierarchy.rows.name], drawn.batch.advantages, strict=True)
+    ]
+    layout = drawn.layout(backend, "padded")
+    now, old, a = drawn.tensors(layout)
+    given = layout.index, drawn.batch.parameters
+    found = layout.read(backend.operator(drawn.hierarchy).coefficients(now, old, a, *given, metrics=False).values)
+    size = np.abs(wanted).max() if not drawn.hierarchy.shape.is_tree else np.abs(wanted)
+    assert (np.abs(found - wanted) <= (2.0**-48 if dtype == F64 else 2.0**-21) * size + 1e-300).all()
+    assert layout.read(backend.operator(drawn.hierarchy).gate(now - old, *given, advantages=a)).tolist() == [1.0] * len(
+        found
+    )
+
+
 # ---------------------------------------------------------------- laws, in numbers
 
 SHAPES = [(k, False) for k in KINDS] + [(k, True) for k in PROJECTED]
@@ -443,15 +466,15 @@ def test_a_varied_lot():
     read = [a for h in drawn for g in h.gates.values() for a in atoms(g.expression) if isinstance(a, Density)]
     assert sum(a.channel is None for a in read) > 10
     assert sum(a.channel == "-" for a in read) > 2
-    cases = [random_case(seed, F64) for seed in range(COUNT)]
-    assert sum(_has_empty_branch(c) for c in cases) > 5
-    assert sum(1 in c.batch.lengths for c in cases) > 20
-    assert sum(0 in c.batch.lengths for c in cases) > 10
-    assert sum((c.batch.x == 0).all() for c in cases) > 5
+    cases = [random_case(seed, F64) for seed in range(0, COUNT, 3)]
+    assert sum(_has_empty_branch(c) for c in cases) > 1
+    assert sum(1 in c.batch.lengths for c in cases) > 6
+    assert sum(0 in c.batch.lengths for c in cases) > 3
+    assert sum((c.batch.x == 0).all() for c in cases) > 1
     changed = [np.abs(c.dense.ratio.value - np.exp(c.batch.x)).max() > 1e-3 for c in cases]
-    assert sum(changed) > 30
+    assert sum(changed) > 10
     limited = sum(
         any(bool((np.abs(c.dense.gated[k].value - rho.value) > 1e-6).any()) for k, rho in c.dense.residual.items())
         for c in cases
     )
-    assert limited > 40
+    assert limited > 13
