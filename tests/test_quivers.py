@@ -15,6 +15,7 @@ import pytest
 import torch
 from backends_here import BACKENDS_HERE, ROUNDOFF, Backend, Bounded, Case, Truth, case
 from dense import Dense, World, dense
+from quivers import mine
 from random_quivers import (
     CASES,
     COUNT,
@@ -344,9 +345,15 @@ def plain_case(name: str, projected: bool = False, **kinds: Any) -> DenseCase:
     return dense_case(h, 8, direct=True, zeros="some", **kinds)
 
 
+def orthogonality(h: Hierarchy) -> set[str]:
+    """What the verifier says of its residuals; nothing where kernels with parameters keep it from being asked."""
+    return {v.status for v in mine(h) if v.law == "orthogonality"}
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_residuals_of_trees_are_orthogonal(name):
     c = plain_case(name)
+    assert orthogonality(c.hierarchy) <= {"proved"}
     assert max(leaks(c)) < 1e-14
     assert np.abs(c.batch.x).max() > 0.05
 
@@ -359,6 +366,7 @@ def test_residuals_of_balanced_crossings_are_orthogonal(name):
 @pytest.mark.parametrize("name", PROJECTED)
 def test_projected_residuals_are_orthogonal(name):
     c = plain_case(name, projected=True)
+    assert orthogonality(c.hierarchy) == {"proved"}
     assert max(leaks(c)) < 1e-12
     assert np.abs(c.batch.x).max() > 0.05
 
@@ -367,6 +375,7 @@ def test_projected_residuals_are_orthogonal(name):
 def test_residuals_of_unbalanced_crossings_are_not(name):
     """Nor are those of crossings without a common root; and what leaks is what the definition says."""
     h = plain(name, seed=1)
+    assert "refuted" in orthogonality(h)
     pairs = [leaks(dense_case(h, seed, direct=True, balanced=name in ROOTLESS, zeros="some"))
              for seed in range(8, 14)]  # fmt: skip
     for found, expected in pairs:
