@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 from torch import Tensor
 
 Pair = tuple[int, int]
@@ -149,3 +151,19 @@ def samples(draw: Any, max_tokens: int = 10, max_states: int = 3) -> Sample:
         {p: draw(ratio) for p in table},
         {p: draw(advantage) for p in table},
     )
+
+
+def programme(sample: Sample, weight: dict, budget: float) -> float:
+    """The largest Σ weight·n·Δ·A over deviations of pairs with D̂_TV(s) at most `budget`, by a solver."""
+    pairs = list(sample.n)
+    gain = np.array([weight[s] * sample.n[s, a] * sample.advantage_of[s, a] for s, a in pairs])
+    member = np.array([[sample.n[p] if p[0] == s else 0 for p in pairs] for s in sample.states], float)
+    found = linprog(  # Δ = up - down
+        -np.concatenate([gain, -gain]),
+        A_ub=np.hstack([member, member]),
+        b_ub=[budget * sample.count(s) for s in sample.states],
+        A_eq=np.hstack([member, -member]),
+        b_eq=np.zeros(len(sample.states)),
+    )
+    assert found.status == 0
+    return -found.fun

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from samples import Sample, deviation_of, samples
+from samples import Sample, deviation_of, programme, samples
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
 from fibration.trust_region import (
@@ -333,6 +333,15 @@ def problem(sample: Sample, gamma: float):
     return advantages, (advantages, sample.state, sample.step, delta, gamma)
 
 
+def weights_of(sample: Sample, args):
+    """What the objective multiplies the advantages of a state's tokens by, where nothing deviates."""
+    one = {s: (sample.state == s).nonzero()[0] for s in sample.states}
+    nothing = torch.zeros(len(sample.tokens), dtype=torch.float64)
+    return {
+        s: float(apc_projected_objective(nothing, nothing.index_fill(0, i, 1.0), *args[1:])) for s, i in one.items()
+    }
+
+
 @given(samples(), GAMMAS)
 def test_both_algorithms_make_the_same_update(sample: Sample, gamma):
     """thm:apc_obj_trpo_equiv: the deviations agree, and each objective takes the value the proof gives it."""
@@ -343,6 +352,7 @@ def test_both_algorithms_make_the_same_update(sample: Sample, gamma):
     torch.testing.assert_close(ours, theirs.deviation, rtol=1e-12, atol=1e-15)
     value = delta * theirs.value / (1 - gamma)
     assert float(apc_projected_objective(ours, *args)) == pytest.approx(float(value), rel=1e-9, abs=1e-9)
+    assert float(value) == pytest.approx(programme(sample, weights_of(sample, args), float(delta)), rel=1e-9, abs=1e-9)
     penalised = tv_trpo_objective(ours, advantages, sample.state, sample.step, gamma)
     assert float(penalised) == pytest.approx(float(value) / 2, rel=1e-9, abs=1e-9)  # half of the gain is paid
     if (ours > -1).all():

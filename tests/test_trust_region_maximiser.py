@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from samples import Sample, deviation_of, samples
-from scipy.optimize import linprog, minimize, minimize_scalar
+from samples import Sample, deviation_of, programme, samples
+from scipy.optimize import minimize, minimize_scalar
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
 from fibration.trust_region import (
@@ -32,22 +32,6 @@ def unit(sample: Sample):
 
 def trpo(sample: Sample, gamma: float):
     return tv_trpo_maximiser(sample.advantages, sample.state, sample.step, gamma, sample.action)
-
-
-def programme(sample: Sample, weight: dict, budget: float) -> float:
-    """The largest Σ weight·n·Δ·A over deviations of pairs with D̂_TV(s) at most `budget`, by a solver."""
-    pairs = list(sample.n)
-    gain = np.array([weight[s] * sample.n[s, a] * sample.advantage_of[s, a] for s, a in pairs])
-    member = np.array([[sample.n[p] if p[0] == s else 0 for p in pairs] for s in sample.states], float)
-    found = linprog(  # Δ = up - down
-        -np.concatenate([gain, -gain]),
-        A_ub=np.hstack([member, member]),
-        b_ub=[budget * sample.count(s) for s in sample.states],
-        A_eq=np.hstack([member, -member]),
-        b_eq=np.zeros(len(sample.states)),
-    )
-    assert found.status == 0
-    return -found.fun
 
 
 # ---------------------------------------------------------------- the unit problem
