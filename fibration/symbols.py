@@ -9,7 +9,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -31,14 +31,14 @@ RESERVED = frozenset({
 })  # fmt: skip
 
 
-INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
+INDEX_WORDS = frozenset({"self", "mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
+NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
 
 
 def check_name(name: object, what: str) -> str:
     """Names become identifiers of generated code, so they are validated on entry."""
-    rule = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
     if not isinstance(name, str) or not NAME.match(name) or keyword.iskeyword(name) or name in RESERVED or "__" in name:
-        raise SpecError(f"{what} cannot be called {name!r}", required=rule, remedy="choose another name")
+        raise SpecError(f"{what} cannot be called {name!r}", required=NAME_RULE, remedy="choose another name")
     return name
 
 
@@ -72,12 +72,16 @@ class Stratum(Declared):
 
 def strata(names: str) -> tuple[Stratum, ...]:
     """Declare several strata: `token, trajectory = strata("token trajectory")`."""
-    words = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+    words = names.replace(",", " ").split() if isinstance(names, str) else _listed(names)
     if not words or len(set(map(str, words))) != len(words):
         raise SpecError(
             f"strata({names!r})", required="one or more different names", remedy="strata('token trajectory')"
         )
     return tuple(Stratum(n) for n in words)
+
+
+def _listed(names: object) -> list[Any]:
+    return list(names) if isinstance(names, Iterable) else []
 
 
 @dataclass(frozen=True)
