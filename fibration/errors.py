@@ -25,6 +25,17 @@ class FibrationError(Exception):
         super().__init__("\n".join(lines))
 
 
+def shown(value: object) -> str:
+    """A value in a message: its `repr`, short."""
+    if isinstance(value, int) and value.bit_length() > 256:  # of thousands of digits, Python writes none
+        return f"a whole number of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except ValueError:  # such a number inside
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 @contextmanager
 def located(where: str) -> Iterator[None]:
     """Errors raised inside begin with `where`, if they do not already."""

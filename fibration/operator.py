@@ -77,6 +77,7 @@ class Operator:
 
     def index(
         self,
+        /,  # a stratum may be called so
         *,
         mask: Any = None,
         offsets: Any = None,

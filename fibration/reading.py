@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fibration.document import AttributeDocument, FibrationDocument, HierarchyDocument, ParameterDocument
-from fibration.errors import SpecError
+from fibration.errors import SpecError, shown
 from fibration.grammar import suggest
 from fibration.symbols import NAME_RULE
 
@@ -35,7 +35,7 @@ REQUIRED = {
     "string_pattern_mismatch": NAME_RULE,
     "string_too_long": "at most {max_length} characters",
     "too_long": "at most {max_length} entries",
-    "too_short": "at least {min_length}",
+    "tooshown": "at least {min_length}",
 }
 
 
@@ -85,7 +85,7 @@ def read_json(text: str | bytes | bytearray, source: str) -> Any:
             raise SpecError(
                 f"{source} is no hierarchy: {_of(f'{key!r} is given twice', path, document, 'in')}",
                 required="every key once",
-                found=" and ".join(map(_short, values[:3])),
+                found=" and ".join(map(shown, values[:3])),
                 remedy="leave all but one out, or give the others their own names",
             )
     return document
@@ -107,7 +107,7 @@ def read_document(value: Any, source: str) -> HierarchyDocument:
     if not isinstance(value, Mapping):
         needed = ", ".join(name for name, field in HierarchyDocument.model_fields.items() if field.is_required())
         raise SpecError(
-            f"{source} is no hierarchy: it is {_short(value)}", required=f"an object with {needed}", remedy=SCHEMA
+            f"{source} is no hierarchy: it is {shown(value)}", required=f"an object with {needed}", remedy=SCHEMA
         )
     try:
         return HierarchyDocument.model_validate(value)
@@ -156,21 +156,21 @@ def _problem(error: Any, path: Path, document: Any) -> _Problem:
         entry = document["assume"][path[1]]
         unknown = [k for k in entry if k not in ("balanced", "populated", "over")] if isinstance(entry, Mapping) else []
         remedy = next((s for k in unknown if (s := suggest(str(k), ("balanced", "populated", "over")))), "")
-        return _Problem(1, _where(path[:2], document), ASSUMPTIONS, _short(entry), remedy)
+        return _Problem(1, _where(path[:2], document), ASSUMPTIONS, shown(entry), remedy)
     if path[:1] == ("parameters",) and path[2:3] == ("default",):
         default = document["parameters"][path[1]]["default"]
         rule = "a number, one each for '+' and '-', or null"
-        return _Problem(1, _where(path[:3], document), rule, _short(default))
+        return _Problem(1, _where(path[:3], document), rule, shown(default))
     if kind == "extra_forbidden":
         known = _fields(inside)
         what = _of(f"unknown field {path[-1]!r}", inside, document, "of")
-        return _Problem(0, what, f"one of {', '.join(known)}", _short(value), suggest(str(path[-1]), known))
+        return _Problem(0, what, f"one of {', '.join(known)}", shown(value), suggest(str(path[-1]), known))
     if kind == "missing":
-        given = ", ".join(map(str, value)) if isinstance(value, Mapping) else _short(value)
+        given = ", ".join(map(str, value)) if isinstance(value, Mapping) else shown(value)
         needed = ", ".join(name for name, needed in _fields(inside).items() if needed)
         return _Problem(2, _of(f"no {path[-1]!r}", inside, document, "in"), f"all of {needed}", given or "nothing")
     rule = REQUIRED[kind].format(**error.get("ctx", {})) if kind in REQUIRED else str(error["msg"])
-    return _Problem(1, _where(path, document), rule, _short(value))
+    return _Problem(1, _where(path, document), rule, shown(value))
 
 
 def _is_assumption(path: Path) -> bool:
@@ -180,11 +180,11 @@ def _is_assumption(path: Path) -> bool:
 def _resolve(loc: Path, document: Any) -> Path:
     """A place of pydantic's as one in the document: without the names of the alternatives that it tried there."""
     path: list[str | int] = []
-    for i, part in enumerate(loc):
+    for part in loc:
         entries = len(document) if isinstance(document, (list, tuple)) else 0
         if (isinstance(document, Mapping) and part in document) or (isinstance(part, int) and part < entries):
             document = document[part]
-        elif i < len(loc) - 1 or part == "[key]" or not isinstance(document, Mapping):
+        elif part == "[key]" or not isinstance(document, Mapping):
             continue
         path.append(part)
     return tuple(path)
@@ -217,12 +217,7 @@ def _entry(head: str, number: int, entry: Any) -> str:
     if head in ENTRIES and isinstance(entry, Mapping):
         name, ends = entry.get("name"), (entry.get("source"), entry.get("target"))
         if isinstance(name, str):
-            return f"{head[:-1]} {_short(name)}"
+            return f"{head[:-1]} {shown(name)}"
         if all(isinstance(end, str) for end in ends):
-            return f"the fibration {' → '.join(_short(end)[1:-1] for end in ends)}"
+            return f"the fibration {' → '.join(shown(end)[1:-1] for end in ends)}"
     return f"entry {number + 1} of '{head}'"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
