@@ -85,9 +85,13 @@ def _populated(index: Index, assumption: Populated) -> None:
         raise HierarchyIndexError(
             f"index of '{index.hierarchy.name}': {where} has no {of}",
             required=f"at least one: {assumption!r} is assumed",
-            found=f"{len(empty)} of {index.size[over]} {over} elements without a {of}",
+            found=f"{len(empty)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} without {_a(of)}",
             remedy=f"leave it out of the batch, or out of the hierarchy's assume=[...]; counts of {of} may then be 0",
         )
+
+
+def _a(word: str) -> str:
+    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def _balanced(index: Index, assumption: Balanced) -> None:
         leak, one, other = crossing.leakage()
         raise HierarchyIndexError(
             f"index of '{index.hierarchy.name}': {assumption!r} is assumed, and this batch is out of balance",
-            required=f"m(cell)·m({meet}) = m({a.name})·m({b.name}) for every cell, empty ones too",
+            required=f"m({a.name}∩{b.name})·m({meet}) = m({a.name})·m({b.name}) for every cell, empty ones too",
             found=f"{index.describe_element(a.name, i)} and {index.describe_element(b.name, j)} share the mass "
             f"{worst.mass:g}, where balance asks for {worst.balanced:g}{over}; the residuals of {other}, averaged over "
             f"{one}, reach {leak:.3g} for log ratios within ±1, and not 0",

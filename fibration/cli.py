@@ -305,12 +305,17 @@ def bench(
 def parameters(given: Sequence[str]) -> dict[str, Any]:
     """`NAME=VALUE` pairs; whether the names and values fit is for the operator to say."""
     from fibration.errors import ParameterError
+    from fibration.reading import GivenTwice, once
 
-    result = {}
+    result: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         try:
-            result[name.strip()] = float(value) if _is_number(value) else json.loads(value)
+            result[name.strip()] = float(value) if _is_number(value) else json.loads(value, object_pairs_hook=once)
+        except GivenTwice as error:
+            raise ParameterError(
+                f"--param {text!r} cannot be read", required="every key once", found=str(error)
+            ) from None
         except ValueError:
             raise ParameterError(
                 f"--param {text!r} cannot be read",

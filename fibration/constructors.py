@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, located
 from fibration.expressions import Expression, as_expression, write
 from fibration.grammar import CALLS, Invocation, Names, Word, arguments, build, read, suggest
 from fibration.symbols import Declared
@@ -69,6 +69,11 @@ def constructor(kind: type[T], *, examples: tuple[str, ...]) -> Callable[[Callab
 
 def construct(kind: type[T], text: object, names: Names, what: str, bare: Callable[[Expression], T] | None = None) -> T:
     """Read a `kind` from its written form; a bare expression goes to `bare`, if there is one."""
+    with located(what):
+        return _construct(kind, text, names, what, bare)
+
+
+def _construct(kind: type[T], text: object, names: Names, what: str, bare: Callable[[Expression], T] | None) -> T:
     tree = read(text, what)
     if isinstance(tree, Invocation):
         if tree.name == kind.__name__ and bare is not None and len(tree.positional) == 1 and not tree.named:

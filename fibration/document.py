@@ -6,20 +6,22 @@ nothing: every name is looked up in the document's own tables and in the registr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fibration.assumptions import Assumption, balanced, populated
+from fibration.assumptions import Assumption, Balanced, balanced, populated
 from fibration.constructors import construct
 from fibration.decomposition import Decomposition
-from fibration.errors import SpecError
+from fibration.errors import SpecError, located
+from fibration.expressions import Expression
 from fibration.gates import Gate
 from fibration.grammar import MAX_TEXT
 from fibration.kernels import Fibration, MarkovKernel
 from fibration.objective import Objective
-from fibration.symbols import SOURCE, TARGET, Attribute, Parameter, Stratum
+from fibration.symbols import SOURCE, TARGET, Attribute, Parameter, Stratum, Total
+from fibration.traversal import atoms
 
 NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63)]
 
@@ -95,7 +97,8 @@ class HierarchyDocument(_Document):
     def arguments(self) -> dict[str, Any]:
         """The arguments of `Hierarchy`, or a SpecError naming the entry that cannot be read."""
         here = f"hierarchy '{self.name}'"
-        strata = {n: Stratum(n) for n in self.strata}
+        with located(here):
+            strata = {n: Stratum(n) for n in self.strata}
 
         def stratum(name: str, what: str) -> Stratum:
             if name not in strata:
@@ -109,11 +112,13 @@ class HierarchyDocument(_Document):
         names: dict[str, object] = {"source": SOURCE, "target": TARGET, **strata}
         for p in self.parameters:
             on = None if p.on is None else stratum(p.on, f"parameter '{p.name}'")
-            names[p.name] = Parameter(
-                p.name, default=p.default, lower=p.lower, upper=p.upper, per_channel=p.per_channel, on=on
-            )
+            with located(here):
+                names[p.name] = Parameter(
+                    p.name, default=p.default, lower=p.lower, upper=p.upper, per_channel=p.per_channel, on=on
+                )
         for a in self.attributes:
-            names[a.name] = Attribute(a.name, on=stratum(a.on, f"attribute '{a.name}'"), positive=a.positive)
+            with located(here):
+                names[a.name] = Attribute(a.name, on=stratum(a.on, f"attribute '{a.name}'"), positive=a.positive)
         return dict(
             name=self.name,
             fibrations=[
@@ -133,8 +138,50 @@ class HierarchyDocument(_Document):
             gives_up=self.gives_up,
             assume=[_assumption(a, stratum) for a in self.assume],
             orthogonalise=self.orthogonalise,
-            rows=Stratum(self.rows),
+            rows=strata[self.rows] if self.rows in strata else Stratum(self.rows),
         )
+
+    def check_used(self, strata: Iterable[Stratum], expressions: Iterable[Expression]) -> None:
+        """Refuse a stratum, a parameter or an attribute that the hierarchy has lost: SpecError naming it.
+
+        `strata`, `expressions`: of the hierarchy made of this document.
+        """
+        read: set[object] = {*strata, Stratum(self.rows)}
+        for expression in expressions:
+            for atom in atoms(expression):
+                value = atom.attribute if isinstance(atom, Total) else atom
+                read |= {value, *_strata_of(atom), *_strata_of(value)}
+        used = {value.name for value in read if isinstance(value, (Stratum, Parameter, Attribute))}
+        for kind, names, rule in (
+            ("stratum", self.strata, "that a fibration joins, a gate is on, or a formula names"),
+            ("parameter", [p.name for p in self.parameters], "that a formula reads"),
+            ("attribute", [a.name for a in self.attributes], "that a formula reads"),
+        ):
+            idle = next((name for name in names if name not in used), None)
+            if idle is not None:
+                raise SpecError(
+                    f"hierarchy '{self.name}' declares the {kind} '{idle}', which nothing uses",
+                    required=f"every {kind} is one {rule}",
+                    found=f"used: {', '.join(n for n in names if n in used) or 'none'}",
+                    remedy="use it, or leave it out",
+                )
+
+
+def _strata_of(value: object) -> list[object]:
+    """What a symbol names: strata, places, or nothing."""
+    return [getattr(value, word, None) for word in ("of", "over", "on", "stratum")]
+
+
+def flat(value: Parameter | Attribute) -> dict[str, Any]:
+    """A declaration as a document has it."""
+    return {**value.model_dump(mode="json"), "on": None if value.on is None else value.on.name}
+
+
+def written_assumption(assumption: Assumption) -> dict[str, Any]:
+    """An assumption as a document has it."""
+    if isinstance(assumption, Balanced):
+        return {"balanced": [assumption.first.name, assumption.second.name]}
+    return {"populated": assumption.stratum.name, "over": assumption.over.name}
 
 
 def _assumption(document: BalancedDocument | PopulatedDocument, stratum: Callable[[str, str], Stratum]) -> Assumption:

@@ -5,6 +5,8 @@ Every message names the user's object, the rule, a concrete witness and the next
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -21,6 +23,30 @@ class FibrationError(Exception):
         if remedy:
             lines.append(f"  {remedy}")
         super().__init__("\n".join(lines))
+
+
+def shown(value: object) -> str:
+    """A value in a message: its `repr`, short."""
+    if isinstance(value, int) and value.bit_length() > 256:  # of thousands of digits, Python writes none
+        return f"a whole number of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except ValueError:  # such a number inside
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Errors raised inside begin with `where`, if they do not already."""
+    try:
+        yield
+    except FibrationError as error:
+        if error.what.startswith(where):
+            raise
+        raise type(error)(
+            f"{where}: {error.what}", required=error.required, found=error.found, remedy=error.remedy
+        ) from None
 
 
 class SpecError(FibrationError):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fibration.batch import Codes
 from fibration.checks import check
-from fibration.errors import HierarchyIndexError
+from fibration.errors import HierarchyIndexError, shown
 from fibration.index import Index, place_of
 from fibration.labels import Encoder, Places
 from fibration.projection import Projection
@@ -31,7 +31,14 @@ def build_index(
     labels: Mapping[str, Any],
 ) -> Index:
     """See `Operator.index`."""
-    index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes or {})
+    attributes = {} if attributes is None else attributes
+    if not isinstance(attributes, Mapping):
+        raise HierarchyIndexError(
+            f"index of '{hierarchy.name}': attributes={shown(attributes)}",
+            required="a mapping from the names of attributes to their values",
+            found=f"the attributes of the hierarchy: {', '.join(hierarchy.attributes) or 'none'}",
+        )
+    index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes)
     check(index)
     if hierarchy.orthogonalise and hierarchy.shape.crossed():  # too low a rank is refused here, not by a gate
         return replace(index, projection=Projection(index))
@@ -84,7 +91,7 @@ class _Builder:
                 )
             if keep is not None:  # how many unmasked tokens come before each bound
                 sizes = np.diff(np.concatenate([[0], np.cumsum(keep)])[bounds])
-        self.positions = np.arange(self.shape[0]) if keep is None else np.flatnonzero(keep)
+        self.positions = self._all_tokens() if keep is None else np.flatnonzero(keep)
         if not len(self.positions):
             raise HierarchyIndexError(
                 f"{self.here}: the batch is empty",
@@ -95,15 +102,35 @@ class _Builder:
         self.row_numbers = np.flatnonzero(sizes)
         self.row_of_token = np.repeat(np.arange(len(self.row_numbers)), sizes[self.row_numbers])
 
+    def _all_tokens(self) -> Codes:
+        try:
+            return np.arange(self.shape[0])
+        except (MemoryError, ValueError):
+            raise HierarchyIndexError(
+                f"{self.here}: the offsets end at {self.shape[0]}", required="as many tokens as fit into memory"
+            ) from None
+
     def _mask(self, mask: Any, what: str) -> NDArray[np.bool_]:
         array = to_numpy(mask, f"{self.here}: {what}")
         if array.dtype == np.bool_:
             return array
-        if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
+        wrong = ~np.isin(array, (0, 1)) if array.dtype.kind in "iuf" else np.ones(array.shape, np.bool_)
+        if array.dtype.kind == "O":
+            wrong = np.vectorize(lambda v: not isinstance(v, (bool, int)) or v not in (0, 1), otypes=[bool])(array)
+        if wrong.any() or array.dtype.kind not in "iuf":
             raise HierarchyIndexError(
-                f"{self.here}: {what} holds values other than 0 and 1", required="booleans, or 0 and 1"
+                f"{self.here}: {what} holds values other than 0 and 1",
+                required="booleans, or 0 and 1",
+                found=f"dtype {array.dtype}{self._first(array, wrong)}",
             )
         return array.astype(np.bool_)
+
+    @staticmethod
+    def _first(array: NDArray[Any], wrong: NDArray[np.bool_]) -> str:
+        if not wrong.any():
+            return ""
+        place = tuple(map(int, np.argwhere(wrong)[0]))
+        return f", {shown(array.item(place))}" + (f" at {list(place)}" if place else "")
 
     def _offsets(self, offsets: Any) -> Codes:
         array = to_numpy(offsets, f"{self.here}: the offsets")
@@ -112,6 +139,8 @@ class _Builder:
             raise HierarchyIndexError(
                 f"{self.here}: offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule
             )
+        if int(array.max()) > np.iinfo(np.int64).max:
+            raise HierarchyIndexError(f"{self.here}: the offsets reach {array.max()}", required=rule)
         steps = np.diff(array.astype(np.int64))
         if array[0] != 0 or (steps < 0).any():
             bad = (
@@ -197,7 +226,7 @@ class _Builder:
                     if self.rows not in strata
                     else ""
                 )
-                fine = self.h.rows in self.h.coarser(Stratum(name))
+                fine = self.rows in strata and Stratum(name) not in self.h.coarser(self.h.rows)  # or beside the rows
                 per = f"one label per token, shape {list(self.shape)}" if fine else "one label per row"
                 if self.rows not in strata:  # nothing says which of both it is
                     per += ", or one per token"
@@ -276,6 +305,11 @@ class _Builder:
         if isinstance(value, Mapping):
             lacking = [n for n in names.get(stratum, ()) if n not in value]
             if lacking or stratum not in names:
+                if stratum in self.leaves:
+                    raise HierarchyIndexError(
+                        f"{what} is a mapping, and {stratum} elements have no labels",
+                        required=f"one number per token: an array of the shape {list(self.shape)}",
+                    )
                 raise HierarchyIndexError(
                     f"{what} has no value for {stratum} {lacking[:1]}", required=f"a value for every {stratum}"
                 )
@@ -322,5 +356,7 @@ def to_numpy(value: Any, what: str) -> NDArray[Any]:
 def _numbers(values: Any, what: str) -> NDArray[np.float64]:
     try:
         return np.array(values, np.float64)
-    except (TypeError, ValueError):
-        raise HierarchyIndexError(f"{what} holds values that are no numbers", required="numbers") from None
+    except (TypeError, ValueError, OverflowError):
+        raise HierarchyIndexError(
+            f"{what} holds values that are no numbers", required="numbers that a float64 holds", found=shown(values)
+        ) from None

@@ -78,6 +78,16 @@ class Encoded:
         wrong = np.flatnonzero(parent[above] != below)
         if len(wrong):
             element, other = above[wrong[0]], below[wrong[0]]
+            if source == self.places.hierarchy.rows.name:  # labels per token, of which a row has but one
+                tokens, mine = np.flatnonzero(keep), above == element
+                two = sorted((int(np.argmax(mine & (below == b))), b) for b in (parent[element], other))
+                words = [f"{self.names[target][b]!r} at {self.places.token(tokens[i])}" for i, b in two]
+                raise HierarchyIndexError(
+                    f"{self.places.here}: {source} {self.names[source][element]!r} lies over two elements of {target}",
+                    required=f"every {source} lies over exactly one {target}",
+                    found=" and ".join(words),
+                    remedy=f"give one {target} per {source}: labels of one row are the same on all of its tokens",
+                )
             raise HierarchyIndexError(
                 f"{self.places.here}: {source} {self.names[source][element]!r} lies over two elements of {target}",
                 required=f"every {source} lies over exactly one {target}",
@@ -125,10 +135,10 @@ class Encoder:
             )
         shape, n_rows = self.places.shape, self.places.n_rows
         nested = len(shape) == 2 and len(given) == n_rows and all(isinstance(g, list) for g in given)
-        per_token = nested or (
-            len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or self._is_fine(Stratum(name)))
-        )
-        if shape == (n_rows,) and self.h.rows not in self.h.strata and not self.h.shape.is_chain:
+        # Where there are as many tokens as rows: what lies above the rows is labelled by row, what is between by token.
+        between = self.h.rows in self.h.coarser(Stratum(name))
+        per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
+        if shape == (n_rows,) == (len(given),) and self._is_either(Stratum(name)):
             per_token = self._agree(name, given)
         if nested:
             if any(len(g) != shape[1] for g in given):
@@ -162,6 +172,12 @@ class Encoder:
                     f"{self.here}: the label {label!r} of {at} for '{name}' is not hashable",
                     required="strings, numbers, tuples, or other hashable values",
                 ) from None
+            if per_token and isinstance(label, (int, np.integer)) and label < 0:
+                raise HierarchyIndexError(
+                    f"{self.here}: {self.places.token(int(i))} has the label {label!r} for '{name}'",
+                    required="a label of its own for every token: negative numbers mean none in most data",
+                    remedy="leave the token out of the response mask, or label it by a string or a number from 0",
+                )
             if missing:
                 place = f"{'token' if per_token else 'row'} {all_places[i]}"
                 if per_token and not self.h.shape.is_chain:  # there a label may lack for some tokens: say which
@@ -172,15 +188,14 @@ class Encoder:
                 )
         return codes, tuple(numbers), not per_token
 
-    def _is_fine(self, stratum: Stratum) -> bool:
-        """Where there are as many tokens as rows: what lies above the rows is labelled by row, all else by token."""
-        beside = self.h.rows in self.h.strata and stratum not in (self.h.rows, *self.h.coarser(self.h.rows))
-        return beside or self.h.rows in self.h.coarser(stratum)
+    def _is_either(self, stratum: Stratum) -> bool:
+        """Whether labels per token and per row both make sense, so that only their shape tells which they are."""
+        if self.h.rows not in self.h.strata:
+            return not self.h.shape.is_chain
+        return stratum not in (self.h.rows, *self.h.coarser(self.h.rows)) and self.h.rows not in self.h.coarser(stratum)
 
     def _agree(self, name: str, given: Sequence[Any]) -> bool:
-        """Where the rows are no part of the hierarchy, nothing tells labels of as many tokens as rows apart."""
-        if len(given) != self.places.n_rows:
-            return False
+        """Nothing tells labels of as many tokens as rows apart: both must mean the same."""
         for token in self.places.tokens_over(name):
             row = self.places.row_numbers[self.places.row_of_token[token]]
             one, other = _plain(given[self.places.positions[token]]), _plain(given[row])

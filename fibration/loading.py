@@ -10,8 +10,6 @@ from importlib import resources
 from pathlib import Path
 from types import ModuleType
 
-from pydantic import ValidationError
-
 from fibration.document import HierarchyDocument
 from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.spec import Hierarchy
@@ -100,18 +98,12 @@ def from_json(path: Path) -> Hierarchy:
         raise SpecError(f"'{path}' has {size} bytes", required=f"at most {MAX_BYTES}")
     content = path.read_bytes()
     try:
-        return Hierarchy.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"]) or "the document"
-        raise (NoHierarchy if _is_another_document(content) else SpecError)(
-            f"'{path}' is no hierarchy: {where}",
-            required=first["msg"],
-            found=repr(first["input"])[:80],
-            remedy="the schema: fibration show fiberpo --format schema",
-        ) from None
-    except RecursionError:
-        raise SpecError(f"'{path}' is nested too deeply") from None
+        return Hierarchy.model_validate_json(content, context={"source": f"'{path}'"})
+    except SpecError as error:
+        if _is_another_document(content):
+            parts = {"required": error.required, "found": error.found, "remedy": error.remedy}
+            raise NoHierarchy(error.what, **parts) from None
+        raise
 
 
 def _is_another_document(content: bytes) -> bool:

@@ -77,6 +77,7 @@ class Operator:
 
     def index(
         self,
+        /,  # a stratum may be called so
         *,
         mask: Any = None,
         offsets: Any = None,
@@ -97,9 +98,9 @@ class Operator:
         one leaf may be left out, and has the unmasked tokens that no other has. `attributes`: `{name: values}` for
         declared attributes.
 
-        Raises HierarchyIndexError naming the row, token, label or element that does not fit: labels that lack, an
-        element over two, paths that disagree, a batch that breaks what the hierarchy assumes, crossed effects that
-        no projection tells apart.
+        Raises HierarchyIndexError naming the row, token, label or element that does not fit: labels that lack, or are
+        negative integers of tokens, which in most data mean none; an element over two, paths that disagree, a batch
+        that breaks what the hierarchy assumes, crossed effects that no projection tells apart.
         """
         return build_index(
             self.hierarchy, mask=mask, offsets=offsets, attributes=attributes, device=device, labels=labels

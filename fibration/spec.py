@@ -22,13 +22,14 @@ from pydantic_core import CoreSchema
 
 from fibration.assumptions import Assumption, Balanced, Populated
 from fibration.decomposition import Decomposition
-from fibration.document import HierarchyDocument
+from fibration.document import HierarchyDocument, flat, written_assumption
 from fibration.errors import SpecError
 from fibration.expressions import Expression
 from fibration.gates import Gate
 from fibration.kernels import Fibration
 from fibration.masses import masses
 from fibration.objective import Objective
+from fibration.reading import read_document, read_json, source_of
 from fibration.report import Report
 from fibration.shape import Shape
 from fibration.symbols import (
@@ -347,8 +348,8 @@ class Hierarchy(Declared):
         return {
             "name": self.name,
             "strata": [s.name for s in self.strata],
-            "parameters": [_flat(p) for p in self.parameters.values()],
-            "attributes": [_flat(a) for a in self.attributes.values()],
+            "parameters": [flat(p) for p in self.parameters.values()],
+            "attributes": [flat(a) for a in self.attributes.values()],
             "fibrations": [
                 {"source": f.source.name, "target": f.target.name, "kernel": f.kernel.written} for f in self.fibrations
             ],
@@ -356,7 +357,7 @@ class Hierarchy(Declared):
             "decomposition": self.decomposition.written,
             "objective": self.objective.written,
             "gives_up": dict(self.gives_up),
-            **({"assume": [_written(a) for a in self.assume]} if self.assume else {}),
+            **({"assume": [written_assumption(a) for a in self.assume]} if self.assume else {}),
             **({"orthogonalise": self.orthogonalise} if self.orthogonalise else {}),
             "rows": self.rows.name,
         }
@@ -365,8 +366,20 @@ class Hierarchy(Declared):
     @classmethod
     def _from_json(cls, data: Any, handler: ModelWrapValidatorHandler[Hierarchy], info: ValidationInfo) -> Hierarchy:
         if isinstance(data, Mapping) and not isinstance(data.get("decomposition"), Decomposition):
-            return cls(**HierarchyDocument.model_validate(data).arguments())
+            document = read_document(data, source_of(info.context))
+            made = cls(**document.arguments())
+            document.check_used(made.strata, made._expressions())
+            return made
         return handler(data)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Hierarchy:
+        """Read JSON text; SpecError for what is none, for a key given twice, and for what declares no hierarchy."""
+        source = source_of(options.get("context"))
+        value = read_json(json_data, source)
+        if not isinstance(value, dict):
+            read_document(value, source)
+        return cls.model_validate(value, **options)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -380,16 +393,6 @@ def _expect(name: str, what: str, value: object, kind: type, example: str) -> No
             required=f"a {kind.__name__}",
             remedy=f"for example {example}",
         )
-
-
-def _written(assumption: Assumption) -> dict[str, Any]:
-    if isinstance(assumption, Balanced):
-        return {"balanced": [assumption.first.name, assumption.second.name]}
-    return {"populated": assumption.stratum.name, "over": assumption.over.name}
-
-
-def _flat(value: Parameter | Attribute) -> dict[str, Any]:
-    return {**value.model_dump(mode="json"), "on": None if value.on is None else value.on.name}
 
 
 def _declaration(value: Any) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
-from fibration.errors import ParameterError, SpecError
+from fibration.errors import ParameterError, SpecError, shown
 from fibration.expressions import Expression
 from fibration.traversal import transform
 
@@ -32,13 +32,13 @@ RESERVED = frozenset({
 
 
 INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
+NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
 
 
 def check_name(name: object, what: str) -> str:
     """Names become identifiers of generated code, so they are validated on entry."""
-    rule = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
     if not isinstance(name, str) or not NAME.match(name) or keyword.iskeyword(name) or name in RESERVED or "__" in name:
-        raise SpecError(f"{what} cannot be called {name!r}", required=rule, remedy="choose another name")
+        raise SpecError(f"{what} cannot be called {name!r}", required=NAME_RULE, remedy="choose another name")
     return name
 
 
@@ -72,7 +72,8 @@ class Stratum(Declared):
 
 def strata(names: str) -> tuple[Stratum, ...]:
     """Declare several strata: `token, trajectory = strata("token trajectory")`."""
-    words = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+    given: object = names.replace(",", " ").split() if isinstance(names, str) else names
+    words = list(given) if isinstance(given, Iterable) else []
     if not words or len(set(map(str, words))) != len(words):
         raise SpecError(
             f"strata({names!r})", required="one or more different names", remedy="strata('token trajectory')"
@@ -176,11 +177,14 @@ def total(attribute: Attribute, over: Where = None) -> Total:
 
 
 def _as_default(value: object) -> object:
-    if isinstance(value, Mapping):
-        return PerChannel({str(k): float(v) for k, v in value.items()})
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return None if value is None else float(value)
-    raise SpecError(f"a parameter's default is a number, or one per channel, not {value!r}")
+    try:
+        if isinstance(value, Mapping):
+            return PerChannel({str(k): float(v) for k, v in value.items()})
+        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            return None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise SpecError(f"a parameter's default is a number, or one per channel, not {shown(value)}")
 
 
 Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)]
@@ -250,8 +254,9 @@ class Parameter(Declared, Expression):
         """`value` as a float, or a ParameterError naming `what`."""
         try:
             number = float("no number" if isinstance(value, (bool, str)) else value)
-        except (TypeError, ValueError):
-            raise ParameterError(f"parameter '{self.name}': {what} is {value!r}", required="a number") from None
+        except (TypeError, ValueError, OverflowError):
+            found = f"parameter '{self.name}': {what} is {shown(value)}"
+            raise ParameterError(found, required="a number that a float64 holds") from None
         above = self.lower is None or number > self.lower
         below = self.upper is None or number < self.upper
         if not (math.isfinite(number) and above and below):

@@ -4,7 +4,8 @@ An expert's drift has a budget of its own. Experts serve trajectories as the rou
 proportions, and there are too many trajectories for least squares; so what a token adds beyond both is not quite
 orthogonal to either, and the report says so.
 
-`op.index(mask=..., expert=ids)` takes one id per token.
+`op.index(mask=..., expert=ids)` takes one id per token, from 0. A negative one, which in most data means none, is
+refused unless the token is masked.
 """
 
 from fibration import (

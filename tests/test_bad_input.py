@@ -126,7 +126,10 @@ LABELS = {
     "rows that share a name": ({"trajectory": ["a", "a", "b"]}, dict(what="two rows are called 'a'", required="one name per trajectory")),
     "a trajectory in two groups": (
         {"prompt_group": [["p", "q", "x"], ["q"] * 3, ["q"] * 3]},
-        dict(what=("trajectory 0 lies", "two", "prompt_group"), found=("'p'", "'q'")),
+        dict(
+            what=("trajectory 0 lies", "two", "prompt_group"), found="'p' at token [0, 0] and 'q' at token [0, 1]",
+            remedy="give one prompt_group per trajectory",
+        ),
     ),
 }  # fmt: skip
 
@@ -154,11 +157,18 @@ def test_rows_that_are_elements_need_no_labels():
 
 INDEXES = {
     "nothing": ({}, dict(what=("index of 'fiberpo'", "neither mask nor offsets"), required="mask=[B, T] for padded tokens")),
-    "twos": ({"mask": torch.tensor([[1, 2]])}, dict(what="the mask holds values other than 0 and 1", required="booleans, or 0 and 1")),
+    "twos": ({"mask": torch.tensor([[1, 2]])}, dict(what="the mask holds values other than 0 and 1", required="booleans, or 0 and 1", found="dtype int64, 2 at [0, 1]")),
     "fractions": ({"mask": torch.tensor([[0.5, 1.0]])}, dict(what="the mask holds values other than 0 and 1")),
     "nan": ({"mask": torch.tensor([[math.nan, 1.0]])}, dict(what="the mask holds values other than 0 and 1")),
     "negative": ({"mask": torch.tensor([[-1, 1]])}, dict(what="the mask holds values other than 0 and 1")),
-    "text": ({"mask": [["1", "0"]]}, dict(what="the mask holds values other than 0 and 1")),
+    "text": ({"mask": [["1", "0"]]}, dict(what="the mask holds values other than 0 and 1", found="dtype <U1, '1' at [0, 0]")),
+    "no value": ({"mask": [[True, None]]}, dict(what="the mask holds values other than 0 and 1", found="dtype object, None at [0, 1]")),
+    "an object": ({"mask": {}}, dict(what="the mask holds values other than 0 and 1", found="dtype object, {}")),
+    "complex": ({"mask": torch.ones(1, 2, dtype=torch.complex64)}, dict(what="the mask holds values other than 0 and 1", found="dtype complex64, (1+0j) at [0, 0]")),
+    "more tokens than memory": ({"offsets": [0, 2**62]}, dict(what="the offsets end at 4611686018427387904", required="fit into memory")),
+    "offsets beyond integers": ({"offsets": np.array([0, 2**63], np.uint64)}, dict(what="the offsets reach 9223372036854775808")),
+    "attributes that are a number": ({"mask": MASK, "attributes": 5}, dict(what="attributes=5", required="a mapping", found="none")),
+    "attributes that are a list": ({"mask": MASK, "attributes": [1, 2]}, dict(what="attributes=[1, 2]", required="a mapping")),
     "one dimension": ({"mask": torch.ones(4)}, dict(what="the mask has shape [4]", required="a packed [N] together with offsets")),
     "three dimensions": ({"mask": torch.ones(2, 2, 2)}, dict(what="the mask has shape [2, 2, 2]")),
     "a scalar": ({"mask": torch.tensor(1)}, dict(what="the mask has shape []")),
@@ -214,6 +224,9 @@ ATTRIBUTES = {
     "shape": ({**FINE, "weight": [1.0, 2.0, 3.0]}, dict(what="attribute 'weight' has shape [3]", required="one number per trajectory: [2]")),
     "label": ({**FINE, "weight": {0: 1.0}}, dict(what="attribute 'weight' has no value for trajectory [1]")),
     "text": ({**FINE, "weight": ["heavy", "light"]}, dict(what="attribute 'weight'", required="numbers")),
+    "tokens by label": ({**FINE, "shift": {0: 1.0}}, dict(what="attribute 'shift' is a mapping, and token elements have no labels", required="one number per token: an array of the shape [3]")),
+    "huge": ({**FINE, "weight": [10**400, 1]}, dict(what="attribute 'weight'", required="numbers that a float64 holds")),
+    "too huge to print": ({**FINE, "weight": {0: 10**5000, 1: 1}}, dict(what="attribute 'weight'", required="numbers that a float64 holds")),
     "none by label": ({**FINE, "weight": {0: 1.0, 1: None}}, dict(what="attribute 'weight'")),
 }  # fmt: skip
 
@@ -226,6 +239,21 @@ def test_attributes(which):
         lambda: WEIGHTED.index(offsets=[0, 2, 3], prompt_group=["a", "a"], attributes=given),
         **expected,
     )
+
+
+def test_a_stratum_may_be_called_self():
+    me = Stratum("self")
+    h = Hierarchy(
+        name="selves",
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, me, uniform())],
+        gates={me: identity_gate(), trajectory: identity_gate(), token: clip_gate(0.1)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+    op = operator(h)
+    index = op.index(offsets=[0, 1, 2], self=["a", "b"])
+    assert index.labels["self"] == ("a", "b")
+    assert op.gate(torch.zeros(2), index).tolist() == [1, 1]
 
 
 def test_the_fine_attributes_are_fine():
@@ -244,6 +272,7 @@ PARAMETERS = {
     "nan": ({"epsilon": math.nan}, dict(what="parameter 'epsilon': the value is nan", required="a finite number")),
     "inf": ({"epsilon": math.inf}, dict(what="parameter 'epsilon': the value is inf", required="a finite number")),
     "text": ({"epsilon": "0.1e"}, dict(what="parameter 'epsilon': the value is '0.1e'", required="a number")),
+    "huge": ({"epsilon": 10**5000}, dict(what="parameter 'epsilon': the value is a whole number of 16610 bits", required="that a float64 holds")),
     "list": ({"epsilon": [0.1]}, dict(what="parameter 'epsilon': the value is [0.1]", required="a number")),
     "negative budget": ({"C_domain": {"+": -0.1, "-": 0.1}}, dict(what=("parameter 'C_domain': the value of channel '+' is -0.1",))),
     "zero budget": ({"C_trajectory": {"+": 0.1, "-": 0}}, dict(what=("parameter 'C_trajectory': the value of channel '-' is 0",))),
@@ -522,6 +551,10 @@ SPEC_ERRORS = {
     "default per channel, undeclared": (lambda: Parameter("p", default=both), dict(what=("parameter 'p'", "per channel"), remedy="per_channel=True")),
     "default of one channel": (lambda: Parameter("p", default={"+": 1}, per_channel=True), dict(what=("parameter 'p'", "'+'"), required="one each for '+' and '-'")),
     "an empty range": (lambda: Parameter("p", lower=1, upper=1), dict(what="parameter 'p' has the empty range (1, 1)", required="lower < upper")),
+    "a huge default": (lambda: Parameter("p", default=10**5000), dict(what="a parameter's default is a number")),
+    "a huge default of a channel": (lambda: Parameter("p", default={"+": 10**400, "-": 1}, per_channel=True), dict(what="a parameter's default is a number")),
+    "a text as a default of a channel": (lambda: Parameter("p", default={"+": "x", "-": 1}, per_channel=True), dict(what="a parameter's default is a number")),
+    "a number as strata": (lambda: strata(3), dict(what="strata(3)", required="one or more different names")),
     "a text as a default": (lambda: Parameter("p", default="0.1"), dict(what="a parameter's default is a number")),
     "no truth value": (lambda: bool(residual < 1), dict(what="'residual < 1' has no truth value", remedy="where(")),
     "a scale that is a condition": (lambda: clip_gate(1).per(count(token) > 1), {}),

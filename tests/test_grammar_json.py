@@ -33,6 +33,7 @@ from fibration import (
     exp,
     gated,
     identity_gate,
+    load,
     log_ratio,
     residual,
     signed_log_ratio,
@@ -558,7 +559,7 @@ BROKEN = {
     "extra key": ({"extra": 1}, "extra"),
     "strata are a text": ({"strata": "token"}, "strata"),
     "gates are a list": ({"gates": ["identity_gate()"]}, "gates"),
-    "gate is a number": ({"gates": {"token": 1, "trajectory": "identity_gate()"}}, "gates"),
+    "gate is a number": ({"gates": {"token": 1, "trajectory": "identity_gate()"}}, "the gate on 'token'"),
     "name is a number": ({"name": 1}, "name"),
     "name is a keyword": ({"name": "class"}, "class"),
     "a stratum's name has a space": ({"strata": ["token", "my stratum", "trajectory"]}, "strata"),
@@ -604,7 +605,7 @@ def test_broken_documents_are_refused(name):
 
 @pytest.mark.parametrize("key", ["name", "strata", "gates", "decomposition", "objective"])
 def test_missing_keys_are_named(key):
-    with pytest.raises(ValidationError, match=key):
+    with pytest.raises(SpecError, match=f"^the document is no hierarchy: no '{key}'\n  required: all of name, strata"):
         Hierarchy.model_validate({k: v for k, v in document().items() if k != key})
 
 
@@ -614,8 +615,100 @@ def test_missing_keys_are_named(key):
     ids=lambda t: t[:12],
 )
 def test_other_json_is_refused(text):
-    with pytest.raises(ValidationError):
+    with pytest.raises(SpecError, match=r"^the document is (no hierarchy: (it is|no 'name')|nested too deeply)"):
         Hierarchy.model_validate_json(text)
+
+
+# What is written over the document, and what the error says: its place, its rule, and the next step.
+NAMED = {
+    "unknown field": ({"orthogonalize": 1}, "unknown field 'orthogonalize'", "one of name, strata,", "did you mean 'orthogonalise'?"),
+    "misspelt kernel": (
+        {"fibrations": [{"source": "token", "target": "trajectory", "kernal": "uniform()"}]},
+        "unknown field 'kernal' of the fibration token → trajectory", "one of source, target, kernel", "did you mean 'kernel'?",
+    ),
+    "no kernel": ({"fibrations": [{"source": "token", "target": "trajectory"}]}, "no 'kernel' in the fibration token → trajectory", "all of source, target, kernel", ""),
+    "default": ({"parameters": [{"name": "C", "default": "0.1"}]}, "'default' of parameter 'C'", "a number, one each for '+' and '-', or null", ""),
+    "assumption": ({"assume": [{"balance": ["token", "trajectory"]}]}, "entry 1 of 'assume'", '{"balanced": [A, B]}, or {"populated": A, "over": B}', "did you mean 'balanced'?"),
+    "stratum": ({"strata": ["token", "my stratum"]}, "entry 2 of 'strata'", "a letter, then letters", ""),
+    "gate": ({"gates": {"token": 1}}, "the gate on 'token'", "a text", ""),
+    "orthogonalise": ({"orthogonalise": "proj"}, "'orthogonalise'", "'projection', or null", ""),
+    "several": ({"rows": 3, "colour": 1}, "unknown field 'colour'", "one of name", "and then: 'rows'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", NAMED)
+def test_wrong_documents_are_described_in_the_language(which):
+    changes, what, required, remedy = NAMED[which]
+    with pytest.raises(SpecError) as caught:
+        Hierarchy.model_validate(document(**changes))
+    error = caught.value
+    assert error.what == f"the document is no hierarchy: {what}"
+    assert error.required.startswith(required)
+    assert remedy in error.remedy
+    assert "and then" not in error.remedy or which == "several"  # one mistake is one problem
+    assert "pydantic" not in str(error)
+    assert "Document" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what", "found"),
+    [
+        ('"gates":{', '"gates":{"token":"zero_gate()",', "'token' is given twice in 'gates'", "'zero_gate()' and 'identity_gate()'"),
+        ('{"name":', '{"name":"other","name":', "'name' is given twice", "'other' and "),
+        ('{"source":', '{"kernel":"x","source":', "'kernel' is given twice in the fibration token → trajectory", "'x' and 'uniform()'"),
+    ],
+)  # fmt: skip
+def test_a_key_given_twice_is_refused(old, new, what, found, tmp_path):
+    """Readers of JSON keep the last one, silently."""
+    text = two_levels(gates={trajectory: identity_gate(), token: identity_gate()}).model_dump_json()
+    twice = text.replace(old, new, 1)
+    assert twice != text
+    file = tmp_path / "twice.json"
+    file.write_text(twice)
+    for call, source in (
+        (lambda: Hierarchy.model_validate_json(twice), "the document"),
+        (lambda: load(file), f"'{file}'"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            call()
+        assert type(caught.value) is SpecError
+        assert caught.value.what == f"{source} is no hierarchy: {what}"
+        assert caught.value.found.startswith(found)
+
+
+def test_declarations_that_nothing_uses_are_refused():
+    given = document()
+    for kind, field, entry in (
+        ("stratum", "strata", "domain"),
+        ("parameter", "parameters", {"name": "domain"}),
+        ("attribute", "attributes", {"name": "domain", "on": "token"}),
+    ):
+        with pytest.raises(SpecError, match=f"declares the {kind} 'domain', which nothing uses"):
+            Hierarchy.model_validate({**given, field: [*given[field], entry]})
+    rows = {**given, "strata": [*given["strata"], "sample"], "rows": "sample"}
+    assert Hierarchy.model_validate(rows).rows.name == "sample"
+    # a stratum that a formula counts is used, whether or not that is right
+    counting = "Objective(1/count(token, over=sample))"
+    assert Hierarchy.model_validate({**rows, "objective": counting}).objective.written == counting
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("clip_gate(C, 1)", "clip_gate: too many positional arguments"),
+        ("residual < 1", "a gate cannot be the condition residual < 1"),
+        ('density(trajectory, "q")', "density cannot read the channel 'q'"),
+        ("residual ** 99", "cannot raise residual to the power 99"),
+    ],
+)
+def test_errors_in_a_document_name_their_formula(text, what):
+    given = document()
+    with pytest.raises(SpecError) as caught:
+        Hierarchy.model_validate({**given, "gates": {**given["gates"], "token": text}})
+    assert caught.value.what == f"hierarchy '{given['name']}': gate on token: {what}"
+    kernel = [{"source": "token", "target": "trajectory", "kernel": "1 < 2"}]
+    with pytest.raises(SpecError, match="kernel token → trajectory: a kernel weight cannot be the condition"):
+        Hierarchy.model_validate({**given, "fibrations": kernel})
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))

@@ -243,6 +243,26 @@ def test_rows_over_which_not_every_leaf_lies():
 # ---------------------------------------------------------------- labels of some tokens, and of labels
 
 
+@pytest.mark.parametrize("make", [torch.tensor, np.array, list])
+def test_a_negative_number_is_no_label_of_a_token(make):
+    """-1 and -100 mean none in most data, and would be an element of their own."""
+    h = hierarchy(*BESIDE_EDGES)
+    rule = dict(required="negative numbers mean none", remedy="leave the token out of the response mask")
+    refuses(
+        HierarchyIndexError, lambda: index(h, mask=[[1, 1], [0, 1]], expert=make([[0, 1], [-100, -1]])),
+        what="token [1, 1] has the label -1 for 'expert'", **rule,
+    )  # fmt: skip
+    refuses(
+        HierarchyIndexError, lambda: index(h, offsets=[0, 2, 3], expert=make([0, -100, 2])),
+        what="token [1] has the label -100 for 'expert'", **rule,
+    )  # fmt: skip
+    refuses(HierarchyIndexError, lambda: index(h, offsets=[0, 1, 2], expert=make([0, -1])), what="token [1]", **rule)
+    masked = index(h, mask=[[1, 1], [0, 1]], expert=make([[0, 1], [-100, 0]]))
+    assert masked.labels["expert"] == (0, 1)
+    rows = index(h, mask=[[1, 1], [0, 1]], expert=make([-5, -7]))  # per row: a hash may be negative
+    assert rows.labels["expert"] == (-5, -7)
+
+
 def test_a_stratum_beside_the_rows():
     h = hierarchy(*BESIDE_EDGES)
     i = index(h, mask=[[1, 1], [0, 1]], expert=[["e", "f"], [None, "e"]])
@@ -251,9 +271,15 @@ def test_a_stratum_beside_the_rows():
     assert i.rows_of("expert") is None  # an expert sees both rows
     assert i.rows_of("trajectory").tolist() == [0, 1]
     refuses(HierarchyIndexError, lambda: i.parent("expert", "trajectory"), what="does not lie over")
-    # as many tokens as rows: beside the rows, labels are those of tokens
-    square = index(h, offsets=[0, 2, 2], expert=["e", "f"])
+    # as many tokens as rows: labels that mean the same either way are fine, others are not guessed at
+    square = index(h, offsets=[0, 1, 2], expert=["e", "f"])
     assert square.parent("token", "expert").tolist() == [0, 1]
+    assert index(h, offsets=[0, 2, 2], expert=["e", "e"]).parent("token", "expert").tolist() == [0, 0]
+    refuses(
+        HierarchyIndexError, lambda: index(h, offsets=[0, 2, 2], expert=["e", "f"]),
+        what="2 labels for 'expert' may be per token or per row", found="'f' and 'e' for token [1]",
+    )  # fmt: skip
+    refuses(HierarchyIndexError, lambda: index(h, mask=[[1, 1]]), required="expert=[one label per token, shape [1, 2]]")
     refuses(
         HierarchyIndexError,
         lambda: index(h, mask=[[1, 1, 1, 0], [1, 1, 0, 1]], expert=[["e", "e", "f", None], ["e", "f", "e", None]]),
@@ -395,7 +421,8 @@ def test_an_empty_branch():
     labels = dict(offsets=[0, 2, 4], image=[1, 0, 0, 0], domain=["a", "a"], trajectory=["r", "s"])
     refuses(
         HierarchyIndexError, lambda: index(per_row, **labels),
-        what="trajectory 's' has no image", required="populated(image, over=trajectory)", found="1 of 2",
+        what="trajectory 's' has no image", required="populated(image, over=trajectory)",
+        found="1 of 2 trajectory elements without an image",
     )  # fmt: skip
     index(per_domain, **labels)
     index(per_row, **{**labels, "image": [1, 0, 0, 1]})
@@ -423,7 +450,7 @@ def test_balance_is_proportional_not_equal():
         HierarchyIndexError,
         lambda: crossing(BALANCED, {("m", "t"): 2, ("m", "i"): 4, ("c", "t"): 3, ("c", "i"): 7}),
         what="balanced(domain, modality) is assumed",
-        required="m(cell)·m(batch) = m(domain)·m(modality)",
+        required="m(domain∩modality)·m(batch) = m(domain)·m(modality)",
         found=(
             "domain 'c' and modality 't' share the mass 3, where balance asks for 3.125",
             "averaged over modality 't', reach 0.05 for log ratios",
