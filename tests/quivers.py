@@ -162,6 +162,9 @@ def right() -> dict[str, Case]:
                 assume=[DM],
             )
         ),
+        "crossing, proportional to totals of an attribute": Case(
+            make(*((a, b, proportional(total(weight))) for a, b in CROSS), orthogonalise="projection")
+        ),
         "three crossing, balanced by pairs": Case(
             make(*THREE, assume=[DM, balanced(domain, length), balanced(modality, length)])
         ),
