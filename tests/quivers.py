@@ -101,6 +101,7 @@ NESTED = ((token, expert), (expert, batch), *CROSS)
 THREE = (*CROSS, (trajectory, length), (length, batch))
 CELL = ((token, trajectory), (trajectory, cell), (cell, domain), (cell, modality), (domain, batch), (modality, batch))
 SHORT = ((token, turn), (turn, trajectory), (token, trajectory))
+PARTED = ((text, trajectory, uniform(share)), (image, trajectory, uniform(1 - share)), *CROSS[1:])
 DM = balanced(domain, modality)
 
 
@@ -230,6 +231,14 @@ def wrong() -> dict[str, Case]:
             make(*CROSS[:3], assume=[DM]), "without a stratum that both lie over", "Fibration(domain, batch, ...)"
         ),
         "projection of a tree": structure(make(*TREE, orthogonalise="projection"), "nothing crosses", "drop orthogonalise"),
+        "balance in masses of a parameter": structure(
+            make(*PARTED, assume=[DM]),
+            "balanced(domain, modality) needs the masses of a batch", "kernel reads the parameter 'share'",
+            "before parameters have values", "make it an Attribute",
+        ),
+        "projection in masses of a parameter": structure(
+            make(*PARTED, orthogonalise="projection"), "orthogonalise='projection' needs the masses", "parameter 'share'"
+        ),
         # locality
         "a gate that reads a crossing stratum": refuted(
             make(*NESTED, gates={trajectory: Gate(residual * (1 + density(expert)))}),
