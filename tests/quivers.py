@@ -102,6 +102,7 @@ THREE = (*CROSS, (trajectory, length), (length, batch))
 CELL = ((token, trajectory), (trajectory, cell), (cell, domain), (cell, modality), (domain, batch), (modality, batch))
 SHORT = ((token, turn), (turn, trajectory), (token, trajectory))
 PARTED = ((text, trajectory, uniform(share)), (image, trajectory, uniform(1 - share)), *CROSS[1:])
+BRANCHES = [populated(text, over=trajectory), populated(image, over=trajectory)]
 DM = balanced(domain, modality)
 
 
@@ -132,6 +133,9 @@ def right() -> dict[str, Case]:
                 (text, trajectory, HALF), (image, trajectory, HALF),
                 assume=[populated(text, over=trajectory), populated(image, over=trajectory)],
             )
+        ),
+        "a parameter in the mass, by which F and R scale": Case(
+            make(*PARTED[:2], assume=BRANCHES, decomposition=log_ratio(scale=mass))
         ),
         "tree with a share by a parameter, populated": Case(
             make(
@@ -240,6 +244,9 @@ def wrong() -> dict[str, Case]:
             make(*PARTED, orthogonalise="projection"), "orthogonalise='projection' needs the masses", "parameter 'share'"
         ),
         # locality
+        "a parameter beside the mass": refuted(
+            make(*PARTED[:2], assume=BRANCHES, decomposition=log_ratio(scale=share * mass)), "locality", "decomposition", "'share'"
+        ),
         "a gate that reads a crossing stratum": refuted(
             make(*NESTED, gates={trajectory: Gate(residual * (1 + density(expert)))}),
             "locality", "gate on trajectory", "density(expert)", "no trajectory lies over a 'expert'",
