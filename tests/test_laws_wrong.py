@@ -150,3 +150,16 @@ def test_reports_survive_pickling():
     again = pickle.loads(pickle.dumps(found.to_dict()))
     assert again == found.to_dict()
     assert again["ok"] is False
+
+
+def test_what_was_not_decided_is_asked():
+    """The comparison is shown, with bounds as a remedy; where there is none, a remedy as for what is refuted."""
+    found = {
+        name: next(v for v in report(name).verdicts if v.law == "identity" and v.status == "undecided")
+        for name in ("wrong for one advantage", "slope 2 at 0 alone")
+    }
+    asked, silent = found.values()
+    assert asked.found.endswith("were not decided: it is not known whether -77 + advantage is 0")
+    assert "Parameter(..., lower=..., upper=...)" in asked.remedy
+    assert silent.found.endswith("were not decided")
+    assert silent.remedy.startswith("let small residuals pass")

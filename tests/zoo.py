@@ -210,6 +210,7 @@ def wrong_gates() -> dict[str, Wrong]:
         "residual against the gated base": inner(residual + over / T - clip(over, -budget, budget) / T),
         "gated base beside 0 alone": inner(where(absolute(residual) > 0, residual + over, residual)),
         "the base twice": inner(residual + over / T),
+        "base that is taken back where it is not clipped": inner(clip(residual + over / T, -1, 1) - over / T),
         "does not vanish": token_gate(residual + 0.01),
         "does not vanish by a hair": token_gate(residual + 1 / Fraction(10**25)),
         "exponential for a logarithm": token_gate(exp(residual)),

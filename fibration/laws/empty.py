@@ -38,7 +38,7 @@ def remedy(h: Hierarchy, expression: Expression, assume: Assumptions) -> str:
     # only strata of the hierarchy can be assumed to be populated
     known = [f"populated({of}, over={over})" for of, over in pairs if over in h.strata and of in h.strata]
     offers = [f"assume=[{', '.join(known)}]"] if len(known) == len(pairs) else []
-    offers.append("divide by a sum of counts that cannot all be 0")
+    offers.append("use a sum of counts that cannot all be 0")
     return f"{' and '.join(map(str, empty))} {verb} 0 where that branch is empty: {', or '.join(offers)}"
 
 
