@@ -56,7 +56,7 @@ def germ(gate: Expression, assume: Assumptions) -> Germ:
     return Germ(value_ok, slope_ok, passes and value_ok, None if None in slopes else tuple(dict.fromkeys(slopes)))
 
 
-_WORDS = {
+WORDS = {
     frozenset({-1}): "below 0", frozenset({1}): "above 0", frozenset({0}): "0", frozenset({-1, 1}): "not 0",
     frozenset({-1, 0}): "at most 0", frozenset({0, 1}): "at least 0",
 }  # fmt: skip
@@ -73,7 +73,7 @@ def open_question(gate: Expression, assume: Assumptions) -> str:
                     continue
                 for d, signs in (*case.signs, *case.needs):
                     if not _germ_signs(d, side, assume, reference) <= signs:
-                        return f"{show(d)} is {_WORDS[signs]}"
+                        return f"{show(d)} is {WORDS[signs]}"
     except (TooManyCases, SpecError):  # some results of sympy have no written form
         pass
     return ""
