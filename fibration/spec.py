@@ -49,7 +49,7 @@ from fibration.symbols import (
 from fibration.traversal import atoms, substitute
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
-FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent")
+FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
 CAN_BE_GIVEN_UP = ("recovery", "identity", "first_order", "orthogonality", "positivity")
 
 

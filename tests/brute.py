@@ -306,7 +306,7 @@ def confirm(h: Hierarchy, verdict: Verdict, all_verdicts: Iterable[Verdict] = ()
         "structure": _confirm_structure, "locality": _confirm_locality, "markov": _confirm_markov,
         "reflecting": _confirm_reflecting, "recovery": _confirm_recovery, "identity": _confirm_identity,
         "first_order": _confirm_first_order, "orthogonality": _confirm_orthogonality,
-        "positivity": _confirm_positivity, "given_up": _confirm_given_up,
+        "positivity": _confirm_positivity, "given_up": _confirm_given_up, "objective": _confirm_objective,
     }[verdict.law](h, verdict, list(all_verdicts))  # fmt: skip
 
 
@@ -392,6 +392,18 @@ def _confirm_orthogonality(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> 
     k = world.weights(f)
     rho = [own[a] - k[a] * base[world.parents[f.source][a]] for a in range(len(own))]  # type: ignore[operator]
     assert any(abs(v) > TINY for v in push(world, f.source, f.target, rho))
+
+
+def _confirm_objective(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
+    """The token that is named has a weight without a value, on a batch that is the counterexample's hierarchy."""
+    world = world_of(verdict)
+    assert world.chain[0].name == "batch"
+    try:
+        weight = h.objective.spelled_out(h.leaves, h.rows)
+        value = world.value(weight, h.leaf, verdict.counterexample.values["element"])  # type: ignore[union-attr]
+    except NO_VALUE:
+        return
+    raise AssertionError(f"the weight is {value}")
 
 
 def _confirm_recovery(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
@@ -643,10 +655,18 @@ def _uphold_positivity(h: Hierarchy, verdict: Verdict, world: World, rng: random
         assert all(r > 0 for r in found), [float(r) for r in found]
 
 
+def _uphold_objective(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    for i in range(world.size(world.chain[-1])):
+        try:
+            objective_weight(h, world, i)
+        except NO_VALUE as error:
+            raise AssertionError(f"token {i} has no weight") from error
+
+
 _UPHELD = {
     "markov": _uphold_markov, "reflecting": _uphold_reflecting, "orthogonality": _uphold_orthogonality,
     "recovery": _uphold_recovery, "identity": _uphold_identity, "first_order": _uphold_first_order,
-    "positivity": _uphold_positivity,
+    "positivity": _uphold_positivity, "objective": _uphold_objective,
 }  # fmt: skip
 
 

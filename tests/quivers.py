@@ -101,6 +101,8 @@ NESTED = ((token, expert), (expert, batch), *CROSS)
 THREE = (*CROSS, (trajectory, length), (length, batch))
 CELL = ((token, trajectory), (trajectory, cell), (cell, domain), (cell, modality), (domain, batch), (modality, batch))
 SHORT = ((token, turn), (turn, trajectory), (token, trajectory))
+PARTED = ((text, trajectory, uniform(share)), (image, trajectory, uniform(1 - share)), *CROSS[1:])
+BRANCHES = [populated(text, over=trajectory), populated(image, over=trajectory)]
 DM = balanced(domain, modality)
 
 
@@ -132,6 +134,9 @@ def right() -> dict[str, Case]:
                 assume=[populated(text, over=trajectory), populated(image, over=trajectory)],
             )
         ),
+        "a parameter in the mass, by which F and R scale": Case(
+            make(*PARTED[:2], assume=BRANCHES, decomposition=log_ratio(scale=mass))
+        ),
         "tree with a share by a parameter, populated": Case(
             make(
                 (text, trajectory, uniform(share=share)), (image, trajectory, uniform(share=1 - share)),
@@ -161,6 +166,9 @@ def right() -> dict[str, Case]:
                 *((a, b, (weight if a == token else total(weight, over=a)) / total(weight, over=b)) for a, b in CROSS),
                 assume=[DM],
             )
+        ),
+        "crossing, proportional to totals of an attribute": Case(
+            make(*((a, b, proportional(total(weight))) for a, b in CROSS), orthogonalise="projection")
         ),
         "three crossing, balanced by pairs": Case(
             make(*THREE, assume=[DM, balanced(domain, length), balanced(modality, length)])
@@ -227,7 +235,18 @@ def wrong() -> dict[str, Case]:
             make(*CROSS[:3], assume=[DM]), "without a stratum that both lie over", "Fibration(domain, batch, ...)"
         ),
         "projection of a tree": structure(make(*TREE, orthogonalise="projection"), "nothing crosses", "drop orthogonalise"),
+        "balance in masses of a parameter": structure(
+            make(*PARTED, assume=[DM]),
+            "balanced(domain, modality) needs the masses of a batch", "kernel reads the parameter 'share'",
+            "before parameters have values", "make it an Attribute",
+        ),
+        "projection in masses of a parameter": structure(
+            make(*PARTED, orthogonalise="projection"), "orthogonalise='projection' needs the masses", "parameter 'share'"
+        ),
         # locality
+        "a parameter beside the mass": refuted(
+            make(*PARTED[:2], assume=BRANCHES, decomposition=log_ratio(scale=share * mass)), "locality", "decomposition", "'share'"
+        ),
         "a gate that reads a crossing stratum": refuted(
             make(*NESTED, gates={trajectory: Gate(residual * (1 + density(expert)))}),
             "locality", "gate on trajectory", "density(expert)", "no trajectory lies over a 'expert'",

@@ -173,7 +173,7 @@ class _Draw:
         self.roots = [n for n in names if not any(a == n for a, _ in kind.pairs)]
         self.attributes = {n: Attribute(f"w_{n}", on=self.strata[n]) for n in names if n != BATCH and self.chance(0.5)}
         self.signed = self.chance(0.45)
-        self.parametric = not projected and self.chance(0.5)  # a kernel may read parameters, if F and R do not
+        self.parametric = not projected and self.chance(0.5)  # a kernel may read parameters
         self.assume: list[Any] = []
 
     def chance(self, p: float) -> bool:
@@ -269,7 +269,7 @@ class _Draw:
         return {leaf for leaf in self.leaves if leaf == s or s in self.coarser(leaf)}
 
     def share(self, name: str) -> Expression:
-        """A parameter, where neither an index nor the decomposition needs its value."""
+        """A parameter, where no index needs its value."""
         value = round(self.random.uniform(0.2, 0.8), 3)
         return Parameter(name, default=value, upper=1) if self.parametric else as_expression(value)
 
@@ -314,8 +314,7 @@ class _Draw:
 
     def scale(self) -> Expression:
         rows = self.kind.rows
-        by_mass = len(self.roots) > 1 or not self.parametric
-        options: list[Expression] = [mass] * 3 * by_mass
+        options: list[Expression] = [mass] * 3
         if len(self.roots) == 1:
             options += [as_expression(1), as_expression(0.5)]
             if all(rows in self.coarser(leaf) for leaf in self.leaves):

@@ -533,7 +533,8 @@ def test_restorative_regions(name):
             }
             regions = []
             for part in filter(None, certified.get(f"gate on {stratum}", "").split("; ")):
-                low, variable, high, slope = re.fullmatch(r"(.*) < (\|ρ\||ρ) < (.*) with slope (.*)", part).groups()
+                said = r"(.*) < (\|ρ\||ρ) < (.*) with slope (.*?)(?: where the advantage is .*)?"
+                low, variable, high, slope = re.fullmatch(said, part).groups()
                 ends = number(low, values, counts), number(high, values, counts)
                 fall = _slope(slope, values, counts)
                 regions.append((*ends, fall))
@@ -551,6 +552,21 @@ def test_restorative_regions(name):
                     assert any(s == pytest.approx(inside[0], abs=1e-4) for s in steps), f"{rho}: {steps}, not {inside}"
                 elif name not in {"cubic"}:
                     assert min(steps) > -1e-6, f"falls at {rho}"
+
+
+def test_where_a_gate_falls_is_said_for_each_sign_of_the_advantage():
+    assert facts(load("truly_ppo"), "restorative")["gate on token"] == (
+        "epsilon < ρ < inf with slope -alpha where the advantage is at least 0; "
+        "-1 < ρ < -epsilon with slope -alpha where the advantage is below 0"
+    )
+
+
+def test_a_ratio_is_not_bounded_by_less_than_0():
+    """A bound of more than 1 on deviations below 0 bounds nothing."""
+    assert facts(load("cispo"), "bounds")["𝒢"] == "[maximum(0, 1 - epsilon_low), 1 + epsilon_high]"
+    small = Parameter("small", default=0.2, upper=1)
+    assert facts(one(clip_gate(small)), "bounds")["𝒢"] == "[1 - small, 1 + small]"
+    assert facts(one(Gate(clip(residual, -2, 2))), "bounds")["𝒢"] == "(0, 3]"
 
 
 def _slope(text, values, counts):

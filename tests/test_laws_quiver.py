@@ -33,11 +33,24 @@ from quivers import (
     turn,
 )  # fmt: skip
 
-from fibration import Fibration, Stratum, count, uniform, where
+from fibration import (
+    Fibration,
+    Gate,
+    Stratum,
+    aggregate_gate,
+    clip_gate,
+    count,
+    log_ratio,
+    mass,
+    residual,
+    uniform,
+    where,
+)
 from fibration.assumptions import balanced, populated
-from fibration.laws import kernels
+from fibration.laws import LAWS, kernels
 from fibration.laws.algebra import Assumptions, symbol
 from fibration.laws.concrete import Concrete, concretes, is_balanced
+from fibration.laws.law import Subject
 from fibration.laws.populations import Populations
 from fibration.laws.small import crossed, small
 from fibration.report import Verdict
@@ -553,3 +566,32 @@ def test_cases_of_empty_branches(monkeypatch):
     assert joint().status == "undecided"
     assert "more than 2 branches that may be empty" in joint().found
     assert "populated" in joint().remedy
+
+
+# ---------------------------------------------------------------- gates over a branch that may be empty
+
+
+def gated_tree(law, **gates):
+    named = {s.name: s for s in (text, image, trajectory)}
+    h = make(*quivers.TREE[:2], gates={named[k]: g for k, g in gates.items()}, decomposition=log_ratio(scale=mass))
+    return next((v for v in LAWS[law].decide(Subject(h, [])) if v.status != "proved"), None)
+
+
+def test_a_gate_that_divides_by_a_count_of_an_empty_branch():
+    """The count is named, not the residuals that a gate should let pass."""
+    offered = (
+        "count(image_token, over=trajectory) is 0 where that branch is empty: assume=[populated(image_token, over=tr"
+    )
+    share = clip_gate(1 / n(image)).per(mass)
+    found = gated_tree("identity", text_token=share)
+    assert str(found.counterexample).startswith("on a text_token, count(image_token, over=trajectory) = 0: g")
+    assert found.remedy.startswith(offered)
+    assert gated_tree("positivity", text_token=share).remedy.startswith(offered)
+    steep = gated_tree("identity", text_token=Gate(where(n(image) > 0, 2 * residual, residual)))
+    assert "populated" not in steep.remedy, "nothing divides by the count"
+
+
+def test_a_gate_that_falls_by_a_count_of_an_empty_branch():
+    found = gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(image)).per(mass))
+    assert found.remedy.startswith("count(image_token, over=trajectory) is 0 where that branch is empty: assume=[popul")
+    assert not gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(text) + count(image)).per(mass))

@@ -101,6 +101,7 @@ def test_the_collection_is_large_and_varied():
     laws = {w.law for w in WRONG.values()}
     assert laws == {
         "structure", "locality", "markov", "reflecting", "recovery", "identity", "first_order", "positivity", "given_up",
+        "objective",
     }  # fmt: skip
     assert sum(1 for w in WRONG.values() if w.law == "reflecting") >= 25
     assert all(any(True for _ in atoms(f.weight)) for w in WRONG.values() for f in w.hierarchy.fibrations)
@@ -149,3 +150,16 @@ def test_reports_survive_pickling():
     again = pickle.loads(pickle.dumps(found.to_dict()))
     assert again == found.to_dict()
     assert again["ok"] is False
+
+
+def test_what_was_not_decided_is_asked():
+    """The comparison is shown, with bounds as a remedy; where there is none, a remedy as for what is refuted."""
+    found = {
+        name: next(v for v in report(name).verdicts if v.law == "identity" and v.status == "undecided")
+        for name in ("wrong for one advantage", "slope 2 at 0 alone")
+    }
+    asked, silent = found.values()
+    assert asked.found.endswith("were not decided: it is not known whether -77 + advantage is 0")
+    assert "Parameter(..., lower=..., upper=...)" in asked.remedy
+    assert silent.found.endswith("were not decided")
+    assert silent.remedy.startswith("let small residuals pass")

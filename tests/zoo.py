@@ -210,6 +210,7 @@ def wrong_gates() -> dict[str, Wrong]:
         "residual against the gated base": inner(residual + over / T - clip(over, -budget, budget) / T),
         "gated base beside 0 alone": inner(where(absolute(residual) > 0, residual + over, residual)),
         "the base twice": inner(residual + over / T),
+        "base that is taken back where it is not clipped": inner(clip(residual + over / T, -1, 1) - over / T),
         "does not vanish": token_gate(residual + 0.01),
         "does not vanish by a hair": token_gate(residual + 1 / Fraction(10**25)),
         "exponential for a logarithm": token_gate(exp(residual)),
@@ -409,6 +410,26 @@ def wrong_structure() -> dict[str, Wrong]:
     }
 
 
+def wrong_objectives() -> dict[str, Wrong]:
+    bonus = Attribute("bonus", on=trajectory, positive=False)
+    free = Parameter("free", default=1.0, lower=-1, upper=2)
+    rows = count(trajectory, over=Stratum("batch"))
+
+    def objective(weight: Any, **more: Any) -> Wrong:
+        return Wrong(two(objective=Objective(weight), **more), "objective", "weight")
+
+    return {
+        "objective that divides by 0 at length 1": objective(1 / (T - 1)),
+        "objective that divides by 0 at length 3": objective(1 / (T * T - 2 * T - 3)),
+        "objective that divides by 0 in a batch of two rows": objective(T / (rows - 2)),
+        "objective with a logarithm of 0 at length 1": objective(log(T - 1)),
+        "objective that divides by an attribute that may be 0": objective(1 / bonus),
+        "objective that divides by a parameter that may be 0": objective(1 / free),
+        "objective with an undefined condition": objective(where(1 / (T - 1) > 0, 1, 1)),
+        "objective of a loss that gives up first order": objective(1 / (T - 1), inner=zero_gate(), gives_up={"first_order": "y"}),
+    }  # fmt: skip
+
+
 def wrong_promises() -> dict[str, Wrong]:
     def promise(h: Hierarchy, law: str) -> Wrong:
         return Wrong(h, "given_up", f"law '{law}'")
@@ -424,7 +445,7 @@ def wrong_promises() -> dict[str, Wrong]:
 
 def wrong() -> dict[str, Wrong]:
     groups = (wrong_kernels, wrong_gates, wrong_decompositions, wrong_reading, wrong_structure, wrong_promises)
-    return {name: w for make in groups for name, w in make().items()}
+    return {name: w for make in (*groups, wrong_objectives) for name, w in make().items()}
 
 
 def undecidable() -> dict[str, Wrong]:

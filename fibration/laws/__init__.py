@@ -11,6 +11,7 @@ from fibration.laws import (
     first_order,
     kernels,
     locality,
+    objective,
     orthogonality,
     outcome,
     recovery,
@@ -20,7 +21,7 @@ from fibration.laws import (
 from fibration.laws.law import Law
 from fibration.spec import CAN_BE_GIVEN_UP, FOUNDATIONS
 
-_FOUNDATIONS = (structure.LAW, locality.LAW, *kernels.LAWS, coherent.LAW)
+_FOUNDATIONS = (structure.LAW, locality.LAW, *kernels.LAWS, coherent.LAW, objective.LAW)
 _CONSEQUENCES = (recovery.LAW, reference.LAW, first_order.LAW, orthogonality.LAW, *outcome.LAWS)
 LAWS: dict[str, Law] = {law.name: law for law in (*_FOUNDATIONS, *_CONSEQUENCES)}
 

@@ -55,13 +55,15 @@ def symbol(atom: Expression) -> Dummy:
 
 
 def to_sympy(expression: Expression) -> Any:
-    """The sympy form; counts of a stratum over itself are 1."""
+    """The sympy form; the count of a stratum over itself is 1, the total of an attribute its value."""
     if isinstance(expression, Number):
         return sympy.Rational(expression.value.numerator, expression.value.denominator)
     if isinstance(expression, Apply):
         return _TO[expression.operator](*(to_sympy(a) for a in expression.arguments))
     if isinstance(expression, Count) and expression.of == expression.over:
         return sympy.Integer(1)
+    if isinstance(expression, Total) and expression.over == expression.attribute.on:
+        return symbol(expression.attribute)
     return symbol(expression)
 
 

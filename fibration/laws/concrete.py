@@ -193,12 +193,13 @@ def _rounds(e: Expression) -> bool:
     return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
 
 
-def concretes(hierarchy: Hierarchy, expressions: list[Expression]) -> Iterator[Concrete]:
+def concretes(hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None) -> Iterator[Concrete]:
     """Candidates for a counterexample, smallest first: all small ones, then regular ones around the constants met.
 
     What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
+    `shape` has the strata of the hierarchy, and may have more.
     """
-    shape = hierarchy.shape
+    shape = shape or hierarchy.shape
     crossed = [a for a in hierarchy.assume if isinstance(a, Balanced)]
     read = [*expressions, *(hierarchy.masses[leaf] for leaf in shape.leaves if crossed)]
     used = list(dict.fromkeys(a for e in read for a in atoms(e)))

@@ -8,8 +8,8 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.laws.algebra import from_sympy, to_sympy, vanishes
-from fibration.laws.germ import RHO
+from fibration.laws.algebra import from_sympy, symbol, to_sympy, vanishes
+from fibration.laws.germ import RHO, WORDS
 from fibration.laws.law import Subject
 from fibration.laws.outcome import coordinate, lines
 from fibration.laws.pieces import Line, extremes, text
@@ -17,7 +17,7 @@ from fibration.laws.reach import crossed, domain, is_effect, reach, stays_below
 from fibration.laws.reference import gates
 from fibration.report import Fact
 from fibration.spec import Hierarchy
-from fibration.symbols import Density, Reading, Stratum
+from fibration.symbols import Density, Reading, Stratum, advantage
 from fibration.traversal import atoms
 
 Lines = dict[tuple[Stratum, str], list[Line] | None]
@@ -32,7 +32,7 @@ def facts(subject: Subject) -> Iterator[Fact]:
     if known in ("log", "split", "deviation") and subject.first_failure("markov", "reflecting", "recovery") is None:
         yield from _radius(subject, table, known)
         yield from _bounds(subject, table, known)
-    yield from _shapes(h, table)
+    yield from _shapes(h, table, known)
     yield _blocks(h)
 
 
@@ -124,7 +124,9 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             )
     elif len(h.order) == 1 and subject.proved("positivity"):
         low, high = totals[h.leaves[0]]
-        shown = _interval(1 + low, 1 + high)
+        # a gate whose bound may lie below -1 does not get there: no deviation does, and the ratio is positive
+        least = 1 + low if low == -oo or -1 not in subject.assume.signs(1 + low) else sympy.Max(0, 1 + low)
+        shown = _interval(least, 1 + high)
         yield Fact(
             "bounds",
             "𝒢",
@@ -182,7 +184,7 @@ def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> t
 # ---------------------------------------------------------------- shape of the gates
 
 
-def _shapes(h: Hierarchy, table: Lines) -> Iterator[Fact]:
+def _shapes(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
     for stratum in h.order:
         found = [table[stratum, c] for c in h.decomposition.channels]
         known = [line for f in found if f is not None for line in f]
@@ -193,15 +195,20 @@ def _shapes(h: Hierarchy, table: Lines) -> Iterator[Fact]:
         held = f" in its residual, with {' and '.join(read)} held" if read else ""  # across a density it may jump
         shape = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
         yield Fact("continuity", f"gate on {stratum}", shape)
-        regions = dict.fromkeys(r for line in known for r in _regions(line))
+        regions = dict.fromkeys(r for line in known for r in _regions(line, domain(h, stratum, acts_on)[0]))
         if regions:
             yield Fact(
                 "restorative", f"gate on {stratum}", "; ".join(regions), "there the gradient opposes further drift"
             )
 
 
-def _regions(line: Line) -> Iterator[str]:
-    """Where a gate has negative slope, in the words of the positive side if it is the same on both."""
+def _regions(line: Line, least: Any) -> Iterator[str]:
+    """Where a gate has negative slope, in the words of the positive side if it is the same on both.
+
+    `least` is the residual below which none is: a deviation of ratios is above -1.
+    """
+    signs = line.assume.extra.get(symbol(advantage))
+    when = f" where the advantage is {WORDS[signs]}" if signs in WORDS else ""
     found = [(p.low, p.high, sympy.diff(p.value, RHO)) for p in line.restorative()]
     for low, high, slope in found:
         mirrored = any(
@@ -210,8 +217,11 @@ def _regions(line: Line) -> Iterator[str]:
         if mirrored and line.assume.signs(high) <= {-1, 0}:
             continue
         name = "|ρ|" if mirrored else "ρ"
+        low = least if low == -oo and least == -1 else low
         # the two channels differ only in their budgets' names
-        yield f"{text(low)} < {name} < {text(high)} with slope {text(slope)}".replace("[+]", "").replace("[-]", "")
+        yield f"{text(low)} < {name} < {text(high)} with slope {text(slope)}{when}".replace("[+]", "").replace(
+            "[-]", ""
+        )
 
 
 def _blocks(h: Hierarchy) -> Fact:

@@ -7,8 +7,9 @@ from typing import Any
 
 import sympy
 
+from fibration.errors import SpecError
 from fibration.expressions import Expression
-from fibration.laws.algebra import ANY, Assumptions, Signs, symbol, vanishes
+from fibration.laws.algebra import ANY, Assumptions, Signs, show, symbol, vanishes
 from fibration.laws.cases import Case, TooManyCases, cases
 from fibration.symbols import Density, residual
 from fibration.traversal import atoms
@@ -53,6 +54,29 @@ def germ(gate: Expression, assume: Assumptions) -> Germ:
         return UNKNOWN
     slope_ok = all(s is not None and vanishes(s - 1) for s in slopes)
     return Germ(value_ok, slope_ok, passes and value_ok, None if None in slopes else tuple(dict.fromkeys(slopes)))
+
+
+WORDS = {
+    frozenset({-1}): "below 0", frozenset({1}): "above 0", frozenset({0}): "0", frozenset({-1, 1}): "not 0",
+    frozenset({-1, 0}): "at most 0", frozenset({0, 1}): "at least 0",
+}  # fmt: skip
+
+
+def open_question(gate: Expression, assume: Assumptions) -> str:
+    """The first comparison that leaves open whether a branch that is not the identity holds near 0; '' if none does."""
+    on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)}
+    try:
+        for side, reference in ((0, {}), *((side, on_policy) for side in SIDES)):
+            for case in near_zero(gate, side, assume, reference):
+                value = case.sympy()
+                if vanishes(value - RHO) and defined_near(case, side, assume, reference):
+                    continue
+                for d, signs in (*case.signs, *case.needs):
+                    if not _germ_signs(d, side, assume, reference) <= signs:
+                        return f"{show(d)} is {WORDS[signs]}"
+    except (TooManyCases, SpecError):  # some results of sympy have no written form
+        pass
+    return ""
 
 
 def is_kinked(value: Any) -> bool:

@@ -33,8 +33,10 @@ def decide(subject: Subject) -> Iterator[Verdict]:
             (leaf, p)
             for leaf in h.leaves
             for e in expressions
-            for a in atoms(h.with_mass(e, leaf))
-            if (p := _leaf_problem(h, leaf, a, extra))
+            for a in atoms(e)
+            # what the mass reads is for the kernels, a parameter too: F and R then change with the hierarchy itself,
+            # as the kernels do, and R∘F = id and the cancelling of the scale hold for every value of it
+            if a != mass and (p := _leaf_problem(h, leaf, a, extra))
         )
         problem = next(problems, None)
         if problem:

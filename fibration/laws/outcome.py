@@ -11,6 +11,7 @@ from sympy import oo
 
 from fibration.cancel import cancel
 from fibration.expressions import Expression, as_expression, log
+from fibration.laws import empty
 from fibration.laws.algebra import Assumptions, symbol, to_sympy, vanishes
 from fibration.laws.cases import TooManyCases, always_defined, cases
 from fibration.laws.concrete import Witness, concretes, rounding
@@ -103,6 +104,7 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
     recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
     logarithmic, known = is_logarithmic(h), coordinate(h, subject)
     found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
+    remedy = "bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios"
     witness = None
     if not (loose := _undefined(h, subject, known)):
         if logarithmic:
@@ -117,7 +119,9 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
             yield Verdict("positivity", "hierarchy", "proved", argument)
             return
     else:
-        found = f"{loose}, which may have no value: a division by 0, or a logarithm or root outside its domain"
+        what, formula, assume = loose
+        found = f"{what}, which may have no value: a division by 0, or a logarithm or root outside its domain"
+        remedy = empty.remedy(h, formula, assume) or remedy
     if len(h.order) == 1:
         witness = _search(h, known)
     yield Verdict(
@@ -127,16 +131,19 @@ def decide_positivity(subject: Subject) -> Iterator[Verdict]:
         "",
         required=POSITIVITY,
         found=found,
-        remedy="bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios",
+        remedy=remedy,
         counterexample=witness,
     )
 
 
-def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
-    """A kernel, a gate, or the recovery, that could not be shown to have a value for every argument."""
+def _undefined(h: Hierarchy, subject: Subject, known: str) -> tuple[str, Expression, Assumptions] | None:
+    """A kernel, a gate, or the recovery, that could not be shown to have a value for every argument.
+
+    In words, as a formula, and with what is known where it is read.
+    """
     for f in h.fibrations:
         if not always_defined(f.weight, subject.at(f.source)):
-            return f"the kernel {f.name} has the weight {f.weight}"
+            return f"the kernel {f.name} has the weight {f.weight}", f.weight, subject.at(f.source)
     for stratum, _, gate in gates(h):
         assume = subject.at(stratum)
         if known == "split" and domain(h, stratum, known) == (0, oo):
@@ -144,11 +151,12 @@ def _undefined(h: Hierarchy, subject: Subject, known: str) -> str:
         if len(h.order) == 1 and known == "deviation":
             assume = assume.with_signs({1 + RHO: frozenset({1})})
         if not always_defined(gate, assume):
-            return f"the gate on {stratum} is {h.gates[stratum]}"
+            return f"the gate on {stratum} is {h.gates[stratum]}", gate, assume
     for leaf in h.leaves:
-        if not always_defined(h.with_mass(h.decomposition.recovery, leaf), subject.at(leaf)):
-            return f"R = {h.decomposition.recovery}"
-    return ""
+        recovery = h.with_mass(h.decomposition.recovery, leaf)
+        if not always_defined(recovery, subject.at(leaf)):
+            return f"R = {h.decomposition.recovery}", recovery, subject.at(leaf)
+    return None
 
 
 def _stays_positive(h: Hierarchy, subject: Subject, known: str) -> bool:

@@ -14,20 +14,27 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from fibration.expressions import Expression
+from fibration.laws import empty
 from fibration.laws.algebra import vanishes
 from fibration.laws.cases import TooManyCases
 from fibration.laws.concrete import Concrete, Witness, concretes, rounding
 from fibration.laws.dense import STEPS, has_residual
-from fibration.laws.germ import SIDES, defined_near, near_zero
+from fibration.laws.germ import SIDES, defined_near, near_zero, open_question
 from fibration.laws.law import Law, Subject
 from fibration.laws.recovery import X
 from fibration.report import Status, Verdict
 from fibration.spec import Hierarchy
-from fibration.symbols import Density, Stratum, advantage, in_channel, residual
+from fibration.symbols import Count, Density, Stratum, advantage, in_channel, residual
 from fibration.traversal import atoms
 
 IDENTITY = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
-FAR, NEAR = Fraction(1, 10), Fraction(1000)  # densities, and as multiples of the residual, to ask value and slope at
+REMEDY = "let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}"
+BOUNDS = (
+    "bound what decides it, Parameter(..., lower=..., upper=...); or, if the loss means it, gives_up={'first_order': "
+    "'why'}, which covers 'identity'"
+)
+# densities, and as multiples of the residual, to ask value and slope at
+FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
 
 
 def gates(h: Hierarchy) -> Iterator[tuple[Stratum, str, Expression]]:
@@ -64,7 +71,9 @@ def decide(subject: Subject) -> Iterator[Verdict]:
             witness = _search(h, stratum, gate)
             status = "refuted" if witness else "undecided"
             part = "value" if not found.value_ok else "slope"
+            question = "" if witness else open_question(gate, subject.at(stratum))
             why = f"whose {part} at 0 is not the identity's" if witness else "whose branches near 0 were not decided"
+            why += f": it is not known whether {question}" if question else ""
             verdict = Verdict(
                 "identity",
                 what,
@@ -72,11 +81,17 @@ def decide(subject: Subject) -> Iterator[Verdict]:
                 "",
                 required=IDENTITY,
                 found=f"{h.gates[stratum]}, {why}",
-                remedy="let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}",
+                # a count that may be 0 matters only where a value lacks, or may
+                remedy=(empty.remedy(h, gate, subject.at(stratum)) if not witness or _lacks(witness) else "")
+                or (BOUNDS if question else REMEDY),
                 counterexample=witness,
             )
             break
         yield verdict or Verdict("identity", what, status, f"{h.gates[stratum]} is {why}")
+
+
+def _lacks(witness: Witness) -> bool:
+    return str(witness).endswith("no value")
 
 
 def reference_is_zero(subject: Subject) -> bool:
@@ -103,7 +118,7 @@ def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
     others = [a for a in atoms(gate) if isinstance(a, Density)]
     split, root = h.decomposition.channels != ("",), stratum in h.roots
     signs = (1,) if split else (1, -1)  # densities of a sign channel are not negative
-    far, near = ([Fraction(0), *(s * p for s in signs)] if others else [Fraction(0)] for p in (FAR, NEAR))
+    far, near = ([Fraction(0), *(s * p for p in ps for s in signs if others)] for ps in (FAR, NEAR))
     for tried, concrete in enumerate(concretes(h, [gate])):
         if tried > 400:
             return None
@@ -127,6 +142,8 @@ def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
                     if p:
                         extra += f" over densities {_number(p)}" + (" times as large" if part == "slope" else "")
                     values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
+                    if text.endswith("no value"):
+                        values += "".join(f", {c} = 0" for c in _none(concrete, gate, stratum, element))
                     return Witness(
                         f"{where_}{extra}{values}: {text}",
                         concrete,
@@ -136,6 +153,12 @@ def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
                         },
                     )  # fmt: skip
     return None
+
+
+def _none(concrete: Concrete, gate: Expression, stratum: Stratum, element: int) -> list[Expression]:
+    """The counts that a gate reads and that are 0 at an element: what it may have divided by."""
+    counts = (a for a in atoms(gate) if isinstance(a, Count))
+    return [c for c in counts if not concrete.atom(c, stratum, element)]
 
 
 Bound = dict[Expression, Fraction]

@@ -16,11 +16,12 @@ from fibration.laws.concrete import Witness
 from fibration.laws.law import Law, Subject
 from fibration.report import Status, Verdict
 from fibration.spec import Hierarchy
-from fibration.symbols import BATCH, Stratum
+from fibration.symbols import BATCH, Component, Parameter, Stratum
+from fibration.traversal import atoms
 
 STATEMENT = (
     "the fibrations are acyclic and connected, the strata over each one cover its tokens once, and what is assumed of "
-    "crossings speaks of strata that cross"
+    "crossings speaks of strata that cross, in masses that are known when an index is built"
 )
 
 
@@ -87,7 +88,7 @@ def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> Problem | None:
             f"rows={h.rows} has no tokens over it",
         )
     assumed = next(filter(None, (_uncrossed(h, a) for a in h.assume)), None)
-    return _uncovered(h) or _beside_the_rows(h) or assumed or _flat(h)
+    return _uncovered(h) or _beside_the_rows(h) or assumed or _flat(h) or _unweighed(h)
 
 
 def _uncovered(h: Hierarchy) -> Problem | None:
@@ -163,6 +164,24 @@ def _flat(h: Hierarchy) -> Problem | None:
         "orthogonalise='projection', where nothing crosses",
         "drop orthogonalise: residuals of a tree are orthogonal as they are",
         f"no stratum of {', '.join(s.name for s in h.order)} lies directly over two others",
+    )
+
+
+def _unweighed(h: Hierarchy) -> Problem | None:
+    """Masses that an index has to know, and that no index can: parameters have values in a call alone."""
+    readers = [repr(a) for a in h.assume if isinstance(a, Balanced)]
+    readers += ["orthogonalise='projection'"] if h.orthogonalise is not None else []
+    if not readers:
+        return None
+    read = (a for leaf in h.leaves for a in atoms(h.masses[leaf]) if isinstance(a, (Parameter, Component)))
+    parameter = next(read, None)
+    if parameter is None:
+        return None
+    return (
+        "refuted",
+        f"{readers[0]} needs the masses of a batch, and a kernel reads the parameter '{parameter}'",
+        "make it an Attribute, or leave the assumption out",
+        f"an index is built before parameters have values: none can be built, whatever '{parameter}' is",
     )
 
 

@@ -1,0 +1,98 @@
+"""The objective's weights: `μ` must be a number at every token, whatever the batch.
+
+They are read at the leaves, in counts over a row and over the batch. Neither need be a stratum of the hierarchy, so the
+question is asked of its strata with these two below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from fibration.expressions import Expression
+from fibration.kernels import Fibration, uniform
+from fibration.laws.algebra import Assumptions
+from fibration.laws.cases import always_defined
+from fibration.laws.concrete import Concrete, Witness, concretes, number, settings
+from fibration.laws.empty import remedy
+from fibration.laws.law import Law, Subject
+from fibration.report import Verdict
+from fibration.shape import Shape
+from fibration.spec import Hierarchy
+from fibration.symbols import BATCH, Count, Stratum, Total
+from fibration.traversal import atoms
+
+STATEMENT = "the objective's weight μ is defined at every token of every batch"
+
+
+def decide(subject: Subject) -> Iterator[Verdict]:
+    h = subject.hierarchy
+    weight, shape = h.objective.spelled_out(h.leaves, h.rows), whole_batch(h)
+    at = {leaf: Assumptions(shape, h.assume, leaf) for leaf in h.leaves}
+    loose = next((leaf for leaf in h.leaves if not always_defined(weight, at[leaf])), None)
+    if loose is None:
+        argument = f"μ = {weight} has a value: no division by 0, no logarithm or root outside its domain"
+        yield Verdict("objective", "weight", "proved", argument)
+        return
+    witness = _search(h, shape, weight)
+    yield Verdict(
+        "objective",
+        "weight",
+        "refuted" if witness else "undecided",
+        "",
+        required=STATEMENT,
+        found=f"μ = {weight}" + ("" if witness else f", which could not be shown to have a value at every {loose}"),
+        remedy=remedy(h, weight, at[loose])
+        or "divide by counts or by what is positive, and take logarithms and roots of what is positive; bound a "
+        "parameter, Parameter(..., lower=...), or declare an attribute positive",
+        counterexample=witness,
+    )
+
+
+def whole_batch(h: Hierarchy) -> Shape:
+    """The strata with the rows, which every leaf lies over, and the batch, which everything does."""
+    batch = Stratum(BATCH)
+    rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)
+    roots = [s for s in h.roots if s not in (batch, *(leaf for leaf, _ in rows))] + [t for _, t in rows[:1]]
+    added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *((s, batch) for s in roots)))
+    strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
+    return Shape(tuple(strata), (*h.fibrations, *added))
+
+
+def _search(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
+    """A token whose weight has no value."""
+    read = list(atoms(weight))
+    over = [a.over for a in read if isinstance(a, (Count, Total))]
+    place = next((s for s in shape.order if s in over), h.rows)
+    known: dict[tuple[Stratum, tuple[Fraction, ...]], bool] = {}
+    for concrete in concretes(h, [weight], shape):
+        for leaf in h.leaves:
+            for i in range(concrete.size[leaf]):
+                key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
+                if key not in known:
+                    known[key] = _has_value(concrete, weight, leaf, i)
+                if not known[key]:
+                    inside = _batch(concrete) if place.name == BATCH else ""
+                    inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
+                    text = f"a {leaf} has no weight in {inside}{settings(concrete)}"
+                    return Witness(text, concrete, {"stratum": leaf.name, "element": i})
+    return None
+
+
+def _batch(concrete: Concrete) -> str:
+    """A batch by its tokens, where they are not all of one kind: `a batch of 0 texts and 1 image`."""
+    leaves = concrete.shape.leaves
+    if len(leaves) == 1:
+        return ""
+    return f"a batch of {' and '.join(number(concrete.size[leaf], leaf) for leaf in leaves)}"
+
+
+def _has_value(concrete: Concrete, weight: Expression, leaf: Stratum, element: int) -> bool:
+    try:
+        concrete.value(weight, leaf, element)
+    except (ZeroDivisionError, ArithmeticError, TypeError):
+        return False
+    return True
+
+
+LAW = Law("objective", STATEMENT, decide, may_be_given_up=False)
