@@ -1,5 +1,6 @@
 """What the documentation shows is what the library does."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fibration
+from fibration.loading import shipped, shipped_file
 from fibration.recorded import build_index
 from fibration.rollouts import load_rollouts
 
@@ -47,6 +49,20 @@ def test_the_readmes_quiver_verifies_and_needs_what_it_assumes():
     exec(BLOCKS[0] + BLOCKS[1], scope)
     bare = scope["crossed"].replace(assume=())
     assert [v.subject for v in bare.verify().verdicts if v.status == "refuted"] == ["residual on trajectory"]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_spec_says_where_it_is_from_and_which_laws_it_gives_up(name):
+    """As in the table of laws, which `fibration verify` wrote."""
+    text = ast.get_docstring(ast.parse(shipped_file(name).read_text())) or ""
+    laws, row = (
+        [cell.strip() for cell in re.search(rf"^\| {word} \|(.*)\|$", README, re.MULTILINE).group(1).split("|")]
+        for word in ("hierarchy", name)
+    )
+    (said,) = re.findall(r"All\slaws\s+hold(?:\s+but([^:,;.]*))?[:,;.]", text)
+    assert set(re.findall(r"`(\w+)`", said)) == {law for law, mark in zip(laws, row, strict=True) if mark == "†"}
+    assert re.search(r"\(.*(def:|app:|20\d\d)|^Ours.*(def:|rem:)", text, re.MULTILINE)
+    assert re.search(r"`(J|𝒢\(r\)|log 𝒢) = |`min\(|`clip\(", text), "no formula"
 
 
 def test_the_readmes_trainer_snippet_runs():
