@@ -97,6 +97,32 @@ def test_the_language_page_names_every_constructor_and_function():
     assert [n for n in (*CONSTRUCTORS, *functions) if not re.search(rf"`[^`]*\b{n}\b", page)] == []
 
 
+def test_the_bench_page_names_what_is_measured():
+    from fibration.bench.baselines import BASELINES
+    from fibration.bench.command import DEFAULT, SWEPT
+    from fibration.bench.shapes import PADDING
+
+    page = (ROOT / "docs" / "bench.md").read_text()
+
+    def named(start, end):
+        (part,) = re.findall(f"{start}(.*?){end}", page, re.DOTALL)
+        return re.findall(r"`(\w+)`", part)
+
+    assert f"{({4: 'four', 5: 'five', 6: 'six', 7: 'seven'})[len(DEFAULT)]} shipped losses" in page
+    assert named("Without a SPEC,", "are measured") == list(DEFAULT)
+    assert named("There is one for", "used only while") == list(BASELINES)
+    assert named("and depth, over", "Shapes on which") == list(SWEPT)
+    assert f"more than {PADDING} times fails" in page
+
+
+def test_the_measured_padding_is_that_of_the_samples():
+    folder = ROOT / "docs" / "benchmarks"
+    (said,) = re.findall(r"([\d.]+) times as many places as there are tokens", (folder / "README.md").read_text())
+    results = json.loads((folder / "cpu_2_cores.json").read_text())["results"]
+    padded = {r["positions"] / r["tokens"] for r in results if r["shape"]["layout"] == "padded"}
+    assert {f"{p:.1f}" for p in padded} == {said}
+
+
 def test_the_trust_region_pages_example_runs():
     import torch
 
