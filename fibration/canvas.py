@@ -6,6 +6,7 @@ Figures are made without pyplot, so nothing global changes.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,12 @@ from fibration.formats import write_file
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B6B6B", "#B8A900")
 INK = "#44546A"
 CODE: Mapping[str, Any] = {"fontsize": 8.5, "family": "monospace", "va": "center"}
-CHARACTER = 0.0715  # inches, of that
 DPI = 150
+
+
+def character(size: float) -> float:
+    """How wide a monospaced character is, in inches: hinting rounds it to whole pixels."""
+    return math.ceil(0.602 * size * DPI / 72) / DPI
 
 
 def save(figure: Figure, path: Path) -> None:

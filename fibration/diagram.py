@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from fibration.canvas import CHARACTER, CODE, INK, title
+from fibration.canvas import CODE, INK, character, title
 from fibration.drifts import colours, drift, under
 from fibration.show import graph, layers, unit
 from fibration.spec import Hierarchy
@@ -22,11 +22,14 @@ from fibration.symbols import Stratum
 if TYPE_CHECKING:
     from fibration.recorded import Gated
 
+TOP, BOTTOM = 0.14, 0.79  # of a box, within its row: where arrows start and end
+SMALL = 7.5  # points: kernels beside each other
+
 
 def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     """Strata with their gates as boxes, fibrations with their kernels as arrows; beside them, a batch's drift."""
     rows = layers(graph(h))
-    high = 1.2 + 1.75 * len(rows)
+    high = 1.2 + (1.75 if all(len(row) == 1 for row in rows) else 2.05) * len(rows)
     figure = Figure(figsize=(13 if gated else 6.5, high))
     margins = {"left": 0.015, "right": 0.92 if gated else 0.985, "top": 1 - 0.75 / high, "bottom": 0.75 / high}
     grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], wspace=0.05, **margins)
@@ -37,31 +40,51 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     inches = axes.get_position().width * figure.get_figwidth()
     for s, (x, y) in place.items():
         _box(axes, x, y, 0.94 / len(rows[y]), inches, h, s, gated)
-    for f in h.fibrations:
-        (x, y), (to_x, to_y) = place[f.source], place[f.target]
-        far = y - to_y > 1  # it passes behind what lies between, beside what may lie straight above
-        aside = -0.2 / max(len(rows[y]), len(rows[to_y])) if far else 0.0
-        start, end = (x + aside, y + 0.14), (to_x + aside, to_y + 0.79)
-        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": INK, "shrinkA": 1, "shrinkB": 1}
-        axes.add_patch(FancyArrowPatch(start, end, **look, zorder=0.5 if far else 1))
-        alone = not far and len(rows[y]) == len(rows[to_y]) == 1
-        if alone:
-            axes.text((x + to_x) / 2 + 0.02, (start[1] + end[1]) / 2, f"kernel {f.kernel}", color=INK, **CODE)
-            continue
-        # above or below the box that has less room, where the labels of other arrows are not
-        near = x if len(rows[y]) >= len(rows[to_y]) else to_x
-        room = int(0.94 / max(len(rows[y]), len(rows[to_y])) * inches / CHARACTER)
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-        label = wrapped(str(f.kernel), room)
-        above = near == x or far
-        height, side = (y + 0.12, "bottom") if above else (to_y + 0.82, "top")
-        axes.text(
-            near + aside, height, label, color=INK, ha="center", bbox=box, **{**CODE, "fontsize": 7.5, "va": side}
-        )
+    _arrows(axes, h, place, rows, inches)
     title(figure, f"{h.name}: gates on strata, kernels on fibrations", 0.03, 0.22)
     if gated is not None:
         _icicle(figure.add_subplot(grid[0, 1]), gated, rows)
     return figure
+
+
+def _arrows(
+    axes: Axes, h: Hierarchy, place: Mapping[Stratum, tuple[float, int]], rows: list[list[Stratum]], inches: float
+) -> None:
+    """Fibrations as arrows with their kernels: beside an arrow that is alone, else at the middle of each.
+
+    Labels between the same two rows of boxes stand side by side, each in a column of its own, as near to its arrow as
+    that allows. An arrow over more than one row is labelled where it starts.
+    """
+    between: dict[int, list[tuple[float, str]]] = {}
+    for f in h.fibrations:
+        (x, y), (to_x, to_y) = place[f.source], place[f.target]
+        far = y - to_y > 1  # it passes behind what lies between, beside what may lie straight above
+        aside = -0.2 / max(len(rows[y]), len(rows[to_y])) if far else 0.0
+        start, end = (x + aside, y + TOP), (to_x + aside, to_y + BOTTOM)
+        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": INK, "shrinkA": 1, "shrinkB": 1}
+        axes.add_patch(FancyArrowPatch(start, end, **look, zorder=0.5 if far else 1))
+        share = (y + TOP - _middle(y)) / (start[1] - end[1])
+        between.setdefault(y, []).append((start[0] + share * (end[0] - start[0]), str(f.kernel)))
+    for y, labels in between.items():
+        if len(labels) == 1 and len(rows[y]) == len(rows[y - 1]) == 1:
+            left, one = labels[0][0] + 0.02, character(CODE["fontsize"]) / inches
+            axes.text(left, _middle(y), wrapped(f"kernel {labels[0][1]}", int((0.97 - left) / one)), color=INK, **CODE)
+            continue
+        wide, one = 1 / len(labels), character(SMALL) / inches
+        gutter = 1.5 * one
+        for i, (x, kernel) in enumerate(sorted(labels)):
+            label = wrapped(kernel, int((wide - 2 * gutter) / one))
+            lines = label.split("\n")
+            half = gutter + 0.5 * one * max(map(len, lines))
+            centre = min(max(x, i * wide + half), (i + 1) * wide - half)
+            look = {**CODE, "fontsize": SMALL * min(1, 4 / len(lines)), "ha": "center", "linespacing": 1.05}
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+            axes.text(centre, _middle(y), label, color=INK, bbox=box, **look)
+
+
+def _middle(y: int) -> float:
+    """Half way between a row of boxes and the row above it."""
+    return y + (TOP + BOTTOM - 1) / 2
 
 
 def _box(
@@ -80,7 +103,7 @@ def _box(
         axes.text(left, y + 0.38, count, va="center", color=INK, fontsize=9)
     else:
         axes.text(right, y + 0.3, count, va="center", ha="right", color=INK)
-    gate = wrapped(str(h.gates[s]), int((free + 0.025 * inches) / CHARACTER))
+    gate = wrapped(str(h.gates[s]), int((free + 0.015 * inches) / character(CODE["fontsize"])))
     lines = gate.count("\n") + 1
     axes.text(left, y + 0.58, gate, **{**CODE, "fontsize": CODE["fontsize"] if lines <= 3 else 25.5 / lines})
 

@@ -96,7 +96,13 @@ def _residuals(h: Hierarchy) -> list[str]:
     if not is_crossed(h):
         return []
     if h.orthogonalise and h.shape.crossed():
-        return [f"of {_and(h.shape.crossed())} by least squares in the mass (orthogonalise={h.orthogonalise!r})"]
+        crossed = h.shape.crossed()
+        over = [s for s in h.order if s not in crossed and any(u in crossed for u in h.shape.moebius(s))]
+        below = {s: [u for u in h.order if u in h.coarser(s)] for s in over}
+        return [
+            f"of {_and(crossed)} by least squares in the mass (orthogonalise={h.orthogonalise!r})",
+            *(f"of {s}: its mean less the residuals of {_and(below[s])}" for s in over),
+        ]
     lines = []
     for stratum, coarser in moebius(h).items():
         signs = "".join(

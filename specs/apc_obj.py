@@ -2,7 +2,8 @@
 
 A token's deviation is clipped to what the others at its state leave of the budget `T_s·δ`:
 `clip(Δ, ±(T_s·δ - Σ_{others} |r - 1|)^+)`. The token's gate reads the density of its state, in both sign channels; the
-state's own gate adds nothing. Gate by gate that is no identity; all of it together is, while no budget is spent.
+state's own gate adds nothing. All laws hold but `identity`: gate by gate they are none, all of them together are one,
+while no state overspends its budget.
 
 `op.index(mask=..., state=ids)` takes one id per token, equal where the prefix is equal.
 """

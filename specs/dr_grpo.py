@@ -1,4 +1,7 @@
-"""Dr. GRPO (Liu et al. 2025): PPO's gate, summed over tokens by a constant length, so that long answers weigh more."""
+"""Dr. GRPO (Liu et al. 2025): PPO's gate, summed over tokens by a constant length, so that long answers weigh more.
+
+`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `μ = 1/(trajectories·length)`. All laws hold.
+"""
 
 from fibration import Hierarchy, Parameter, constant_normaliser, pessimistic_clip_gate, ratio_deviation, strata
 

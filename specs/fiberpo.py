@@ -1,4 +1,8 @@
-"""FiberPO (def:fiberpo_main): a budget on each trajectory's drift per sign channel, a clip on what tokens add to it."""
+"""FiberPO (def:fiberpo_main): a budget on each trajectory's drift per sign channel, a clip on what tokens add to it.
+
+`log 𝒢 = Σ± ±(g(m±) + clip(x± - m±, -ε, ε))`: `x+` and `x-` are `|log r|` by its sign, `m±` their means over the
+trajectory, and `g` passes up to the budget `C±`, rolls back with slope `-T`, then zeroes (eq:gagg_main). All laws hold.
+"""
 
 from fibration import (
     Fibration,

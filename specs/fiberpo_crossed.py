@@ -1,8 +1,10 @@
 """FiberPO over a quiver: a trajectory has a domain and a modality, each with a budget for its own drift.
 
-What both have in common is the batch's, so that nothing is gated twice. Domains and modalities rarely cross in equal
-proportions; least squares tells their drifts apart (`orthogonalise="projection"`), and an index in which they cannot be
-told apart is refused.
+Ours, a quiver as in rem:heterogeneous_fibration. With FiberPO's `g` and means `m`, on both sign channels:
+`log 𝒢 = Σ± ±(g(m) + g(e_domain) + g(e_modality) + g(ρ) + clip(x - m_trajectory, -ε, ε))`, where
+`ρ = m_trajectory - m - e_domain - e_modality`. What domain and modality have in common is the batch's `m`, so that
+nothing is gated twice. They rarely cross in equal proportions; least squares tells their effects `e` apart
+(`orthogonalise="projection"`), and an index in which they cannot be told apart is refused. All laws hold.
 """
 
 from fibration import (

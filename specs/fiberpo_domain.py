@@ -1,7 +1,10 @@
 """FiberPO-Domain (def:domain_fiberpo): a trust-region budget per level and sign channel, a clip on what is left.
 
 Tokens deviate from their trajectory, trajectories from their prompt group, groups from their domain; each deviation is
-gated on its own, so that one domain's drift does not spend another's budget.
+gated on its own, so that one domain's drift does not spend another's budget. With FiberPO's `g`, and `m` the means over
+a trajectory's tokens and a group's or a domain's trajectories, on both sign channels:
+`log 𝒢 = Σ± ±(g(m_domain) + g(m_group - m_domain) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`.
+All laws hold.
 """
 
 from fibration import (

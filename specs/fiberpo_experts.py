@@ -1,8 +1,9 @@
 """FiberPO for mixtures of experts: a token has a trajectory and an expert, which cross each other.
 
-An expert's drift has a budget of its own. Experts serve trajectories as the router decides, never in equal
-proportions, and there are too many trajectories for least squares; so what a token adds beyond both is not quite
-orthogonal to either, and the report says so.
+Ours, a quiver as in rem:heterogeneous_fibration. With FiberPO's `g` and means `m` over tokens, on both sign channels:
+`log 𝒢 = Σ± ±(g(m) + g(m_expert - m) + g(m_trajectory - m) + clip(x - m_expert - m_trajectory + m, -ε, ε))`.
+Experts serve trajectories as the router decides, never in equal proportions, and there are too many trajectories for
+least squares. All laws hold but `orthogonality`: what a token adds beyond both is not quite orthogonal to either.
 
 `op.index(mask=..., expert=ids)` takes one id per token, from 0. A negative one, which in most data means none, is
 refused unless the token is masked.

@@ -1,6 +1,8 @@
 """FiberPO over a tree: text tokens and image tokens of one trajectory, each with a clip of their own.
 
-Both branches reflect together: every token of a trajectory weighs the same, whatever its kind.
+Ours, a tree as in rem:heterogeneous_fibration. With FiberPO's `g` and means `m`, on both sign channels:
+`log 𝒢 = Σ± ±(g(m_group) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`, where `ε` is that of the token's
+kind. Both branches reflect together: every token of a trajectory weighs the same, whatever its kind. All laws hold.
 
 `op.index(mask=..., image_token=image_mask, prompt_group=...)`: what is no image token is text.
 """

@@ -1,6 +1,9 @@
 """FiberPO for agents: tokens deviate from turns, turns from trajectories, trajectories from their prompt groups.
 
-Turns are weighed by their tokens, so that a trajectory's drift is the mean over its tokens, as in FiberPO.
+Ours, a chain as in def:fgh (rem:base_extensibility). With FiberPO's `g` and means `m`, on both sign channels:
+`log 𝒢 = Σ± ±(g(m_group) + g(m_trajectory - m_group) + g(m_turn - m_trajectory) + clip(x - m_turn, -ε, ε))`.
+Turns are weighed by their tokens, so that a trajectory's drift is the mean over its tokens, as in FiberPO. All laws
+hold.
 
 `op.index(mask=..., turn=ids, prompt_group=...)` takes one turn per token, numbered through the batch.
 """

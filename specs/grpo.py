@@ -1,4 +1,7 @@
-"""GRPO (app:xxpo_rgf): PPO's gate, averaged over the tokens of a trajectory first and then over trajectories."""
+"""GRPO (app:xxpo_rgf): PPO's gate, averaged over the tokens of a trajectory first and then over trajectories.
+
+`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `μ = 1/(trajectories·T)` for `T` tokens of a trajectory. All laws hold.
+"""
 
 from fibration import Hierarchy, Parameter, pessimistic_clip_gate, ratio_deviation, strata, trajectory_mean
 

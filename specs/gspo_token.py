@@ -1,7 +1,12 @@
-"""GSPO-token (Zheng et al. 2025): the trajectory's ratio is clipped as in GSPO, and tokens keep what they add to it.
+"""GSPO-token in ratios (after Zheng et al. 2025): the trajectory's ratio is clipped, tokens keep what they add to it.
 
-The advantage may vary by token, so the trajectory's clip looks at neither sign of it. In the published loss a token's
-own part enters by its gradient alone; here it enters the value as well, which changes nothing to first order.
+`𝒢(r) = clip(s, 1-low, 1+high)·r/s` with `s = exp(mean log r)` of the trajectory. The advantage may vary by token, so
+the clip looks at no sign of it. All laws hold; `log 𝒢` has no bound, since nothing limits what a token adds.
+
+The published loss is `min(s'·A, clip(s', 1-low, 1+high)·A)` with `s' = stop(s)·π/stop(π)`: a token's own part has a
+gradient and no value. The two agree to first order at `r = 1`, and only there. Within the clip `𝒢(r) = r` is plain
+importance sampling, where the published loss weighs all tokens of a trajectory by `s`. Beyond it a token keeps the
+gradient of what it adds, where the published loss has none, or all of it on the side that `min` lets through.
 """
 
 from fibration import (

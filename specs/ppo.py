@@ -1,6 +1,7 @@
 """PPO with dual clip (app:xxpo_rgf; dual clip: Ye et al. 2020): tokens are gated alone, against their advantage.
 
-`min(r·A, clip(r, 1-low, 1+high)·A)`, and for negative advantages the ratio counts as at most `ceiling`.
+`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `μ = 1/tokens`; for negative advantages the ratio counts as at most
+`ceiling`. All laws hold.
 """
 
 from fibration import Hierarchy, Parameter, dual_clip_gate, ratio_deviation, strata, token_mean

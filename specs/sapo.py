@@ -1,6 +1,7 @@
-"""SAPO (Gao et al. 2025): a soft gate, `4/τ·σ(τ·(r-1))`, with a temperature for each sign of the advantage.
+"""SAPO (Gao et al. 2025): a soft gate, `𝒢(r) = 4/τ·σ(τ·(r-1))`, with a temperature for each sign of the advantage.
 
-Its slope at `r = 1` is 1, so that the gradient there is that of the policy; its value there is `2/τ` instead of 1.
+All laws hold but `identity` and `first_order`, which fail in the value alone: the slope at `r = 1` is 1, so that the
+gradient there is that of the policy; the value there is `2/τ` instead of 1.
 """
 
 from fibration import (

@@ -1,5 +1,6 @@
 """What the documentation shows is what the library does."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fibration
+from fibration.loading import shipped, shipped_file
 from fibration.recorded import build_index
 from fibration.rollouts import load_rollouts
 
@@ -49,6 +51,20 @@ def test_the_readmes_quiver_verifies_and_needs_what_it_assumes():
     assert [v.subject for v in bare.verify().verdicts if v.status == "refuted"] == ["residual on trajectory"]
 
 
+@pytest.mark.parametrize("name", shipped())
+def test_a_spec_says_where_it_is_from_and_which_laws_it_gives_up(name):
+    """As in the table of laws, which `fibration verify` wrote."""
+    text = ast.get_docstring(ast.parse(shipped_file(name).read_text())) or ""
+    laws, row = (
+        [cell.strip() for cell in re.search(rf"^\| {word} \|(.*)\|$", README, re.MULTILINE).group(1).split("|")]
+        for word in ("hierarchy", name)
+    )
+    (said,) = re.findall(r"All\slaws\s+hold(?:\s+but([^:,;.]*))?[:,;.]", text)
+    assert set(re.findall(r"`(\w+)`", said)) == {law for law, mark in zip(laws, row, strict=True) if mark == "†"}
+    assert re.search(r"\(.*(def:|app:|20\d\d)|^Ours.*(def:|rem:)", text, re.MULTILINE)
+    assert re.search(r"`(J|𝒢\(r\)|log 𝒢) = |`min\(|`clip\(", text), "no formula"
+
+
 def test_the_readmes_trainer_snippet_runs():
     import torch
 
@@ -79,6 +95,32 @@ def test_the_language_page_names_every_constructor_and_function():
     page = (ROOT / "docs" / "language.md").read_text()
     functions = [n for n in fibration.__all__ if n.islower() and n not in ("compile", "load", "load_rollouts")]
     assert [n for n in (*CONSTRUCTORS, *functions) if not re.search(rf"`[^`]*\b{n}\b", page)] == []
+
+
+def test_the_bench_page_names_what_is_measured():
+    from fibration.bench.baselines import BASELINES
+    from fibration.bench.command import DEFAULT, SWEPT
+    from fibration.bench.shapes import PADDING
+
+    page = (ROOT / "docs" / "bench.md").read_text()
+
+    def named(start, end):
+        (part,) = re.findall(f"{start}(.*?){end}", page, re.DOTALL)
+        return re.findall(r"`(\w+)`", part)
+
+    assert f"{({4: 'four', 5: 'five', 6: 'six', 7: 'seven'})[len(DEFAULT)]} shipped losses" in page
+    assert named("Without a SPEC,", "are measured") == list(DEFAULT)
+    assert named("There is one for", "used only while") == list(BASELINES)
+    assert named("and depth, over", "Shapes on which") == list(SWEPT)
+    assert f"more than {PADDING} times fails" in page
+
+
+def test_the_measured_padding_is_that_of_the_samples():
+    folder = ROOT / "docs" / "benchmarks"
+    (said,) = re.findall(r"([\d.]+) times as many places as there are tokens", (folder / "README.md").read_text())
+    results = json.loads((folder / "cpu_2_cores.json").read_text())["results"]
+    padded = {r["positions"] / r["tokens"] for r in results if r["shape"]["layout"] == "padded"}
+    assert {f"{p:.1f}" for p in padded} == {said}
 
 
 def test_the_trust_region_pages_example_runs():

@@ -49,7 +49,7 @@ from fibration import (
 from fibration import formats as formats_module
 from fibration.cli import app
 from fibration.errors import BackendError, LawError, ParameterError
-from fibration.figures import FIGURES, caption, draw, gates, make, objective, regimes
+from fibration.figures import FIGURES, caption, draw, gates, make, note, objective, regimes
 from fibration.figures.joint import joint
 from fibration.figures.objective import ADVANTAGE, DELTA, Drift, baseline
 from fibration.figures.regimes import TOKENS, to_ratios
@@ -341,6 +341,43 @@ def test_grpo_with_the_same_clip() -> None:
     dapo = baseline(compiled("dapo"), {})
     assert dapo is not None
     assert dapo.parameters == {"epsilon_low": 0.2, "epsilon_high": 0.28}
+
+
+def test_the_legend_says_which_clip_of_grpo_is_its_own() -> None:
+    op = compiled("apc_obj")
+    mine = Drift(compiled("grpo"), {"epsilon_low": 0.1, "epsilon_high": 0.3})
+    for drift, label in (
+        (mine, "GRPO, clipped to [1 − 0.1, 1 + 0.3]"),
+        (Drift(mine.op, {"epsilon_high": 0.3}), "GRPO, clipped to [1 − 0.2 (its default), 1 + 0.3]"),
+        (baseline(op, {}), "GRPO, clipped at its default to [1 − 0.2, 1 + 0.2]"),
+    ):
+        assert drift is not None
+        assert objective._baseline_label(mine, drift) == label
+
+
+def test_a_gate_that_passes_no_residual_leaves_its_first_regime_with_the_ratio() -> None:
+    """APC-Obj's budget T·δ is spent at once by all tokens of a state, at t = 1/Σ|Δ|."""
+    d = Drift(compiled("apc_obj"), {})
+    assert d.by_ratio == ("token",)
+    first = d.events[:10]
+    assert sorted(e.element for e in first) == list(range(10))
+    assert [e.t for e in first] == pytest.approx([1 / np.abs(DELTA).sum()] * 10, rel=1e-5)
+    assert {e.after for e in d.events[10:]} == {"zeroed"}
+    assert Drift(compiled("fiberpo"), {}).by_ratio == Drift(compiled("gspo"), {}).by_ratio == ()
+
+
+def test_a_removed_level_has_no_plane_of_channels() -> None:
+    page = make(compiled("apc_obj"), "gates", {})
+    assert [a.get_title(loc="left") for a in page.axes if a.get_title(loc="left")] == [
+        "state, channel +", "state, channel −", "token, channel +", "token, channel −"
+    ]  # fmt: skip
+    assert "G-I" not in [t.get_text() for a in page.axes for t in a.texts]
+
+
+def test_a_page_names_the_channel_of_a_budget() -> None:
+    values = {"C_trajectory": {"a": {"+": 0.3, "-": 0.25}, "b": 0.1}}
+    assert note(fibration.load("fiberpo"), {}) == "C_trajectory[+] = 0.2, [−] = 0.1;  epsilon = 0.05"
+    assert note(fibration.load("fiberpo"), values).startswith("C_trajectory[a][+] = 0.3, [a][−] = 0.25, [b] = 0.1;")
 
 
 def test_a_trajectory_per_sign_where_its_gate_reads_the_advantage() -> None:

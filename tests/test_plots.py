@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import itertools
 import re
 import struct
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -35,7 +37,7 @@ from fibration import (
 )
 from fibration import recorded as recorded_module
 from fibration import run as run_module
-from fibration.canvas import INK, save
+from fibration.canvas import DPI, INK, character, save
 from fibration.cli import app
 from fibration.diagram import hierarchy, wrapped
 from fibration.drifts import colours, net
@@ -513,6 +515,38 @@ def test_a_hierarchy_without_a_batch_and_not_a_chain() -> None:
     )
     inside(hierarchy(tree))
     inside(hierarchy(fibration.load("ppo")))
+
+
+@pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "fiberpo_domain", "fiberpo_experts"])
+def test_kernels_hide_no_arrowhead_and_gates_keep_to_their_boxes(name: str) -> None:
+    figure = hierarchy(fibration.load(name))
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    boxes = [p.get_window_extent() for p in axes.patches if isinstance(p, FancyBboxPatch)]
+    extents = [t.get_window_extent() for t in axes.texts]
+    inner = [t for t in extents if any(b.contains(t.x0, (t.y0 + t.y1) / 2) for b in boxes)]
+    labels = [t for t in extents if t not in inner]
+    assert len(labels) == len(fibration.load(name).fibrations)
+    assert all(
+        any(b.x0 < t.x0 and t.x1 < b.x1 and b.y0 < t.y0 and t.y1 < b.y1 for b in boxes) for t in inner if t.width
+    )
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(labels, 2))
+    for arrow in (p for p in axes.patches if isinstance(p, FancyArrowPatch)):
+        start, tip = axes.transData.transform(arrow._posA_posB)  # type: ignore[attr-defined]
+        head = tip + (start - tip) / np.linalg.norm(start - tip) * np.arange(25)[:, None]  # and a piece of the shaft
+        assert not any(t.contains(x, y) for t in labels for x, y in head)
+        assert 0 <= axes.transAxes.inverted().transform([tip])[0, 0] <= 1
+    for t in labels:
+        assert axes.bbox.x0 <= t.x0 < t.x1 <= axes.bbox.x1
+
+
+@pytest.mark.parametrize("size", [7.5, 8.5])
+def test_a_character_is_no_wider_than_assumed(size: float) -> None:
+    figure = Figure(figsize=(13, 1), dpi=DPI)
+    drawn = figure.text(0, 0.5, "m" * 100, family="monospace", fontsize=size)
+    FigureCanvasAgg(figure).draw()
+    width = drawn.get_window_extent().width / DPI / 100
+    assert width <= character(size) <= 1.1 * width
 
 
 def test_pictures_are_the_same_every_time(batch: Gated, tmp_path: Path) -> None:

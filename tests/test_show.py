@@ -327,7 +327,8 @@ def test_the_layers_of_a_quiver() -> None:
     ]
     assert objective.startswith("objective\n")
     assert residuals == (
-        "residuals\n  of domain and modality by least squares in the mass (orthogonalise='projection')"
+        "residuals\n  of domain and modality by least squares in the mass (orthogonalise='projection')\n"
+        "  of trajectory: its mean less the residuals of batch, domain and modality"
     )
 
 

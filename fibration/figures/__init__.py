@@ -6,7 +6,7 @@ knows a formula of any loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -105,12 +105,14 @@ def caption(hierarchy: Hierarchy, name: str) -> dict[str, Any]:
 
 def note(hierarchy: Hierarchy, values: Mapping[str, Any]) -> str:
     """What a figure was drawn with."""
-    used = [f"{name} = {_value(values.get(name, p.default))}" for name, p in hierarchy.parameters.items()]
+    used = [name + ", ".join(_entries(values.get(name, p.default))) for name, p in hierarchy.parameters.items()]
     return ";  ".join([*used, *(["every attribute 1"] if hierarchy.attributes else [])])
 
 
-def _value(value: Any) -> str:
+def _entries(value: Any, at: str = "") -> Iterator[str]:
+    """` = 0.1`, or one entry per element and channel: `[+] = 0.2`, `[−] = 0.1`."""
     if isinstance(value, Mapping):
-        parts = [(f"{k}: " if k not in ("+", "-") else k.replace("-", "−")) + _value(v) for k, v in value.items()]
-        return " / ".join(parts)
-    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+        for key, one in value.items():
+            yield from _entries(one, f"{at}[{'−' if key == '-' else key}]")
+    else:
+        yield f"{at} = {f'{value:g}' if isinstance(value, (int, float)) else value}"

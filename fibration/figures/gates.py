@@ -19,7 +19,7 @@ from fibration.figures.sample import Sample, dealing, sample
 from fibration.instrument import REGIMES as NAMES
 from fibration.operator import Operator
 from fibration.plots import Curve, residual_label, shade
-from fibration.section import Section, Vector, sections
+from fibration.section import Section, Vector, removes, sections
 from fibration.show import CHANNELS, REGIMES, unit
 
 TOKENS = 2  # of the trajectory whose gates are drawn: the caption's k = T_τ = 2
@@ -43,7 +43,9 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     strata, channels = h.order, h.decomposition.channels
     seen = reference(op, parameters)
     cells = {(s.name, c): cases(seen, s.name, c) for s in strata for c in channels}
-    planes = len(channels) == 2 and len(strata) > 1
+    # what both channels add together, of levels that add something
+    joint = [s for s in strata if len(channels) == 2 and s not in h.leaves and not removes(op, s.name)]
+    planes = bool(joint)
     columns, rows = len(channels) + planes, len(strata)
     wide, head = 1.1 + 4.9 * columns + (0.5 if planes else 2.4 if columns == 1 else 0), 2.2
     high = head - 0.1 + 4.15 * rows
@@ -60,7 +62,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
             name = f"{stratum}, channel {CHANNELS[channel]}" if channel else stratum.name
             upper.set_title(name, fontsize=12, loc="left", fontweight="bold", pad=22)
             lower.set_xlabel(residual_label(h, stratum))
-        if planes and stratum not in h.leaves:
+        if stratum in joint:
             _plane(page.add_subplot(outer[i, 2]), op, stratum.name, cells)
     handles: list[Any] = [
         Line2D([], [], color="black", linestyle=":", label="breakpoint of the gate"),

@@ -35,6 +35,7 @@ ADVANTAGE = np.sign(DELTA)
 SHOWN = (0, 5)  # the two tokens of panel (c): the fastest of either sign
 SEARCH = np.concatenate([[0.0], np.geomspace(1e-6, LONGEST, 400)])
 BASELINE = "grpo"
+PASSED, ATTENUATED = NAMES.index("passed"), NAMES.index("attenuated")
 TOKEN_CHANGES = "the regime of a token changes"
 CLIPS: Mapping[str, tuple[str, ...]] = {
     "epsilon_low": ("epsilon_low", "epsilon"),
@@ -119,7 +120,8 @@ class Drift:
     def events(self) -> tuple[Event, ...]:
         """Every change of a regime for t up to `LONGEST`, in order.
 
-        Regimes are those of the metrics, in which a gate passes while it changes its residual by less than 1e-6 of it.
+        Regimes are those of the metrics, in which a gate passes while it changes its residual by less than 1e-6 of it;
+        a token of a leaf in `by_ratio` passes while its ratio does.
         """
         keys, found = self._codes(SEARCH)
         where, which = np.nonzero(found[1:] != found[:-1])
@@ -138,8 +140,29 @@ class Drift:
         """How far t is drawn: a little past the last event."""
         return min(LONGEST, 1.25 * self.events[-1].t) if self.events else LONGEST
 
+    @cached_property
+    def by_ratio(self) -> tuple[str, ...]:
+        """Leaves whose gates pass no residual even next to the old policy, though they do not remove the level.
+
+        APC-Obj's passes the token's whole deviation: of its tokens, only the ratio says whether they are passed.
+        """
+        keys, codes = self._gates(SEARCH[1:2])
+        passing = {stratum for (stratum, _, _), code in zip(keys, codes[0], strict=True) if code == PASSED}
+        leaves = [s.name for s in self.op.hierarchy.leaves]
+        return tuple(s for s in leaves if s not in passing and not removes(self.op, s))
+
     def _codes(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
-        """(stratum, channel, element), and regime numbers `[len(t), those]`."""
+        """(stratum, channel, element), and regime numbers `[len(t), those]`, of `by_ratio` by what their ratios do."""
+        keys, codes = self._gates(t)
+        for leaf in self.by_ratio:
+            tokens = self.start.tokens_of(next(s for s in self.op.hierarchy.leaves if s.name == leaf))
+            moved = np.concatenate([s.moved for s in self.at(t)])[:, tokens]
+            mine = [i for i, (stratum, _, _) in enumerate(keys) if stratum == leaf]
+            codes[:, mine] = np.where(moved, np.where(codes[:, mine] == PASSED, ATTENUATED, codes[:, mine]), PASSED)
+        return keys, codes
+
+    def _gates(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
+        """`_codes` of the gates alone."""
         parts, regimes = self.at(t), regimes_of(self.at(t))
         h, channels = self.op.hierarchy, self.op.hierarchy.decomposition.channels
         keys, columns = [], []
@@ -157,7 +180,7 @@ class Drift:
 
 
 def baseline(op: Operator, parameters: Mapping[str, Any]) -> Drift | None:
-    """GRPO with the clip of this hierarchy, if it has one; None if it is GRPO itself.
+    """GRPO with the clip of this hierarchy, if it has one, else with its own default; None if it is GRPO itself.
 
     None too for a score estimator: its value is none of the true objective, and not to be compared with one.
     """
@@ -194,6 +217,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     handles: list[Any] = []
     if any(e.stratum in leaves for e in drift.events):
         label = f"the regime of a token ({', '.join(leaves)}) changes" if leaves != ["token"] else TOKEN_CHANGES
+        label += ", from the first change of its ratio on" if drift.by_ratio else ""
         handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label=label))
     for channel, stratum in {(e.channel, e.stratum): 0 for e in drift.events if e.stratum not in leaves}:
         name = f"{stratum} {CHANNELS[channel]}".strip()
@@ -221,9 +245,13 @@ def weigh(drift: Drift, other: Drift) -> float:
 
 
 def _baseline_label(drift: Drift, other: Drift) -> str:
-    used = [f"{other.parameters.get(n, other.op.hierarchy.parameters[n].default):g}" for n in CLIPS]
+    parameters = other.op.hierarchy.parameters
+    ends = [f"{sign} {other.parameters.get(n, parameters[n].default):g}" for n, sign in zip(CLIPS, "−+", strict=True)]
+    own = [n in other.parameters for n in CLIPS]
+    if any(own):
+        ends = [end if mine else f"{end} (its default)" for end, mine in zip(ends, own, strict=True)]
     scaled = "" if weigh(drift, other) == 1 else f", with the token weight μ of {drift.op.hierarchy.name}"
-    return f"GRPO, clipped to [1 − {used[0]}, 1 + {used[1]}]{scaled}"
+    return f"GRPO, clipped {'' if any(own) else 'at its default '}to [1 {ends[0]}, 1 {ends[1]}]{scaled}"
 
 
 def _first(axes: Axes, drift: Drift, t: Vector) -> None:

@@ -24,7 +24,6 @@ from fibration.figures.gates import number
 from fibration.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
 from fibration.figures.sample import Level, Sample, Vector, apart, dealing, dealt, regimes_of, sample, samples
 from fibration.instrument import REGIMES as NAMES
-from fibration.instrument import UNCHANGED
 from fibration.operator import Operator
 from fibration.section import reads_advantage, removes, sections
 from fibration.show import CHANNELS, unit
@@ -74,10 +73,7 @@ class Window:
         h = self.parts[0].op.hierarchy
         leaf = leaf or h.leaves[0]
         if self.by_ratio:
-            r, gated = (
-                np.concatenate(v) for v in zip(*((np.exp(s.log_ratio), s.ratio) for s in self.parts), strict=True)
-            )
-            moved = np.abs(gated - r) > UNCHANGED * np.abs(r - 1) + 1e-12
+            moved = np.concatenate([s.moved for s in self.parts])
             return moved[:, self.parts[0].tokens_of(leaf)].sum(axis=1)  # type: ignore[no-any-return]
         changed = np.stack([self.regimes[leaf.name, c] != PASSED for c in h.decomposition.channels])
         own = np.concatenate([s.own[:, s.tokens_of(leaf)] for s in self.parts])

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fibration.index import Index
+from fibration.instrument import UNCHANGED
 from fibration.ir import Input, Mix, Program, Push
 from fibration.operator import Levels, Operator
 from fibration.section import element_regimes, reads_advantage, regimes_along
@@ -91,6 +92,12 @@ class Sample:
         log_ratio, advantages = self._tokens
         gated = self.op.gate(log_ratio, self.index, self.parameters, advantages=advantages)
         return gated.numpy().reshape(self.log_ratio.shape)
+
+    @cached_property
+    def moved(self) -> NDArray[np.bool_]:
+        """Whether all gates together change a token's ratio: `[worlds, tokens]`."""
+        r = np.exp(self.log_ratio)
+        return np.asarray(np.abs(self.ratio - r) > UNCHANGED * np.abs(r - 1) + 1e-12)
 
     @cached_property
     def objective(self) -> float:
