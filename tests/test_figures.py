@@ -8,6 +8,7 @@ import os
 import runpy
 from pathlib import Path
 
+import chains
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -68,7 +69,7 @@ T = count(token, over=trajectory)
 
 @functools.cache
 def compiled(hierarchy: str | Spec) -> Operator:
-    return fibration.compile(fibration.load(hierarchy) if isinstance(hierarchy, str) else hierarchy, "torch")
+    return chains.compiled(fibration.load(hierarchy) if isinstance(hierarchy, str) else hierarchy, "torch")
 
 
 @functools.cache
