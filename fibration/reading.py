@@ -34,8 +34,8 @@ REQUIRED = {
     "literal_error": "{expected}, or null",
     "string_pattern_mismatch": NAME_RULE,
     "string_too_long": "at most {max_length} characters",
-    "too_long": "at most {max_length} entries",
-    "tooshown": "at least {min_length}",
+    "too_long": "a list with at most {max_length} in it",
+    "too_short": "a list with at least {min_length} in it",
 }
 
 

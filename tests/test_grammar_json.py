@@ -590,7 +590,8 @@ BROKEN = {
     "a law that cannot be given up": ({"gives_up": {"reflecting": "why not"}}, "reflecting"),
     "a law given up without a reason": ({"gives_up": {"first_order": " "}}, "reason"),
     "null": ({"decomposition": None}, "decomposition"),
-    "too many strata": ({"strata": [f"s{i}" for i in range(65)]}, "strata"),
+    "too many strata": ({"strata": [f"s{i}" for i in range(65)]}, "'strata'\n  required: a list with at most 64 in it"),
+    "no strata": ({"strata": []}, "'strata'\n  required: a list with at least 1 in it"),
     "a long text": ({"objective": "trajectory_mean()" + " " * 20_000}, "objective"),
 }  # fmt: skip
 
