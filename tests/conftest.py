@@ -8,6 +8,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out already; rea
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -25,3 +26,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile("deterministic")
+
+
+@pytest.fixture
+def kept_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify()` answers from what this process has verified already: for tests of what is done with a verdict."""
+    import chains
+
+    import fibration
+
+    monkeypatch.setattr(fibration.Hierarchy, "verify", chains.verdict)

@@ -48,15 +48,13 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return request.param
 
 
+PRECISIONS = [(d, b) for b in BACKENDS_HERE for d in DTYPES if d in (F64, F32) or not b.slow]  # two on a slow backend
+
+
 def on_backends(seeds, slow=()):
     """Seed by seed on every backend; slow ones get the seeds in `slow`."""
     pairs = [(seed, b) for seed in seeds for b in BACKENDS_HERE if not b.slow or seed in slow]
     return pytest.mark.parametrize(("seed", "backend"), pairs, ids=lambda v: str(v))
-
-
-def drawn(seed: int, backend: Backend, request: pytest.FixtureRequest, make=chain) -> Hierarchy:
-    """A chain."""
-    return make(seed)
 
 
 def under_mask(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
@@ -131,19 +129,16 @@ def _narrow(backend: Backend, c: Case) -> torch.dtype:
     return F64 if backend.name == "torch" or c.dtype == F64 else F32
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "backend"), PRECISIONS, ids=str)
 @pytest.mark.parametrize("name", [n for n in shipped() if n not in LABELLED])
 def test_shipped_hierarchies_match_the_interpreter(name, dtype, backend):
-    if backend.slow and dtype not in (F64, F32):
-        pytest.skip("two precisions on a slow backend")
     holds_training(backend, shipped_case(name, dtype, False, backend.slow), "padded")
     holds_gate(backend, shipped_case(name, dtype, True, backend.slow), "packed")
 
 
-@on_backends(range(CHAINS), slow=range(CHAINS) if ALL else range(1, CHAINS, 11))
-def test_random_chains_match_the_interpreter(seed, backend, request):
+@on_backends([s for s in range(CHAINS) if ALL or s % 5 < 3], slow=range(0, CHAINS, 1 if ALL else 7))
+def test_random_chains_match_the_interpreter(seed, backend):
     """Value and coefficients of each; metrics and gates of each on torch, and of every third where building takes time."""
-    drawn(seed, backend, request)
     kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")
     dtype = MIX[seed % len(MIX)]
     free = backend.name == "torch"
@@ -213,9 +208,8 @@ def bits(backend: Backend, c: Case, kind: str) -> tuple[list[float], float]:
 
 
 @on_backends(SOME, slow=SOME[:1])
-def test_padded_and_packed_agree(seed, backend, request):
+def test_padded_and_packed_agree(seed, backend):
     """To the bit on the reference backend; elsewhere both are what the interpreter gives, up to rounding."""
-    drawn(seed, backend, request)
     c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
     found = [bits(backend, c, kind) for kind in ("packed", "padded")]
     if backend.keeps_bits:
@@ -228,8 +222,7 @@ def test_padded_and_packed_agree(seed, backend, request):
 
 
 @on_backends(SOME, slow=SOME[:1])
-def test_the_number_of_threads_does_not_change_a_bit(seed, backend, request):
-    drawn(seed, backend, request)
+def test_the_number_of_threads_does_not_change_a_bit(seed, backend):
     c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
     before, found = torch.get_num_threads(), []
     try:
@@ -245,9 +238,9 @@ def test_the_number_of_threads_does_not_change_a_bit(seed, backend, request):
 
 
 @on_backends(range(18), slow=(0, 9, 12))
-def test_linear_gates_have_their_transpose(seed, backend, request):
+def test_linear_gates_have_their_transpose(seed, backend):
     """`⟨G x, y⟩ = ⟨x, Gᵀ y⟩` where gates pass or remove a level: log 𝒢 is linear in the log ratios."""
-    h = drawn(seed, backend, request, linear_chain)
+    h = linear_chain(seed)
     op, batch = backend.operator(h), batch_for(h, seed, small=True, smooth=True)
     layout = backend.packed(h, batch)
     generator = np.random.default_rng(seed)
@@ -265,9 +258,9 @@ def test_linear_gates_have_their_transpose(seed, backend, request):
 
 
 @on_backends((0, 1, 2, 4, 7, 8, 9, 13, 14, 19), slow=(7,))
-def test_coefficients_against_finite_differences(seed, backend, request):
+def test_coefficients_against_finite_differences(seed, backend):
     """Central differences of the backend's own float64 objective, wherever both sides agree on the slope."""
-    h = drawn(seed, backend, request)
+    h = chain(seed)
     c = case(h, batch_for(h, seed, small=True, smooth=True), F64, seed, direct=True)
     op, layout = backend.operator(h), c.layout(backend, "packed")
     a, zero = layout.tensor(c.batch.advantages), layout.tensor(np.zeros(c.batch.tokens))
@@ -345,15 +338,20 @@ def hard():
                 axes.append([dict(zip(keys, row, strict=True)) for row in rows])
             for i, chosen in enumerate(itertools.product(*axes)):
                 arguments = {k: v for part in chosen for k, v in part.items()}
-                yield pytest.param(module, name, arguments, id=f"{name.removeprefix('test_')}-{i}")
+                yield module, name, arguments, f"{name.removeprefix('test_')}-{i}"
 
 
-@pytest.mark.parametrize("other", [b for b in BACKENDS_HERE if b.device == "cpu" and b != TORCH], ids=str)
-@pytest.mark.parametrize(("module", "name", "arguments"), list(hard()))
+def hard_on_others():
+    """The torch backend goes through them in their own files; a slow one gets a few."""
+    for other in (b for b in BACKENDS_HERE if b.device == "cpu" and b != TORCH):
+        for module, name, arguments, label in hard():
+            few = zlib.crc32(repr(arguments).encode()) % 5 == 0 and not any(word in name for word in LONG)
+            if few or not other.slow:
+                yield pytest.param(module, name, arguments, other, id=f"{label}-{other}")
+
+
+@pytest.mark.parametrize(("module", "name", "arguments", "other"), list(hard_on_others()))
 def test_hard_inputs_on_other_backends(module, name, arguments, other, monkeypatch):
-    """The torch backend goes through them in their own files."""
-    if other.slow and (any(word in name for word in LONG) or zlib.crc32(repr(arguments).encode()) % 5):
-        pytest.skip("a few of them on a slow backend")
     monkeypatch.setattr(module, "operator", lambda h: unasked(h, other.name))
     getattr(module, name)(**arguments)
 

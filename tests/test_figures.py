@@ -574,6 +574,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regimes, "PIXELS", 60)
     monkeypatch.setattr(regimes, "PROBE", 40)
     monkeypatch.setattr(regimes, "ALONE", 16)
+    monkeypatch.setattr(objective, "SEARCH", objective.SEARCH[::5])
 
 
 KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", "apc_obj")  # one of each kind

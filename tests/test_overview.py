@@ -20,6 +20,8 @@ from fibration.loading import shipped
 from fibration.overview import KINDS, MARKS, Overview, legend, markdown, marks, notes
 from fibration.report import Report, Verdict
 
+pytestmark = pytest.mark.usefixtures("kept_verdicts")
+
 WRONG = {**zoo.wrong(), **zoo.undecidable()}
 
 

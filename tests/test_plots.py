@@ -49,6 +49,8 @@ from fibration.recorded import Gated, build_index, disagreement, gate
 from fibration.rollouts import Labels, Rollouts, save_rollouts
 from fibration.show import REGIMES
 
+pytestmark = pytest.mark.usefixtures("kept_verdicts")
+
 
 def recorded(
     spread: float = 0.1, domains: tuple[str, ...] = ("arithmetic", "logic", "with $ and much too long")

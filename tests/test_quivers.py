@@ -148,7 +148,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 # ---------------------------------------------------------------- the definition
 
 
-@pytest.mark.parametrize("seed", [s for s in range(COUNT) if ALL or (s // 2 + s // 16) % 2])
+@pytest.mark.parametrize("seed", [s for s in range(COUNT) if ALL or (s // 2 + s // 16) % 4 == 1])
 def test_the_interpreter_gives_what_is_written(seed):
     """Values, coefficients, the adjoint, and every level, of the program as lowered."""
     c = random_case(seed, F64)
@@ -223,13 +223,14 @@ def test_jacobians(seed):
         expected.check(layout.read(row), F64, f"row {i}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-@pytest.mark.parametrize("kind", ["padded", "packed"])
+LAYOUTS = [(k, d, b) for b in HERE for d in DTYPES[:3] for k in ("padded", "packed")
+           if not b.slow or (k, d) == ("padded", F32)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "dtype", "backend"), LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
     """One-token and empty trajectories among others; NaN or infinity under the mask."""
-    if backend.slow and (dtype != F32 or kind != "padded"):
-        pytest.skip("one precision on a slow backend")
     holds_training(backend, shipped_case(name, dtype, False, backend.slow), kind)
     holds_gate(backend, shipped_case(name, dtype, True, backend.slow), kind)
 
@@ -386,7 +387,7 @@ def test_residuals_of_unbalanced_crossings_are_not(name):
 # ---------------------------------------------------------------- metrics
 
 
-@pytest.mark.parametrize("seed", some(range(COUNT), 2))
+@pytest.mark.parametrize("seed", some(range(COUNT), 3))
 def test_metrics_add_up(seed):
     """Every element is in one regime, parts add up to the whole, drifts are those of the dense residuals."""
     c = random_case(seed, F64)

@@ -267,9 +267,9 @@ QUIVERS = ("fiberpo_crossed", "fiberpo_experts")  # large: not on every chip
 AHEAD = [
     ("sm_90", "evaluate", ("ppo", "gspo", "fiberpo", "fiberpo_domain") if ALL else ("ppo", "fiberpo_domain")),
     ("sm_90", "objective", (*KINDS, "fiberpo", *QUIVERS)),
-    ("sm_80", "objective", some(KINDS, 2)),
-    ("sm_100", "objective", some(KINDS[1:], 2)),
-    ("gfx942", "objective", (*some(KINDS, 2), "fiberpo_modal", "fiberpo_crossed")),
+    ("sm_80", "objective", some(KINDS, 3, 2)),
+    ("sm_100", "objective", some(KINDS, 3)),
+    ("gfx942", "objective", (*some(KINDS, 2, 1), "fiberpo_crossed")),
 ]
 
 

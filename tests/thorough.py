@@ -5,6 +5,6 @@ import os
 ALL = os.environ.get("FIBRATION_ALL_TESTS") == "1"
 
 
-def some(everything, step):
-    """Every `step`-th of a list, or all of it."""
-    return list(everything)[:: 1 if ALL else step]
+def some(everything, step, start=0):
+    """Every `step`-th of a list from `start` on, or all of it."""
+    return list(everything) if ALL else list(everything)[start::step]
