@@ -107,7 +107,9 @@ class _Builder:
             return np.arange(self.shape[0])
         except (MemoryError, ValueError):
             raise HierarchyIndexError(
-                f"{self.here}: the offsets end at {self.shape[0]}", required="as many tokens as fit into memory"
+                f"{self.here}: the offsets end at {self.shape[0]}",
+                required="as many tokens as fit into memory",
+                remedy="give cu_seqlens: their last entry is the number of tokens",
             ) from None
 
     def _mask(self, mask: Any, what: str) -> NDArray[np.bool_]:

@@ -33,6 +33,7 @@ BOUNDS = (
     "bound what decides it, Parameter(..., lower=..., upper=...); or, if the loss means it, gives_up={'first_order': "
     "'why'}, which covers 'identity'"
 )
+NO_VALUE = "has no value"  # how a witness ends where a gate cannot be evaluated
 # densities, and as multiples of the residual, to ask value and slope at
 FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
 
@@ -91,7 +92,7 @@ def decide(subject: Subject) -> Iterator[Verdict]:
 
 
 def _lacks(witness: Witness) -> bool:
-    return str(witness).endswith("no value")
+    return str(witness).endswith(NO_VALUE)
 
 
 def reference_is_zero(subject: Subject) -> bool:
@@ -142,7 +143,7 @@ def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
                     if p:
                         extra += f" over densities {_number(p)}" + (" times as large" if part == "slope" else "")
                     values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
-                    if text.endswith("no value"):
+                    if text.endswith(NO_VALUE):
                         values += "".join(f", {c} = 0" for c in _none(concrete, gate, stratum, element))
                     return Witness(
                         f"{where_}{extra}{values}: {text}",
@@ -180,7 +181,7 @@ def _gate_value(
 def _value_differs(concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound) -> str:
     at_zero = _gate_value(concrete, gate, stratum, element, bound, Fraction(0))
     if at_zero is None:
-        return "g(0) has no value"
+        return f"g(0) {NO_VALUE}"
     return f"g(0) = {_number(at_zero)}, not 0" if abs(at_zero) > rounding(gate) else ""
 
 
@@ -210,7 +211,7 @@ def _slope_differs(
         ]
         if all(wrong):
             value, step = values[0], steps[0]
-            got = "has no value" if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
+            got = NO_VALUE if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
             return f"g({float(step):g}) {got}"
     return ""
 
