@@ -1,7 +1,7 @@
 """The pytest plugin's options, outside the package: pytest imports every plugin that is installed.
 
 Any module of `fibration` brings sympy with it, and whoever has no specs to verify must not wait for that. What does the
-work is `fibration.pytest_plugin`, imported once specs are named.
+work is `fibration.cli.main.pytest_plugin`, imported once specs are named.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     asked, listed = config.getoption("--fibration"), config.getini("fibration_specs")
     if (asked or listed) and not config.pluginmanager.has_plugin(NAME):
-        specs = import_module("fibration.pytest_plugin").Specs
+        specs = import_module("fibration.cli.pytest_plugin").Specs
         config.pluginmanager.register(specs(config, asked, listed), NAME)

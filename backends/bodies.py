@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Scalar
 from fibration.errors import BackendError
-from fibration.ir import CONDITIONS, SCALAR_ARITY, Scalar
 
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
 

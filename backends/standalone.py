@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fibration.calling import Argument, signature
-from fibration.ir import Const, Input
-from fibration.plans import Plan
+from fibration.compiler.arguments import Argument, signature
+from fibration.compiler.ir import Const, Input
+from fibration.compiler.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fibration.assumptions import balanced, populated
-from fibration.decomposition import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.errors import (
     BackendError,
     BatchError,
@@ -22,7 +20,23 @@ from fibration.errors import (
     RolloutsError,
     SpecError,
 )
-from fibration.expressions import (
+from fibration.language.assumptions import balanced, populated
+from fibration.language.atoms import (
+    Attribute,
+    Parameter,
+    Stratum,
+    advantage,
+    count,
+    density,
+    gated,
+    mass,
+    residual,
+    strata,
+    token_log_ratio,
+    total,
+)
+from fibration.language.decompositions import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
+from fibration.language.expressions import (
     absolute,
     clip,
     exp,
@@ -37,7 +51,7 @@ from fibration.expressions import (
     tanh,
     where,
 )
-from fibration.gates import (
+from fibration.language.gates import (
     Gate,
     aggregate_gate,
     clip_gate,
@@ -47,36 +61,22 @@ from fibration.gates import (
     pessimistic_clip_gate,
     zero_gate,
 )
-from fibration.kernels import MarkovKernel, proportional, uniform
-from fibration.objective import Objective, constant_normaliser, token_mean, trajectory_mean
-from fibration.report import Report
-from fibration.spec import Fibration, Hierarchy
-from fibration.symbols import (
-    Attribute,
-    Parameter,
-    Stratum,
-    advantage,
-    count,
-    density,
-    gated,
-    mass,
-    residual,
-    strata,
-    token_log_ratio,
-    total,
-)
-from fibration.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
+from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
+from fibration.language.report import Report
+from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 
 if TYPE_CHECKING:
-    from fibration.compiler import compile
-    from fibration.loading import load
-    from fibration.operator import Operator
-    from fibration.rollouts import Rollouts, load_rollouts
+    from fibration.language.loading import load
+    from fibration.pipeline import compile
+    from fibration.rollouts.file import Rollouts, load_rollouts
+    from fibration.runtime.operator import Operator
 
 _LAZY = {
-    "compile": "fibration.compiler",
-    "load": "fibration.loading",
-    "Operator": "fibration.operator",
+    "compile": "fibration.pipeline",
+    "load": "fibration.language.loading",
+    "Operator": "fibration.runtime.operator",
     "Rollouts": "fibration.rollouts",
     "load_rollouts": "fibration.rollouts",
 }

@@ -1,6 +1,6 @@
 """`python -m fibration`."""
 
-from fibration.cli import main
+from fibration.cli.main import main
 
 if __name__ == "__main__":
     main()

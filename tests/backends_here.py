@@ -21,12 +21,12 @@ from support import Batch, Layout, packed, padded, raw_programs
 from torch import Tensor
 
 from fibration import Hierarchy
-from fibration.compiler import BACKENDS
-from fibration.interpret import interpret
-from fibration.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
-from fibration.operator import Operator
-from fibration.report import Report
-from fibration.scalars import MEANING
+from fibration.compiler.interpret import interpret
+from fibration.compiler.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.scalars import MEANING
+from fibration.language.report import Report
+from fibration.pipeline import BACKENDS
+from fibration.runtime.operator import Operator
 
 # ---------------------------------------------------------------- which backends
 

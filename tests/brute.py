@@ -1,6 +1,6 @@
 """The laws by brute force, on one small hierarchy at a time.
 
-`World` holds such a hierarchy in rationals. Formulas are evaluated by `fibration.traversal.evaluate`, which knows
+`World` holds such a hierarchy in rationals. Formulas are evaluated by `fibration.language.traversal.evaluate`, which knows
 nothing of sympy; sums over fibres, weights, the dense operator of eq:fgh_gating and derivatives are written out here.
 `confirm` rebuilds a counterexample and asserts that the law fails on it; `uphold` tries a proved law on small worlds.
 """
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from fibration import Attribute, Fibration, Hierarchy, Parameter, advantage, exp, gated, log, residual, token_log_ratio
-from fibration.compiler import build
-from fibration.expressions import Apply, Expression, Number
-from fibration.interpret import Sizes, interpret
-from fibration.report import Verdict
-from fibration.symbols import Component, Count, Density, Place, Stratum, Total, in_channel
-from fibration.traversal import atoms, evaluate
+from fibration.compiler.interpret import Sizes, interpret
+from fibration.language.atoms import Component, Count, Density, Place, Stratum, Total, in_channel
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.report import Verdict
+from fibration.language.traversal import atoms, evaluate
+from fibration.pipeline import build
 
 F = Fraction
 NO_VALUE = (ZeroDivisionError, ArithmeticError, TypeError)

@@ -56,13 +56,13 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.constructors import CONSTRUCTORS, construct
-from fibration.expressions import Expression, Number
-from fibration.lower import home
-from fibration.operator import Operator
-from fibration.report import Report
-from fibration.symbols import BATCH, Stratum
-from fibration.traversal import atoms
+from fibration.language.atoms import BATCH, Stratum
+from fibration.language.expressions import Expression, Number
+from fibration.language.hierarchy import home
+from fibration.language.registry import CONSTRUCTORS, construct
+from fibration.language.report import Report
+from fibration.language.traversal import atoms
+from fibration.runtime.operator import Operator
 
 T = TypeVar("T")
 DEPTHS = (1, 2, 3, 4, 2, 1, 3, 2, 5, 6, 1, 2, 3, 4, 2, 1, 3, 2, 5, 4)  # strata in a chain, by its seed

@@ -23,8 +23,7 @@ import numpy as np
 from support import Batch
 
 from fibration import Hierarchy
-from fibration.expressions import Apply, Expression, Number
-from fibration.symbols import (
+from fibration.language.atoms import (
     BATCH,
     Attribute,
     Component,
@@ -38,7 +37,8 @@ from fibration.symbols import (
     in_channel,
     mass,
 )
-from fibration.traversal import atoms, desugar, evaluate
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.traversal import atoms, desugar, evaluate
 
 Long = np.longdouble
 Labels = list[Hashable]  # per token; None where it lies over no such element

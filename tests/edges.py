@@ -18,8 +18,8 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.indexing import build_index
-from fibration.symbols import Stratum
+from fibration.language.atoms import Stratum
+from fibration.runtime.index.build import build_index
 
 token, text, image, turn, expert = strata("token text image turn expert")
 trajectory, domain, modality, family, batch = strata("trajectory domain modality family batch")

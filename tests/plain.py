@@ -2,7 +2,7 @@
 
 Residuals by the recursion `ρ_v = σ_v - Σ_{u > v} K_{v←u} ρ_u` and `G = Σ_v K_{leaf←v} g_v(ρ_v)`, with kernels multiplied
 along a path: no leaf measure, no Möbius coefficients, no code of the laws, of lowering or of a backend. Formulas are
-evaluated in rationals (`fibration.traversal.evaluate`).
+evaluated in rationals (`fibration.language.traversal.evaluate`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from fibration import Hierarchy, Parameter, advantage, exp, gated, residual, token_log_ratio
-from fibration.assumptions import Balanced
-from fibration.expressions import Expression
-from fibration.symbols import BATCH, Attribute, Component, Count, Density, Stratum, Total, in_channel
-from fibration.traversal import atoms, evaluate
+from fibration.language.assumptions import Balanced
+from fibration.language.atoms import BATCH, Attribute, Component, Count, Density, Stratum, Total, in_channel
+from fibration.language.expressions import Expression
+from fibration.language.traversal import atoms, evaluate
 
 F = Fraction
 

@@ -35,13 +35,13 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.assumptions import balanced, populated
-from fibration.expressions import Expression, as_expression
+from fibration.language.assumptions import balanced, populated
+from fibration.language.atoms import Count, Stratum, Total, mass
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.report import Verdict
+from fibration.language.traversal import evaluate
 from fibration.laws import LAWS
-from fibration.laws.law import Subject
-from fibration.report import Verdict
-from fibration.symbols import Count, Stratum, Total, mass
-from fibration.traversal import evaluate
+from fibration.laws.proof.subject import Subject
 
 F = Fraction
 token, text, image, audio, turn, trajectory = strata("token text_token image_token audio_token turn trajectory")

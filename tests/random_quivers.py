@@ -57,13 +57,13 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.constructors import CONSTRUCTORS, construct
 from fibration.errors import HierarchyIndexError
-from fibration.expressions import Expression, as_expression
-from fibration.operator import Operator
-from fibration.report import Report
-from fibration.symbols import BATCH, Reading, Stratum
-from fibration.traversal import atoms
+from fibration.language.atoms import BATCH, Reading, Stratum
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.registry import CONSTRUCTORS, construct
+from fibration.language.report import Report
+from fibration.language.traversal import atoms
+from fibration.runtime.operator import Operator
 
 
 def operator(hierarchy: Hierarchy, backend: str) -> Operator:

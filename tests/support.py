@@ -55,15 +55,15 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration import compiler as compiling
-from fibration.expressions import Apply, Expression, Number
-from fibration.grammar import Invocation, Operation, Word, read
-from fibration.index import Index
-from fibration.interpret import Sizes, interpret
-from fibration.ir import Input, Program
-from fibration.operator import Operator
-from fibration.report import Report
-from fibration.symbols import BATCH, Component, Count, Density, Gated, Place, Reading, Stratum, Total, in_channel
+from fibration import pipeline as compiling
+from fibration.compiler.interpret import Sizes, interpret
+from fibration.compiler.ir import Input, Program
+from fibration.language.atoms import BATCH, Component, Count, Density, Gated, Place, Reading, Stratum, Total, in_channel
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.grammar import Invocation, Operation, Word, read
+from fibration.language.report import Report
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Operator
 
 SPECS = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "fiberpo", "fiberpo_domain")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

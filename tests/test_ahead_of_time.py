@@ -11,7 +11,7 @@ from thorough import ALL, some
 
 from fibration.backends.triton import aot
 from fibration.backends.triton.resources import compile_all, requests, table
-from fibration.compiler import generate
+from fibration.pipeline import generate
 
 
 def together(names, programs, arch):

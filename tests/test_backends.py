@@ -20,10 +20,11 @@ from support import DTYPES, Layout, central, spec, spread_batch, token
 from thorough import ALL
 
 from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform
-from fibration.constructors import CONSTRUCTORS
-from fibration.loading import shipped
-from fibration.lower import CHANNEL_WORD
-from fibration.metrics import Mean, collect, levels
+from fibration.compiler.diagnostics import levels
+from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.loading import shipped
+from fibration.language.registry import CONSTRUCTORS
+from fibration.runtime.metrics import Mean, collect
 
 CHAINS = 100
 LABELLED = ("apc_obj", "fiberpo_crossed", "fiberpo_experts", "fiberpo_modal")  # batches of their own: test_quivers.py

@@ -46,7 +46,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.symbols import Stratum
+from fibration.language.atoms import Stratum
 
 
 def check(caught, kind, *, what=(), required=None, found=None, remedy=None):

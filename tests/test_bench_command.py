@@ -20,7 +20,7 @@ from fibration.bench.candidates import COMPILED, EAGER, FLOOR, Candidate, candid
 from fibration.bench.machine import describe_machine
 from fibration.bench.measure import Failed, Timing
 from fibration.bench.shapes import KI, LAYOUTS, MI, Shape, make_problem, sweep
-from fibration.cli import app
+from fibration.cli.main import app
 
 SMALL = Shape(600, 20)
 CPU = torch.device("cpu")

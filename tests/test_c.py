@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import fibration
-from fibration import cache
 from fibration.backends.bodies import Language
 from fibration.backends.c import build, emit
-from fibration.batch import Batch
-from fibration.compiler import build as build_programs
-from fibration.compiler import generate
+from fibration.compiler.fuse import sweeps
+from fibration.compiler.optimise import optimise
 from fibration.errors import BackendError
-from fibration.optimise import optimise
-from fibration.sweeps import sweeps
+from fibration.pipeline import build as build_programs
+from fibration.pipeline import generate
+from fibration.runtime import cache
+from fibration.runtime.batch import Batch
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
 TINY = "int answer(void) { return ANSWER; }"

@@ -21,9 +21,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fibration import NoHierarchy, SpecError, load
-from fibration.cli import app
-from fibration.formats import FORMATS
-from fibration.loading import hierarchies, load_all
+from fibration.cli.main import app
+from fibration.language.loading import hierarchies, load_all
+from fibration.printing.reports import FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "ci.md").read_text()
@@ -320,8 +320,8 @@ def _around(text: str) -> tuple[str, str, str]:
 
 
 def test_the_table_has_a_row_for_every_shipped_hierarchy() -> None:
+    from fibration.language.loading import shipped
     from fibration.laws import LAWS
-    from fibration.loading import shipped
 
     _, found, _ = _around((ROOT / "README.md").read_text())
     rows = [

@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fibration import load
-from fibration.cli import app
-from fibration.formats import FORMATS, KINDS
+from fibration.cli.main import app
+from fibration.printing.law_table import KINDS
+from fibration.printing.reports import FORMATS
 
 GOOD = """
 from fibration import Hierarchy, clip_gate, log_ratio, strata, token_mean
@@ -342,7 +343,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def test_record_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fibration.record
+    import fibration.rollouts.record
 
     seen: dict[str, object] = {}
 
@@ -350,7 +351,7 @@ def test_record_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.Monkey
         progress("sampling")
         seen.update(path=path, **options)
 
-    monkeypatch.setattr(fibration.record, "record", record)
+    monkeypatch.setattr(fibration.rollouts.record, "record", record)
     file = tmp_path / "new" / "batch.safetensors"
     code, output = invoke(
         "record", "--out", file, "--prompts-per-domain", 2, "--samples", 3, "--updates", 0, "--seed", 5

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import fibration
-from fibration.loading import shipped, shipped_file
-from fibration.recorded import build_index
-from fibration.rollouts import load_rollouts
+from fibration.language.loading import shipped, shipped_file
+from fibration.rollouts.file import load_rollouts
+from fibration.rollouts.replay import build_index
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -90,7 +90,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_language_page_names_every_constructor_and_function():
-    from fibration.constructors import CONSTRUCTORS
+    from fibration.language.registry import CONSTRUCTORS
 
     page = (ROOT / "docs" / "language.md").read_text()
     functions = [n for n in fibration.__all__ if n.islower() and n not in ("compile", "load", "load_rollouts")]

@@ -29,8 +29,8 @@ from fibration import (
     tanh,
     where,
 )
-from fibration.expressions import OPERATORS, Apply, Number, apply, as_expression
-from fibration.traversal import atoms, desugar, evaluate, substitute, transform
+from fibration.language.expressions import OPERATORS, Apply, Number, apply, as_expression
+from fibration.language.traversal import atoms, desugar, evaluate, substitute, transform
 
 C = Parameter("C", default=0.5)
 k = Parameter("k", default=3)

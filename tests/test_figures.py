@@ -47,18 +47,18 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration import formats as formats_module
-from fibration.cli import app
+from fibration.cli.main import app
+from fibration.compiler.diagnostics import REGIMES, UNCHANGED
 from fibration.errors import BackendError, LawError, ParameterError
-from fibration.figures import FIGURES, caption, draw, gates, make, note, objective, regimes
-from fibration.figures.joint import joint
-from fibration.figures.objective import ADVANTAGE, DELTA, Drift, baseline
-from fibration.figures.regimes import TOKENS, to_ratios
-from fibration.figures.sample import OLD, apart, dealing, dealt, regimes_of, sample, samples
-from fibration.instrument import REGIMES, UNCHANGED
-from fibration.operator import Operator
-from fibration.section import Section
-from fibration.spec import Hierarchy as Spec
+from fibration.language.hierarchy import Hierarchy as Spec
+from fibration.plotting.figures import FIGURES, caption, draw, gates, make, note, objective, regimes
+from fibration.plotting.figures.joint import joint
+from fibration.plotting.figures.objective import ADVANTAGE, DELTA, Drift, baseline
+from fibration.plotting.figures.regimes import TOKENS, to_ratios
+from fibration.plotting.figures.sample import OLD, apart, dealing, dealt, regimes_of, sample, samples
+from fibration.plotting.gate_curve import Section
+from fibration.printing import reports as formats_module
+from fibration.runtime.operator import Operator
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANT = ROOT / "docs" / "fiberpo_k.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fibration
-from fibration.compiler import BACKENDS, TITLES, generate, header
+from fibration.pipeline import BACKENDS, TITLES, generate, header
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -46,7 +46,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.constructors import CONSTRUCTORS, construct
+from fibration.language.registry import CONSTRUCTORS, construct
 
 # ---------------------------------------------------------------- every registered gate, in a small hierarchy
 

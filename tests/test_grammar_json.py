@@ -44,10 +44,10 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.constructors import CONSTRUCTORS, construct
-from fibration.expressions import OPERATORS, apply, as_expression
-from fibration.grammar import parse
-from fibration.symbols import BATCH, SOURCE, TARGET, PerChannel, Stratum
+from fibration.language.atoms import BATCH, SOURCE, TARGET, PerChannel, Stratum
+from fibration.language.expressions import OPERATORS, apply, as_expression
+from fibration.language.grammar import parse
+from fibration.language.registry import CONSTRUCTORS, construct
 
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
 epsilon = Parameter("epsilon", default=0.05, upper=1)

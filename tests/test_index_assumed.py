@@ -24,18 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refuses
 
-import fibration.checks as checks_module
-from fibration import (
-    HierarchyIndexError,
-    Parameter,
-    SpecError,
-    balanced,
-    populated,
-    proportional,
-    total,
-    uniform,
-)
-from fibration.measure import Measure
+import fibration.runtime.index.assumed as checks_module
+from fibration import HierarchyIndexError, Parameter, SpecError, balanced, populated, proportional, total, uniform
+from fibration.runtime.index.mass_on_batch import Measure
 
 
 def test_an_empty_branch():

@@ -27,19 +27,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refuses
 
-import fibration.projection as projection_module
-from fibration import (
-    HierarchyIndexError,
-    MarkovKernel,
-    SpecError,
-    balanced,
-    count,
-    proportional,
-    total,
-    uniform,
-)
-from fibration.measure import Measure
-from fibration.symbols import Stratum
+import fibration.runtime.index.projection as projection_module
+from fibration import HierarchyIndexError, MarkovKernel, SpecError, balanced, count, proportional, total, uniform
+from fibration.language.atoms import Stratum
+from fibration.runtime.index.mass_on_batch import Measure
 
 
 def effects(i, x, m):

@@ -25,18 +25,11 @@ from edges import (
 )
 from test_bad_input import refuses
 
-from fibration import (
-    Attribute,
-    BatchError,
-    HierarchyIndexError,
-    proportional,
-    total,
-    uniform,
-)
-from fibration.batch import Batch, inputs_of
-from fibration.checks import check
-from fibration.inputs import make_batch
-from fibration.ir import Input, Mix
+from fibration import Attribute, BatchError, HierarchyIndexError, proportional, total, uniform
+from fibration.compiler.ir import Input, Mix
+from fibration.runtime.batch import Batch, inputs_of
+from fibration.runtime.index.assumed import check
+from fibration.runtime.inputs import make_batch
 
 # ---------------------------------------------------------------- leaves
 

@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refuses
 
-from fibration import (
-    HierarchyIndexError,
-)
-from fibration.symbols import Stratum
+from fibration import HierarchyIndexError
+from fibration.language.atoms import Stratum
 
 
 @st.composite

@@ -58,13 +58,10 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration import compiler as compiling
-from fibration.adjoint import adjoint
-from fibration.cancel import cancel, factors_over
-from fibration.errors import IRError
-from fibration.expressions import OPERATORS, apply, as_expression
-from fibration.interpret import Sizes, interpret
-from fibration.ir import (
+from fibration import pipeline as compiling
+from fibration.compiler.adjoint import adjoint
+from fibration.compiler.interpret import Sizes, interpret
+from fibration.compiler.ir import (
     SCALAR_ARITY,
     Const,
     Detach,
@@ -79,11 +76,14 @@ from fibration.ir import (
     count_input,
     scalar,
 )
-from fibration.lower import lower
-from fibration.optimise import optimise, simplify
-from fibration.scalars import MEANING, compute
-from fibration.schedule import schedule
-from fibration.traversal import evaluate
+from fibration.compiler.lower import lower
+from fibration.compiler.optimise import optimise, simplify
+from fibration.compiler.scalars import MEANING, compute
+from fibration.compiler.schedule import schedule
+from fibration.errors import IRError
+from fibration.language.cancel import cancel, factors_over
+from fibration.language.expressions import OPERATORS, apply, as_expression
+from fibration.language.traversal import evaluate
 
 x = Input("x", "fine", "x")
 y = Input("y", "fine", "y")

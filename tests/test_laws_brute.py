@@ -47,7 +47,7 @@ from fibration import (
     trajectory_mean,
     where,
 )
-from fibration.traversal import atoms
+from fibration.language.traversal import atoms
 
 CHAIN = (token, trajectory, prompt_group, zoo.domain)
 price = Attribute("price", on=trajectory)

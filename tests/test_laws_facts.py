@@ -46,8 +46,8 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.symbols import Component, in_channel
-from fibration.traversal import evaluate
+from fibration.language.atoms import Component, in_channel
+from fibration.language.traversal import evaluate
 
 x = token_log_ratio
 

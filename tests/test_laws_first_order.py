@@ -51,7 +51,7 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.symbols import mass
+from fibration.language.atoms import mass
 
 token, state, trajectory, group = strata("token state trajectory group")
 text, image, turn = strata("text_token image_token turn")

@@ -8,10 +8,10 @@ from quivers import BOTH, batch, image, make, text, token, trajectory, turn
 from zoo import T
 
 from fibration import Hierarchy, Objective, count, identity_gate, log_ratio, token_mean, trajectory_mean, where
-from fibration.assumptions import populated
+from fibration.language.assumptions import populated
 from fibration.laws import LAWS
-from fibration.laws.law import Subject
 from fibration.laws.objective import whole_batch
+from fibration.laws.proof.subject import Subject
 
 
 def of(objective, *more, **assumed):

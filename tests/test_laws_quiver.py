@@ -46,15 +46,17 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.assumptions import balanced, populated
-from fibration.laws import LAWS, kernels
-from fibration.laws.algebra import Assumptions, symbol
-from fibration.laws.concrete import Concrete, concretes, is_balanced
-from fibration.laws.law import Subject
-from fibration.laws.populations import Populations
-from fibration.laws.small import crossed, small
-from fibration.report import Verdict
-from fibration.shape import Shape
+from fibration.language.assumptions import balanced, populated
+from fibration.language.report import Verdict
+from fibration.language.strata import Shape
+from fibration.language.sympy_bridge import symbol
+from fibration.laws import LAWS
+from fibration.laws import reflecting as kernels
+from fibration.laws.proof.populations import Populations
+from fibration.laws.proof.signs import Assumptions
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Concrete, concretes, is_balanced
+from fibration.laws.witness.shapes import crossed, small
 
 RIGHT, WRONG = quivers.right(), quivers.wrong()
 F = Fraction

@@ -54,7 +54,7 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.report import Report
+from fibration.language.report import Report
 
 SHIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "fiberpo", "fiberpo_domain")
 token, _, prompt_group, domain = zoo.token, zoo.trajectory, zoo.prompt_group, zoo.domain

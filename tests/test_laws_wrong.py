@@ -11,8 +11,8 @@ import pytest
 import zoo
 
 from fibration import LawError, compile
-from fibration.report import Report
-from fibration.traversal import atoms
+from fibration.language.report import Report
+from fibration.language.traversal import atoms
 
 WRONG = zoo.wrong()
 UNDECIDABLE = zoo.undecidable()

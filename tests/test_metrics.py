@@ -24,7 +24,7 @@ from fibration import (
     uniform,
     zero_gate,
 )
-from fibration.metrics import FEW, Extreme, Mean
+from fibration.runtime.metrics import FEW, Extreme, Mean
 
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
 

@@ -9,7 +9,7 @@ import torch
 
 import fibration
 from fibration import FibrationError, MarkovKernel, Parameter, SpecError, clip_gate, residual, strata, uniform
-from fibration.metrics import Mean
+from fibration.runtime.metrics import Mean
 
 token, trajectory, prompt_group, domain = strata("token trajectory prompt_group domain")
 C = Parameter("C", default=0.1)

@@ -59,7 +59,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.symbols import BATCH
+from fibration.language.atoms import BATCH
 
 TINY = 1e-9  # a comparison closer to a tie than this may fall either way in float64
 

@@ -13,12 +13,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fibration import load
-from fibration.cli import app
-from fibration.formats import Outcome, as_markdown, rendered
+from fibration.cli.main import app
+from fibration.language.loading import shipped
+from fibration.language.report import Report, Verdict
 from fibration.laws import LAWS
-from fibration.loading import shipped
-from fibration.overview import KINDS, MARKS, Overview, legend, markdown, marks, notes
-from fibration.report import Report, Verdict
+from fibration.printing.law_table import KINDS, MARKS, Overview, legend, markdown, marks, notes
+from fibration.printing.reports import Outcome, as_markdown, rendered
 
 pytestmark = pytest.mark.usefixtures("kept_verdicts")
 

@@ -35,19 +35,19 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration import recorded as recorded_module
-from fibration import run as run_module
-from fibration.canvas import DPI, INK, character, save
-from fibration.cli import app
-from fibration.diagram import hierarchy, wrapped
-from fibration.drifts import colours, net
-from fibration.drifts import drift as drift_of
+from fibration.cli import run as run_module
+from fibration.cli.main import app
+from fibration.compiler.interpret import interpret
 from fibration.errors import HierarchyIndexError, RolloutsError
-from fibration.interpret import interpret
-from fibration.plots import Curve, curves, ratios, regimes
-from fibration.recorded import Gated, build_index, disagreement, gate
-from fibration.rollouts import Labels, Rollouts, save_rollouts
-from fibration.show import REGIMES
+from fibration.plotting.canvas import DPI, INK, character, save
+from fibration.plotting.drifts import colours, net
+from fibration.plotting.drifts import drift as drift_of
+from fibration.plotting.hierarchy import hierarchy, wrapped
+from fibration.plotting.recorded_batch import Curve, curves, ratios, regimes
+from fibration.printing.regimes import REGIMES
+from fibration.rollouts import replay as recorded_module
+from fibration.rollouts.file import Labels, Rollouts, save_rollouts
+from fibration.rollouts.replay import Gated, build_index, disagreement, gate
 
 pytestmark = pytest.mark.usefixtures("kept_verdicts")
 
@@ -448,7 +448,7 @@ def test_a_smooth_gate_is_attenuated() -> None:
 
 
 def test_every_regime_of_the_metrics_has_a_look() -> None:
-    from fibration.instrument import REGIMES as MEASURED
+    from fibration.compiler.diagnostics import REGIMES as MEASURED
 
     assert tuple(REGIMES) == MEASURED
     assert len({r.colour for r in REGIMES.values()}) == len(REGIMES)

@@ -16,9 +16,9 @@ from xml.etree import ElementTree as Xml
 import pytest
 from typer.testing import CliRunner
 
-import fibration.formats
-from fibration.cli import app
-from fibration.loading import load, load_all
+import fibration.printing.reports
+from fibration.cli.main import app
+from fibration.language.loading import load, load_all
 
 pytest_plugins = ["pytester"]
 
@@ -44,7 +44,7 @@ wrong = Hierarchy(
     gives_up={"positivity": "for no reason"},
 )
 """
-USED = ["-p", "fibration.pytest_plugin", "-p", "no:cacheprovider", "-W", "error"]
+USED = ["-p", "fibration.cli.pytest_plugin", "-p", "no:cacheprovider", "-W", "error"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("specs") / "wrong.py"
     file.write_text(WRONG)
     for hierarchy in [*load_all(file), load("ppo"), load("gspo")]:
-        fibration.formats.as_json([fibration.formats.Outcome("", hierarchy.verify())])
+        fibration.printing.reports.as_json([fibration.printing.reports.Outcome("", hierarchy.verify())])
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_what_is_left_out(project: pytest.Pytester) -> None:
 
 
 def test_only_what_failed_last_runs_again(project: pytest.Pytester) -> None:
-    with_cache = ["-p", "fibration.pytest_plugin", "-W", "error"]
+    with_cache = ["-p", "fibration.cli.pytest_plugin", "-W", "error"]
     project.runpytest(*with_cache).assert_outcomes(passed=3, failed=1)
     again = project.runpytest(*with_cache, "--last-failed", "-v")
     assert [line.split()[0] for line in again.outlines if "%]" in line] == ["specs/wrong.py::wrong"]
@@ -254,7 +254,7 @@ def test_what_is_not_there_stops_pytest(project: pytest.Pytester, spec: str) -> 
 
 
 def test_a_defect_of_the_library_keeps_its_traceback(project: pytest.Pytester) -> None:
-    write(project, {"conftest.py": "import fibration.verify\nfibration.Hierarchy.verify = lambda self: 1 / 0\n"})
+    write(project, {"conftest.py": "import fibration.laws.verify\nfibration.Hierarchy.verify = lambda self: 1 / 0\n"})
     kept = fibration.Hierarchy.verify
     try:
         result = project.runpytest(*USED, "specs/a.py::good")
@@ -307,7 +307,7 @@ def test_pytest_and_the_command_line_agree(project: pytest.Pytester, files: dict
 # ---------------------------------------------------------------- where it is not used, and installed
 
 REPORT = "import sys, pytest; code = pytest.main(sys.argv[1:]); print(code, *[m for m in {names} if m in sys.modules])"
-HEAVY = ("fibration", "fibration.pytest_plugin", "sympy", "torch", "rich")
+HEAVY = ("fibration", "fibration.cli.pytest_plugin", "sympy", "torch", "rich")
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ def test_it_costs_nothing_where_it_is_not_used(installed: pytest.Pytester) -> No
 
 
 def test_it_needs_no_torch(installed: pytest.Pytester) -> None:
-    assert imported(installed) == ["1", "fibration", "fibration.pytest_plugin", "sympy", "rich"]
+    assert imported(installed) == ["1", "fibration", "fibration.cli.pytest_plugin", "sympy", "rich"]
 
 
 def test_installed_it_needs_no_option_and_can_be_left_out(installed: pytest.Pytester) -> None:

@@ -36,13 +36,13 @@ from test_backends import F32, F64, holds_gate, holds_training
 from thorough import ALL, some
 
 from fibration import Fibration, Hierarchy, count, log_ratio, proportional, uniform
-from fibration.constructors import CONSTRUCTORS
-from fibration.gates import Gate
-from fibration.lower import CHANNEL_WORD
-from fibration.metrics import Mean
-from fibration.operator import Operator
-from fibration.symbols import Density
-from fibration.traversal import atoms
+from fibration.language.atoms import Density
+from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.gates import Gate
+from fibration.language.registry import CONSTRUCTORS
+from fibration.language.traversal import atoms
+from fibration.runtime.metrics import Mean
+from fibration.runtime.operator import Operator
 
 MIX = (F64, F32, F64, torch.bfloat16, F64, F32, torch.float16)
 LONGEST = 2.0**-58  # of the largest value: what rounding may do to the dense numbers themselves

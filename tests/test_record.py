@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fibration
-from fibration import record
 from fibration.errors import FibrationError, MissingDependency
+from fibration.rollouts import record
 
 EOS, LINE_BREAK = 0, 1
 

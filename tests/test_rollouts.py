@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import fibration
-from fibration import rollouts as module
 from fibration.errors import RolloutsError
-from fibration.rollouts import FORMAT, Labels, Rollouts, load_rollouts, save_rollouts
+from fibration.rollouts import file as module
+from fibration.rollouts.file import FORMAT, Labels, Rollouts, load_rollouts, save_rollouts
 
 
 def small(**changes: Any) -> Rollouts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fibration import Fibration, Stratum, strata, uniform
-from fibration.shape import Shape
+from fibration.language.strata import Shape
 
 token, image, trajectory, domain, modality, batch = strata("token image trajectory domain modality batch")
 

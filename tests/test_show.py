@@ -45,10 +45,11 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.cli import app
-from fibration.latex import latex, tex
-from fibration.loading import shipped
-from fibration.show import mermaid, text, unit
+from fibration.cli.main import app
+from fibration.language.loading import shipped
+from fibration.printing.latex import latex, tex
+from fibration.printing.regimes import unit
+from fibration.printing.text import mermaid, text
 
 token, image, turn, end = strata("token image turn end_of_all")
 weight = Attribute("weight", on=token)

@@ -15,7 +15,7 @@ from thorough import ALL
 from typer.testing import CliRunner
 
 import fibration
-from fibration.cli import app
+from fibration.cli.main import app
 
 pytestmark = pytest.mark.usefixtures("kept_verdicts")
 

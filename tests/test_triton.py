@@ -18,7 +18,7 @@ from fibration import BackendError, Fibration, Gate, Hierarchy, log_ratio, resid
 from fibration.backends.triton import load
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import fitted, is_literal, typed
-from fibration.compiler import Artifact, choose, generate
+from fibration.pipeline import Artifact, choose, generate
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 interpreted = pytest.mark.skipif(not triton_interprets(), reason="kernels are compiled where there is a GPU")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import Sample, deviation_of, programme, samples
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
-from fibration.trust_region import (
+from fibration.trust_region.apc import (
     Regime,
     apc_gate,
     apc_gated_ratio,
@@ -19,16 +19,12 @@ from fibration.trust_region import (
     apc_objective,
     apc_objective_discounted,
     apc_projected_objective,
-    apc_radius,
     apc_regimes,
     apc_surrogate,
-    centred,
     retract,
-    tv_per_state,
-    tv_trpo_maximiser,
-    tv_trpo_objective,
-    unit_maximiser,
 )
+from fibration.trust_region.divergences import tv_per_state
+from fibration.trust_region.maximiser import apc_radius, centred, tv_trpo_maximiser, tv_trpo_objective, unit_maximiser
 
 CLOSED = json.loads((Path(__file__).parent / "vectors" / "closed_forms.json").read_text())["cases"]
 NAN = float("nan")

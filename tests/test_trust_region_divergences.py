@@ -13,27 +13,24 @@ from hypothesis import strategies as st
 from samples import Sample, deviation_of, samples
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
-from fibration.trust_region import (
+from fibration.trust_region.divergences import (
     exact_kl,
     exact_max,
     exact_mean,
     exact_tv,
-    gspo_radius,
-    gspo_threshold,
     kl_max,
     kl_mean,
     kl_per_state,
     kl_per_trajectory,
     kl_trajectory_mean,
-    steps,
-    trajectories,
-    trpo_radius,
     tv_max,
     tv_mean,
     tv_per_state,
     tv_per_trajectory,
     tv_trajectory_mean,
 )
+from fibration.trust_region.radius import gspo_radius, gspo_threshold, trpo_radius
+from fibration.trust_region.tokens import steps, trajectories
 
 NAN = float("nan")
 OLD = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)

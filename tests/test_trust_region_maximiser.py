@@ -9,15 +9,9 @@ from samples import Sample, deviation_of, programme, samples
 from scipy.optimize import minimize, minimize_scalar
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
-from fibration.trust_region import (
-    apc_radius,
-    centred,
-    trpo_radius,
-    tv_per_state,
-    tv_trpo_maximiser,
-    tv_trpo_objective,
-    unit_maximiser,
-)
+from fibration.trust_region.divergences import tv_per_state
+from fibration.trust_region.maximiser import apc_radius, centred, tv_trpo_maximiser, tv_trpo_objective, unit_maximiser
+from fibration.trust_region.radius import trpo_radius
 
 NAN = float("nan")
 

@@ -50,8 +50,8 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.expressions import Expression
-from fibration.symbols import Stratum
+from fibration.language.atoms import Stratum
+from fibration.language.expressions import Expression
 
 token, turn, trajectory, prompt_group, domain = strata("token turn trajectory prompt_group domain")
 FULL = (token, trajectory, prompt_group, domain)

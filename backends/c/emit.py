@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 
 from fibration.backends.bodies import Language, ternary
-from fibration.calling import Argument, layout_word, result_of, signature
+from fibration.compiler.arguments import Argument, layout_word, result_of, signature
+from fibration.compiler.fuse import sweeps
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep
+from fibration.compiler.reuse import keep
 from fibration.errors import BackendError
-from fibration.ir import BATCH, Const, Input, Map, Mix, Node, Program, Pull, Push
-from fibration.keep import keep
-from fibration.plans import Coarse, Group, Pass, Plan, Scalars, Sweep
-from fibration.sweeps import sweeps
 
 OPERATORS = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",

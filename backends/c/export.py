@@ -8,9 +8,9 @@ from pprint import pformat
 from fibration.backends.c.build import FLAGS
 from fibration.backends.c.emit import STORED
 from fibration.backends.standalone import LAY_OUT, Export, table, written
+from fibration.compiler.ir import BATCH
+from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
-from fibration.ir import BATCH
-from fibration.plans import Plan
 
 LOADER = '''\
 {header}

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
 from fibration.backends.c.emit import STORED
-from fibration.batch import Batch, Run
-from fibration.calling import Argument, bind, per_row, signature
+from fibration.compiler.arguments import Argument, signature
+from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
-from fibration.plans import Plan
+from fibration.runtime.batch import Batch, Run
+from fibration.runtime.calling import bind, per_row
 
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 NUMBERS = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}

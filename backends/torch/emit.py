@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from fibration.backends.bodies import Language, call
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.schedule import Schedule, Step, schedule
 from fibration.errors import BackendError
-from fibration.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
-from fibration.schedule import Schedule, Step, schedule
 
 # One row per scalar operator of the IR, but for the choice.
 OPERATORS: Mapping[str, str] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fibration.backends.standalone import Export
+from fibration.compiler.schedule import Schedule
 from fibration.errors import BackendError
-from fibration.schedule import Schedule
 
 
 def export(

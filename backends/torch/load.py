@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fibration.batch import Batch, Run, inputs_of
-from fibration.schedule import Schedule
+from fibration.compiler.schedule import Schedule
+from fibration.runtime.batch import Batch, Run, inputs_of
 
 
 def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:

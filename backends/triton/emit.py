@@ -14,10 +14,10 @@ from pathlib import Path
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import RESERVED
 from fibration.backends.triton.writer import PER_WARP, Kernel
-from fibration.calling import Argument, signature
-from fibration.ir import Program
-from fibration.plans import Plan
-from fibration.sweeps import sweeps
+from fibration.compiler.arguments import Argument, signature
+from fibration.compiler.fuse import sweeps
+from fibration.compiler.ir import Program
+from fibration.compiler.plan import Plan
 
 __all__ = ["RESERVED", "emit", "launched", "plan"]
 

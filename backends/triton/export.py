@@ -8,7 +8,7 @@ from fibration.backends.standalone import LAY_OUT, Export, table, written
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.resources import compile_all, requests
-from fibration.plans import Plan
+from fibration.compiler.plan import Plan
 
 CALLER = '''
 

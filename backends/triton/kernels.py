@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
-from fibration.calling import layout_word, result_of
+from fibration.compiler.arguments import layout_word, result_of
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push
+from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep
 from fibration.errors import BackendError
-from fibration.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push
-from fibration.plans import Coarse, Group, Pass, Plan, Scalars, Sweep
 
 # Values of a coarse stage that goes along with a sweep; a larger one would take registers from all of its programs.
 SMALL = 32

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.writer import PER_WARP, Kernel
-from fibration.calling import Argument
-from fibration.plans import Plan
+from fibration.compiler.arguments import Argument
+from fibration.compiler.plan import Plan
 
 SHAPE = (1, 1024, 8)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
 COLUMNS = 16  # sources over one target that are summed at a time

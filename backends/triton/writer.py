@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
-from fibration.calling import Argument, signature
+from fibration.compiler.arguments import Argument, signature
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull
+from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
-from fibration.ir import BATCH, Const, Input, Map, Node, Pull
-from fibration.plans import Plan
 
 # Elements that a program takes at once, for each of its warps: scalar work needs many registers, sums many loads.
 PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128}

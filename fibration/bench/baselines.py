@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fibration.bench.shapes import Problem
-from fibration.loading import load
-from fibration.spec import Hierarchy
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import load
 
 SHORT = 4  # tokens per trajectory up to which index_add is faster than segment_reduce on a CPU
 

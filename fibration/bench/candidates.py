@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fibration import compiler
+from fibration import pipeline
 from fibration.bench.baselines import baseline, prepare
 from fibration.bench.shapes import Problem
 from fibration.errors import BackendError
-from fibration.index import Index
-from fibration.operator import Operator
-from fibration.spec import Hierarchy
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Operator
 
 EAGER, COMPILED, FLOOR = "eager torch", "torch.compile", "copy of the same bytes"
 ROWS = {"": "coefficients", "metrics": "coefficients and metrics", "backward": "loss and backward"}
@@ -69,7 +69,7 @@ class Ready:
 
 
 def make_ready(hierarchy: Hierarchy, backend: str, problem: Problem) -> Ready:
-    operator = compiler.compile(hierarchy, backend)
+    operator = pipeline.compile(hierarchy, backend)
     return Ready(operator, problem.index(operator))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fibration import compiler
+from fibration import pipeline
 from fibration.bench import report
 from fibration.bench.candidates import candidates
 from fibration.bench.machine import describe_machine
@@ -18,8 +18,9 @@ from fibration.bench.measure import bandwidth, clock
 from fibration.bench.rows import Measured, Plan, measure
 from fibration.bench.shapes import DTYPES, KI, MI, Shape, parse_count, sweep
 from fibration.errors import BackendError, BatchError
-from fibration.formats import load_quietly, write_file
-from fibration.spec import Hierarchy
+from fibration.files import write_file
+from fibration.language.hierarchy import Hierarchy
+from fibration.printing.reports import load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
 SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
@@ -69,7 +70,7 @@ def bench(console: Console, settings: Settings) -> int:
     stream = bandwidth(device, clock(device))
     report.emit_heading(console, settings.command, machine, stream, settings.rounds)
     plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
-    backends = list(dict.fromkeys(compiler.choose(b) for b in settings.backends)) or backends_for(settings.device)
+    backends = list(dict.fromkeys(pipeline.choose(b) for b in settings.backends)) or backends_for(settings.device)
     # torch.compile takes longer than everything else together: a quick sweep does without it.
     compiled = not (settings.quick and settings.sweep)
     results: list[Measured] = []
@@ -117,7 +118,7 @@ def check(settings: Settings) -> list[Hierarchy]:
     if settings.repeats is not None and settings.repeats < 1:
         raise BatchError(f"--repeats {settings.repeats}", required="a whole number from 1")
     for backend in settings.backends:
-        compiler.choose(backend)
+        pipeline.choose(backend)
     for text in (*settings.tokens, settings.length):
         parse_count(text)
     for path, suffix in ((settings.json, ".json"), (settings.plot, ".png")):
@@ -160,4 +161,4 @@ def _centre(settings: Settings) -> Shape:
 
 def backends_for(device: str) -> list[str]:
     """The backends that can be timed on a device; Triton's interpreter is for debugging, and times nothing."""
-    return [b for b in compiler.BACKENDS if b == "torch" or (b == "triton") == device.startswith("cuda")]
+    return [b for b in pipeline.BACKENDS if b == "torch" or (b == "triton") == device.startswith("cuda")]

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from fibration import compiler
+from fibration import pipeline
 from fibration.bench.candidates import COMPILED, Candidate, Ready, start
 from fibration.bench.measure import Failed, reason
 from fibration.bench.shapes import DTYPES, Problem, Shape, make_problem
-from fibration.spec import Hierarchy
+from fibration.language.hierarchy import Hierarchy
 
 TIMEOUT = 900  # seconds; a compiler that needs longer is not waited for
 SMALL = 2**12  # tokens of the batch that loads a candidate's code before its memory is measured
@@ -102,7 +102,7 @@ def answer_cold(task: Task, hierarchy: Hierarchy, problem: Problem) -> dict[str,
     begin = time.perf_counter()
     ready, index = None, 0.0
     if task.candidate.ours:
-        operator = compiler.compile(hierarchy, task.candidate.backend)
+        operator = pipeline.compile(hierarchy, task.candidate.backend)
         compiled = time.perf_counter()
         ready = Ready(operator, problem.index(operator))
         index = time.perf_counter() - compiled

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.spec import Hierarchy
-from fibration.symbols import BATCH, Stratum
+from fibration.language.atoms import BATCH, Stratum
+from fibration.language.hierarchy import Hierarchy
 
 SAMPLES = 8  # trajectories per prompt
 ROOTS = 4  # elements of a coarsest stratum

@@ -14,7 +14,7 @@ from fibration.bench.candidates import COMPILED, EAGER, Candidate
 from fibration.bench.measure import ratio
 from fibration.bench.rows import Measured
 from fibration.bench.shapes import Shape, count
-from fibration.canvas import INK, PALETTE, save, title
+from fibration.plotting.canvas import INK, PALETTE, save, title
 
 STYLES: Mapping[str, Mapping[str, Any]] = {
     "fibration torch": {"color": PALETTE[0], "marker": "o"},

@@ -16,7 +16,7 @@ from fibration.bench.baselines import baseline
 from fibration.bench.candidates import COMPILED, EAGER, ROWS, Candidate
 from fibration.bench.measure import LARGE, Failed, Timing, ratio
 from fibration.bench.rows import Measured, Row
-from fibration.formats import emit
+from fibration.printing.reports import emit
 
 FORMAT = "fibration bench 1"
 BUSY = 0.25  # of the cores: others compute beside a benchmark above that

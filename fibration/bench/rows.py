@@ -13,7 +13,7 @@ from fibration.bench.candidates import FLOOR, Candidate, Ready, disagreement, ma
 from fibration.bench.measure import Clock, Failed, Timing, clock, copy_call, interleave, median_of, reason
 from fibration.bench.shapes import DTYPES, Problem, Shape, make_problem
 from fibration.errors import BatchError
-from fibration.spec import Hierarchy
+from fibration.language.hierarchy import Hierarchy
 
 BUILDS = 3  # of an index, to time one
 

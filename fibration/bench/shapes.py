@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fibration.bench.labels import fine_labels, row_labels
 from fibration.errors import BatchError
-from fibration.index import Index
-from fibration.operator import Operator
-from fibration.spec import Hierarchy
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Operator
 
 KI, MI = 2**10, 2**20
 SPREADS = ("equal", "lognormal", "giant")

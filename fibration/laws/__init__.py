@@ -1,31 +1,36 @@
-"""The laws of a fibration gating hierarchy , which must hold for all sizes at once; one short file per subject.
+"""The laws of a fibration gating hierarchy, which must hold for all sizes at once: one file per law, named after it.
 
-A law is a statement, a decision procedure and a counterexample search. `LAWS` is their order: foundations first, then
-kernels, decomposition, gates, and what follows from them together.
+A law is a statement, a decision procedure and a search for a counterexample. `proof/` decides for all sizes, by sympy
+on branch-free formulas; `witness/` evaluates small hierarchies exactly. `verify.py` asks the laws in the order of
+`LAWS`: foundations first, then kernels, decomposition, gates, and what follows from them together; `facts.py`
+certifies what no law asks.
+
+May import: `errors`, `language`.
 """
 
 from __future__ import annotations
 
+from fibration.language.hierarchy import CAN_BE_GIVEN_UP, FOUNDATIONS
 from fibration.laws import (
     coherent,
     first_order,
-    kernels,
+    identity,
     locality,
+    markov,
     objective,
     orthogonality,
-    outcome,
+    positivity,
     recovery,
-    reference,
+    reflecting,
     structure,
 )
 from fibration.laws.law import Law
-from fibration.spec import CAN_BE_GIVEN_UP, FOUNDATIONS
 
-_FOUNDATIONS = (structure.LAW, locality.LAW, *kernels.LAWS, coherent.LAW, objective.LAW)
-_CONSEQUENCES = (recovery.LAW, reference.LAW, first_order.LAW, orthogonality.LAW, *outcome.LAWS)
-LAWS: dict[str, Law] = {law.name: law for law in (*_FOUNDATIONS, *_CONSEQUENCES)}
+_FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
+_CONSEQUENCES = (recovery, identity, first_order, orthogonality, positivity)
+LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
 
 if {n for n, law in LAWS.items() if law.may_be_given_up} != set(
     CAN_BE_GIVEN_UP
 ) or LAWS.keys() - CAN_BE_GIVEN_UP != set(FOUNDATIONS):
-    raise AssertionError("fibration.spec and fibration.laws name different laws")
+    raise AssertionError("fibration.language.hierarchy and fibration.laws name different laws")

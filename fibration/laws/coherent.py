@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.kernels import Fibration
-from fibration.laws.algebra import vanishes
-from fibration.laws.cases import TooManyCases, cases
-from fibration.laws.concrete import Concrete, Witness, concretes, lies, rounding, settings
-from fibration.laws.law import Law, Subject
-from fibration.report import Verdict
-from fibration.symbols import Stratum
+from fibration.language.atoms import Stratum
+from fibration.language.kernels import Fibration
+from fibration.language.report import Verdict
+from fibration.language.sympy_bridge import vanishes
+from fibration.laws.law import Law
+from fibration.laws.proof.branches import TooManyCases, cases
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Concrete, Witness, concretes, lies, rounding, settings
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
 MAX_TRIED = 1000

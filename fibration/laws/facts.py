@@ -8,17 +8,16 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.laws.algebra import from_sympy, symbol, to_sympy, vanishes
-from fibration.laws.germ import RHO, WORDS
-from fibration.laws.law import Subject
-from fibration.laws.outcome import coordinate, lines
-from fibration.laws.pieces import Line, extremes, text
-from fibration.laws.reach import crossed, domain, is_effect, reach, stays_below
-from fibration.laws.reference import gates
-from fibration.report import Fact
-from fibration.spec import Hierarchy
-from fibration.symbols import Density, Reading, Stratum, advantage
-from fibration.traversal import atoms
+from fibration.language.atoms import Density, Reading, Stratum, advantage
+from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.report import Fact
+from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
+from fibration.language.traversal import atoms
+from fibration.laws.proof.coordinates import coordinate, lines
+from fibration.laws.proof.germ import RHO, WORDS
+from fibration.laws.proof.pieces import Line, extremes, text
+from fibration.laws.proof.reach import crossed, domain, is_effect, reach, stays_below
+from fibration.laws.proof.subject import Subject
 
 Lines = dict[tuple[Stratum, str], list[Line] | None]
 

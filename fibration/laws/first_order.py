@@ -1,8 +1,8 @@
 """First-order agreement (thm:fbg_first_order): near on-policy `𝒢(r) = r`, so that value and gradient are the true ones.
 
 Three arguments, the simplest that works: every gate is the identity near 0; every gate has value 0 and slope 1 there;
-the gates of all levels together add up to the leaf's density (`whole.py`). Where value and gradient do not both agree,
-the verdict says what still holds: the gradient alone, or both for advantages that are constant on a stratum.
+the gates of all levels together add up to the leaf's density (`levels_together.py`). Where value and gradient do not
+both agree, the verdict says what still holds: the gradient alone, or both for advantages constant on a stratum.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression
-from fibration.laws import dense, whole
-from fibration.laws.algebra import symbol, vanishes
-from fibration.laws.cases import TooManyCases, always_defined, cases
-from fibration.laws.concrete import Witness
-from fibration.laws.germ import defined_near, is_kinked, near_zero
-from fibration.laws.law import Law, Subject
-from fibration.laws.recovery import X, composed
-from fibration.laws.reference import gates, reference_is_zero
-from fibration.laws.subspace import span, subspace
-from fibration.report import Verdict
-from fibration.symbols import Stratum, gated
+from fibration.language.atoms import Stratum, gated
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import gates
+from fibration.language.report import Verdict
+from fibration.language.sympy_bridge import symbol, vanishes
+from fibration.laws.first_order_subspace import span, subspace
+from fibration.laws.identity import reference_is_zero
+from fibration.laws.law import Law
+from fibration.laws.proof import levels_together
+from fibration.laws.proof.branches import TooManyCases, always_defined, cases
+from fibration.laws.proof.coordinates import X, composed
+from fibration.laws.proof.germ import defined_near, is_kinked, near_zero
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness import definition
+from fibration.laws.witness.batches import Witness
 
-FIRST_ORDER = "near on-policy 𝒢(r) = r to first order, so that value and gradient are those of the true objective"
+STATEMENT = "near on-policy 𝒢(r) = r to first order, so that value and gradient are those of the true objective"
 GRADIENT = "on policy the gradient is that of the true objective"
 
 
@@ -60,7 +63,7 @@ def decide(subject: Subject) -> Iterator[Verdict]:
         "hierarchy",
         "refuted" if witness else "undecided",
         "",
-        required=FIRST_ORDER,
+        required=STATEMENT,
         found=f"{failure.subject} fails '{failure.law}'",
         remedy=failure.remedy,
         counterexample=witness,
@@ -90,8 +93,8 @@ def _together(subject: Subject, failure: Verdict) -> str:
     """The gates of all levels add up, though one of them alone is not the identity; '' if that is not shown."""
     if failure.law != "identity" or not _can_add(subject):
         return ""
-    if kind := whole.agrees(subject):
-        return whole.argument(subject, kind)
+    if kind := levels_together.agrees(subject):
+        return levels_together.argument(subject, kind)
     if _is_one(subject) and _has_slope_one(subject):
         return "𝒢(1) = 1 and 𝒢'(1) = 1: what the gates add at r = 1 cancels in R"
     return ""
@@ -103,7 +106,7 @@ def _can_add(subject: Subject) -> bool:
         subject.proved("recovery")
         and reference_is_zero(subject)
         and _undefined_kernel(subject) is None
-        and whole.usable(subject)
+        and levels_together.usable(subject)
     )
 
 
@@ -140,7 +143,7 @@ def _has_slope_one(subject: Subject) -> bool:
     """Whether `d𝒢/dr = 1` at `r = 1`, on every side of it, whatever `𝒢(1)` is."""
     if not _can_add(subject):
         return False
-    found = whole.reference_values(subject, exactly=False, level=True)
+    found = levels_together.reference_values(subject, exactly=False, level=True)
     return found is not None and all(_recovers_alike(subject, leaf, values) for leaf, values in found.items())
 
 
@@ -192,7 +195,7 @@ def _felt(subject: Subject, failure: Verdict) -> Witness | None:
         return None
     if subject.hierarchy.shape.is_chain and _is_felt(subject, own):
         return own
-    return dense.off_policy(subject.hierarchy) if whole.usable(subject) else None
+    return definition.off_policy(subject.hierarchy) if levels_together.usable(subject) else None
 
 
 def _is_felt(subject: Subject, own: Witness) -> bool:
@@ -219,7 +222,7 @@ def _score(subject: Subject) -> Iterator[Verdict]:
         "hierarchy",
         "refuted",
         "",
-        required=FIRST_ORDER,
+        required=STATEMENT,
         found="the value of a score estimator is Σ μ·𝒢·A·log π, not J",
         remedy="a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}",
         counterexample=Witness(
@@ -233,8 +236,8 @@ def _score(subject: Subject) -> Iterator[Verdict]:
             "first_order", "gradient", "proved", "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J"
         )
         return
-    usable = whole.usable(subject) and (subject.first_failure("markov", "reflecting") is None)
-    witness = dense.on_policy(h) if usable else None
+    usable = levels_together.usable(subject) and (subject.first_failure("markov", "reflecting") is None)
+    witness = definition.on_policy(h) if usable else None
     yield Verdict(
         "first_order",
         "gradient",
@@ -249,9 +252,9 @@ def _score(subject: Subject) -> Iterator[Verdict]:
 
 def _is_one(subject: Subject) -> bool:
     """Whether `𝒢(1) = 1`."""
-    if not (whole.usable(subject) and reference_is_zero(subject)):
+    if not (levels_together.usable(subject) and reference_is_zero(subject)):
         return False
-    found = whole.reference_values(subject, exactly=True, level=False)
+    found = levels_together.reference_values(subject, exactly=True, level=False)
     return found is not None and all(_recovers_one(subject, leaf, values) for leaf, values in found.items())
 
 
@@ -262,4 +265,4 @@ def _recovers_one(subject: Subject, leaf: Stratum, values: dict[str, list[Any]])
     return recovery is not None and all(vanishes(recovery.subs(p) - 1) for p in _points(values, mass))
 
 
-LAW = Law("first_order", FIRST_ORDER, decide)
+LAW = Law("first_order", STATEMENT, decide)

@@ -3,85 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
 
-import sympy
-
-from fibration.expressions import Expression
-from fibration.laws.algebra import Assumptions, symbol
-from fibration.laws.cases import TooManyCases, cases
-from fibration.laws.germ import Germ, germ
-from fibration.report import Verdict
-from fibration.spec import Hierarchy
-from fibration.symbols import Density, Reading, Stratum, in_channel, token_log_ratio
-from fibration.traversal import atoms
-
-
-@dataclass
-class Subject:
-    """A hierarchy under verification, with what is already decided about it."""
-
-    hierarchy: Hierarchy
-    verdicts: list[Verdict]
-    _germs: dict[tuple[Expression, Stratum], Germ] = field(default_factory=dict)
-    _at: dict[Stratum, Assumptions] = field(default_factory=dict)
-
-    @cached_property
-    def assume(self) -> Assumptions:
-        """What is known of every atom, wherever it is read."""
-        return self._assume(None)
-
-    def at(self, stratum: Stratum) -> Assumptions:
-        """What is known of what is read at the elements of a stratum: more, in a tree."""
-        if stratum not in self._at:
-            # on a chain no more is known, so that what was decided of a gate is not decided again
-            self._at[stratum] = self.assume if self.hierarchy.shape.is_chain else self._assume(stratum)
-        return self._at[stratum]
-
-    def _assume(self, stratum: Stratum | None) -> Assumptions:
-        """Densities that are sums of `max(±x, 0)` are not negative."""
-        h = self.hierarchy
-        plain = Assumptions(h.shape, h.assume, stratum)
-        never_negative = {
-            c
-            for c, e in h.decomposition.densities
-            if all(is_never_negative(h.with_mass(e, leaf), Assumptions(h.shape, h.assume, leaf)) for leaf in h.leaves)
-        }
-        read = {a for s in h.order for c in never_negative for a in atoms(in_channel(h.gate(s), c))}
-        known = (a for a in read if isinstance(a, Density) and a.channel in never_negative)
-        return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known})
-
-    def germ(self, gate: Expression, stratum: Stratum) -> Germ:
-        """`germ.germ` of a gate on a stratum, once for each."""
-        if (gate, stratum) not in self._germs:
-            self._germs[gate, stratum] = germ(gate, self.at(stratum))
-        return self._germs[gate, stratum]
-
-    def proved(self, law: str, subject: str | None = None) -> bool:
-        """Whether a law holds, of one subject or of all."""
-        found = [v for v in self.verdicts if v.law == law and subject in (None, v.subject)]
-        return bool(found) and all(v.status == "proved" for v in found)
-
-    def first_failure(self, *laws: str) -> Verdict | None:
-        return next((v for law in laws for v in self.verdicts if v.law == law and v.status != "proved"), None)
-
-
-def is_never_negative(density: Expression, assume: Assumptions) -> bool:
-    """Whether every branch of a density is at least 0."""
-    try:
-        return all(_is_at_least_0(c.sympy(), assume.with_signs(dict(c.signs))) for c in cases(density, assume))
-    except TooManyCases:
-        return False
-
-
-def _is_at_least_0(value: Any, assume: Assumptions) -> bool:
-    x, t = symbol(token_log_ratio), symbol(Reading("r - 1, apart from its sign"))
-    sign = {frozenset({0, 1}): 1, frozenset({1}): 1, frozenset({-1, 0}): -1, frozenset({-1}): -1}.get(assume.signs(x))
-    if sign is not None:  # exp(x) - 1 has the sign of x
-        value, assume = value.subs(sympy.exp(x), 1 + sign * t), assume.with_signs({t: frozenset({0, 1})})
-    return -1 not in assume.signs(value)
+from fibration.language.report import Verdict
+from fibration.laws.proof.subject import Subject
 
 
 @dataclass(frozen=True)

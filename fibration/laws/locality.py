@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fibration.expressions import Expression
-from fibration.laws.concrete import Concrete, Witness, plural
-from fibration.laws.law import Law, Subject
-from fibration.laws.small import crossed
-from fibration.report import Verdict
-from fibration.spec import Hierarchy
-from fibration.symbols import Attribute, Component, Count, Density, Gated, Parameter, Reading, Stratum, Total, mass
-from fibration.traversal import atoms
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Gated,
+    Parameter,
+    Reading,
+    Stratum,
+    Total,
+    mass,
+)
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Verdict
+from fibration.language.traversal import atoms
+from fibration.laws.law import Law
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Concrete, Witness, plural
+from fibration.laws.witness.shapes import crossed
 
 STATEMENT = (
     "a gate reads its residual, parameters, counts, its element's attributes and advantage, and densities of coarser "

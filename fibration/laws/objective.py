@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.expressions import Expression
-from fibration.kernels import Fibration, uniform
-from fibration.laws.algebra import Assumptions
-from fibration.laws.cases import always_defined
-from fibration.laws.concrete import Concrete, Witness, concretes, number, settings
-from fibration.laws.empty import remedy
-from fibration.laws.law import Law, Subject
-from fibration.report import Verdict
-from fibration.shape import Shape
-from fibration.spec import Hierarchy
-from fibration.symbols import BATCH, Count, Stratum, Total
-from fibration.traversal import atoms
+from fibration.language.atoms import BATCH, Count, Stratum, Total
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, uniform
+from fibration.language.report import Verdict
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms
+from fibration.laws.law import Law
+from fibration.laws.proof.branches import always_defined
+from fibration.laws.proof.empty_branches import remedy
+from fibration.laws.proof.signs import Assumptions
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Concrete, Witness, concretes, number, settings
 
 STATEMENT = "the objective's weight μ is defined at every token of every batch"
 

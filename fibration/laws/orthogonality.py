@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fibration.assumptions import Balanced
-from fibration.laws.concrete import Concrete, Witness, concretes, lies, plural, rounding, settings, token_masses
-from fibration.laws.kernels import Cover, subject_of
-from fibration.laws.law import Law, Subject
+from fibration.language.assumptions import Balanced
+from fibration.language.atoms import Stratum, token_log_ratio
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Verdict
+from fibration.laws.law import Law
+from fibration.laws.proof.subject import Subject
+from fibration.laws.reflecting import subject_of
 from fibration.laws.structure import common_coarsening
-from fibration.report import Verdict
-from fibration.spec import Hierarchy
-from fibration.symbols import Stratum, token_log_ratio
+from fibration.laws.witness.batches import Concrete, Witness, concretes, lies, plural, rounding, settings, token_masses
+from fibration.laws.witness.fibres import Cover
 
 STATEMENT = "the residual of every stratum sums to 0 over what it lies over: π_* ρ = 0"
 CROSSED = "the residual of every stratum sums to 0 over each coarser one: π_{u*} ρ_v = 0 for u > v"

@@ -4,40 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
 
 import sympy
 
-from fibration.expressions import Expression, exp
-from fibration.laws.algebra import Assumptions, show, symbol, vanishes
-from fibration.laws.cases import TooManyCases, cases
-from fibration.laws.concrete import Witness, concretes
-from fibration.laws.law import Law, Subject
-from fibration.report import Verdict
-from fibration.spec import Hierarchy
-from fibration.symbols import Stratum, gated, token_log_ratio
-from fibration.traversal import evaluate, substitute
+from fibration.language.atoms import Stratum, token_log_ratio
+from fibration.language.expressions import Expression, exp
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Verdict
+from fibration.language.sympy_bridge import show, vanishes
+from fibration.language.traversal import evaluate
+from fibration.laws.law import Law
+from fibration.laws.proof.branches import TooManyCases, cases
+from fibration.laws.proof.coordinates import X, composed, log_of
+from fibration.laws.proof.signs import Assumptions
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Witness, concretes
 
 STATEMENT = "R(F(r)) = r for every r > 0"
-X = symbol(token_log_ratio)
-
-
-def composed(h: Hierarchy, leaf: Stratum) -> Expression:
-    """`R(F(r))` of one token, as an expression in its log ratio."""
-    split = h.decomposition
-    return h.with_mass(substitute(split.recovery, {gated(c): e for c, e in split.densities}), leaf)
-
-
-def log_of(ratio: Any) -> Any:
-    """`log` of a branch-free ratio, with `exp(a)/exp(b)` and `1 + (exp(x) - 1)` taken apart."""
-    ratio = sympy.powsimp(sympy.expand(sympy.together(_exponents(ratio))))
-    if isinstance(ratio, sympy.exp):
-        return ratio.args[0]
-    return sympy.log(ratio)
-
-
-def _exponents(value: Any) -> Any:
-    return value.replace(sympy.exp, lambda a: sympy.exp(sympy.cancel(sympy.together(a))))
 
 
 def decide(subject: Subject) -> Iterator[Verdict]:

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 import networkx as nx
 
-from fibration.assumptions import Assumption, Balanced
-from fibration.laws.concrete import Witness
-from fibration.laws.law import Law, Subject
-from fibration.report import Status, Verdict
-from fibration.spec import Hierarchy
-from fibration.symbols import BATCH, Component, Parameter, Stratum
-from fibration.traversal import atoms
+from fibration.language.assumptions import Assumption, Balanced
+from fibration.language.atoms import BATCH, Component, Parameter, Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Status, Verdict
+from fibration.language.traversal import atoms
+from fibration.laws.law import Law
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Witness
 
 STATEMENT = (
     "the fibrations are acyclic and connected, the strata over each one cover its tokens once, and what is assumed of "

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from fibration.errors import BatchError
-from fibration.trust_region.tokens import (
-    Elements,
-    PerElement,
-    Tokens,
-    discount,
-    discount_weights,
-    elements,
-)
+from fibration.trust_region.tokens import Elements, PerElement, Tokens, discount, discount_weights, elements
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,7 +76,7 @@ def test_the_metadata_names_the_command_and_the_pytest_plugin(wheel):
         points = configparser.ConfigParser(delimiters="=")
         points.read_string(content.read(name).decode())
     assert {s: dict(points[s]) for s in points.sections()} == {
-        "console_scripts": {"fibration": "fibration.cli:main"},
+        "console_scripts": {"fibration": "fibration.cli.main:main"},
         "pytest11": {"fibration": "_fibration_pytest"},
     }
 

@@ -1,0 +1,345 @@
+"""The command line. Exit codes: 0 fine, 1 a law does not hold (or results disagree), 2 unusable input.
+
+Everything that needs torch or matplotlib is imported by the command that uses it, so that `verify` starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from fibration.errors import BackendError, FibrationError, LawError
+from fibration.files import write_file
+
+
+class Commands(TyperGroup):
+    """What the library raises on purpose becomes a message and an exit code; a bug keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LawError as error:
+            fail(error, 1)
+        except FibrationError as error:
+            fail(error, 2)
+        except BrokenPipeError:  # `| head`, which typer knows how to treat
+            raise
+        except OSError as error:
+            fail(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else error, 2)
+
+
+def fail(error: object, code: int) -> NoReturn:
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(code)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Declare hierarchies of importance-ratio gates, prove their laws, compile them, run them.\n\n"
+    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped hierarchy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class VerifyFormat(StrEnum):
+    text = "text"
+    json = "json"
+    junit = "junit"
+    github = "github"
+    markdown = "markdown"
+
+
+class ShowFormat(StrEnum):
+    text = "text"
+    mermaid = "mermaid"
+    latex = "latex"
+    json = "json"
+    schema = "schema"
+
+
+Spec = Annotated[
+    str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
+]
+
+
+def console() -> Console:
+    """Made per command, for whatever stdout is then. Numbers and brackets are not to be coloured or read as markup."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fibration {metadata.version('fibration')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_default=False)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def verify(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC|DIR...", help="specs, or folders of them", show_default=False)
+    ],
+    format: Annotated[VerifyFormat, typer.Option("--format", "-f", help="How to report.")] = VerifyFormat.text,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
+    ] = None,
+    if_any: Annotated[
+        bool, typer.Option("--if-any", help="Files and folders that declare no hierarchy are fine.")
+    ] = False,
+) -> None:
+    """Decide every law of every hierarchy, for all sizes at once.
+
+    Exit code 0: all proved, or given up as declared. 1: a law is refuted or undecided. 2: some input is unusable, as is
+    one that declares no hierarchy (without --if-any).
+    """
+    from fibration.printing import reports
+
+    outcomes = reports.check(specs, if_any=if_any)
+    for outcome in outcomes:
+        if outcome.error:
+            typer.echo(f"error: {outcome.error}", err=True)
+    if output is not None:
+        write_file(output, reports.rendered(outcomes, format))
+        typer.echo(f"{reports.summary(outcomes)}; report in {output}")
+    elif format is VerifyFormat.text:
+        reports.emit(console(), reports.as_text(outcomes))
+    else:
+        typer.echo(reports.rendered(outcomes, format), nl=False)
+    raise typer.Exit(reports.exit_code(outcomes))
+
+
+@app.command()
+def show(
+    spec: Spec,
+    format: Annotated[ShowFormat, typer.Option("--format", "-f", help="How to show it.")] = ShowFormat.text,
+) -> None:
+    """Print a hierarchy as text, mermaid, LaTeX or JSON.
+
+    `schema` is the JSON Schema of all hierarchies. Nothing is proved here.
+    """
+    from fibration.printing.latex import latex
+    from fibration.printing.reports import load_quietly
+    from fibration.printing.text import mermaid, text
+
+    hierarchy = load_quietly(spec)
+    if format is ShowFormat.json:
+        typer.echo(hierarchy.model_dump_json(indent=2))
+    elif format is ShowFormat.schema:
+        typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
+    else:
+        typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
+
+
+@app.command()
+def compile(
+    spec: Spec,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="Backend, or auto.")] = "auto",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json there."),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(metavar="sm_90", help="Triton: also write machine code for this chip; needs -o.")
+    ] = None,
+) -> None:
+    """Verify a hierarchy and print its generated module.
+
+    With -o, the module and a certificate of what was proved are written instead.
+    """
+    from fibration.cli.certificate import certificate, kernel_table
+    from fibration.pipeline import choose, export, generate
+    from fibration.printing import reports
+
+    hierarchy, chosen = reports.load_quietly(spec), choose(backend)
+    report = hierarchy.verify()
+    report.raise_for_status()
+    artifact = generate(hierarchy, chosen)
+    if arch and chosen != "triton":
+        raise BackendError(f"the {chosen} backend compiles for no architecture", remedy="leave --arch out")
+    if output is None:
+        if arch:
+            raise BackendError("machine code is no text to print", required="a folder for it", remedy="add -o DIR")
+        typer.echo(artifact.source, nl=False)
+        return
+    exported = export(artifact, arch)
+    proof = f"{hierarchy.name}_certificate.json"
+    files = {**exported.files, proof: certificate(artifact, report, exported)}
+    for name, contents in files.items():
+        write_file(output / name, contents)
+    typer.echo("\n".join([reports.heading(report).plain, *(str(output / name) for name in files)]))
+    if exported.kernels:
+        reports.emit(console(), kernel_table(exported))
+
+
+@app.command()
+def run(
+    spec: Spec,
+    rollouts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts; the shipped batch if left out.")
+    ] = None,
+    verify: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC|DIR", help="Verify these first. May be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Where the pictures go.")] = Path(
+        "out"
+    ),
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
+    ] = None,
+) -> None:
+    """Gate a recorded batch and show what every level did.
+
+    Verifies, compiles, gates, compares with the float64 interpreter, prints tables and draws pictures.
+    """
+    from fibration.cli.run import run as run_batch
+
+    raise typer.Exit(run_batch(console(), spec, rollouts, verify or [], out, parameters(param or [])))
+
+
+@app.command()
+def plot(
+    spec: Spec,
+    figure: Annotated[
+        list[str] | None, typer.Option(metavar="gates|regimes|objective|all", help="May be repeated; all if left out.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Parameters as in the captions of the paper.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the figures go.")] = Path("out"),
+    format: Annotated[str, typer.Option("--format", "-f", metavar="png,svg", help="One, or both.")] = "png",
+) -> None:
+    """Draw the paper's figures of a hierarchy.
+
+    Its gates, its regimes on the simplex, and its objective under drift.
+    """
+    from fibration.plotting import figures
+    from fibration.printing.reports import load_quietly
+
+    chosen = [name for name in figure or ["all"] if name != "all"] if "all" not in (figure or ["all"]) else []
+    formats = [word.strip() for word in format.split(",")]
+    hierarchy, values = load_quietly(spec), parameters(param or [])
+    for path, shows in figures.draw(hierarchy, output, chosen or tuple(figures.FIGURES), values, formats, paper):
+        typer.echo(f"{path}: {shows}")
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The safetensors file to write.", show_default=False)],
+    prompts_per_domain: Annotated[int, typer.Option(min=1)] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Trajectories per prompt.")] = 8,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps on the batch.")] = 4,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Record a batch of rollouts with a small model.
+
+    It answers questions, is scored, and is updated a few times on its own answers. Takes minutes.
+    """
+    from fibration.rollouts.record import record as record_batch
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    record_batch(
+        out,
+        prompts_per_domain=prompts_per_domain,
+        samples_per_prompt=samples,
+        updates=updates,
+        seed=seed,
+        progress=typer.echo,
+    )
+    typer.echo(f"written to {out}")
+
+
+@app.command()
+def bench(
+    specs: Annotated[
+        list[str] | None, typer.Argument(metavar="[SPEC]...", help="specs; some shipped ones if left out")
+    ] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", "-b", help="May be repeated; all backends if left out.")
+    ] = None,
+    tokens: Annotated[
+        list[str] | None, typer.Option(metavar="N", help="Tokens of a batch: 65536, 64Ki, 4Mi. May be repeated.")
+    ] = None,
+    length: Annotated[str, typer.Option(metavar="N", help="Tokens of a trajectory, on average.")] = "512",
+    sweep: Annotated[bool, typer.Option("--sweep", help="Vary tokens, lengths, raggedness and padding.")] = False,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Of log-probs and advantages.")] = "float32",
+    repeats: Annotated[int | None, typer.Option(metavar="R", min=1, help="Rounds: 15, or 5 where quick.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all samples there.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture there.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small batches; no memory, no cold starts.")] = False,
+) -> None:
+    """Time every backend beside hand-written losses.
+
+    Also beside torch.compile and a bare copy: on the same inputs, in turns, and with results compared.
+    """
+    from fibration.bench import command
+
+    chosen = {"specs": tuple(specs or ()), "backends": tuple(backend or ()), "tokens": tuple(tokens or ())}
+    rest = {"device": device, "dtype": dtype, "repeats": repeats, "seed": seed, "json": json, "plot": plot}
+    settings = command.Settings(**chosen, **rest, length=length, sweep=sweep, quick=quick)  # type: ignore[arg-type]
+    raise typer.Exit(command.bench(console(), settings))
+
+
+def parameters(given: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` pairs; whether the names and values fit is for the operator to say."""
+    from fibration.errors import ParameterError
+    from fibration.language.read_document import GivenTwice, once
+
+    result: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        try:
+            result[name.strip()] = float(value) if _is_number(value) else json.loads(value, object_pairs_hook=once)
+        except GivenTwice as error:
+            raise ParameterError(
+                f"--param {text!r} cannot be read", required="every key once", found=str(error)
+            ) from None
+        except ValueError:
+            raise ParameterError(
+                f"--param {text!r} cannot be read",
+                required="NAME=VALUE, where VALUE is a number or JSON",
+                found=f"the value {value!r}" if equals else "no '='",
+                remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
+            ) from None
+    return result
+
+
+def _is_number(text: str) -> bool:
+    """Whether Python reads it as a float: `.1` is one, and no JSON."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def main() -> None:
+    """The entry point. A terminal that cannot show a sign gets a replacement, not a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    app()

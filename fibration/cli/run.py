@@ -1,0 +1,269 @@
+"""`fibration run`: verify, compile, gate a recorded batch, compare with the interpreter, show what every level did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fibration.compiler.diagnostics import UNCHANGED, levels, report_of
+from fibration.files import check_writable
+from fibration.language.expressions import as_expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Fact, Report
+from fibration.laws import LAWS
+from fibration.pipeline import best
+from fibration.pipeline import compile as compile_operator
+from fibration.printing import reports
+from fibration.printing.law_table import KINDS, Kind, Overview, kind
+from fibration.printing.regimes import CHANNELS, REGIMES, Regime, unit
+from fibration.printing.text import graph, layers
+from fibration.rollouts.file import Rollouts, load_rollouts
+from fibration.rollouts.replay import Gated, build_index, disagreement, gate
+from fibration.runtime.index.index import Index
+
+PER_LEAF = "log 𝒢 on "  # how facts about the tokens of one of several leaves begin
+AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
+
+
+def run(
+    console: Console, spec: str, rollouts: Path | None, verify: Sequence[str], out: Path, parameters: Mapping[str, Any]
+) -> int:
+    """The whole of `fibration run`; the exit code."""
+    say, hierarchy = _Steps(console), reports.load_quietly(spec)
+    check_writable(out, "--out")  # before the work, not after it
+    if verify:
+        with say.step("verify", ", ".join(verify)) as tick:
+            outcomes = reports.check(verify, tick)
+        say.body(Overview([o.report for o in outcomes if o.report]))
+        for o in outcomes:
+            if o.error:
+                say.body(Text(f"error: {o.error}", "red"))
+            elif o.report and not o.report.ok:
+                say.body(reports.refusals(o.report))
+        if reports.exit_code(outcomes):
+            return reports.exit_code(outcomes)
+
+    with say.step("compile", hierarchy.name):
+        op = compile_operator(hierarchy, best(gpu=False)[0])  # a recorded batch is small, and lies on the CPU
+    say.body(_proof(op.report))
+    say.line(f"every argument: fibration verify {spec}")
+    say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: fibration compile {spec}")
+
+    with say.step("read", str(rollouts or "the rollouts that come with fibration")):
+        recorded = load_rollouts(rollouts)
+        index = build_index(op, recorded)
+    say.line(_batch(recorded, index))
+
+    with say.step("gate", "every token, in float64"):
+        gated = gate(op, index, recorded, parameters)
+    for part in _findings(gated):
+        say.body(part)
+
+    with say.step("compare", "with the float64 interpreter of the IR"):
+        differences = disagreement(gated)
+    agrees = all(d <= AGREEMENT for d in differences.values())
+    shown = ", ".join(f"{name} {d:.1e}" for name, d in differences.items())
+    word, style = (f"✓ at most {AGREEMENT:g}", "green") if agrees else (f"✗ more than {AGREEMENT:g}", "bold red")
+    say.line(f"largest relative difference: {shown} ({word})", style)
+    if not agrees:
+        return 1
+
+    with say.step("draw", str(out)) as tick:
+        from fibration.plotting import recorded_batch
+
+        pictures = recorded_batch.draw(gated, out, tick)
+    for path, title in pictures:
+        say.line(f"{path}: {title}")
+    return 0
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+class _Steps:
+    """Numbered steps: a spinner while one runs on a terminal, one plain line each elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.number = console, 0
+
+    @contextmanager
+    def step(self, verb: str, what: str) -> Iterator[Any]:
+        self.number += 1
+        reports.emit(self.console, Text.assemble((f"{self.number} {verb}", "bold cyan"), f"  {what}"))
+        with self.console.status(f"{verb} ...") as status:
+            yield lambda detail: status.update(f"{verb} {detail} ...")
+
+    def body(self, renderable: Any) -> None:
+        reports.emit(self.console, Padding(renderable, (0, 0, 1, 2)))
+
+    def line(self, text: str, style: str = "") -> None:
+        reports.emit(self.console, Padding(Text(text, style), (0, 0, 0, 2)))
+
+
+def _proof(report: Report) -> Table:
+    """What each law of a verified hierarchy says, and the facts about it as a whole."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, shown in _laws(report):
+        law = LAWS.get(name.partition(" ")[0])
+        grid.add_row(Text(shown.sign, shown.style), name, Text(law.statement if law else ""))
+    whole: list[Fact] = []  # the first of each kind, or one per leaf
+    for fact in report.facts:
+        first = all(fact.name != f.name for f in whole)
+        if (first or fact.subject.startswith(PER_LEAF)) and not fact.subject.startswith("gate on"):
+            whole.append(fact)
+    for fact in whole:
+        grid.add_row(Text("·", "dim"), fact.name, Text.assemble(f"{fact.subject}: ", (fact.value, "bold")))
+    return grid
+
+
+def _laws(report: Report) -> list[tuple[str, Kind]]:
+    """Every law once, with the number of its subjects and the worst of its verdicts."""
+    found: dict[str, list[Kind]] = {}
+    for v in report.verdicts:
+        found.setdefault(v.law, []).append(kind(v))
+    order = list(KINDS.values())
+    return [(law + (f" ×{len(k)}" if len(k) > 1 else ""), max(k, key=order.index)) for law, k in found.items()]
+
+
+def _batch(rollouts: Rollouts, index: Index) -> str:
+    model = rollouts.provenance.get("model", {})
+    by = f", sampled by {model['name']}" if isinstance(model, Mapping) and "name" in model else ""
+    rows = reversed(layers(graph(index.hierarchy)))
+    used = " → ".join(", ".join(f"{index.size[s.name]} {s}" for s in row) for row in rows)
+    return (
+        f"{rollouts.n_tokens} tokens in {rollouts.n_trajectories} trajectories, {len(rollouts.prompt_groups)} prompt "
+        f"groups, {len(rollouts.domains)} domains{by}\nelements: {used}"
+    )
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    """Names on the left may wrap, numbers never do."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for i, name in enumerate(columns):
+        side: Any = {"justify": "left", "overflow": "fold"} if i < left else {"justify": "right", "no_wrap": True}
+        table.add_column(name, vertical="bottom", **side)
+    return table
+
+
+def _domains(g: Gated) -> Table:
+    """Per domain of the rollouts, whether or not the hierarchy knows domains."""
+    r, h = g.rollouts, g.op.hierarchy
+    numbers = ("mean\nreward", "mean\n|log r|", "tokens\nclipped", "𝒢(r)\nmin", "𝒢(r)\nmax")
+    table = _table("domain", "groups", "traject.", "tokens", *numbers)
+    changed = np.zeros(r.n_tokens, bool)
+    for leaf in (s for s in h.leaves if h.gates[s].expression != as_expression(0)):
+        tokens = g.index.positions_of(leaf.name).numpy()
+        for channel in h.decomposition.channels:
+            residual = g.levels.residual[leaf.name, channel]
+            moved_by = (residual - g.levels.gated[leaf.name, channel]).abs()
+            changed[tokens] |= (moved_by > UNCHANGED * residual.abs()).numpy()
+    row_domain = r.domain_of_group[r.prompt_group]
+    token_domain = np.repeat(row_domain, np.diff(r.offsets))
+    drift, ratio = g.log_ratio.abs().numpy(), g.ratio.numpy()
+    everything = [(name, row_domain == i, token_domain == i) for i, name in enumerate(r.domains)]
+    everything.append(("all", np.ones_like(row_domain, bool), np.ones_like(token_domain, bool)))
+    for name, rows, tokens in everything:
+        if not tokens.any():
+            continue
+        if name == "all":
+            table.add_section()
+        groups, reward = len(np.unique(r.prompt_group[rows])), f"{r.rewards[rows].mean():.2f}"
+        moved, clipped = f"{drift[tokens].mean():.4f}", f"{changed[tokens].mean():.0%}"
+        extremes = (f"{ratio[tokens].min():.3f}", f"{ratio[tokens].max():.3f}")
+        table.add_row(name, f"{groups}", f"{rows.sum()}", f"{tokens.sum()}", reward, moved, clipped, *extremes)
+    return table
+
+
+def _regimes(g: Gated) -> Table:
+    """Per level and, of every coarsest stratum with few named elements, per element of it: drift and regimes."""
+    h, metrics = g.op.hierarchy, g.result.metrics
+    report = report_of(h)
+    regimes = _shown(g)
+    titles = [r.title.replace(" ", "\n") for r in regimes.values()]
+    # Only few elements are named, and the batch never is.
+    coarsest = [over for over in dict.fromkeys(b for _, b in report.paths) if any(f"[{over}=" in m for m in metrics)]
+    heading = coarsest[0] if len(coarsest) == 1 else "over" if coarsest else ""
+    table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, left=2)
+
+    def row(level: str, label: Text | str, key: str, suffix: str, count: float) -> None:
+        shares = [_share(float(metrics[f"{key}/{k}{suffix}"]), r.style) for k, r in regimes.items()]
+        drifts = [f"{float(metrics[f'{key}/{d}{suffix}']):.4f}" for d in ("drift", "drift_max")]
+        table.add_row(level, label, f"{count:.0f}", *drifts, *shares)
+
+    for stratum, channel in levels(h):
+        key, level = f"{stratum}/{channel}" if channel else stratum, f"{stratum} {CHANNELS[channel]}"
+        for over in (b for b in report.over(stratum) if b in coarsest):
+            if len(coarsest) > 1:
+                table.add_row(level, Text(over, "italic"))
+                level = ""
+            counts = g.index.count(stratum, over)
+            for i, name in enumerate(g.index.labels[over]):
+                row(level, str(name), key, f"[{over}={name}]", float(counts[i]))
+                level = ""
+        row(level, "all" if coarsest else "", key, "", float(g.index.size[stratum]))
+        table.add_section()
+    return table
+
+
+def _share(value: float, style: str) -> Text:
+    if value == 0:
+        return Text("·", "dim")
+    return Text("<1%" if value < 0.005 else f"{value:.0%}" if value == 1 or value < 0.995 else ">99%", style)
+
+
+def _findings(g: Gated) -> Iterator[Any]:
+    """Both tables, each under a line that explains its columns, then the numbers of the whole batch."""
+    h, m = g.op.hierarchy, g.result.metrics
+    yield Text(
+        "How far each domain has moved since it was sampled: r = π_new/π_old of a token, 𝒢(r) what training uses "
+        f"instead; clipped: tokens that {'the gate on ' if len(h.leaves) == 1 else 'the gates on '}"
+        f"{' and '.join(map(str, h.leaves))} changed.",
+        "italic",
+    )
+    yield _domains(g)
+    split = len(h.decomposition.channels) > 1
+    channels = ": + of the tokens that became likelier, − of those that became less so" if split else ""
+    meanings = "; ".join(f"{r.title}, {r.meaning}" for r in _shown(g).values())
+    yield Text(
+        f"What every gate saw and did. Drift: the size of an element's mean {_coordinate(h)} beyond "
+        f"{'that of the element it lies over' if h.shape.is_tree else 'what it lies over explains'}{channels}. "
+        f"Shares of elements: {meanings}.",
+        "italic",
+    )
+    yield _regimes(g)
+    ratio = torch.exp(g.log_ratio)
+    changed = float((g.ratio - ratio).abs().gt(1e-12 * ratio).double().mean())
+    product = "stop(𝒢(r))·A·log π" if h.objective.estimator == "score" else "𝒢(r)·A"
+    gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, value, meaning in (
+        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}, with μ of {h.objective}"),
+        ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "before gating"),
+        ("gated ratio 𝒢(r)", gated, f"differs from r on {changed:.0%} of the tokens"),
+        ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of mean |r − 1|"),
+        ("KL estimate", f"{float(m['kl']):.5f}", "mean over trajectories of mean −log r, in nats"),
+    ):
+        grid.add_row(Text(name, "bold"), value, Text(meaning, "dim"))
+    yield grid
+
+
+def _coordinate(h: Hierarchy) -> str:
+    return {"nats": "log ratio (nats)", "r − 1": "r − 1"}.get(unit(h), "density")
+
+
+def _shown(g: Gated) -> dict[str, Regime]:
+    """Every regime but the rarest, which is shown where it occurs."""
+    occurs = any("/attenuated" in key and float(value) > 0 for key, value in g.result.metrics.items())
+    return {k: r for k, r in REGIMES.items() if k != "attenuated" or occurs}

@@ -1,0 +1,103 @@
+"""IR → IR: the reverse sweep, one rule per kind of node (`K` transposed is a weighted pushforward).
+
+    Push (sum)  ↔  Pull          the transpose of a sum over fibres is a broadcast, and the reverse
+    Mix         →  Mix           of the transposed matrix
+    Map(body)   →  Map(∂body)    branch by branch: the branch that holds at a point is the one differentiated
+    Detach      →  nothing
+
+The result is ordinary IR and takes the same road as the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fibration.compiler.derivative import ZERO, derivative, times
+from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar, arg, scalar, total
+from fibration.errors import IRError
+
+
+def adjoint(program: Program, seeds: Mapping[str, Node], results: Mapping[str, tuple[Input, ...]]) -> Program:
+    """`program` with more outputs: for each of `results`, the derivative towards these inputs, added up.
+
+    `seeds` are the cotangents of outputs, by their names. A result has the stratum of its inputs.
+    """
+    order = list(program.nodes())
+    targets = {i for inputs in results.values() for i in inputs}
+    depends: set[Node] = set(targets)
+    for node in order:
+        if not isinstance(node, Detach) and any(o in depends for o in node.operands):
+            depends.add(node)
+
+    cotangents: dict[Node, list[Node]] = {}
+    for output, seed in seeds.items():
+        cotangents.setdefault(program.outputs[output], []).append(seed)
+    names = dict(program.names)
+    for node in reversed(order):
+        if node not in depends or node not in cotangents or node in targets:
+            continue
+        cotangent = total(cotangents.pop(node))
+        if node in program.names:
+            names.setdefault(cotangent, f"d_{program.names[node]}")
+        for operand, contribution in _transpose(node, cotangent, depends, targets):
+            cotangents.setdefault(operand, []).append(contribution)
+    gradients = {}
+    for result, inputs in results.items():
+        found = [c for i in inputs for c in cotangents.get(i, [])]
+        gradients[result] = total(found or [Const(0.0, inputs[0].stratum)])
+    return replace(program, outputs={**program.outputs, **gradients}, names=names).validate()
+
+
+def _transpose(node: Node, cotangent: Node, depends: set[Node], targets: set[Input]) -> list[tuple[Node, Node]]:
+    if isinstance(node, Push):
+        if node.reduce != "sum":
+            raise IRError(f"a push with reduction '{node.reduce}' has no derivative here")
+        return [(node.operand, Pull(node.source, node.target, cotangent))]
+    if isinstance(node, Pull):
+        return [(node.operand, Push(node.source, node.target, cotangent))]
+    if isinstance(node, Mix):
+        return [(node.operand, Mix(node.into, node.of, cotangent, not node.transposed))]
+    if isinstance(node, Map):
+        bound = (*node.inputs, cotangent, node)
+        pairs = []
+        for i, operand in enumerate(node.inputs):
+            slope = derivative(node.body, i)
+            if operand in depends and slope is not ZERO:
+                overflows = operand in targets and "exp" in _operators(slope)
+                # exp, tanh and their kin have themselves in their slopes: read the value, do not compute it again
+                slope = _replace(slope, node.body, arg(len(bound) - 1))
+                received = arg(len(bound) - 2)
+                product = times(slope, received)
+                if overflows:  # a gate has closed and nothing flows, however steep F is
+                    closed = scalar("and", scalar("le", received, ZERO), scalar("le", ZERO, received))
+                    product = scalar("select", closed, ZERO, product)
+                pairs.append((operand, _used(bound, product)))
+        return pairs
+    return []
+
+
+def _operators(body: Scalar) -> set[str]:
+    return {body.op}.union(*(_operators(a) for a in body.args))
+
+
+def _replace(body: Scalar, part: Scalar, by: Scalar) -> Scalar:
+    if body is part:
+        return by
+    return Scalar(body.op, tuple(_replace(a, part, by) for a in body.args), body.value) if body.args else body
+
+
+def _used(operands: tuple[Node, ...], body: Scalar) -> Node:
+    """A Map over just those operands that its body reads."""
+    positions: dict[int, int] = {}
+
+    def renumber(s: Scalar) -> Scalar:
+        if s.op == "arg":
+            return arg(positions.setdefault(int(s.value or 0), len(positions)))
+        return Scalar(s.op, tuple(renumber(a) for a in s.args), s.value)
+
+    renumbered = renumber(body)
+    if not positions:
+        return Const(float(renumbered.value or 0.0), operands[0].stratum)
+    chosen = tuple(operands[i] for i in positions)
+    return chosen[0] if renumbered is arg(0) else Map(renumbered, chosen)

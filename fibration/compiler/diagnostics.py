@@ -1,0 +1,213 @@
+"""IR → IR: what a training run wants to see of every level, as sums that add up over ranks.
+
+Every stratum and channel gets, per element of the coarsest strata that it lies over: how many elements passed, rolled
+back, were zeroed, limited or attenuated, and the sum and maximum of the drift (the absolute residual in intensive
+coordinates). The counts that they are divided by are counts of the hierarchy. The batch gets the range of the gated
+ratio and the TV and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fibration.compiler.derivative import derivative
+from fibration.compiler.ir import (
+    Const,
+    Input,
+    Map,
+    Node,
+    Program,
+    Push,
+    Scalar,
+    arg,
+    const,
+    count_input,
+    scalar,
+    total,
+)
+from fibration.language.atoms import BATCH, Stratum
+from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.hierarchy import Hierarchy, row_path
+
+# What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
+REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
+ZERO = const(0.0)
+UNCHANGED = 1e-6  # relative: where a gate's scale does not cancel, `(ρ/m)·m` differs from ρ by a float32 rounding
+
+
+def absolute(x: Scalar) -> Scalar:
+    return scalar("select", scalar("le", ZERO, x), x, scalar("neg", x))
+
+
+def equal(a: Scalar, b: Scalar) -> Scalar:
+    return scalar("and", scalar("le", a, b), scalar("le", b, a))
+
+
+def slope_of(gated: Node, residual: Node) -> Scalar | None:
+    """The gate's slope as a body over the gate's own operands, or None where it is constant in its residual."""
+    if gated is residual:
+        return const(1.0)
+    if isinstance(gated, Map) and residual in gated.inputs:
+        return derivative(gated.body, gated.inputs.index(residual))
+    return None
+
+
+def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
+    """Zeros and ones that say what a gate did: `passed`; else `rolled_back` where its slope is negative, or `flat`
+    where it is 0, of which `zeroed` are those that became 0. The other regimes are differences of these.
+    """
+    value = const(gated.value) if isinstance(gated, Const) else arg(1)
+    both = (residual,) if isinstance(gated, Const) else (residual, gated)
+    moved = absolute(scalar("sub", value, arg(0)))
+    passed = Map(_indicator(scalar("le", moved, scalar("mul", const(UNCHANGED), absolute(arg(0))))), both)
+
+    def unless_passed(condition: Scalar, operands: tuple[Node, ...]) -> Node:
+        stopped = scalar("sub", const(1.0), arg(len(operands)))
+        return Map(scalar("select", condition, stopped, ZERO), (*operands, passed))
+
+    slope = slope_of(gated, residual)
+    read = gated.inputs if isinstance(gated, Map) and slope is not None and gated is not residual else (residual,)
+    body = ZERO if slope is None else slope
+    back = unless_passed(scalar("lt", body, ZERO), read)
+    flat = unless_passed(equal(body, ZERO), read)
+    zeroed = Map(scalar("select", equal(value, ZERO), arg(len(both)), ZERO), (*both, flat))
+    return {"passed": passed, "rolled_back": back, "flat": flat, "zeroed": zeroed}
+
+
+def _indicator(condition: Scalar) -> Scalar:
+    return scalar("select", condition, const(1.0), ZERO)
+
+
+def _difference(first: Node, *others: Node) -> Node:
+    body = arg(0)
+    for i in range(len(others)):
+        body = scalar("sub", body, arg(i + 1))
+    return Map(body, (first, *others))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is reported, and by what.
+
+    `levels` are (stratum, channel word); `paths[a, b]` leads from a stratum to one that its numbers are added up over,
+    a coarsest one or the batch; `rows[leaf]` leads from a leaf to the rows.
+    """
+
+    levels: tuple[tuple[str, str], ...]
+    paths: Mapping[tuple[str, str], tuple[str, ...]]
+    rows: Mapping[str, tuple[str, ...]]
+
+    def over(self, stratum: str) -> list[str]:
+        """The strata that the numbers of `stratum` are added up over."""
+        return [b for a, b in self.paths if a == stratum]
+
+
+def output(name: str, level: str, over: str, report: Report) -> str:
+    """The output that holds a level's numbers: one for each stratum that they are added up over."""
+    return f"{name}_{level}" if len({b for _, b in report.paths}) == 1 else f"{name}_{level}_over_{over}"
+
+
+def instrument(program: Program, report: Report) -> Program:
+    """`program` with metric outputs."""
+    outputs: dict[str, Node] = {"objective": program.outputs["objective"]}
+
+    changed: dict[str, list[Node]] = {leaf: [] for leaf in program.leaves}
+    for stratum, word in report.levels:
+        residual, gated = program.outputs[f"residual_{stratum}{word}"], program.outputs[f"gated_{stratum}{word}"]
+        seen = regime_nodes(residual, gated)
+        drift = Map(absolute(arg(0)), (residual,))
+        for over in report.over(stratum):
+            path = report.paths[stratum, over]
+            sums = {name: _along(path, node, "sum") for name, node in seen.items()}
+            every = Const(1.0, stratum) if stratum == over else count_input(stratum, over)
+            sums["limited"] = _difference(sums["flat"], sums["zeroed"])
+            sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
+            sums["drift"], sums["peak"] = _along(path, drift, "sum"), _along(path, drift, "max")
+            outputs |= {output(name, stratum + word, over, report): sums[name] for name in (*REGIMES, "drift", "peak")}
+        if stratum in changed and not isinstance(gated, Const):
+            changed[stratum].append(seen["passed"])
+
+    # A token is clipped when any of its channels did not pass; a gate that removes the level altogether clips nothing.
+    for leaf, passed in changed.items():
+        every_channel = passed or [Const(1.0, leaf)]
+        body = arg(0)
+        for i in range(1, len(every_channel)):
+            body = scalar("mul", body, arg(i))
+        clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(every_channel)))
+        for over in report.over(leaf):
+            outputs[output("clipped", leaf, over, report)] = _along(report.paths[leaf, over], clipped, "sum")
+
+    means: dict[str, list[Node]] = {"tv": [], "kl": []}
+    for leaf in program.leaves:
+        suffix, rows = program.suffix(leaf), report.rows[leaf]
+        x = Input(f"log_ratio{suffix}", leaf, "log_ratio")
+        ratio = program.outputs[f"gated_ratio{suffix}"]
+        way = _to_batch(report, leaf)
+        outputs[f"ratio_max{suffix}"] = _along(way, ratio, "max")
+        outputs[f"ratio_min_negated{suffix}"] = _along(way, Map(scalar("neg", arg(0)), (ratio,)), "max")
+        means["tv"].append(_along(rows, Map(absolute(scalar("expm1", arg(0))), (x,)), "sum"))
+        means["kl"].append(_along(rows, Map(scalar("neg", arg(0)), (x,)), "sum"))
+    rows_stratum = next(iter(report.rows.values()))[-1]
+    counts: list[Node] = [count_input(leaf, rows_stratum) for leaf in program.leaves]
+    for name, sums_of in means.items():
+        mean = Map(scalar("div", arg(0), arg(1)), (total(sums_of), total(counts)))
+        outputs[name] = Push(rows_stratum, BATCH, mean)
+    return replace(program, outputs=outputs).validate()
+
+
+def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
+    """From a leaf to the batch, through the first stratum that it is reported over."""
+    path = report.paths[leaf, report.over(leaf)[0]]
+    return path if path[-1] == BATCH else (*path, BATCH)
+
+
+def count_nonfinite(program: Program, rows: Mapping[str, tuple[str, ...]]) -> Program:
+    """`program` with the output `nonfinite`: how many rows have an infinite or undefined log ratio or advantage.
+
+    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them. `rows[leaf]` leads
+    from a leaf to the rows.
+    """
+    sums = []
+    for leaf in program.leaves:
+        suffix = program.suffix(leaf)
+        x = Input(f"log_ratio{suffix}", leaf, "log_ratio")  # to be checked even where no gate lets it pass
+        advantage = Input(f"advantage{suffix}", leaf, "advantage")
+        read = [x, *(i for i in program.inputs if i is advantage)]
+        nothing = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]  # 0, or NaN
+        body = nothing[0] if len(nothing) == 1 else scalar("add", *nothing)
+        sums.append(_along(rows[leaf], Map(body, tuple(read)), "sum"))
+    lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
+    outputs = {**program.outputs, "nonfinite": Push(next(iter(rows.values()))[-1], BATCH, lost)}
+    return replace(program, outputs=outputs).validate()
+
+
+def _along(path: tuple[str, ...], node: Node, reduce: str) -> Node:
+    for source, target in itertools.pairwise(path):
+        node = Push(source, target, node, reduce)
+    return node
+
+
+def levels(hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:
+    """(stratum, channel) for every gate, roots first."""
+    for stratum in hierarchy.order:
+        for channel in hierarchy.decomposition.channels:
+            yield stratum.name, channel
+
+
+def report_of(hierarchy: Hierarchy) -> Report:
+    """What is added up over what: every level over the coarsest strata that it lies over, short of the batch."""
+    shape, batch = hierarchy.shape, Stratum(BATCH)
+    rows = {leaf.name: tuple(row_path(hierarchy, leaf.name)) for leaf in hierarchy.leaves}
+    paths: dict[tuple[str, str], tuple[str, ...]] = {}
+    for stratum in hierarchy.order:
+        down = (stratum, *hierarchy.coarser(stratum))
+        coarsest = [s for s in down if s != batch and set(hierarchy.coarser(s)) <= {batch}]
+        if stratum.name in rows and stratum in coarsest:  # one number per token would be no sum: by rows, to the batch
+            paths[stratum.name, BATCH] = (*rows[stratum.name], BATCH)
+            continue
+        for over in coarsest or [batch]:
+            names = [stratum.name, *(f.target.name for f in shape.path(stratum, over))]
+            paths[stratum.name, over.name] = tuple(names)
+    return Report(tuple((s, CHANNEL_WORD[c]) for s, c in levels(hierarchy)), paths, rows)

@@ -1,0 +1,329 @@
+"""IR → plan: which loops over tokens and coarser strata compute a program, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep, gathers
+from fibration.compiler.schedule import value_names
+from fibration.errors import IRError
+
+CONDITION_ARGS = frozenset({"lt", "le"})
+
+
+def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset()) -> Plan:
+    """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other."""
+    program = route(program, rows)
+    names = value_names(program, list(program.nodes()), reserved)
+    return Plan(program, rows, tuple(_Planner(program, rows).stages()), names)
+
+
+# ------------------------------------------------------------ which way tokens reach a stratum
+
+
+def route(program: Program, rows: str) -> Program:
+    """Send sums over all tokens through the segments, and let tokens read coarser strata through their segment."""
+    first = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
+    done: dict[Node, Node] = {}
+    for node in program.nodes():
+        done[node] = _routed(_with_operands(node, done), program, first)
+    names = {done[n]: word for n, word in reversed(list(program.names.items())) if n in done}
+    return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names).validate()
+
+
+def segments_of(program: Program, rows: str, leaf: str) -> str:
+    """The stratum that a leaf's tokens are grouped by first: the finest that they lie over, or of several the rows.
+
+    A row's tokens lie next to each other.
+    """
+    targets = [t for s, t in program.edges if s == leaf and t != BATCH]
+    finer = [t for t in targets if not any(t in _reached(program, other) for other in targets if other != t)]
+    return rows if rows in finer or not finer else finer[0]
+
+
+def _reached(program: Program, stratum: str) -> set[str]:
+    """Every stratum that `stratum` is known to lie over."""
+    found: set[str] = {BATCH}
+    frontier = [stratum]
+    while frontier:
+        here = frontier.pop()
+        for source, target in program.edges:
+            if source == here and target not in found:
+                found.add(target)
+                frontier.append(target)
+    return found
+
+
+def _path(program: Program, source: str, target: str) -> list[str]:
+    """Strata from `source` to `target`, both included, shortest first."""
+    paths = [[source]]
+    while paths:
+        path = paths.pop(0)
+        if path[-1] == target:
+            return path
+        paths += [[*path, t] for s, t in program.edges if s == path[-1] and t != BATCH]
+    return [source, target]  # over the batch lies everything
+
+
+def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
+    first = segments.get(getattr(node, "source", ""))
+    if first is None or not isinstance(node, (Push, Pull)):
+        return node
+    leaf = node.source
+    if isinstance(node, Push):
+        if node.target == BATCH and first != leaf:
+            return Push(first, BATCH, Push(leaf, first, node.operand, node.reduce), node.reduce)
+        return node
+    value = node.operand
+    reached = _reached(program, first)
+    while node.target != first and value.stratum not in reached and isinstance(value, Pull):
+        value = value.operand  # what lies below a crossing is read by way of the segment
+    if value.stratum == BATCH:
+        return Pull(leaf, BATCH, value)
+    if node.target == first or value.stratum not in reached:
+        return node
+    for source, target in reversed(list(itertools.pairwise(_path(program, first, value.stratum)))):
+        value = Pull(source, target, value)
+    return Pull(leaf, first, value)
+
+
+def _with_operands(node: Node, done: Mapping[Node, Node]) -> Node:
+    if isinstance(node, Map):
+        return Map(node.body, tuple(done[o] for o in node.inputs))
+    return replace(node, operand=done[node.operands[0]]) if node.operands else node  # type: ignore[call-arg]
+
+
+# ------------------------------------------------------------ the stages
+
+
+class _Planner:
+    """List scheduling: sweep while there are tokens to sum or write, and compute coarse vectors in between."""
+
+    def __init__(self, program: Program, rows: str) -> None:
+        self.program, self.leaves = program, program.leaves
+        self.order = list(program.nodes())
+        self.primary = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
+        self.users: dict[Node, list[Node]] = {n: [] for n in self.order}
+        for node in self.order:
+            for o in node.operands:
+                self.users[o].append(node)
+        self.wide = _compared(program)
+        self.needs: dict[Node, frozenset[Node]] = {}
+        for node in self.order:
+            if node.stratum in self.leaves:
+                self.needs[node] = self._needs(node)
+        self.critical = self._critical()
+        self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]
+        self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum in self.leaves]
+        self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
+
+    def _needs(self, node: Node) -> frozenset[Node]:
+        """The values of coarser strata that computing `node` at a token reads."""
+        if isinstance(node, Pull):
+            return frozenset({node.operand})
+        return frozenset().union(*(self.needs[o] for o in node.operands))
+
+    def _critical(self) -> set[Node]:
+        """The values that some token value is computed from: those a sweep cannot leave for later."""
+        found: set[Node] = set()
+        for node in reversed(self.order):
+            if any(u in found or (isinstance(u, Pull) and u.stratum in self.leaves) for u in self.users[node]):
+                found.add(node)
+        return found
+
+    def stages(self) -> Iterator[Sweep | Coarse]:
+        while self.pushes or self.stores:
+            yield from self._coarse()
+            segments = self._next_segments()
+            if segments is None and (self.stores or any(p in self.critical for p in self.pushes)):
+                # segments of one kind read those of another: their values cannot wait for a sweep
+                yield from self._coarse(waiting=False)
+                segments = self._next_segments()
+            segments = segments or self._next_segments(urgent=False)
+            if segments is None:
+                raise IRError(f"program '{self.program.name}': nothing left can be computed")
+            yield self._sweep(segments)
+        yield from self._coarse()
+
+    def _ready(self, node: Node, local: set[Node]) -> bool:
+        return all(n in self.done or n in local for n in self.needs[node])
+
+    def _next_segments(self, urgent: bool = True) -> str | None:
+        """Over what to sweep next; None where no result, and no sum that something waits for, could be computed."""
+        chosen = [p for p in self.pushes if p in self.critical or not urgent]
+        ready = [p.target for p in chosen if self._reachable(p.operand, p.target)]
+        for leaf, segments in self.primary.items():
+            stores = [n for _, n in self.stores if n.stratum == leaf]
+            if segments in ready or any(self._reachable(n, segments) for n in stores):
+                return segments
+        return ready[0] if ready else None
+
+    def _reachable(self, node: Node, segments: str) -> bool:
+        """Whether a sweep over `segments` can start with a token value: what it reads is there, or is made of that."""
+        return all(self._scalar_ready(n, segments) for n in self.needs[node])
+
+    def _scalar_ready(self, node: Node, segments: str) -> bool:
+        if node in self.done:
+            return True
+        if node.stratum != segments or gathers(node):
+            return False
+        return all(self._scalar_ready(o, segments) for o in node.operands)
+
+    def _coarse(self, waiting: bool = True) -> Iterator[Coarse]:
+        """Everything coarse that can be computed now; segments' values may wait for their next sweep."""
+        live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores}
+        live = live if waiting else set()
+        found = [n for n in self.order if (n.stratum not in live or gathers(n)) and self._computable(n, self.done)]
+        if found:
+            groups = _grouped(found)
+            outputs = set(self.program.outputs.values())
+            home = {n: g for g in groups for n in g.values}
+            saved = [n for n in found if n in outputs or any(home.get(u) is not home[n] for u in self.users[n])]
+            yield Coarse(tuple(groups), tuple(saved))
+
+    def _sweep(self, segments: str) -> Sweep:
+        local: set[Node] = set()
+        passes: list[Pass] = []
+        scalars: list[tuple[Node, ...]] = []
+        pushed_wide = False
+        while True:
+            scalars.append(self._segment_values(segments, local))
+            ready = [p for p in self.pushes if p.target == segments and self._ready(p.operand, local)]
+            wide = [p for p in ready if p in self.wide]
+            mine = [(k, n) for k, n in self.stores if segments == self.primary[n.stratum]]
+            stores = [(k, n) for k, n in mine if self._ready(n, local)]
+            chosen = wide or ready
+            if wide:
+                stores = []
+            elif pushed_wide and not stores and not any(p in self.critical for p in ready) and self._more(segments):
+                break  # nothing of this is urgent: the next sweep takes it along
+            if not chosen and not stores:
+                break
+            pushed_wide |= bool(wide)
+            leaf = chosen[0].source if chosen else stores[0][1].stratum
+            chosen, stores = [p for p in chosen if p.source == leaf], [s for s in stores if s[1].stratum == leaf]
+            passes.append(self._pass(leaf, bool(wide), chosen, stores))
+            local.update(chosen)
+            self.pushes = [p for p in self.pushes if p not in chosen]
+            self.stores = [s for s in self.stores if s not in stores]
+        return self._trimmed(segments, passes, scalars, local)
+
+    def _more(self, segments: str) -> bool:
+        """Whether a later sweep over these segments has work that cannot start yet."""
+        stores = any(segments == self.primary[n.stratum] for _, n in self.stores)
+        return stores or any(p.target == segments and p in self.critical for p in self.pushes)
+
+    def _segment_values(self, segments: str, local: set[Node]) -> tuple[Node, ...]:
+        mine = (n for n in self.order if n.stratum == segments and not gathers(n))
+        return tuple(n for n in mine if self._computable(n, local, self.done))
+
+    def _computable(self, node: Node, known: set[Node], also: Collection[Node] = ()) -> bool:
+        """Whether a coarse value can be computed from `known` and `also`; if so, it is known from now on."""
+        if node.stratum in self.leaves or node in known or node in also:
+            return False
+        if isinstance(node, Push) and node.source in self.leaves:
+            return False
+        if not all(o in known or o in also for o in node.operands):
+            return False
+        known.add(node)
+        return True
+
+    def _pass(self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[str, Node]]) -> Pass:
+        wanted = {p.operand for p in pushes} | {n for _, n in stores}
+        values = []
+        for node in reversed(self.order):
+            if node in wanted:
+                values.append(node)
+                if not isinstance(node, Pull):
+                    wanted.update(o for o in node.operands if o.stratum in self.leaves)
+        return Pass(leaf, wide, tuple(reversed(values)), tuple(pushes), tuple(stores))
+
+    def _trimmed(self, segments: str, passes: list[Pass], scalars: list[tuple[Node, ...]], local: set[Node]) -> Sweep:
+        """Keep the segment values that this sweep's passes read, or that are final; the others wait."""
+        wanted = {o for p in passes for v in p.values if isinstance(v, Pull) for o in v.operands}
+        wanted |= {n for n in local if self._is_final(n, segments)}
+        for node in reversed(self.order):
+            if node in wanted and node in local:
+                wanted.update(node.operands)
+        kept = [tuple(n for n in group if n in wanted) for group in scalars]
+        steps: list[Pass | Scalars] = []
+        for i, group in enumerate(kept):
+            steps += [Scalars(group)] if group else []
+            steps += [passes[i]] if i < len(passes) else []
+        computed = {n for group in kept for n in group} | {p for one in passes for p in one.pushes}
+        self.done |= computed
+        outputs = set(self.program.outputs.values())
+        inside = {n for group in kept for n in group}
+        saved = [
+            n
+            for n in self.order
+            if n in computed and (n in outputs or any(self._later(u, n, inside) for u in self.users[n]))
+        ]
+        return Sweep(segments, tuple(steps), tuple(saved))
+
+    def _later(self, user: Node, node: Node, inside: set[Node]) -> bool:
+        """Whether `user` reads `node` after this sweep."""
+        if user in inside:
+            return False
+        if user.stratum in self.leaves:  # a Pull: a token value that some pending sum or store still needs
+            pending = [p.operand for p in self.pushes] + [n for _, n in self.stores]
+            return any(node in self.needs[n] for n in pending)
+        return True
+
+    def _is_final(self, node: Node, segments: str) -> bool:
+        """A value that other strata, a loop of its own, or the caller read."""
+        outside = any(gathers(u) or u.stratum not in (segments, *self.leaves) for u in self.users[node])
+        return outside or node in self.program.outputs.values()
+
+
+def _grouped(nodes: list[Node]) -> list[Group]:
+    """The nodes in as few loops as their order allows."""
+    groups = []
+    left = list(nodes)
+
+    def take(same: Callable[[Node], bool], within: bool) -> None:
+        taken: list[Node] = []
+        for node in left:
+            waits = [o for o in node.operands if o in left and not (within and o in taken)]
+            if same(node) and not waits:
+                taken.append(node)
+        groups.append(Group(tuple(taken)))
+        left[:] = [n for n in left if n not in taken]
+
+    while left:
+        ready = [n for n in left if not any(o in left for o in n.operands)]
+        first = next((n for n in ready if not gathers(n)), ready[0])
+        if isinstance(first, Push):
+            take(lambda n, f=first: isinstance(n, Push) and (n.source, n.target) == (f.source, f.target), False)  # type: ignore[misc]
+        elif isinstance(first, Mix):
+            kind = (first.matrix, first.transposed)
+            take(lambda n, k=kind: isinstance(n, Mix) and (n.matrix, n.transposed) == k, False)  # type: ignore[misc]
+        else:
+            take(lambda n, f=first: not gathers(n) and n.stratum == f.stratum, True)  # type: ignore[misc]
+    return groups
+
+
+def _compared(program: Program) -> set[Node]:
+    """The sums over tokens that some comparison reads, other than one with 0."""
+    marked: set[Node] = set()
+    order = list(program.nodes())
+    for node in order:
+        if isinstance(node, Map):
+            marked.update(node.inputs[i] for i in _compared_arguments(node.body, False))
+    for node in reversed(order):
+        if node in marked and not isinstance(node, Detach):
+            marked.update(node.operands)
+    return {n for n in marked if isinstance(n, Push) and n.source in program.leaves and n.reduce == "sum"}
+
+
+def _compared_arguments(body: Scalar, inside: bool) -> set[int]:
+    if body.op == "arg":
+        return {int(body.value or 0)} if inside else set()
+    if body.op in CONDITION_ARGS and any(a.op == "const" and a.value == 0.0 for a in body.args):
+        inside = False
+    else:
+        inside = inside or body.op in CONDITION_ARGS
+    return set().union(*(_compared_arguments(a, inside) for a in body.args)) if body.args else set()

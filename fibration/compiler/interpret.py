@@ -1,0 +1,68 @@
+"""The meaning of the IR in float64: the oracle that every backend is tested against. Slow, plain, and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.compiler.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.scalars import MEANING
+from fibration.errors import IRError
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The concrete fibrations: `parents[a, b][i]` is the `b` element under element `i` of `a`; sizes per stratum."""
+
+    parents: Mapping[tuple[str, str], NDArray[np.int64]]
+    size: Mapping[str, int]
+
+
+def interpret(program: Program, inputs: Mapping[str, Any], sizes: Sizes) -> dict[str, Vector]:
+    """Every output of `program`, in float64. `inputs` holds one vector per input, and every matrix, by name."""
+    values: dict[Node, Any] = {}
+    with np.errstate(all="ignore"):  # both branches of a select are computed; the one not taken may overflow
+        for node in program.nodes():
+            values[node] = _value(node, values, inputs, sizes)
+    return {k: np.broadcast_to(values[v], (sizes.size[v.stratum],)) for k, v in program.outputs.items()}
+
+
+def _value(node: Node, values: dict[Node, Any], inputs: Mapping[str, Any], sizes: Sizes) -> Any:
+    if isinstance(node, Input):
+        if node.name not in inputs:
+            raise IRError(f"no value for the input '{node.name}'")
+        return np.broadcast_to(np.asarray(inputs[node.name], np.float64), (sizes.size[node.stratum],))
+    if isinstance(node, Const):
+        return np.full(sizes.size[node.stratum], node.value)
+    if isinstance(node, Map):
+        return _scalar(node.body, [values[o] for o in node.inputs])
+    operand = values[node.operands[0]]
+    if isinstance(node, Mix):
+        if node.matrix not in inputs:
+            raise IRError(f"no value for the matrix '{node.matrix}'")
+        matrix = np.asarray(inputs[node.matrix], np.float64)
+        return (matrix.T if node.transposed else matrix) @ np.broadcast_to(operand, (sizes.size[node.source],))
+    if isinstance(node, (Push, Pull)):
+        parent = sizes.parents[node.source, node.target]
+        if isinstance(node, Pull):
+            return operand[parent]
+        if node.reduce == "max":
+            result = np.full(sizes.size[node.target], -np.inf)
+            np.maximum.at(result, parent, operand)
+            return result
+        return np.bincount(parent, weights=operand, minlength=sizes.size[node.target])
+    return operand
+
+
+def _scalar(body: Scalar, args: list[Any]) -> Any:
+    if body.op == "arg":
+        return args[int(body.value or 0)]
+    if body.op == "const":
+        return np.float64(body.value)
+    return MEANING[body.op](*(_scalar(a, args) for a in body.args))

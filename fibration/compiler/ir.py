@@ -1,0 +1,356 @@
+"""The IR on one page: a graph of vectors over strata, with scalar bodies in its maps.
+
+A `Node` is one vector with a number for every element of a stratum. There are seven kinds:
+
+    Input(name)            a vector given by the caller: log ratios, advantages, counts, parameters, cotangents
+    Const(value)           the same number everywhere
+    Push(a -> b, x)        combine over fibres: sum (or max) of x over the elements of `a` that lie over each of `b`
+    Pull(a -> b, x)        broadcast: every element of `a` gets the value of the element of `b` that it lies over
+    Map(body, x...)        a scalar expression, elementwise, over vectors on one stratum
+    Mix(a <- b, x)         a dense linear map between coarse strata, whose matrix `[a, b]` an index computes; or its
+                           transpose
+    Detach(x)              x, without a derivative
+
+A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints.
+Tokens are the elements of the leaves; with several of these, what exists per token exists per leaf, under a name that
+ends with the leaf's.
+A `Scalar` is a tree over `arg` and `const` with the operators of `SCALAR_ARITY`; every backend has one row for each.
+Nodes and scalars are interned: equal means identical, so common subexpressions are shared by construction.
+
+Invariants, checked by `Program.validate` after every stage: edges join the strata they say, a Map's operands share its
+stratum, arguments of a body are bound, conditions stand only where conditions belong, names are identifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache, cached_property
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from fibration.errors import IRError
+from fibration.language.atoms import BATCH as BATCH  # the stratum of one element, over which everything lies
+
+# Scalar operators: number of arguments. `select` takes a condition and two numbers.
+SCALAR_ARITY: Mapping[str, int] = {
+    "arg": 0, "const": 0,
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1,
+    "exp": 1, "log": 1, "expm1": 1, "log1p": 1, "tanh": 1, "sigmoid": 1, "sqrt": 1,
+    "lt": 2, "le": 2, "and": 2, "or": 2, "not": 1, "select": 3,
+}  # fmt: skip
+PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # results that all leaves fill together
+CONDITIONS = frozenset({"lt", "le", "and", "or", "not"})
+
+
+@cache
+def _fields(cls: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of a dataclass's fields, and their defaults."""
+    found = fields(cls)
+    return tuple(f.name for f in found), {f.name: f.default for f in found if f.default is not MISSING}
+
+
+class _Interned(type):
+    """Calling the class twice with equal arguments gives the same object."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        names, defaults = _fields(cls)
+        named = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        key = tuple((k, type(v), v) for k, v in sorted(named.items()))
+        found = cls.table.get(key)  # type: ignore[attr-defined]
+        if found is None:
+            found = super().__call__(*args, **kwargs)
+            cls.table[key] = found  # type: ignore[attr-defined]
+        return found
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        super().__init__(name, bases, namespace)
+        cls.table: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar(metaclass=_Interned):
+    """One operator of a map's body; `value` is the constant, or the number of the argument."""
+
+    op: str
+    args: tuple[Scalar, ...] = ()
+    value: float | int | None = None
+
+    def __str__(self) -> str:
+        if self.op == "arg":
+            return f"${self.value}"
+        return repr(self.value) if self.op == "const" else f"{self.op}({', '.join(map(str, self.args))})"
+
+
+def arg(position: int) -> Scalar:
+    return Scalar("arg", (), position)
+
+
+def const(value: float) -> Scalar:
+    return Scalar("const", (), float(value))
+
+
+def scalar(op: str, *args: Scalar) -> Scalar:
+    return Scalar(op, args)
+
+
+def bind(body: Scalar, table: list[Scalar]) -> Scalar:
+    """`body` with its arguments replaced by the entries of `table`."""
+    if body.op == "arg":
+        return table[int(body.value or 0)]
+    return Scalar(body.op, tuple(bind(a, table) for a in body.args), body.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Node(metaclass=_Interned):
+    """A vector over `stratum`."""
+
+    operands: ClassVar[tuple[Node, ...]] = ()
+
+    @property
+    def stratum(self) -> str:
+        raise IRError(f"{type(self).__name__} has no stratum")
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Node):
+    """`kind` says where the caller gets it, `key` which one: `("count", ("token", "trajectory"))`."""
+
+    name: str
+    over: str
+    kind: str
+    key: tuple[str, ...] = ()
+
+    @property
+    def stratum(self) -> str:
+        return self.over
+
+
+def count_input(of: str, over: str) -> Input:
+    """How many `of` elements lie over each `over` element."""
+    return Input(f"count_{of}_over_{over}", over, "count", (of, over))
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Node):
+    value: float
+    over: str
+
+    @property
+    def stratum(self) -> str:
+        return self.over
+
+
+@dataclass(frozen=True, eq=False)
+class Push(Node):
+    source: str
+    target: str
+    operand: Node
+    reduce: str = "sum"
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return (self.operand,)
+
+    @property
+    def stratum(self) -> str:
+        return self.target
+
+
+@dataclass(frozen=True, eq=False)
+class Pull(Node):
+    source: str
+    target: str
+    operand: Node
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return (self.operand,)
+
+    @property
+    def stratum(self) -> str:
+        return self.source
+
+
+@dataclass(frozen=True, eq=False)
+class Map(Node):
+    body: Scalar
+    inputs: tuple[Node, ...]
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return self.inputs
+
+    @property
+    def stratum(self) -> str:
+        return self.inputs[0].stratum
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(Node):
+    """`y = B x`, or `y = Bᵀ x`: `matrix` is the index's `[into, of]` block."""
+
+    into: str
+    of: str
+    operand: Node
+    transposed: bool = False
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return (self.operand,)
+
+    @property
+    def stratum(self) -> str:
+        return self.of if self.transposed else self.into
+
+    @property
+    def source(self) -> str:
+        return self.into if self.transposed else self.of
+
+    @property
+    def matrix(self) -> str:
+        """The name under which a batch has the matrix."""
+        return f"matrix_{self.into}_of_{self.of}"
+
+
+@dataclass(frozen=True, eq=False)
+class Detach(Node):
+    operand: Node
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return (self.operand,)
+
+    @property
+    def stratum(self) -> str:
+        return self.operand.stratum
+
+
+def total(nodes: list[Node]) -> Node:
+    """The sum of several vectors over one stratum."""
+    unique = list(dict.fromkeys(nodes))
+    weights = [nodes.count(n) for n in unique]
+    terms = [arg(i) if w == 1 else scalar("mul", const(w), arg(i)) for i, w in enumerate(weights)]
+    body = terms[0]
+    for term in terms[1:]:
+        body = scalar("add", body, term)
+    return unique[0] if body == arg(0) else Map(body, tuple(unique))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Named outputs over named inputs. `names` are for reading: the user's words for some of the nodes."""
+
+    name: str
+    leaves: tuple[str, ...]
+    outputs: Mapping[str, Node]
+    names: Mapping[Node, str]
+
+    def suffix(self, leaf: str) -> str:
+        """What ends the names of a leaf's vectors where there are several leaves."""
+        return f"_{leaf}" if len(self.leaves) > 1 else ""
+
+    def results(self) -> dict[str, dict[str, str]]:
+        """For each result in the shape of the batch, the output of every leaf that fills it."""
+        found: dict[str, dict[str, str]] = {}
+        for name, node in self.outputs.items():
+            if node.stratum in self.leaves:
+                base = name.removesuffix(self.suffix(node.stratum))
+                found.setdefault(base if base in PER_TOKEN else name, {})[node.stratum] = name
+        return found
+
+    @cached_property
+    def matrices(self) -> tuple[Mix, ...]:
+        """One node for each matrix that the program multiplies by."""
+        return tuple({n.matrix: n for n in self.nodes() if isinstance(n, Mix)}.values())
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node that an output needs, operands before users, in a fixed order."""
+        seen: set[Node] = set()
+        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(self.outputs.values()))]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                yield node
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((o, False) for o in reversed(node.operands) if o not in seen)
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        return tuple(n for n in self.nodes() if isinstance(n, Input))
+
+    @cached_property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """The fibrations that the program sums or broadcasts along."""
+        return tuple(dict.fromkeys((n.source, n.target) for n in self.nodes() if isinstance(n, (Push, Pull))))
+
+    def validate(self) -> Program:
+        """Check the invariants; raises IRError naming the node."""
+        for node in self.nodes():
+            problem = _problem(node)
+            if problem:
+                raise IRError(f"program '{self.name}': {problem}", found=describe(node))
+        inputs = {i.name: i for i in self.inputs}
+        for i in self.inputs:
+            if inputs[i.name] is not i:
+                raise IRError(
+                    f"program '{self.name}': two inputs are called '{i.name}'", found=f"{i} and {inputs[i.name]}"
+                )
+        for name in [*self.outputs, *self.names.values(), *inputs]:
+            if not name.isidentifier():
+                raise IRError(f"program '{self.name}': {name!r} is no identifier")
+        return self
+
+    def __str__(self) -> str:
+        label = {node: f"%{i}" for i, node in enumerate(self.nodes())}
+        lines = [f"program {self.name} ({'leaf' if len(self.leaves) == 1 else 'leaves'} {', '.join(self.leaves)})"]
+        for node in self.nodes():
+            note = f"   # {self.names[node]}" if node in self.names else ""
+            lines.append(f"  {label[node]}: {node.stratum} = {describe(node, label)}{note}")
+        return "\n".join([*lines, *(f"  return {k} = {label[v]}" for k, v in self.outputs.items())])
+
+
+def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
+    """One line for a node."""
+    shown = ", ".join((label or {}).get(o, "...") for o in node.operands)
+    if isinstance(node, Input):
+        return f"input {node.name}"
+    if isinstance(node, Const):
+        return repr(node.value)
+    if isinstance(node, Push):
+        return f"push[{node.source} -> {node.target}, {node.reduce}]({shown})"
+    if isinstance(node, Pull):
+        return f"pull[{node.source} -> {node.target}]({shown})"
+    if isinstance(node, Mix):
+        return f"mix[{node.into} <- {node.of}{', transposed' if node.transposed else ''}]({shown})"
+    return f"map[{node.body}]({shown})" if isinstance(node, Map) else f"detach({shown})"
+
+
+def _problem(node: Node) -> str:
+    if isinstance(node, Push) and node.operand.stratum != node.source:
+        return f"a push from {node.source} of a vector over {node.operand.stratum}"
+    if isinstance(node, Push) and node.reduce not in ("sum", "max"):
+        return f"a push with the reduction {node.reduce!r}"
+    if isinstance(node, Pull) and node.operand.stratum != node.target:
+        return f"a pull from {node.target} of a vector over {node.operand.stratum}"
+    if isinstance(node, Mix) and node.operand.stratum != node.source:
+        return f"a mix of {node.source} with a vector over {node.operand.stratum}"
+    if isinstance(node, Map):
+        strata = {o.stratum for o in node.inputs}
+        if len(strata) != 1:
+            return f"a map over several strata: {', '.join(sorted(strata))}"
+        return _scalar_problem(node.body, len(node.inputs), False)
+    return ""
+
+
+def _scalar_problem(body: Scalar, arity: int, condition: bool) -> str:
+    if SCALAR_ARITY.get(body.op) != len(body.args):
+        return f"the scalar operator {body.op!r} with {len(body.args)} arguments"
+    if (body.op in CONDITIONS) != condition:
+        return f"{body.op!r} where a {'condition' if condition else 'number'} belongs"
+    if body.op == "arg" and not 0 <= int(body.value or 0) < arity:
+        return f"the unbound argument {body}"
+    inner = [(a, body.op in ("and", "or", "not") or (body.op == "select" and i == 0)) for i, a in enumerate(body.args)]
+    return next((p for a, c in inner if (p := _scalar_problem(a, arity, c))), "")

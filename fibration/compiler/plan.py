@@ -1,0 +1,149 @@
+"""The fused schedule of the compiled backends, an explicit value that prints.
+
+A `Sweep` goes over the elements of the stratum right under the tokens (its segments, mostly trajectories), all
+independent of each other; for each one it alternates loops over the segment's tokens (`Pass`) with scalar work on the
+segment itself (`Scalars`). A `Coarse` stage computes the vectors over all coarser strata, of which there is little.
+Nothing per token is kept between loops: what a later one needs is computed again from the inputs, which a segment's
+first loop has left in the cache.
+
+    two levels         one sweep
+    any depth above    sweep, coarse, sweep, coarse, sweep: three passes over the tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fibration.compiler.ir import Input, Mix, Node, Program, Push
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One loop over the tokens of one leaf in a segment: compute `values`, add up `pushes`, write `stores`.
+
+    `wide` passes compute in float64: they sum what a gate later compares with a bound, and a rollback strip can be
+    narrower than float32 resolution. The others compute in the tokens' own precision.
+    """
+
+    leaf: str
+    wide: bool
+    values: tuple[Node, ...]
+    pushes: tuple[Push, ...]
+    stores: tuple[tuple[str, Node], ...]
+    kept: tuple[str, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
+    recalled: tuple[str, Node] | None = None  # and one that an earlier pass has left there
+
+    @property
+    def reads(self) -> tuple[Input, ...]:
+        """Token inputs of the loop."""
+        return tuple(n for n in self.values if isinstance(n, Input))
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Work on one segment, in float64: inputs, values gathered from coarser strata, and maps of them."""
+
+    values: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every segment once. `saved` are the values over segments that a later stage reads."""
+
+    segments: str
+    steps: tuple[Pass | Scalars, ...]
+    saved: tuple[Node, ...]
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Pass))
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The leaves whose tokens it goes over."""
+        return tuple(dict.fromkeys(p.leaf for p in self.passes))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Coarse values that one loop computes: sums along one fibration, products with one matrix, or scalar work on every
+    element of a stratum."""
+
+    values: tuple[Node, ...]
+
+    @property
+    def stratum(self) -> str:
+        return self.values[0].stratum
+
+    @property
+    def source(self) -> str | None:
+        """The stratum that is summed over; None for scalar work."""
+        first = self.values[0]
+        return first.source if gathers(first) else None  # type: ignore[attr-defined]
+
+
+def gathers(node: Node) -> bool:
+    """Whether one element of a node is made of many elements of its operand: a loop of its own."""
+    return isinstance(node, (Push, Mix))
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """Vectors over coarser strata in float64, group after group. `saved` are those read by another group or stage."""
+
+    groups: tuple[Group, ...]
+    saved: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value."""
+
+    program: Program
+    rows: str
+    stages: tuple[Sweep | Coarse, ...]
+    names: Mapping[Node, str]
+
+    @cached_property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        return tuple(s for s in self.stages if isinstance(s, Sweep))
+
+    @cached_property
+    def saved(self) -> tuple[Node, ...]:
+        """Every vector that lies in memory between stages: over segments, then over coarser strata."""
+        found: dict[Node, None] = {}
+        for stage in self.stages:
+            found.update(dict.fromkeys(stage.saved))
+        return tuple(found)
+
+    def __str__(self) -> str:
+        passes = sum(len(s.passes) for s in self.sweeps)
+        lines = [f"plan of {self.program.name}: {len(self.sweeps)} sweeps, {passes} passes over the tokens"]
+        for stage in self.stages:
+            if isinstance(stage, Coarse):
+                lines.append("  coarse")
+                for g in stage.groups:
+                    sums = "products with" if isinstance(g.values[0], Mix) else "sums over"
+                    what = f"{sums} {g.source} by" if g.source else "values of each"
+                    lines.append(f"    {what} {g.stratum}: {self._words(g.values)}")
+                lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
+                continue
+            lines.append(f"  sweep over {stage.segments}")
+            for step in stage.steps:
+                if isinstance(step, Scalars):
+                    lines.append(f"    scalars: {self._words(step.values)}")
+                    continue
+                over = f"{step.leaf}, " if len(self.program.leaves) > 1 else ""
+                precision = "float64" if step.wide else "token precision"
+                lines.append(f"    pass ({over}{precision}): {self._words(step.values)}")
+                lines += [f"      add up {self._words(step.pushes)}"] if step.pushes else []
+                lines += [f"      write {', '.join(k for k, _ in step.stores)}"] if step.stores else []
+                lines += [f"      leave {self.names[step.kept[1]]} in {step.kept[0]}"] if step.kept else []
+                lines += [f"      find {self.names[step.recalled[1]]} in {step.recalled[0]}"] if step.recalled else []
+            lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
+        return "\n".join(lines)
+
+    def _words(self, nodes: Iterable[Node]) -> str:
+        return ", ".join(self.names[n] for n in nodes)

@@ -1,0 +1,71 @@
+"""Plan → plan: a value that the last pass over the tokens would compute again is left in the result's own memory.
+
+The coefficients' memory is written once more for it, and the last pass reads it instead of computing an exponential.
+That pays where arithmetic costs more than memory, which is on CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fibration.compiler.ir import Input, Map, Node, Pull, Scalar
+from fibration.compiler.plan import Pass, Plan, Scalars, Sweep
+
+# Vector instructions per token, roughly; everything else is one, and an argument or a constant is none.
+COST = {"exp": 16, "expm1": 20, "log": 30, "log1p": 35, "tanh": 25, "sigmoid": 20, "div": 5, "sqrt": 8}
+
+
+def keep(plan: Plan, result: str) -> Plan:
+    """`plan` with that value kept for `result` which saves its last pass the most; `plan` itself if none does.
+
+    With several leaves nothing is kept: each fills a part of the result, one after the other.
+    """
+    passes = [p for sweep in plan.sweeps for p in sweep.passes]
+    last = passes[-1] if passes else None
+    if last is None or [k for k, _ in last.stores] != [result] or last.pushes or last.wide:
+        return plan
+    earlier = next((p for p in reversed(passes[:-1]) if not p.wide and not p.stores), None)
+    if earlier is None:
+        return plan
+    wanted = [n for _, n in last.stores]
+    shared = [n for n in last.values if isinstance(n, Map) and n in earlier.values and n not in wanted]
+    best = min(shared, key=lambda n: cost(needed(last, n)), default=None)
+    if best is None or cost(needed(last, best)) + 4 >= cost(last.values):  # reading and writing it are not free
+        return plan
+    changed = {
+        id(earlier): replace(earlier, kept=(result, best)),
+        id(last): replace(last, values=needed(last, best), recalled=(result, best)),
+    }
+
+    def step(s: Pass | Scalars) -> Pass | Scalars:
+        return changed.get(id(s), s)
+
+    stages = tuple(
+        replace(s, steps=tuple(step(x) for x in s.steps)) if isinstance(s, Sweep) else s for s in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+def needed(step: Pass, given: Node) -> tuple[Node, ...]:
+    """The values that a pass computes when `given` is there already."""
+    wanted = {n for _, n in step.stores}
+    for node in reversed(step.values):
+        if node in wanted and node is not given and not isinstance(node, Pull):
+            wanted.update(node.operands)
+    return tuple(n for n in step.values if n in wanted and n is not given)
+
+
+def cost(values: Iterable[Node]) -> int:
+    """Of computing these at one token."""
+    total = 0
+    for node in values:
+        if isinstance(node, Input):
+            total += 2
+        elif isinstance(node, Map):
+            total += sum(COST.get(s.op, 1) for s in _parts(node.body) if s.args)
+    return total
+
+
+def _parts(body: Scalar) -> set[Scalar]:
+    return {body}.union(*(_parts(a) for a in body.args))

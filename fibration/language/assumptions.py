@@ -1,0 +1,53 @@
+"""What a hierarchy assumes of every batch: used in proofs, and checked on every index."""
+
+from __future__ import annotations
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Declared, Stratum
+
+
+class Balanced(Declared):
+    """Two strata that cross in proportional frequencies: `m(a∩b)·m(c) = m(a)·m(b)` over each common `c`."""
+
+    first: Stratum
+    second: Stratum
+
+    def __repr__(self) -> str:
+        return f"balanced({self.first!r}, {self.second!r})"
+
+
+class Populated(Declared):
+    """No element of `over` without an element of `stratum`: no branch of a tree is empty."""
+
+    stratum: Stratum
+    over: Stratum
+
+    def __repr__(self) -> str:
+        return f"populated({self.stratum!r}, over={self.over!r})"
+
+
+Assumption = Balanced | Populated
+
+
+def balanced(first: Stratum, second: Stratum) -> Balanced:
+    """Assume that two strata cross in proportional frequencies, as equally many of everything in each cell would.
+
+    It makes residuals of what lies over both orthogonal to each (theory of crossed designs). An index that violates it
+    is refused with the worst cell.
+    """
+    _check("balanced", first, second)
+    return Balanced(first=first, second=second)
+
+
+def populated(stratum: Stratum, *, over: Stratum) -> Populated:
+    """Assume that every `over` element has at least one `stratum` element over it."""
+    _check("populated", stratum, over)
+    return Populated(stratum=stratum, over=over)
+
+
+def _check(what: str, *strata: object) -> None:
+    for s in strata:
+        if not isinstance(s, Stratum):
+            raise SpecError(f"{what} takes strata, not {s!r}", remedy="balanced(domain, modality)")
+    if strata[0] == strata[1]:
+        raise SpecError(f"{what} takes two different strata, not {strata[0]!r} twice")

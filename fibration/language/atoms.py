@@ -1,0 +1,398 @@
+"""The atoms of the language: strata, counts, attributes, parameters, and what a gate reads at its element.
+
+Every quantity is read *at an element*: at the element of the gate's stratum, or at the source element of a kernel.
+An atom of a coarser stratum means the value at the one element that lies below the current one.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+from fibration.errors import ParameterError, SpecError, shown
+from fibration.language.expressions import Expression
+from fibration.language.traversal import transform
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
+BATCH = "batch"
+
+# Words of the expression grammar, and of the generated code, that a user's object may not take.
+RESERVED = frozenset({
+    "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "where", "minimum",
+    "maximum",
+    "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not", "source",
+    "target", "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
+})  # fmt: skip
+
+
+INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
+NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
+
+
+def check_name(name: object, what: str) -> str:
+    """Names become identifiers of generated code, so they are validated on entry."""
+    if not isinstance(name, str) or not NAME.match(name) or keyword.iskeyword(name) or name in RESERVED or "__" in name:
+        raise SpecError(f"{what} cannot be called {name!r}", required=NAME_RULE, remedy="choose another name")
+    return name
+
+
+Name = Annotated[str, BeforeValidator(lambda v: check_name(v, "an object of a hierarchy"))]
+
+
+class Declared(BaseModel):
+    """A frozen, validated declaration that prints as it was written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
+class Stratum(Declared):
+    """A finite set of one kind of element: tokens, trajectories, domains (`B_k`, def:uniform_fibration)."""
+
+    name: Name
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=check_name(name, "a stratum"))  # type: ignore[call-arg]
+        if name == "ratio" or name.startswith("ratio_"):  # its gated density would be called as the gated ratio is
+            raise SpecError(f"a stratum cannot be called {name!r}", required="another name: gated_ratio is a result")
+        if name in INDEX_WORDS:
+            raise SpecError(f"a stratum cannot be called {name!r}", required="another name: op.index(...) takes it")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def strata(names: str) -> tuple[Stratum, ...]:
+    """Declare several strata: `token, trajectory = strata("token trajectory")`."""
+    given: object = names.replace(",", " ").split() if isinstance(names, str) else names
+    words = list(given) if isinstance(given, Iterable) else []
+    if not words or len(set(map(str, words))) != len(words):
+        raise SpecError(
+            f"strata({names!r})", required="one or more different names", remedy="strata('token trajectory')"
+        )
+    return tuple(Stratum(n) for n in words)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Stands for the source or the target stratum of the fibration that a kernel will be put on."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+SOURCE, TARGET = Place("source"), Place("target")
+Where = Stratum | Place | None
+
+
+def _over(place: Where) -> str:
+    return "" if place is None else f", over={place!r}"
+
+
+def _of(of: object, what: str) -> Stratum | Place:
+    if isinstance(of, (Stratum, Place)):
+        return of
+    raise SpecError(
+        f"{what} takes a stratum, not {of!r}", remedy="declare it: token, trajectory = strata('token trajectory')"
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Count(Expression):
+    """How many elements of `of` lie over the current element of `over`. Written `count(of, over=...)`."""
+
+    of: Stratum | Place
+    over: Where = None
+
+    def text(self) -> str:
+        return f"count({self.of!r}{_over(self.over)})"
+
+
+def count(of: Stratum | Place, over: Where = None) -> Count:
+    """Number of `of` elements over the `over` element at or below the current one (None: the current one itself)."""
+    return Count(_of(of, "count"), None if over is None else _of(over, "count(..., over=)"))
+
+
+class PerChannel(dict[str, float]):
+    """A hashable mapping from sign channel to value."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
+        return type(self), (dict(self),)
+
+    def _readonly(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("a parameter's default is immutable; declare another Parameter")
+
+    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
+    __ior__ = _readonly  # type: ignore[assignment]
+
+
+class Attribute(Declared, Expression):
+    """A number that the user gives for every element of a stratum, when the index is built.
+
+    `positive=True` is an assumption of the proofs and is checked on the data.
+    """
+
+    name: Name
+    on: Stratum
+    positive: bool = True
+
+    def __init__(self, name: str, *, on: Stratum, positive: bool = True) -> None:
+        super().__init__(name=check_name(name, "an attribute"), on=on, positive=positive)  # type: ignore[call-arg]
+
+    def text(self) -> str:
+        return self.name
+
+    __repr__ = __str__ = text
+
+
+@dataclass(frozen=True, repr=False)
+class Total(Expression):
+    """The sum of an attribute over the current element of `over`. Written `total(attribute, over=...)`."""
+
+    attribute: Attribute
+    over: Where = None
+
+    def text(self) -> str:
+        return f"total({self.attribute.name}{_over(self.over)})"
+
+
+def total(attribute: Attribute, over: Where = None) -> Total:
+    """Sum of `attribute` over the `over` element at or below the current one: an additive measure, like `count`."""
+    if not isinstance(attribute, Attribute):
+        raise SpecError(f"total takes an Attribute, not {attribute!r}")
+    return Total(attribute, None if over is None else _of(over, "total(..., over=)"))
+
+
+def _as_default(value: object) -> object:
+    try:
+        if isinstance(value, Mapping):
+            return PerChannel({str(k): float(v) for k, v in value.items()})
+        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            return None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise SpecError(f"a parameter's default is a number, or one per channel, not {shown(value)}")
+
+
+Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)]
+
+
+class Parameter(Declared, Expression):
+    """A number that is chosen when the operator is called: a budget, a clip range, a temperature.
+
+    `lower` and `upper` are strict bounds, `lower < value < upper`. They are assumptions of the proofs, so they are
+    strict (a budget of exactly 0 lets nothing pass, and first-order agreement would be false there), and every value
+    is checked against them. `None` means unbounded. `per_channel=True` gives each sign channel its own value. A value
+    may also be given per element of the stratum whose gate reads it, or of the coarser stratum named by `on`.
+    """
+
+    name: Name
+    default: Default = None
+    lower: float | None = 0.0
+    upper: float | None = None
+    per_channel: bool = False
+    on: Stratum | None = None
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        default: float | Mapping[str, float] | None = None,
+        lower: float | None = 0.0,
+        upper: float | None = None,
+        per_channel: bool = False,
+        on: Stratum | None = None,
+    ) -> None:
+        super().__init__(  # type: ignore[call-arg]
+            name=check_name(name, "a parameter"),
+            default=default,
+            lower=lower,
+            upper=upper,
+            per_channel=per_channel,
+            on=on,
+        )
+        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+            raise SpecError(f"parameter '{name}' has the empty range {self.range}", required="lower < upper")
+        if isinstance(self.default, dict) and set(self.default) != {"+", "-"}:
+            raise SpecError(
+                f"parameter '{name}' has the default {self.default}", required="one number, or one each for '+' and '-'"
+            )
+        if isinstance(self.default, dict) and not per_channel:
+            raise SpecError(
+                f"parameter '{name}' has a default per channel: {self.default}",
+                required="one number",
+                remedy="declare it with per_channel=True",
+            )
+        for channel, value in self.default_items():
+            self.check(value, f"the default{channel and f' of channel {channel!r}'}")
+
+    def default_items(self) -> list[tuple[str, float]]:
+        if self.default is None:
+            return []
+        return list(self.default.items()) if isinstance(self.default, dict) else [("", self.default)]
+
+    @property
+    def range(self) -> str:
+        low = "-inf" if self.lower is None else f"{self.lower:g}"
+        high = "inf" if self.upper is None else f"{self.upper:g}"
+        return f"({low}, {high})"
+
+    def check(self, value: float, what: str) -> float:
+        """`value` as a float, or a ParameterError naming `what`."""
+        try:
+            number = float("no number" if isinstance(value, (bool, str)) else value)
+        except (TypeError, ValueError, OverflowError):
+            found = f"parameter '{self.name}': {what} is {shown(value)}"
+            raise ParameterError(found, required="a number that a float64 holds") from None
+        above = self.lower is None or number > self.lower
+        below = self.upper is None or number < self.upper
+        if not (math.isfinite(number) and above and below):
+            raise ParameterError(
+                f"parameter '{self.name}': {what} is {number:g}",
+                required=f"a finite number strictly inside {self.range}",
+                remedy="the bounds are assumptions of the proofs: pass a value inside them, or declare others",
+            )
+        return number
+
+    def text(self) -> str:
+        return self.name
+
+    __repr__ = __str__ = text
+
+    def declaration(self) -> str:
+        """The call that declares this parameter."""
+        extra = "".join(
+            f", {k}={v!r}"
+            for k, v, usual in [
+                ("lower", self.lower, 0.0),
+                ("upper", self.upper, None),
+                ("per_channel", self.per_channel, False),
+                ("on", self.on, None),
+            ]
+            if v != usual
+        )
+        default = dict(self.default) if isinstance(self.default, dict) else self.default
+        return f"Parameter({self.name!r}, default={default!r}{extra})"
+
+
+@dataclass(frozen=True, repr=False)
+class Component(Expression):
+    """One channel of a per-channel parameter; written by the compiler, never by a user."""
+
+    parameter: Parameter
+    channel: str
+
+    def text(self) -> str:
+        return f"{self.parameter.name}[{self.channel}]"
+
+
+@dataclass(frozen=True, repr=False)
+class Reading(Expression):
+    """What a gate reads at its element: the residual density, the advantage, the mass; or the log ratio of a token."""
+
+    name: str
+
+    def text(self) -> str:
+        return self.name
+
+
+residual = Reading("residual")
+advantage = Reading("advantage")
+token_log_ratio = Reading("token_log_ratio")
+# `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times this.
+mass = Reading("mass")
+
+
+@dataclass(frozen=True, repr=False)
+class Density(Expression):
+    """The density of a coarser stratum below the element (`p_{<k}`, def:fgh); `channel=None` is the gate's own."""
+
+    stratum: Stratum
+    channel: str | None = None
+
+    def text(self) -> str:
+        own = "" if self.channel is None else f', "{self.channel}"'
+        return f"density({self.stratum!r}{own})"
+
+
+def density(stratum: Stratum, channel: str | None = None) -> Density:
+    """Density at the `stratum` element that the current element lies over."""
+    if not isinstance(stratum, Stratum):
+        raise SpecError(f"density takes a stratum, not {stratum!r}")
+    return Density(stratum, None if channel is None else _channel(channel, "density"))
+
+
+@dataclass(frozen=True, repr=False)
+class Gated(Expression):
+    """The gated density of one channel on the leaf stratum, as a recovery reads it."""
+
+    channel: str
+
+    def text(self) -> str:
+        return f'gated("{self.channel}")'
+
+
+def gated(channel: str) -> Gated:
+    """What the recovery map gets back on `channel`."""
+    return Gated(_channel(channel, "gated"))
+
+
+def _channel(channel: object, what: str) -> str:
+    if isinstance(channel, str) and channel in ("", "+", "-"):
+        return channel
+    raise SpecError(
+        f"{what} cannot read the channel {channel!r}", required="'+' or '-', or '' where there is one channel"
+    )
+
+
+def at(expression: Expression, place: Where) -> Expression:
+    """Read the counts and totals that name no `over` at `place`."""
+
+    def resolve(atom: Expression) -> Expression:
+        if isinstance(atom, Count) and atom.over is None:
+            return Count(atom.of, place)
+        if isinstance(atom, Total) and atom.over is None:
+            return Total(atom.attribute, place)
+        return atom
+
+    return transform(expression, resolve)
+
+
+def put(expression: Expression, places: Callable[[Place], Stratum]) -> Expression:
+    """Replace the places `source` and `target` by strata."""
+
+    def resolve(atom: Expression) -> Expression:
+        if isinstance(atom, Count):
+            of = places(atom.of) if isinstance(atom.of, Place) else atom.of
+            return Count(of, places(atom.over) if isinstance(atom.over, Place) else atom.over)
+        if isinstance(atom, Total) and isinstance(atom.over, Place):
+            return Total(atom.attribute, places(atom.over))
+        return atom
+
+    return transform(expression, resolve)
+
+
+def in_channel(expression: Expression, channel: str) -> Expression:
+    """The expression as read on one sign channel: per-channel parameters and own-channel densities resolved."""
+
+    def resolve(atom: Expression) -> Expression:
+        if isinstance(atom, Parameter) and atom.per_channel:
+            return Component(atom, channel)
+        if isinstance(atom, Density) and atom.channel is None:
+            return Density(atom.stratum, channel)
+        return atom
+
+    return transform(expression, resolve)

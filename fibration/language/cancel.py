@@ -1,0 +1,117 @@
+"""Cancel common factors in an expression without rearranging anything else.
+
+`(M·ρ)/M` becomes `ρ`; `budget - k·(drift - budget)` stays as it was written. A general simplifier would be free to
+choose a form that is equal in the reals and wrong in floating point.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.traversal import atoms
+
+ZERO, ONE = as_expression(0), as_expression(1)
+Factors = dict[Expression, int]
+
+
+@lru_cache(maxsize=10_000)  # without it, sums in sums take time exponential in their depth
+def cancel(expression: Expression) -> Expression:
+    """The same expression with common factors of products, quotients and simple sums cancelled."""
+    if not isinstance(expression, Apply):
+        return expression
+    if expression.operator in ("*", "/", "neg"):
+        coefficient, factors = _factor(expression)
+        return _join(coefficient, factors)
+    arguments = tuple(cancel(a) for a in expression.arguments)
+    rebuilt = expression if arguments == expression.arguments else Apply(expression.operator, arguments)
+    if expression.operator in ("+", "-"):
+        return _common(rebuilt)
+    return rebuilt
+
+
+def _factor(expression: Expression) -> tuple[Fraction, Factors]:
+    """Coefficient and powers of a product; sums and functions count as one factor each."""
+    if isinstance(expression, Number):
+        return expression.value, {}
+    if isinstance(expression, Apply):
+        if expression.operator == "neg":
+            c, f = _factor(expression.arguments[0])
+            return -c, f
+        if expression.operator in ("*", "/"):
+            (c, f), (d, g) = (_factor(a) for a in expression.arguments)
+            invert = expression.operator == "/"
+            if invert and d == 0:  # left as it is, for the laws to refuse
+                return Fraction(1), {expression: 1}
+            for e, power in g.items():
+                f[e] = f.get(e, 0) + (-power if invert else power)
+            return (c / d if invert else c * d), {e: p for e, p in f.items() if p}
+        inner = cancel(expression)
+        if isinstance(inner, Apply) and inner.operator in ("*", "/", "neg"):
+            return _factor(inner)
+        return Fraction(1), {inner: 1}
+    return Fraction(1), {expression: 1}
+
+
+def _join(coefficient: Fraction, factors: Factors) -> Expression:
+    if coefficient == 0:
+        return ZERO
+    choice = next((e for e, p in factors.items() if p == 1 and isinstance(e, Apply) and e.operator == "where"), None)
+    if choice is not None and (len(factors) > 1 or coefficient != 1):
+        # A factor goes into the branches, so that it can cancel there and a branch of zero stays exactly zero.
+        rest = _join(coefficient, {e: p for e, p in factors.items() if e is not choice})
+        condition, value, otherwise = choice.arguments  # type: ignore[attr-defined]
+        return Apply("where", (condition, cancel(value * rest), cancel(otherwise * rest)))
+    top = _product(e for e, p in factors.items() for _ in range(max(p, 0)))
+    bottom = _product(e for e, p in factors.items() for _ in range(max(-p, 0)))
+    sign, size = (-1 if coefficient < 0 else 1), abs(coefficient)
+    if size.numerator != 1:
+        top = as_expression(size.numerator) if top == ONE else as_expression(size.numerator) * top
+    if size.denominator != 1:
+        bottom = as_expression(size.denominator) if bottom == ONE else as_expression(size.denominator) * bottom
+    result = top if bottom == ONE else top / bottom
+    return -result if sign < 0 else result
+
+
+def _product(factors) -> Expression:  # type: ignore[no-untyped-def]
+    result: Expression = ONE
+    for f in factors:
+        result = f if result == ONE else result * f
+    return result
+
+
+def _common(total: Apply) -> Expression:
+    """`s·a - s·b` as `s·(a - b)`, when every factor of one term that is an atom is in the other too."""
+    (c, f), (d, g) = (_factor(a) for a in total.arguments)
+    if c == 0 or d == 0:
+        left, right = total.arguments
+        return right if c == 0 and total.operator == "+" else left if d == 0 else cancel(-right)
+    shared = {e: min(f[e], g[e], key=abs) for e in f if e in g and f[e] * g[e] > 0}
+    if not shared:
+        return total
+    rest = [{e: p - shared.get(e, 0) for e, p in t.items() if p != shared.get(e, 0)} for t in (f, g)]
+    inner = Apply(total.operator, (_join(c, rest[0]), _join(d, rest[1])))
+    return _join(Fraction(1), {inner: 1, **shared})
+
+
+def factors_over(weight: Expression, stratum: str) -> tuple[Expression, Expression]:
+    """Split a product into the part that varies over `stratum` and the part that is constant on its fibres."""
+    coefficient, factors = _factor(weight)
+
+    def varies(e: Expression) -> bool:
+        return any(_home(a) in (stratum, None) for a in atoms(e))
+
+    inside = {e: p for e, p in factors.items() if varies(e)}
+    outside = {e: p for e, p in factors.items() if not varies(e)}
+    return _join(Fraction(1), inside), _join(coefficient, outside)
+
+
+def _home(atom: Expression) -> str | None:
+    """The stratum at whose elements an atom is read."""
+    if isinstance(atom, (Count, Total)) and isinstance(atom.over, Stratum):
+        return atom.over.name
+    if isinstance(atom, Attribute):
+        return atom.on.name
+    return "" if isinstance(atom, (Parameter, Component)) else None

@@ -1,0 +1,190 @@
+"""The JSON form of a hierarchy, and its published schema.
+
+Expressions and constructor calls are text in the grammar of `grammar.py`. Reading a document builds objects and runs
+nothing: every name is looked up in the document's own tables and in the registry of constructors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fibration.errors import SpecError, located
+from fibration.language.assumptions import Assumption, Balanced, balanced, populated
+from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Stratum, Total
+from fibration.language.decompositions import Decomposition
+from fibration.language.expressions import Expression
+from fibration.language.gates import Gate
+from fibration.language.grammar import MAX_TEXT
+from fibration.language.kernels import Fibration, MarkovKernel
+from fibration.language.objectives import Objective
+from fibration.language.registry import construct
+from fibration.language.traversal import atoms
+
+NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63)]
+
+
+def _text(description: str, *examples: str) -> Any:
+    return Field(max_length=MAX_TEXT, description=description, examples=list(examples))
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ParameterDocument(_Document):
+    """A number chosen when the operator is called; the bounds are strict and are assumptions of the proofs."""
+
+    name: NameText
+    default: float | dict[str, float] | None = None
+    lower: float | None = 0.0
+    upper: float | None = None
+    per_channel: bool = False
+    on: NameText | None = None
+
+
+class AttributeDocument(_Document):
+    """A number given per element of a stratum when an index is built."""
+
+    name: NameText
+    on: NameText
+    positive: bool = True
+
+
+class FibrationDocument(_Document):
+    """Every element of `source` lies over one element of `target`."""
+
+    source: NameText
+    target: NameText
+    kernel: Annotated[str, _text("a kernel, or its weight", "uniform()", "proportional(count(trajectory))")]
+
+
+class BalancedDocument(_Document):
+    """Two strata that cross in proportional frequencies, on every batch."""
+
+    balanced: Annotated[list[NameText], Field(min_length=2, max_length=2)]
+
+
+class PopulatedDocument(_Document):
+    """No element of `over` without an element of `populated`, on every batch."""
+
+    populated: NameText
+    over: NameText
+
+
+class HierarchyDocument(_Document):
+    """A fibration gating hierarchy as `fibration` writes and reads it."""
+
+    name: NameText
+    strata: Annotated[list[NameText], Field(min_length=1, max_length=64)]
+    parameters: Annotated[list[ParameterDocument], Field(max_length=256)] = []
+    attributes: Annotated[list[AttributeDocument], Field(max_length=256)] = []
+    fibrations: Annotated[list[FibrationDocument], Field(max_length=64)] = []
+    gates: dict[
+        NameText, Annotated[str, _text("a gate, or its formula", "clip_gate(epsilon)", "minimum(residual, high)")]
+    ]
+    decomposition: Annotated[
+        str, _text("how ratios become densities", "signed_log_ratio(scale=1/count(token, over=trajectory))")
+    ]
+    objective: Annotated[str, _text("the weights of the objective", "trajectory_mean()", "token_mean()")]
+    gives_up: dict[str, Annotated[str, Field(max_length=1000)]] = {}
+    assume: Annotated[list[BalancedDocument | PopulatedDocument], Field(max_length=64)] = []
+    orthogonalise: Literal["projection"] | None = None
+    rows: NameText = "trajectory"
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `Hierarchy`, or a SpecError naming the entry that cannot be read."""
+        here = f"hierarchy '{self.name}'"
+        with located(here):
+            strata = {n: Stratum(n) for n in self.strata}
+
+        def stratum(name: str, what: str) -> Stratum:
+            if name not in strata:
+                raise SpecError(f"{here}: {what} names the stratum '{name}'", required=f"one of {', '.join(strata)}")
+            return strata[name]
+
+        words = [*self.strata, *(p.name for p in self.parameters), *(a.name for a in self.attributes)]
+        twice = next((w for w in words if words.count(w) > 1), None)
+        if twice is not None:
+            raise SpecError(f"{here} declares '{twice}' twice", required="one declaration per name")
+        names: dict[str, object] = {"source": SOURCE, "target": TARGET, **strata}
+        for p in self.parameters:
+            on = None if p.on is None else stratum(p.on, f"parameter '{p.name}'")
+            with located(here):
+                names[p.name] = Parameter(
+                    p.name, default=p.default, lower=p.lower, upper=p.upper, per_channel=p.per_channel, on=on
+                )
+        for a in self.attributes:
+            with located(here):
+                names[a.name] = Attribute(a.name, on=stratum(a.on, f"attribute '{a.name}'"), positive=a.positive)
+        return dict(
+            name=self.name,
+            fibrations=[
+                Fibration(
+                    stratum(f.source, "a fibration"),
+                    stratum(f.target, "a fibration"),
+                    construct(MarkovKernel, f.kernel, names, f"{here}: kernel {f.source} → {f.target}", MarkovKernel),
+                )
+                for f in self.fibrations
+            ],
+            gates={
+                stratum(s, "a gate"): construct(Gate, g, names, f"{here}: gate on {s}", Gate)
+                for s, g in self.gates.items()
+            },
+            decomposition=construct(Decomposition, self.decomposition, names, f"{here}: decomposition"),
+            objective=construct(Objective, self.objective, names, f"{here}: objective", Objective),
+            gives_up=self.gives_up,
+            assume=[_assumption(a, stratum) for a in self.assume],
+            orthogonalise=self.orthogonalise,
+            rows=strata[self.rows] if self.rows in strata else Stratum(self.rows),
+        )
+
+    def check_used(self, strata: Iterable[Stratum], expressions: Iterable[Expression]) -> None:
+        """Refuse a stratum, a parameter or an attribute that the hierarchy has lost: SpecError naming it.
+
+        `strata`, `expressions`: of the hierarchy made of this document.
+        """
+        read: set[object] = {*strata, Stratum(self.rows)}
+        for expression in expressions:
+            for atom in atoms(expression):
+                value = atom.attribute if isinstance(atom, Total) else atom
+                read |= {value, *_strata_of(atom), *_strata_of(value)}
+        used = {value.name for value in read if isinstance(value, (Stratum, Parameter, Attribute))}
+        for kind, names, rule in (
+            ("stratum", self.strata, "that a fibration joins, a gate is on, or a formula names"),
+            ("parameter", [p.name for p in self.parameters], "that a formula reads"),
+            ("attribute", [a.name for a in self.attributes], "that a formula reads"),
+        ):
+            idle = next((name for name in names if name not in used), None)
+            if idle is not None:
+                raise SpecError(
+                    f"hierarchy '{self.name}' declares the {kind} '{idle}', which nothing uses",
+                    required=f"every {kind} is one {rule}",
+                    found=f"used: {', '.join(n for n in names if n in used) or 'none'}",
+                    remedy="use it, or leave it out",
+                )
+
+
+def _strata_of(value: object) -> list[object]:
+    """What a symbol names: strata, places, or nothing."""
+    return [getattr(value, word, None) for word in ("of", "over", "on", "stratum")]
+
+
+def flat(value: Parameter | Attribute) -> dict[str, Any]:
+    """A declaration as a document has it."""
+    return {**value.model_dump(mode="json"), "on": None if value.on is None else value.on.name}
+
+
+def written_assumption(assumption: Assumption) -> dict[str, Any]:
+    """An assumption as a document has it."""
+    if isinstance(assumption, Balanced):
+        return {"balanced": [assumption.first.name, assumption.second.name]}
+    return {"populated": assumption.stratum.name, "over": assumption.over.name}
+
+
+def _assumption(document: BalancedDocument | PopulatedDocument, stratum: Callable[[str, str], Stratum]) -> Assumption:
+    if isinstance(document, BalancedDocument):
+        return balanced(*(stratum(s, "an assumption") for s in document.balanced))
+    return populated(stratum(document.populated, "an assumption"), over=stratum(document.over, "an assumption"))

@@ -1,0 +1,409 @@
+"""The expression language: what a gate, a kernel weight or a decomposition may say.
+
+An `Expression` is an immutable tree of numbers, atoms (`atoms.py`) and the operators of `OPERATORS`. It keeps what
+was written: nothing is reordered or evaluated, because `C - k*(abs(s) - C)` and `(k + 1)*C - k*abs(s)` are different
+programs in float32. The laws translate it to sympy (`laws/proof/signs.py`), lowering translates it to the IR.
+
+Sugar (`abs`, `minimum`, `clip`, `sign`, ...) has one meaning: its expansion into `where`. That is also what fixes the
+derivative at a breakpoint: the branch that holds *at* the point is differentiated, so `clip` passes at its bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib import import_module
+from typing import Any
+
+from fibration.errors import SpecError
+from fibration.language import exact
+
+MAX_DEPTH = 100
+MAX_SIZE = 4_000
+SMALLEST, LARGEST = Fraction(1, 10**300), Fraction(10**300)
+
+
+class Expression:
+    """Base of numbers, atoms and applications; carries the operators of ordinary mathematics."""
+
+    __slots__ = ()
+    is_condition = False
+    depth = 0
+    size = 1
+
+    def __add__(self, other: Operand) -> Expression:
+        return apply("+", self, other)
+
+    def __radd__(self, other: Operand) -> Expression:
+        return apply("+", other, self)
+
+    def __sub__(self, other: Operand) -> Expression:
+        return apply("-", self, other)
+
+    def __rsub__(self, other: Operand) -> Expression:
+        return apply("-", other, self)
+
+    def __mul__(self, other: Operand) -> Expression:
+        return apply("*", self, other)
+
+    def __rmul__(self, other: Operand) -> Expression:
+        return apply("*", other, self)
+
+    def __truediv__(self, other: Operand) -> Expression:
+        return apply("/", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expression:
+        return apply("/", other, self)
+
+    def __pow__(self, exponent: int) -> Expression:
+        if not isinstance(exponent, int) or isinstance(exponent, bool) or not 1 <= exponent <= 16:
+            raise SpecError(
+                f"cannot raise {self} to the power {exponent!r}",
+                required="a whole exponent from 1 to 16",
+                remedy="use sqrt(x), exp(y*log(x)) or 1/x",
+            )
+        return apply("**", self, exponent)
+
+    def __neg__(self) -> Expression:
+        return apply("neg", self)
+
+    def __abs__(self) -> Expression:
+        return apply("abs", self)
+
+    def __lt__(self, other: Operand) -> Expression:
+        return apply("<", self, other)
+
+    def __le__(self, other: Operand) -> Expression:
+        return apply("<=", self, other)
+
+    def __gt__(self, other: Operand) -> Expression:
+        return apply(">", self, other)
+
+    def __ge__(self, other: Operand) -> Expression:
+        return apply(">=", self, other)
+
+    def __and__(self, other: Expression) -> Expression:
+        return apply("and", self, other)
+
+    def __or__(self, other: Expression) -> Expression:
+        return apply("or", self, other)
+
+    def __invert__(self) -> Expression:
+        return apply("not", self)
+
+    def __bool__(self) -> bool:
+        raise SpecError(
+            f"'{self}' has no truth value while a hierarchy is declared",
+            required="sizes, residuals and parameters are known only when a batch is gated",
+            remedy="write where(condition, value, otherwise); join conditions with & and |",
+        )
+
+    def text(self) -> str:
+        """How an atom is written; numbers and applications are written by `write`."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return write(self)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _foreign(self, *args: object, **kwargs: object) -> Any:
+        raise SpecError(
+            f"'{self}' is a formula, not a number or an array",
+            required="functions of this library, which keep the formula",
+            remedy="use fibration.exp, log, tanh, sqrt, absolute, sign, minimum, maximum, clip, where",
+        )
+
+    __float__ = __int__ = __array__ = __array_ufunc__ = _foreign
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        next(a for a in args if isinstance(a, Expression))._foreign()
+
+    def _sympy_(self) -> Any:
+        return _adapter("sympy", "to_sympy")(self)
+
+
+Operand = Expression | int | float | Fraction
+
+
+@dataclass(frozen=True, repr=False)
+class Number(Expression):
+    """An exact constant; a float counts as the decimal it prints as, so `0.1` is one tenth."""
+
+    value: Fraction  # with a finite decimal form
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Apply(Expression):
+    """An operator applied to arguments. Compared by structure, hashed once."""
+
+    operator: str
+    arguments: tuple[Expression, ...]
+    depth: int = field(init=False)
+    size: int = field(init=False)
+    _hash: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        depth = 1 + max(a.depth for a in self.arguments)
+        size = 1 + sum(a.size for a in self.arguments)
+        if self.operator == "**" and isinstance(self.arguments[1], Number):  # counts as the product that it stands for
+            size = 1 + self.arguments[0].size * int(self.arguments[1].value)
+        if depth > MAX_DEPTH or size > MAX_SIZE:
+            raise SpecError(
+                f"an expression of depth {depth} and size {size} is too large",
+                required=f"at most {MAX_DEPTH} levels and {MAX_SIZE} nodes",
+                remedy="an atomic gate or kernel weight is a scalar formula; move data into an Attribute",
+            )
+        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "_hash", hash((self.operator, self.arguments)))
+
+    @property
+    def is_condition(self) -> bool:  # type: ignore[override]
+        return OPERATORS[self.operator].condition
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Apply)
+            and self._hash == other._hash
+            and self.operator == other.operator
+            and self.arguments == other.arguments
+        )
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One row of the language. `exact` computes on Fractions; `expand` defines sugar by other rows."""
+
+    arity: int
+    condition: bool = False
+    takes_conditions: bool = False
+    exact: Callable[..., Any] | None = None
+    expand: Callable[..., Expression] | None = None
+
+
+OPERATORS: dict[str, Operator] = {
+    "+": Operator(2, exact=lambda a, b: a + b),
+    "-": Operator(2, exact=lambda a, b: a - b),
+    "*": Operator(2, exact=lambda a, b: a * b),
+    "/": Operator(2, exact=lambda a, b: a / b),
+    "**": Operator(2, exact=lambda a, b: a**b),
+    "neg": Operator(1, exact=lambda a: -a),
+    "exp": Operator(1, exact=exact.transcendental("exp")),
+    "expm1": Operator(1, exact=exact.transcendental("expm1")),
+    "log": Operator(1, exact=exact.transcendental("log")),
+    "log1p": Operator(1, exact=lambda a: exact.transcendental("log")(1 + a)),
+    "tanh": Operator(1, exact=exact.transcendental("tanh")),
+    "sigmoid": Operator(1, exact=exact.sigmoid),
+    "sqrt": Operator(1, exact=exact.sqrt),
+    "<": Operator(2, condition=True, exact=lambda a, b: a < b),
+    "<=": Operator(2, condition=True, exact=lambda a, b: a <= b),
+    ">": Operator(2, condition=True, exact=lambda a, b: a > b),
+    ">=": Operator(2, condition=True, exact=lambda a, b: a >= b),
+    "and": Operator(2, condition=True, takes_conditions=True, exact=lambda a, b: a and b),
+    "or": Operator(2, condition=True, takes_conditions=True, exact=lambda a, b: a or b),
+    "not": Operator(1, condition=True, takes_conditions=True, exact=lambda a: not a),
+    "where": Operator(3),
+    "abs": Operator(1, expand=lambda a: where(a >= 0, a, -a)),
+    "sign": Operator(1, expand=lambda a: where(a > 0, 1, where(a < 0, -1, 0))),
+    "minimum": Operator(2, expand=lambda a, b: where(a <= b, a, b)),
+    "maximum": Operator(2, expand=lambda a, b: where(a >= b, a, b)),
+    "clip": Operator(3, expand=lambda a, low, high: where(a < low, low, where(a > high, high, a))),
+}
+
+
+def as_expression(value: object, what: str = "an expression") -> Expression:
+    """Accept an Expression, a finite number, or a sympy expression over our atoms."""
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, bool):
+        raise SpecError(f"{what} cannot be {value!r}", required="a number or an expression in the language's atoms")
+    if isinstance(value, (int, Fraction)):
+        number = Fraction(value)
+        if number and not SMALLEST < abs(number) < LARGEST:
+            raise SpecError(
+                f"{what} holds a number that float64 does not", required="0, or a size from 1e-300 to 1e300"
+            )
+        if terminates(number):
+            return Number(number)
+        return Apply("/", (Number(Fraction(number.numerator)), Number(Fraction(number.denominator))))
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise SpecError(f"{what} cannot hold {value!r}", required="finite numbers")
+        return as_expression(Fraction(repr(float(value))), what)
+    if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
+        return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
+    raise SpecError(
+        f"{what} cannot be a {type(value).__name__}: {value!r}",
+        required="a number or an expression in the language's atoms",
+        remedy="use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration.expressions",
+    )
+
+
+# Where other systems' expressions are translated; imported only when one of them is met.
+ADAPTERS = {"sympy": "fibration.language.sympy_bridge"}
+
+
+def _adapter(package: str, function: str) -> Callable[[Any], Any]:
+    return getattr(import_module(ADAPTERS[package]), function)  # type: ignore[no-any-return]
+
+
+def terminates(value: Fraction) -> bool:
+    """Whether a fraction has a finite decimal form, and so can be written as one number."""
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1
+
+
+def apply(operator: str, *arguments: object) -> Expression:
+    """Build an application, checking arity and that conditions stand only where conditions belong."""
+    row = OPERATORS[operator]
+    args = tuple(as_expression(a, f"an argument of '{operator}'") for a in arguments)
+    if len(args) != row.arity:
+        raise SpecError(f"'{operator}' takes {row.arity} arguments, got {len(args)}")
+    for position, argument in enumerate(args):
+        wants_condition = row.takes_conditions or (operator == "where" and position == 0)
+        if argument.is_condition != wants_condition:
+            raise SpecError(
+                f"argument {position + 1} of '{operator}' is {argument}",
+                required="a condition such as abs(residual) <= C" if wants_condition else "a number, not a condition",
+            )
+    if operator == "neg" and isinstance(args[0], Number):
+        return Number(-args[0].value)
+    return Apply(operator, args)
+
+
+def where(condition: Expression, value: Operand, otherwise: Operand) -> Expression:
+    """`value` where `condition` holds, `otherwise` elsewhere."""
+    return apply("where", condition, value, otherwise)
+
+
+def minimum(a: Operand, b: Operand) -> Expression:
+    """The smaller; at a tie `a` is differentiated."""
+    return apply("minimum", a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Expression:
+    """The larger; at a tie `a` is differentiated."""
+    return apply("maximum", a, b)
+
+
+def clip(a: Operand, low: Operand, high: Operand) -> Expression:
+    """`a` limited to `[low, high]`; its slope is 1 on the closed interval."""
+    return apply("clip", a, low, high)
+
+
+def absolute(a: Operand) -> Expression:
+    """`|a|`, with slope +1 at 0."""
+    return apply("abs", a)
+
+
+def sign(a: Operand) -> Expression:
+    """-1, 0 or 1."""
+    return apply("sign", a)
+
+
+def exp(a: Operand) -> Expression:
+    return apply("exp", a)
+
+
+def expm1(a: Operand) -> Expression:
+    return apply("expm1", a)
+
+
+def log(a: Operand) -> Expression:
+    return apply("log", a)
+
+
+def log1p(a: Operand) -> Expression:
+    return apply("log1p", a)
+
+
+def tanh(a: Operand) -> Expression:
+    return apply("tanh", a)
+
+
+def sigmoid(a: Operand) -> Expression:
+    return apply("sigmoid", a)
+
+
+def sqrt(a: Operand) -> Expression:
+    return apply("sqrt", a)
+
+
+_BINDING = {
+    "or": 1,
+    "and": 2,
+    "not": 3,
+    "<": 4,
+    "<=": 4,
+    ">": 4,
+    ">=": 4,
+    "+": 5,
+    "-": 5,
+    "*": 6,
+    "/": 6,
+    "neg": 7,
+    "**": 8,
+}
+_WORD = {"and": "&", "or": "|"}
+
+
+def write_number(value: Fraction) -> str:
+    """A whole number or a decimal; a `Number` always terminates (see `as_expression`)."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    text = repr(float(value))
+    if Fraction(text) == value:
+        return text
+    digits = 0
+    while value.denominator != 1:
+        value, digits = value * 10, digits + 1
+    return f"{value.numerator}e-{digits}"
+
+
+def write(expression: Expression) -> str:
+    """The text of an expression, with the fewest parentheses that keep its structure."""
+    return _write(expression)[0]
+
+
+def _write(e: Expression) -> tuple[str, int]:
+    """Text and binding strength of its outermost operator."""
+    if isinstance(e, Number):
+        text = write_number(e.value)
+        return text, 5 if e.value < 0 else 9
+    if not isinstance(e, Apply):
+        return e.text(), 9
+    op = e.operator
+    if op not in _BINDING:
+        return f"{op}({', '.join(write(a) for a in e.arguments)})", 9
+    strength = _BINDING[op]
+
+    def operand(argument: Expression, at_least: int) -> str:
+        text, binding = _write(argument)
+        return text if binding >= at_least else f"({text})"
+
+    if op == "neg":
+        return f"-{operand(e.arguments[0], 7)}", strength
+    if op == "not":
+        return f"~{operand(e.arguments[0], 9)}", strength
+    left, right = e.arguments
+    if op in ("<", "<=", ">", ">="):
+        return f"{operand(left, 5)} {op} {operand(right, 5)}", strength
+    if op in _WORD:  # & and | bind tighter than comparisons in Python, so comparisons take parentheses
+        return f"{operand(left, 9)} {_WORD[op]} {operand(right, 9)}", 4
+    if op == "**":
+        return f"{operand(left, 9)}**{operand(right, 9)}", strength
+    gap = "" if op in "*/" else " "
+    return f"{operand(left, strength)}{gap}{op}{gap}{operand(right, strength + 1)}", strength

@@ -1,0 +1,101 @@
+"""Atomic gates (object 3 of def:fgh): a scalar function of the residual density at one element.
+
+To add a gate, write one function here and decorate it; its law checks, derivative tests and backend tests follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from fibration.errors import SpecError
+from fibration.language.atoms import advantage, residual
+from fibration.language.expressions import (
+    Expression,
+    absolute,
+    as_expression,
+    clip,
+    log1p,
+    maximum,
+    minimum,
+    sign,
+    where,
+)
+from fibration.language.registry import Written, constructor
+from fibration.language.traversal import substitute
+
+
+class Gate(Written):
+    """A scalar formula in `residual`, and whatever else locality allows at the element.
+
+    It may read parameters, counts, the element's own attributes, `advantage`, and `density(stratum, channel)` of
+    coarser strata. Its derivative at a breakpoint is that of the branch that holds at the breakpoint.
+    """
+
+    METHODS: ClassVar = {"per": 1}
+    expression: Expression
+
+    def __init__(self, expression: object, **data: Any) -> None:
+        value = as_expression(expression, "a gate")
+        if value.is_condition:
+            raise SpecError(
+                f"a gate cannot be the condition {value}", required="a number", remedy="use where(condition, a, b)"
+            )
+        super().__init__(expression=value, **{"written": f"Gate({value})", **data})  # type: ignore[call-arg]
+
+    def per(self, scale: object) -> Gate:
+        """`scale · g(residual / scale)`: the same gate for a density that is `scale` times as large."""
+        factor = as_expression(scale, "the scale of gate.per")
+        inner = substitute(self.expression, {residual: residual / factor})
+        return Gate(factor * inner, written=f"{self.written}.per({factor})")
+
+
+@constructor(Gate, examples=("aggregate_gate(C, rollback=k)",))
+def aggregate_gate(budget: Expression, rollback: Expression) -> Gate:
+    """`g_agg` (eq:gagg_main): pass up to the budget, roll back with slope `-rollback`, then zero.
+
+    `budget` is the trust-region radius of the drift (in nats for log-ratio coordinates), `rollback` the slope, usually
+    a number of tokens. Written as a distance from the budget, never as `(k + 1)·C - k·s`, which loses every digit in
+    float32 when `k` is a million.
+    """
+    drift = absolute(residual)
+    beyond = budget - rollback * (drift - budget)
+    return Gate(
+        where(drift <= budget, residual, where(drift < (1 + 1 / rollback) * budget, sign(residual) * beyond, 0))
+    )
+
+
+@constructor(Gate, examples=("clip_gate(bound)",))
+def clip_gate(bound: Expression) -> Gate:
+    """Limit the residual to `[-bound, bound]` (eq:logclip in log-ratio coordinates)."""
+    return Gate(clip(residual, -bound, bound))
+
+
+@constructor(Gate, examples=("pessimistic_clip_gate(low, high)",))
+def pessimistic_clip_gate(low: Expression, high: Expression) -> Gate:
+    """PPO's `min(r·A, clip(r, 1-low, 1+high)·A)`: only the bound that the advantage pushes against is active."""
+    return Gate(where(advantage >= 0, minimum(residual, high), maximum(residual, -low)))
+
+
+@constructor(Gate, examples=("dual_clip_gate(low, high, ceiling)",))
+def dual_clip_gate(low: Expression, high: Expression, ceiling: Expression) -> Gate:
+    """`pessimistic_clip_gate` with a second bound: for negative advantages the ratio stays below `ceiling`."""
+    lower = minimum(maximum(residual, -low), ceiling - 1)
+    return Gate(where(advantage >= 0, minimum(residual, high), lower))
+
+
+@constructor(Gate, examples=("log_clip_gate(low, high)",))
+def log_clip_gate(low: Expression, high: Expression) -> Gate:
+    """`pessimistic_clip_gate` for a log ratio: its exponential is kept in `[1-low, 1+high]`."""
+    return Gate(where(advantage >= 0, minimum(residual, log1p(high)), maximum(residual, log1p(-low))))
+
+
+@constructor(Gate, examples=("identity_gate()",))
+def identity_gate() -> Gate:
+    """Let the residual pass unchanged."""
+    return Gate(residual)
+
+
+@constructor(Gate, examples=("zero_gate()",))
+def zero_gate() -> Gate:
+    """Remove the level. Gives up first-order agreement at that level, and says so when verified."""
+    return Gate(as_expression(0))

@@ -1,0 +1,340 @@
+"""The written form of expressions and of constructor calls: one small grammar, read and written here.
+
+    text      := where | or | comparison | sum | product | power | call
+    call      := name "(" arguments ")" ("." name "(" arguments ")")*
+    arguments := positional and name=value, separated by commas; a value may also be a quoted channel
+
+It looks like Python and is not: nothing is evaluated, a name means only what the caller's table says it means, and
+length and nesting are limited before anything is built.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import ClassVar, TypeVar
+
+from fibration.errors import SpecError
+from fibration.language.atoms import (
+    Place,
+    Stratum,
+    advantage,
+    count,
+    density,
+    gated,
+    mass,
+    residual,
+    token_log_ratio,
+    total,
+)
+from fibration.language.expressions import MAX_DEPTH, Expression, apply, as_expression
+
+T = TypeVar("T")
+MAX_TEXT = 10_000
+MAX_DIGITS = 1_000
+
+TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)|(?P<name>[A-Za-z_]\w*)"
+    r"|\"(?P<string>[^\"\n]{0,64})\"|(?P<sign>\*\*|<=|>=|[-+*/()<>,=.&|~\[\]{}:]))",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Word:
+    """A name as it was read."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """A quoted string as it was read."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """`name(arguments)`, with the methods called on it, as it was read."""
+
+    name: str
+    positional: tuple[Tree, ...]
+    named: tuple[tuple[str, Tree], ...]
+    methods: tuple[Invocation, ...] = ()
+    depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = (*self.positional, *(t for _, t in self.named), *self.methods)
+        object.__setattr__(self, "depth", _depth(parts))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An infix or prefix operator on what was read."""
+
+    operator: str
+    operands: tuple[Tree, ...]
+    depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", _depth(self.operands))
+
+
+Tree = Fraction | Word | Quoted | Invocation | Operation
+
+
+def _depth(parts: tuple[Tree, ...]) -> int:
+    """Of calls and operations in one another: what recursion over the tree has to go through."""
+    return 1 + max((p.depth for p in parts if isinstance(p, (Invocation, Operation))), default=0)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class _Reader:
+    def __init__(self, text: object, what: str) -> None:
+        if not isinstance(text, str):
+            raise SpecError(
+                f"{what} is a {type(text).__name__}: {_shorten(repr(text))}", required="text in the expression grammar"
+            )
+        if len(text) > MAX_TEXT:
+            raise SpecError(f"{what} has {len(text)} characters", required=f"at most {MAX_TEXT}")
+        self.text, self.what, self.depth = text, what, 0
+        self.tokens: list[tuple[str, str, int]] = []
+        position = 0
+        while position < len(text.rstrip()):
+            match = TOKEN.match(text, position)
+            if match is None:
+                at = position + len(text[position:]) - len(text[position:].lstrip())
+                raise self.error(f"the character {text[at]!r}", at)
+            kind = match.lastgroup or ""
+            self.tokens.append((kind, match.group(kind), match.start(kind)))
+            position = match.end()
+        self.position = 0
+
+    def error(self, found: str, at: int | None = None) -> SpecError:
+        if at is None:
+            at = self.tokens[self.position][2] if self.position < len(self.tokens) else len(self.text)
+        return SpecError(
+            f"{self.what} cannot be read: {_shorten(self.text)!r}",
+            required="the expression grammar: numbers, names, + - * / **, comparisons, calls of known functions",
+            found=f"{found} at character {at + 1}",
+            remedy="nothing in a spec is ever executed; write the formula itself",
+        )
+
+    def peek(self) -> str:
+        if self.position >= len(self.tokens):
+            return ""
+        kind, text, _ = self.tokens[self.position]
+        return text if kind in ("sign", "name") else kind
+
+    def take(self) -> tuple[str, str]:
+        if self.position >= len(self.tokens):
+            raise self.error("the end")
+        kind, text, _ = self.tokens[self.position]
+        self.position += 1
+        return kind, text
+
+    def expect(self, sign: str) -> None:
+        if self.peek() != sign:
+            raise self.error(f"{self.peek() or 'the end'!s} where '{sign}' is needed")
+        self.position += 1
+
+    def whole(self) -> Tree:
+        tree = self.expression()
+        if self.position < len(self.tokens):
+            raise self.error(f"'{self.tokens[self.position][1]}' after the end of the expression")
+        return tree
+
+    # From loosest to tightest. Comparisons bind tighter than & and |, as in mathematics; `write` always puts
+    # parentheses there, because Python disagrees.
+    LEVELS = (("|",), ("&",), ("<", "<=", ">", ">="), ("+", "-"), ("*", "/"))
+    STRENGTH: ClassVar = {sign: level for level, signs in enumerate(LEVELS) for sign in signs}
+    MEANING: ClassVar = {"|": "or", "&": "and"}
+    COMPARISON = 2  # does not chain
+
+    def expression(self, level: int = 0) -> Tree:
+        """Operands joined by operators that bind at least as tightly as `level`."""
+        left, loosest = self.prefix(), len(self.LEVELS)
+        while level <= (strength := self.STRENGTH.get(sign := self.peek(), -1)) < loosest:
+            self.position += 1
+            left = self.operation(self.MEANING.get(sign, sign), left, self.expression(strength + 1))
+            if strength == self.COMPARISON:
+                loosest = strength
+        return left
+
+    def operation(self, operator: str, *operands: Tree) -> Operation:
+        return self.bounded(Operation(operator, operands))
+
+    def bounded(self, tree: T) -> T:
+        if isinstance(tree, (Invocation, Operation)) and tree.depth > MAX_DEPTH:
+            raise self.error(f"more than {MAX_DEPTH} operations in one another")
+        return tree
+
+    def prefix(self) -> Tree:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(f"more than {MAX_DEPTH} levels of nesting")
+        sign = self.peek()
+        if sign in ("-", "~"):
+            self.position += 1
+            operand = self.prefix()
+            if sign == "-" and isinstance(operand, Fraction):
+                tree: Tree = -operand
+            else:
+                tree = self.operation("neg" if sign == "-" else "not", operand)
+        else:
+            tree = self.primary()
+            if self.peek() == "**":
+                self.position += 1
+                tree = self.operation("**", tree, self.primary())
+        self.depth -= 1
+        return tree
+
+    def primary(self) -> Tree:
+        kind, text = self.take()
+        if kind == "number":
+            if len(text) > MAX_DIGITS:
+                self.position -= 1
+                raise self.error(f"a number of {len(text)} characters")
+            return Fraction(text)
+        if kind == "string":
+            return Quoted(text)
+        if kind == "name":
+            if self.peek() != "(":
+                return Word(text)
+            call = self.call(text)
+            methods = []
+            while self.peek() == ".":
+                self.position += 1
+                kind, method = self.take()
+                if kind != "name":
+                    raise self.error(f"'{method}' where a method's name is needed")
+                methods.append(self.call(method))
+            return self.bounded(Invocation(call.name, call.positional, call.named, tuple(methods)))
+        if text == "(":
+            inside = self.expression()
+            self.expect(")")
+            return inside
+        self.position -= 1
+        raise self.error(f"'{text}'")
+
+    def call(self, name: str) -> Invocation:
+        self.expect("(")
+        positional: list[Tree] = []
+        named: list[tuple[str, Tree]] = []
+        while self.peek() != ")":
+            is_named = (
+                self.position + 1 < len(self.tokens)
+                and self.tokens[self.position][0] == "name"
+                and self.tokens[self.position + 1][1] == "="
+            )
+            if is_named:
+                key = self.take()[1]
+                self.position += 1
+                named.append((key, self.expression()))
+            elif named:
+                raise self.error("a positional argument after a named one")
+            else:
+                positional.append(self.expression())
+            if self.peek() != ")":
+                self.expect(",")
+        self.expect(")")
+        return self.bounded(Invocation(name, tuple(positional), tuple(named)))
+
+
+def read(text: object, what: str = "an expression") -> Tree:
+    """Parse text into a tree; builds nothing and knows no names."""
+    return _Reader(text, what).whole()
+
+
+Names = Mapping[str, object]
+_FUNCTIONS = (
+    "where",
+    "minimum",
+    "maximum",
+    "clip",
+    "abs",
+    "sign",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "tanh",
+    "sigmoid",
+    "sqrt",
+)
+_READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio, "mass": mass}
+_ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
+
+
+CALLS = (*_FUNCTIONS, *_ATOM_CALLS)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'clip_gate'?`, or nothing."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean '{close[0]}'?" if close else ""
+
+
+def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
+    """Turn a tree into an Expression; `names` maps words to strata, parameters and attributes."""
+    if isinstance(tree, Fraction):
+        return as_expression(tree, what)
+    if isinstance(tree, Word):
+        found = _READINGS[tree.text] if tree.text in _READINGS else names.get(tree.text)
+        if isinstance(found, Expression):
+            return found
+        known = sorted([*_READINGS, *(n for n, v in names.items() if isinstance(v, Expression))])
+        kind = "is a stratum, not a number" if isinstance(found, (Stratum, Place)) else "means nothing here"
+        raise SpecError(f"{what}: the name '{tree.text}' {kind}", required=f"one of {', '.join(known)}")
+    if isinstance(tree, Quoted):
+        raise SpecError(f"{what}: the text {tree.text!r} stands where a number belongs")
+    if isinstance(tree, Operation):
+        if tree.operator == "**":
+            exponent = tree.operands[1]
+            if not isinstance(exponent, Fraction) or exponent.denominator != 1 or abs(exponent) > 1000:
+                raise SpecError(f"{what}: a power needs a whole number as its exponent")
+            return build(tree.operands[0], names, what) ** int(exponent)
+        return apply(tree.operator, *(build(o, names, what) for o in tree.operands))
+    if tree.methods:
+        raise SpecError(f"{what}: '.{tree.methods[0].name}(...)' belongs to a gate, not to a number")
+    if tree.name in _FUNCTIONS and not tree.named:
+        return apply(tree.name, *(build(a, names, what) for a in tree.positional))
+    if tree.name in _ATOM_CALLS:
+        positional, named = arguments(tree, names, what)
+        try:
+            return _ATOM_CALLS[tree.name](*positional, **named)
+        except TypeError:
+            raise SpecError(f"{what}: wrong arguments to '{tree.name}'") from None
+    raise SpecError(
+        f"{what}: unknown operator '{tree.name}'",
+        required=f"one of {', '.join(CALLS)}",
+        remedy=suggest(tree.name, CALLS),
+    )
+
+
+def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], dict[str, object]]:
+    """The arguments of a call: strata and channels as themselves, everything else as an Expression."""
+
+    def value(tree: Tree) -> object:
+        if isinstance(tree, Quoted):
+            return tree.text
+        if isinstance(tree, Word) and isinstance(names.get(tree.text), (Stratum, Place)):
+            return names[tree.text]
+        return build(tree, names, what)
+
+    keys = [k for k, _ in call.named]
+    if len(set(keys)) != len(keys):
+        raise SpecError(f"{what}: an argument of '{call.name}' is given twice")
+    return [value(t) for t in call.positional], {k: value(t) for k, t in call.named}
+
+
+def parse(text: object, names: Names, what: str = "an expression") -> Expression:
+    """Read and build in one step."""
+    return as_expression(build(read(text, what), names, what))

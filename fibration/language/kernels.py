@@ -1,0 +1,77 @@
+"""Fibrations and their reflecting Markov kernels (objects 1 and 2 of def:fgh): who lies over whom, with what weight.
+
+To add a kernel, write one function here and decorate it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from fibration.errors import SpecError
+from fibration.language.atoms import SOURCE, TARGET, Declared, Stratum, at, count, put
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.registry import Written, constructor
+
+
+class MarkovKernel(Written):
+    """The weight `K(a|b)` of a source element `a` over a target element `b`, as an expression read at `a`."""
+
+    weight: Expression
+
+    def __init__(self, weight: object, **data: Any) -> None:
+        value = as_expression(weight, "a kernel weight")
+        if value.is_condition:
+            raise SpecError(f"a kernel weight cannot be the condition {value}", required="a number")
+        super().__init__(weight=value, **{"written": f"MarkovKernel({value})", **data})  # type: ignore[call-arg]
+
+
+@constructor(MarkovKernel, examples=("uniform()",))
+def uniform(share: Expression | None = None) -> MarkovKernel:
+    """Every element of the fibre gets the same: `1 / count(source, over=target)`.
+
+    Where several strata lie over the target, their kernels are reflecting together: `share` is this one's part, and
+    the shares add up to 1.
+    """
+    return MarkovKernel((1 if share is None else share) / count(SOURCE, over=TARGET))
+
+
+@constructor(MarkovKernel, examples=("proportional(measure)",))
+def proportional(measure: Expression, share: Expression | None = None) -> MarkovKernel:
+    """Shares proportional to an additive measure: `m(a)/m(b)`, for a count or the total of an attribute.
+
+    `share` as in `uniform`.
+    """
+    weight = at(measure, SOURCE) / at(measure, TARGET)
+    return MarkovKernel(weight if share is None else share * weight)
+
+
+class Fibration(Declared):
+    """`π: source → target`, every source element over exactly one target element, with its reflecting kernel."""
+
+    source: Stratum
+    target: Stratum
+    kernel: MarkovKernel
+
+    def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel) -> None:
+        for end, value, kind in (
+            ("source", source, Stratum),
+            ("target", target, Stratum),
+            ("kernel", kernel, MarkovKernel),
+        ):
+            if not isinstance(value, kind):
+                remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
+                raise SpecError(f"a fibration's {end} is {value!r}", required=f"a {kind.__name__}", remedy=remedy)
+        super().__init__(source=source, target=target, kernel=kernel)  # type: ignore[call-arg]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.name} → {self.target.name}"
+
+    @cached_property
+    def weight(self) -> Expression:
+        """`K(a|b)` read at a source element, with every count and total naming its stratum."""
+        return put(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
+
+    def __repr__(self) -> str:
+        return f"Fibration({self.source!r}, {self.target!r}, kernel={self.kernel!r})"

@@ -1,0 +1,58 @@
+"""The leaf measure `m` that the kernels spread: `K(a|b) = m(a)/m(b)`, the normal form of reflecting kernels.
+
+In units of it, a pushforward is a weighted mean over the fibre, a reflecting kernel a broadcast, and a residual the
+difference of two means: a martingale difference on a tree.
+"""
+
+from __future__ import annotations
+
+from fibration.language.atoms import Count, Stratum, Total, mass
+from fibration.language.cancel import cancel, factors_over
+from fibration.language.decompositions import Decomposition
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms, transform
+
+ONE = as_expression(1)
+
+
+def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expression]:
+    """`m` of every stratum, read at its elements; where paths disagree, along the first (see the law `coherent`).
+
+    It is free up to a factor per root. With one root, `m(leaf)` is the decomposition's scale if they differ by just
+    such a factor, so that the scale disappears from the normal form; otherwise `m(root) = 1`.
+    """
+    roots = shape.roots
+    found: dict[Stratum, Expression] = {}
+    for stratum in shape.order:
+        below = shape.below(stratum)
+        if below:
+            found[stratum] = cancel(found[below[0].target] * transform(below[0].weight, _own))
+        else:
+            found[stratum] = ONE if len(roots) == 1 else _gauge(shape, stratum)
+    scale = decomposition.scale
+    if len(roots) == 1 and mass not in set(atoms(scale)):
+        factors = {cancel(scale / found[leaf]) for leaf in shape.leaves}
+        factor = factors.pop()
+        over_root = all(isinstance(a, (Count, Total)) and a.over == roots[0] for a in atoms(factor))
+        if not factors and over_root:
+            return {s: cancel(factor * m) for s, m in found.items()}
+    return found
+
+
+def _own(atom: Expression) -> Expression:
+    """A count or total over the very element that it counts: `proportional(count(token))` on tokens is `uniform()`."""
+    if isinstance(atom, Count) and atom.of == atom.over:
+        return ONE
+    if isinstance(atom, Total) and atom.over == atom.attribute.on:
+        return atom.attribute
+    return atom
+
+
+def _gauge(shape: Shape, root: Stratum) -> Expression:
+    """A factor for one of several roots: what a kernel over it divides by, so that uniform kernels share a measure."""
+    above = shape.above(root)
+    if not above:
+        return ONE
+    _, outside = factors_over(above[0].weight, above[0].source.name)
+    return cancel(1 / outside)

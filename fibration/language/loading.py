@@ -1,0 +1,173 @@
+"""Find a hierarchy: `path.py`, `path.py:NAME`, a JSON file, or the name of a shipped one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+
+from fibration.errors import FibrationError, NoHierarchy, SpecError
+from fibration.language.document import HierarchyDocument
+from fibration.language.hierarchy import Hierarchy
+
+MAX_BYTES = 1_000_000
+# A JSON object with none of these is some other document; a name is what many have.
+TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the hierarchies that come with the package."""
+    files = resources.files("fibration.specs").iterdir()
+    return tuple(sorted(f.name[:-3] for f in files if f.name.endswith(".py") and not f.name.startswith("_")))
+
+
+def shipped_file(name: str) -> Path:
+    """Where the shipped hierarchy `name` is declared."""
+    return Path(str(resources.files("fibration.specs") / f"{name}.py"))
+
+
+def load(spec: str | Path) -> Hierarchy:
+    """The hierarchy that `spec` names: `path.py`, `path.py:NAME`, a JSON file or a shipped name.
+
+    A Python file is imported, so it runs; a JSON file is only read. Raises SpecError for anything that holds no
+    hierarchy, or more than one without a NAME.
+    """
+    text = str(spec)
+    if text in shipped():
+        return _pick(importlib.import_module(f"fibration.specs.{text}"), text, None)
+    path_text, name = split(text)
+    path = Path(path_text)
+    if path.suffix == ".py" and path.is_file():
+        return _pick(_import(path), path_text, name)
+    if path.suffix == ".json" and path.is_file():
+        return from_json(path)
+    problem = "there is no such file" if path.suffix in (".py", ".json") else "it is neither a file nor a shipped name"
+    raise SpecError(
+        f"cannot load '{text}': {problem}",
+        required="path.py, path.py:NAME, path.json, or a shipped name",
+        remedy=f"shipped: {', '.join(shipped())}",
+    )
+
+
+def split(spec: str) -> tuple[str, str | None]:
+    """`path.py:NAME` as its file and its NAME; for anything else the NAME is None."""
+    path, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    return path, name if colon else None
+
+
+def spec_files(spec: str | Path) -> list[str]:
+    """The .py and .json files of a folder, sorted by name; anything else is itself one spec.
+
+    Raises NoHierarchy for a folder without such files.
+    """
+    path = Path(spec)
+    if not path.is_dir():
+        return [str(spec)]
+    files = sorted(p for p in path.iterdir() if p.suffix in (".py", ".json") and not p.name.startswith(("_", ".")))
+    if not files:
+        raise NoHierarchy(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
+    return [str(f) for f in files]
+
+
+def hierarchies(spec: str | Path) -> dict[str, Hierarchy]:
+    """Every hierarchy that one SPEC names, by the NAME in `path.py:NAME`; of a JSON file by its own name.
+
+    Raises NoHierarchy for a file that declares none, and SpecError for one that cannot be used.
+    """
+    path = Path(spec)
+    if path.suffix == ".py" and path.is_file():
+        module = _import(path)
+        return _hierarchies(module) or {"": _pick(module, str(spec), None)}
+    found = load(spec)
+    return {split(str(spec))[1] or found.name: found}
+
+
+def load_all(spec: str | Path) -> list[Hierarchy]:
+    """Every hierarchy in a file, or in every .py and .json file of a folder."""
+    return [h for name in spec_files(spec) for h in hierarchies(name).values()]
+
+
+def from_json(path: Path) -> Hierarchy:
+    """Read one hierarchy from a JSON file; nothing in it is executed."""
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise SpecError(f"'{path}' has {size} bytes", required=f"at most {MAX_BYTES}")
+    content = path.read_bytes()
+    try:
+        return Hierarchy.model_validate_json(content, context={"source": f"'{path}'"})
+    except SpecError as error:
+        if _is_another_document(content):
+            parts = {"required": error.required, "found": error.found, "remedy": error.remedy}
+            raise NoHierarchy(error.what, **parts) from None
+        raise
+
+
+def _is_another_document(content: bytes) -> bool:
+    """Whether this is JSON, and nothing in it looks like a hierarchy."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return not (isinstance(document, dict) and TELLING & document.keys())
+
+
+def _import(path: Path) -> ModuleType:
+    name = f"_fibration_spec_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        found.loader.exec_module(module)
+    except FibrationError:
+        raise
+    except (Exception, SystemExit) as error:
+        line = _line_in(found.origin or str(path), error)
+        raise SpecError(
+            f"'{path}' does not import",
+            required="a Python file that declares a Hierarchy",
+            found=f"{type(error).__name__}: {error}{line}",
+            remedy=f"run it by itself: python {path}",
+        ) from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _line_in(file: str, error: BaseException) -> str:
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = f" (line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return line
+
+
+def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:
+    found: dict[str, Hierarchy] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, Hierarchy) and not name.startswith("_") and value not in found.values():
+            found[name] = value
+    return found
+
+
+def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
+    found = _hierarchies(module)
+    if name is not None:
+        if name not in found:
+            raise SpecError(
+                f"'{where}' holds no hierarchy called '{name}'", required=f"one of {', '.join(found) or 'none there'}"
+            )
+        return found[name]
+    if len(found) != 1:
+        raise (SpecError if found else NoHierarchy)(
+            f"'{where}' holds {'no hierarchy' if not found else f'{len(found)} hierarchies'}",
+            required="exactly one Hierarchy at the top level, or a name",
+            found=", ".join(found),
+            remedy=f"name one: {where}:{next(iter(found))}" if found else "declare one: my_loss = Hierarchy(...)",
+        )
+    return next(iter(found.values()))

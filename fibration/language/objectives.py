@@ -1,0 +1,91 @@
+"""Objectives: the weights `μ_i` of `J = Σ_i μ_i · 𝒢(r)_i · A_i` (def:rgf).
+
+Every sum and count runs over the whole optimisation batch, never over a micro-batch. A trajectory without a single
+unmasked token does not count.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from fibration.errors import SpecError
+from fibration.language.atoms import BATCH, Count, Place, Stratum, Total, Where, count
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.registry import Written, constructor
+from fibration.language.traversal import transform
+
+# Resolved by `Objective.spelled_out`: the sampled strata, the rows of the batch, the batch itself.
+LEAF, ROWS, WHOLE = Place("leaf"), Place("rows"), Place(BATCH)
+
+
+class Objective(Written):
+    """`weight` is `μ`, in counts over a trajectory and over the batch.
+
+    `estimator` says how the gated ratio enters: "ratio", `J = Σ μ·𝒢(r)·A`; or "score", `J = Σ μ·stop(𝒢(r))·A·log π`,
+    whose gradient is `Σ μ·𝒢(r)·A·∇log π` and whose value is none of the true objective.
+    """
+
+    METHODS: ClassVar = {"score": 0}
+    weight: Expression
+    estimator: Literal["ratio", "score"] = "ratio"
+
+    def __init__(self, weight: object, **data: Any) -> None:
+        value = as_expression(weight, "an objective's weight")
+        if value.is_condition:
+            raise SpecError(f"an objective's weight cannot be the condition {value}", required="a number")
+        super().__init__(weight=value, **{"written": f"Objective({value})", **data})  # type: ignore[call-arg]
+
+    def score(self) -> Objective:
+        """The same weights with the score estimator `Σ μ·stop(𝒢(r))·A·log π`: CISPO's, REINFORCE's."""
+        if self.estimator == "score":
+            raise SpecError(
+                f"the objective {self.written} is a score estimator already",
+                required="one .score()",
+                remedy=f"write {self.written}",
+            )
+        return self.model_copy(update={"estimator": "score", "written": f"{self.written}.score()"})
+
+    def spelled_out(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
+        """The weight in strata of a hierarchy. Tokens are the elements of all its leaves: a count of them is a sum.
+
+        Without leaves (a cycle) counts of tokens stay as they are.
+        """
+
+        def stratum(place: Where) -> Where:
+            return {ROWS.name: rows, WHOLE.name: Stratum(BATCH)}[place.name] if isinstance(place, Place) else place
+
+        def put(atom: Expression) -> Expression:
+            if isinstance(atom, Total):
+                return Total(atom.attribute, stratum(atom.over))
+            if not isinstance(atom, Count):
+                return atom
+            over = stratum(atom.over)
+            if atom.of == LEAF:
+                counts: list[Expression] = [Count(leaf, over) for leaf in leaves] or [Count(LEAF, over)]
+                return functools.reduce(lambda a, b: a + b, counts)
+            return Count(stratum(atom.of) or atom.of, over)
+
+        return transform(self.weight, put)
+
+
+@constructor(Objective, examples=("trajectory_mean()",))
+def trajectory_mean() -> Objective:
+    """Mean over trajectories of the mean over tokens: `μ_i = 1/(trajectories · T_τ)` (eq:fiberpo_main)."""
+    return Objective(weight=1 / (count(ROWS, over=WHOLE) * count(LEAF, over=ROWS)))
+
+
+@constructor(Objective, examples=("token_mean()",))
+def token_mean() -> Objective:
+    """Mean over all tokens of the batch: `μ_i = 1/tokens` (DAPO)."""
+    return Objective(weight=1 / count(LEAF, over=WHOLE))
+
+
+@constructor(Objective, examples=("constant_normaliser(1024)",))
+def constant_normaliser(length: Expression) -> Objective:
+    """Sum over tokens by a constant, mean over trajectories: `μ_i = 1/(trajectories · length)` (Dr. GRPO).
+
+    `length` is a number of tokens, usually the longest response allowed, or a Parameter.
+    """
+    return Objective(weight=1 / (count(ROWS, over=WHOLE) * length))

@@ -1,0 +1,107 @@
+"""One registry for everything that is declared by calling a function: gates, kernels, decompositions, objectives.
+
+A constructor is one function in one place. Decorating it records how its result was written, lets JSON and the command
+line name it, and enrols it, with its examples, in the tests of laws, derivatives and backends.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from fibration.errors import SpecError, located
+from fibration.language.atoms import Declared
+from fibration.language.expressions import Expression, as_expression, write
+from fibration.language.grammar import CALLS, Invocation, Names, Word, arguments, build, read, suggest
+
+T = TypeVar("T", bound="Written")
+
+
+class Written(Declared):
+    """An object that remembers the call that made it; equal objects are written equally."""
+
+    written: str = ""
+    # Methods that a written form may call on it, with the number of their arguments.
+    METHODS: ClassVar[Mapping[str, int]] = {}
+
+    def __repr__(self) -> str:
+        return self.written
+
+
+@dataclass(frozen=True)
+class Constructor:
+    """A registered function: what it makes, and arguments to try it with in tests."""
+
+    name: str
+    kind: type[Written]
+    function: Callable[..., Any]
+    examples: tuple[str, ...]
+
+
+CONSTRUCTORS: dict[str, Constructor] = {}
+
+
+def constructor(kind: type[T], *, examples: tuple[str, ...]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Register a function that declares a `kind`; `examples` are calls of it in the written grammar."""
+
+    def register(function: Callable[..., T]) -> Callable[..., T]:
+        name, signature = function.__name__, inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> T:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise SpecError(f"{name}: {error}", required=f"{name}{signature}") from None
+            values = {k: as_expression(v, f"{name}: argument '{k}'") for k, v in bound.arguments.items()}
+            result = function(**values)
+            parts = [write(v) if i < len(args) else f"{k}={write(v)}" for i, (k, v) in enumerate(values.items())]
+            return result.model_copy(update={"written": f"{name}({', '.join(parts)})"})
+
+        CONSTRUCTORS[name] = Constructor(name, kind, call, examples)
+        return call
+
+    return register
+
+
+def construct(kind: type[T], text: object, names: Names, what: str, bare: Callable[[Expression], T] | None = None) -> T:
+    """Read a `kind` from its written form; a bare expression goes to `bare`, if there is one."""
+    with located(what):
+        return _construct(kind, text, names, what, bare)
+
+
+def _construct(kind: type[T], text: object, names: Names, what: str, bare: Callable[[Expression], T] | None) -> T:
+    tree = read(text, what)
+    if isinstance(tree, Invocation):
+        if tree.name == kind.__name__ and bare is not None and len(tree.positional) == 1 and not tree.named:
+            return _methods(bare(build(tree.positional[0], names, what)), tree.methods, names, what)
+        found = CONSTRUCTORS.get(tree.name)
+        if found is not None and issubclass(found.kind, kind):
+            positional, named = arguments(tree, names, what)
+            return _methods(found.function(*positional, **named), tree.methods, names, what)
+    known = sorted(n for n, c in CONSTRUCTORS.items() if issubclass(c.kind, kind))
+    is_call = isinstance(tree, Invocation) and (bool(tree.methods) or tree.name not in CALLS)
+    forgotten = isinstance(tree, Word) and tree.text in known
+    if bare is not None and not is_call and not forgotten:
+        return bare(build(tree, names, what))
+    word = tree.name if isinstance(tree, Invocation) else tree.text if isinstance(tree, Word) else ""
+    raise SpecError(
+        f"{what}: {str(text)[:80]!r} is no {kind.__name__.lower()}",
+        required=f"a call of {', '.join(known)}" + (", or a formula" if bare is not None else ""),
+        remedy=f"write {word}()" if forgotten else suggest(word, known),
+    )
+
+
+def _methods(value: T, methods: tuple[Invocation, ...], names: Names, what: str) -> T:
+    for method in methods:
+        if type(value).METHODS.get(method.name) != len(method.positional) or method.named:
+            known = ", ".join(f".{k}({'...' if n else ''})" for k, n in type(value).METHODS.items())
+            kind = type(value).__name__.lower()
+            raise SpecError(
+                f"{what}: unknown method '.{method.name}(...)'", required=f"for a {kind}: {known or 'none'}"
+            )
+        value = getattr(value, method.name)(*(build(a, names, what) for a in method.positional))
+    return value

@@ -1,0 +1,135 @@
+"""What a verification found: verdicts, facts, and how to read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from fibration.errors import LawError
+
+Status = Literal["proved", "refuted", "undecided"]
+
+
+class Named(Protocol):
+    """What a report is about."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Evidence(Protocol):
+    """A counterexample: a sentence, and the numbers behind it (see `fibration.laws.witness.batches.Witness`)."""
+
+    def __str__(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One law on one subject (a kernel, a gate, the whole hierarchy).
+
+    `argument` says why, in a line a person can follow. A refuted law carries what was `required`, what was `found`,
+    the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law on purpose.
+    """
+
+    law: str
+    subject: str
+    status: Status
+    argument: str
+    required: str = ""
+    found: str = ""
+    remedy: str = ""
+    counterexample: Evidence | None = None
+    given_up: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Proved, or broken as declared."""
+        return self.status == "proved" or bool(self.given_up)
+
+    def error(self, name: str) -> LawError:
+        """The LawError for a verdict that is not accepted."""
+        found = self.found or self.argument
+        if self.counterexample is not None:
+            found = f"{found}; {self.counterexample}" if found else str(self.counterexample)
+        verb = "breaks" if self.status == "refuted" else "could not be shown to obey"
+        what = f"{self.subject} of '{name}' {verb} the law '{self.law}'"
+        if self.law == "given_up":
+            what = f"'{name}' gives up {self.subject}, which holds"
+        return LawError(what, required=self.required, found=found, remedy=self.remedy)
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "law": self.law,
+            "subject": self.subject,
+            "status": self.status,
+            "accepted": self.accepted,
+        }
+        for key in ("argument", "required", "found", "remedy", "given_up"):
+            if getattr(self, key):
+                result[key] = getattr(self, key)
+        if self.counterexample is not None:
+            result["counterexample"] = self.counterexample.to_dict()
+        return result
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something certified beside the laws: `name` of `subject` is `value`, because of `argument`."""
+
+    name: str
+    subject: str
+    value: str
+    argument: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if v}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All verdicts and facts of one hierarchy, in the order of the laws."""
+
+    hierarchy: Named
+    verdicts: tuple[Verdict, ...]
+    facts: tuple[Fact, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Every law is proved, or broken exactly as declared."""
+        return all(v.accepted for v in self.verdicts)
+
+    @property
+    def failures(self) -> tuple[Verdict, ...]:
+        return tuple(v for v in self.verdicts if not v.accepted)
+
+    def raise_for_status(self) -> None:
+        """Raise LawError for the first law that is refuted, else undecided; the error carries this report."""
+        if not self.ok:
+            worst = min(self.failures, key=lambda v: v.status == "undecided")
+            error = worst.error(self.hierarchy.name)
+            error.report = self
+            raise error
+
+    def fact(self, name: str) -> str:
+        """The value of a fact about the whole hierarchy, or '' if there is none."""
+        return next((f.value for f in self.facts if f.name == name), "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "hierarchy": self.hierarchy.name,
+            "ok": self.ok,
+            "verdicts": [v.to_dict() for v in self.verdicts],
+            "facts": [f.to_dict() for f in self.facts],
+        }
+
+    def __str__(self) -> str:
+        mark = {"proved": "✓", "refuted": "✗", "undecided": "?"}
+        lines = [f"{self.hierarchy.name}: {'verified' if self.ok else 'refused'}"]
+        for v in self.verdicts:
+            sign = "–" if v.given_up else mark[v.status]
+            why = f"given up: {v.given_up}" if v.given_up else v.argument or v.found
+            lines.append(f"  {sign} {v.law:<16} {v.subject}: {why}")
+        lines += [f"  · {f.name:<16} {f.subject}: {f.value}" for f in self.facts]
+        return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""The shape of a hierarchy: which strata lie over which, in a chain, a tree or a quiver.
+
+Coarser strata are further down: every element of a stratum lies over one element of each coarser one. What is computed
+here holds for every batch, and rests on the declared fibrations alone; that parallel paths agree is a fact about data
+(`index.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import networkx as nx
+
+from fibration.language.atoms import Stratum
+from fibration.language.kernels import Fibration
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Strata and fibrations as a graph. Everything but `coarser` and `finer` needs it to be acyclic."""
+
+    strata: tuple[Stratum, ...]
+    fibrations: tuple[Fibration, ...]
+
+    @cached_property
+    def graph(self) -> nx.MultiDiGraph:
+        """Strata as vertices, fibrations as edges towards the root."""
+        g = nx.MultiDiGraph()
+        g.add_nodes_from(self.strata)
+        g.add_edges_from((f.source, f.target, {"fibration": f}) for f in self.fibrations)
+        return g
+
+    def below(self, stratum: Stratum) -> tuple[Fibration, ...]:
+        """The fibrations whose source is `stratum`."""
+        return self._below.get(stratum, ())
+
+    def above(self, stratum: Stratum) -> tuple[Fibration, ...]:
+        """The fibrations whose target is `stratum`."""
+        return self._above.get(stratum, ())
+
+    @cached_property
+    def _below(self) -> dict[Stratum, tuple[Fibration, ...]]:
+        return {s: tuple(f for f in self.fibrations if f.source == s) for s in self.strata}
+
+    @cached_property
+    def _above(self) -> dict[Stratum, tuple[Fibration, ...]]:
+        return {s: tuple(f for f in self.fibrations if f.target == s) for s in self.strata}
+
+    def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
+        """Every stratum that `stratum` lies over, nearest first; terminates on cycles too."""
+        return self._closure(stratum, {s: tuple(f.target for f in fs) for s, fs in self._below.items()})
+
+    def finer(self, stratum: Stratum) -> tuple[Stratum, ...]:
+        """Every stratum that lies over `stratum`, nearest first."""
+        return self._closure(stratum, {s: tuple(f.source for f in fs) for s, fs in self._above.items()})
+
+    def _closure(self, stratum: Stratum, step: Mapping[Stratum, tuple[Stratum, ...]]) -> tuple[Stratum, ...]:
+        found: dict[Stratum, None] = {}
+        frontier = [stratum]
+        while frontier:
+            for s in step.get(frontier.pop(0), ()):
+                if s not in found:
+                    found[s] = None
+                    frontier.append(s)
+        return tuple(found)
+
+    @cached_property
+    def order(self) -> tuple[Stratum, ...]:
+        """Every stratum after those that it lies over: roots first; of a chain, from the root to the leaf."""
+        place = {s: i for i, s in enumerate(self.strata)}
+        return tuple(nx.lexicographical_topological_sort(self.graph.reverse(copy=False), key=lambda s: place[s]))
+
+    @cached_property
+    def leaves(self) -> tuple[Stratum, ...]:
+        return tuple(s for s in self.strata if not self.above(s))
+
+    @cached_property
+    def roots(self) -> tuple[Stratum, ...]:
+        return tuple(s for s in self.strata if not self.below(s))
+
+    def leaves_over(self, stratum: Stratum) -> frozenset[Stratum]:
+        """The leaves whose elements lie over `stratum`, itself if it is one."""
+        return frozenset(s for s in (stratum, *self.finer(stratum)) if not self.above(s))
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether every stratum lies directly over one other at most."""
+        return all(len(self.below(s)) <= 1 for s in self.strata)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.is_tree and all(len(self.above(s)) <= 1 for s in self.strata)
+
+    # ------------------------------------------------------------ paths
+
+    def path(self, source: Stratum, target: Stratum) -> tuple[Fibration, ...]:
+        """The shortest way down from `source` to `target`, which it lies over."""
+        found: dict[Stratum, tuple[Fibration, ...]] = {source: ()}
+        frontier = [source]
+        while target not in found:
+            here = frontier.pop(0)
+            for f in self.below(here):
+                if f.target not in found:
+                    found[f.target] = (*found[here], f)
+                    frontier.append(f.target)
+        return found[target]
+
+    def parallel(self) -> Iterator[tuple[tuple[Fibration, ...], tuple[Fibration, ...]]]:
+        """Pairs of paths that part at a stratum and first meet again at another: they must compose to the same map."""
+        for s in self.strata:
+            for f, g in itertools.combinations(self.below(s), 2):
+                for meet in self.meets(f.target, g.target, inclusive=True):
+                    one, two = self.path(f.target, meet), self.path(g.target, meet)
+                    yield (f, *one), (g, *two)
+
+    # ------------------------------------------------------------ what a quiver adds
+
+    def meets(self, a: Stratum, b: Stratum, inclusive: bool = False) -> tuple[Stratum, ...]:
+        """The finest strata that both lie over; with `inclusive`, one that is the other or lies over it counts."""
+        up = {s: (s, *self.coarser(s)) if inclusive else self.coarser(s) for s in (a, b)}
+        common = [s for s in up[a] if s in up[b]]
+        return tuple(s for s in common if not any(s in self.coarser(o) for o in common))
+
+    def moebius(self, stratum: Stratum) -> dict[Stratum, int]:
+        """Whole numbers `c` with `Σ_{u coarser} ρ_u = Σ_u c_u·s_u`, where `s_u` sums `ρ` over `u` and all coarser ones.
+
+        On a tree that is the parent with 1; on two crossed strata over one root, 1, 1 and -1. Zeros are left out.
+        """
+        up = self.coarser(stratum)
+        found: dict[Stratum, int] = {}
+        for s in reversed([s for s in self.order if s in up]):  # finest first
+            found[s] = 1 - sum(c for u, c in found.items() if s in self.coarser(u))
+        return {s: found[s] for s in up if found[s]}
+
+    def under_crossings(self) -> tuple[Stratum, ...]:
+        """The strata that are coarser than one that lies directly over several; roots first."""
+        found = {u for s in self.strata if len(self.below(s)) > 1 for u in self.coarser(s)}
+        return tuple(s for s in self.order if s in found)
+
+    def crossed(self) -> tuple[Stratum, ...]:
+        """Those of them that cross another: neither lies over the other."""
+        found = self.under_crossings()
+
+        def crosses(a: Stratum, b: Stratum) -> bool:
+            return a != b and a not in self.coarser(b) and b not in self.coarser(a)
+
+        return tuple(a for a in found if any(crosses(a, b) for b in found))
+
+    def covers(self, target: Stratum) -> tuple[tuple[Fibration, ...], ...]:
+        """The smallest sets of fibrations into `target` over which each of its leaf elements lies once.
+
+        The kernels of one such set are reflecting together. On a tree there is one set, all children; strata that
+        cross each other over `target` form one each.
+        """
+        order = {f: i for i, f in enumerate(self.above(target))}
+        over = {f: self.leaves_over(f.source) for f in order}
+
+        def complete(chosen: tuple[Fibration, ...], missing: frozenset[Stratum]) -> Iterator[tuple[Fibration, ...]]:
+            if not missing:
+                yield tuple(sorted(chosen, key=order.__getitem__))
+                return
+            leaf = next(s for s in self.leaves if s in missing)  # one of them has to cover it
+            for f, leaves in over.items():
+                if leaf in leaves and leaves <= missing:
+                    yield from complete((*chosen, f), missing - leaves)
+
+        found = complete((), self.leaves_over(target) if order else frozenset())
+        return tuple(sorted((c for c in found if c), key=lambda c: (len(c), [order[f] for f in c])))

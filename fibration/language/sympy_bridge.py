@@ -1,0 +1,135 @@
+"""Between formulas of the language and sympy: the only home of that translation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache, lru_cache
+from typing import Any
+
+import sympy
+from sympy import Dummy
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Attribute, Count, Total
+from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, exp, sqrt, where, write
+
+_ATOM_OF: dict[Dummy, Expression] = {}
+
+
+_TO: dict[str, Callable[..., Any]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "**": lambda a, b: a**b, "neg": lambda a: -a, "exp": sympy.exp, "expm1": lambda a: sympy.exp(a) - 1,
+    "log": sympy.log, "log1p": lambda a: sympy.log(1 + a), "tanh": sympy.tanh,
+    "sigmoid": lambda a: 1 / (1 + sympy.exp(-a)), "sqrt": sympy.sqrt,
+    "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "and": sympy.And, "or": sympy.Or, "not": sympy.Not,
+    "where": lambda c, a, b: sympy.Piecewise((a, c), (b, True)), "abs": sympy.Abs, "sign": sympy.sign,
+    "minimum": sympy.Min, "maximum": sympy.Max, "clip": lambda a, lo, hi: sympy.Min(sympy.Max(a, lo), hi),
+}  # fmt: skip
+
+
+@cache  # evicting one would give its atom a second symbol
+def symbol(atom: Expression) -> Dummy:
+    """One sympy symbol per atom: equal atoms, equal symbols.
+
+    It says what holds in every hierarchy: counts may be 0, over an empty branch of a tree. Where they are not is for
+    `Assumptions`.
+    """
+    if isinstance(atom, Count):
+        made = Dummy(write(atom), nonnegative=True, integer=True)
+    elif isinstance(atom, Total) and atom.attribute.positive:
+        made = Dummy(write(atom), nonnegative=True)
+    elif isinstance(atom, Attribute) and atom.positive:
+        made = Dummy(write(atom), positive=True)
+    else:
+        made = Dummy(write(atom), real=True)
+    _ATOM_OF[made] = atom
+    return made
+
+
+def to_sympy(expression: Expression) -> Any:
+    """The sympy form; the count of a stratum over itself is 1, the total of an attribute its value."""
+    if isinstance(expression, Number):
+        return sympy.Rational(expression.value.numerator, expression.value.denominator)
+    if isinstance(expression, Apply):
+        return _TO[expression.operator](*(to_sympy(a) for a in expression.arguments))
+    if isinstance(expression, Count) and expression.of == expression.over:
+        return sympy.Integer(1)
+    if isinstance(expression, Total) and expression.over == expression.attribute.on:
+        return symbol(expression.attribute)
+    return symbol(expression)
+
+
+def from_sympy(value: Any) -> Expression:
+    """The way back, for printing and for users who build formulas with sympy."""
+    if value in _ATOM_OF:
+        return _ATOM_OF[value]
+    if isinstance(value, sympy.Rational):
+        return as_expression(Fraction(int(value.p), int(value.q)))
+    if value is sympy.E:
+        return exp(1)
+    if isinstance(value, sympy.Float):
+        return as_expression(float(value))
+    if isinstance(value, sympy.Piecewise):
+        result = from_sympy(value.args[-1][0])
+        for branch, condition in reversed(value.args[:-1]):
+            result = where(from_sympy(condition), from_sympy(branch), result)
+        return result
+    if isinstance(value, sympy.Pow) and value.exp == sympy.Rational(1, 2):
+        return sqrt(from_sympy(value.base))
+    if isinstance(value, sympy.Pow) and value.exp.is_Integer:
+        base, n = from_sympy(value.base), int(value.exp)
+        power = base if abs(n) == 1 else base ** abs(n)
+        return power if n > 0 else 1 / power
+    if isinstance(value, sympy.Mul):
+        if value.args[0].is_Rational and value.args[0] < 0:
+            return -from_sympy(-value)
+        top, bottom = value.as_numer_denom()
+        if bottom != 1:
+            return from_sympy(top) / from_sympy(bottom)
+    heads: dict[Any, str] = {
+        sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.Abs: "abs", sympy.sign: "sign",
+        sympy.StrictLessThan: "<", sympy.LessThan: "<=",
+        sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
+    }  # fmt: skip
+    folds = {
+        sympy.Add: "+",
+        sympy.Mul: "*",
+        sympy.Min: "minimum",
+        sympy.Max: "maximum",
+        sympy.And: "and",
+        sympy.Or: "or",
+    }
+    args = [from_sympy(a) for a in value.args]
+    if value.func in heads:
+        return apply(heads[value.func], *args)
+    if value.func in folds and args:
+        if value.func is sympy.Add:  # positive terms first, so that differences read as differences
+            args.sort(key=lambda a: isinstance(a, Apply) and a.operator == "neg")
+        result = args[0]
+        for a in args[1:]:
+            negative = value.func is sympy.Add and isinstance(a, Apply) and a.operator == "neg"
+            result = result - a.arguments[0] if negative else apply(folds[value.func], result, a)  # type: ignore[attr-defined]
+        return result
+    raise SpecError(
+        f"the sympy expression {value} cannot be used here",
+        required="numbers, our atoms, and + - * / ** exp log tanh sqrt Abs sign Min Max Piecewise",
+    )
+
+
+def show(value: Any) -> str:
+    """A sympy result in the written grammar."""
+    return write(from_sympy(sympy.factor(value) if value.is_rational_function() else value))
+
+
+def vanishes(value: Any) -> bool:
+    """Whether an expression is identically zero; complete for rational functions."""
+    return _vanishes(sympy.sympify(value))
+
+
+@lru_cache(maxsize=65536)
+def _vanishes(value: Any) -> bool:
+    if value == 0:
+        return True
+    reduced = sympy.cancel(sympy.together(value))
+    return bool(reduced == 0 or sympy.expand(reduced) == 0)

@@ -1,0 +1,126 @@
+"""First-order agreement on a subspace: for advantages that are constant on the elements of a stratum (GSPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import BATCH, Attribute, Component, Count, Parameter, Stratum, Total, gated
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy, gates, home
+from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
+from fibration.laws.proof.branches import TooManyCases, cases
+from fibration.laws.proof.germ import is_kinked
+from fibration.laws.proof.levels_together import usable
+from fibration.laws.proof.subject import Subject
+
+
+def span(subject: Subject, coarse: Stratum) -> str:
+    """Which gates must be the identity."""
+    h = subject.hierarchy
+    kept = [s for s in h.order if s not in h.shape.finer(coarse)]
+    if len(kept) == 1:
+        return f"the gate on {coarse} is the identity"
+    if h.shape.is_chain:
+        return f"the gates from {kept[0]} to {coarse} are the identity"
+    return f"the gates on {', '.join(s.name for s in kept[:-1])} and {kept[-1]} are the identity"
+
+
+def subspace(subject: Subject, slopes: list[Any]) -> Stratum | None:
+    """The finest stratum such that first-order agreement holds for advantages that are constant on it.
+
+    Over each of its elements `Σ μ_i A_i R'_i (K h(ρ))_i = c·A·μ·R'·Σ ρ = 0` for every finer level: its gate must have
+    one slope `c` there, and `μ R'` one value. Gates that are not finer, and what crosses it, must be the identity.
+    """
+    h = subject.hierarchy
+    if not (subject.proved("reflecting") and subject.proved("recovery") and all(s == 1 for s in slopes)):
+        return None
+    if any(v.law == "identity" and v.subject == "reference" for v in subject.verdicts):
+        return None
+    good = _finest(subject)
+    if good is None or not (h.shape.is_tree or (usable(subject) and _residuals_vanish(subject, good))):
+        return None
+    slopes_of: dict[Stratum, list[Any]] = {}
+    for stratum, _, gate in gates(h):
+        if stratum in h.shape.finer(good):
+            near = subject.germ(gate, stratum)
+            if not near.value_ok or near.slopes is None or any(not vanishes(s - near.slopes[0]) for s in near.slopes):
+                return None
+            if not _is_constant(h, near.slopes[0], good):
+                return None
+            slopes_of.setdefault(stratum, []).append(near.slopes[0])
+    if any(not vanishes(s - found[0]) for found in _summed(h, slopes_of) for s in found):
+        return None
+    shares = _shares(subject)
+    if not shares or any(not vanishes(a - b) for leaf in shares[1:] for a, b in zip(leaf, shares[0], strict=True)):
+        return None  # what a token counts for must not depend on its leaf
+    flat = [share for leaf in shares for share in leaf]
+    finite = not any(share.has(sympy.zoo, sympy.nan, sympy.oo) for share in flat)
+    return good if finite and all(_is_constant(h, share, good) for share in flat) else None
+
+
+def _summed(h: Hierarchy, slopes: dict[Stratum, list[Any]]) -> Iterator[list[Any]]:
+    """The slopes of strata whose residuals sum to 0 only together: of the branches of a tree."""
+    whole = set(h.leaves)
+    apart = [s for s in slopes if h.shape.leaves_over(s) != whole]
+    if h.shape.is_tree:
+        for target in dict.fromkeys(h.shape.below(s)[0].target for s in apart):
+            yield [c for s in apart if h.shape.below(s)[0].target == target for c in slopes[s]]
+    elif apart:
+        yield [c for s in apart for c in slopes[s]]
+
+
+def _finest(subject: Subject) -> Stratum | None:
+    """The finest stratum, below all leaves, such that every gate that is not finer has value 0 and slope 1."""
+    h = subject.hierarchy
+    wrong = {s for s, _, g in gates(h) if not (subject.germ(g, s).value_ok and subject.germ(g, s).slope_ok)}
+    good = None
+    for stratum in h.order:
+        finer = h.shape.finer(stratum)
+        if finer and h.shape.leaves_over(stratum) == set(h.leaves) and wrong <= set(finer):
+            good = stratum
+    return good
+
+
+def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:
+    """Whether the residuals of what is finer sum to 0 over its elements. On a tree that is the law of reflection."""
+    from fibration.laws import LAWS
+
+    h = subject.hierarchy
+    found = {v.subject: v.status for v in LAWS["orthogonality"].decide(subject)}
+    return all(found.get(f"residual on {s}") == "proved" for s in h.shape.finer(coarse))
+
+
+def _shares(subject: Subject) -> list[list[Any]]:
+    """`μ·∂R/∂D` of every leaf and channel on policy; [] where a recovery has branches."""
+    h = subject.hierarchy
+    weight = to_sympy(h.objective.spelled_out(h.leaves, h.rows))
+    found = []
+    for leaf in h.leaves:
+        try:
+            recovery = cases(h.with_mass(h.decomposition.recovery, leaf), subject.at(leaf))
+        except TooManyCases:
+            return []
+        if len(recovery) > 1 or is_kinked(recovery[0].sympy()):
+            return []
+        zero = {symbol(gated(c)): 0 for c in h.decomposition.channels}
+        found.append([weight * sympy.diff(recovery[0].sympy(), g).subs(zero) for g in zero])
+    return found
+
+
+def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
+    """Whether a value is the same for everything that lies over one element of a stratum."""
+    allowed = {s.name for s in (stratum, *h.coarser(stratum))} | {BATCH}
+
+    def home_of(atom: Expression) -> str:
+        if isinstance(atom, (Count, Total)):
+            return str(atom.over)
+        if isinstance(atom, Attribute):
+            return atom.on.name
+        if isinstance(atom, (Parameter, Component)):
+            return home(h, atom.parameter if isinstance(atom, Component) else atom)
+        return ""
+
+    return all(home_of(from_sympy(s)) in allowed for s in sympy.cancel(sympy.together(value)).free_symbols)

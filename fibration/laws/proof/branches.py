@@ -1,0 +1,150 @@
+"""Split an expression into its branches: under which signs of which differences it takes which branch-free value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from fibration.language.expressions import Apply, Expression, apply
+from fibration.language.sympy_bridge import to_sympy
+from fibration.language.traversal import desugar
+from fibration.laws.proof.signs import Assumptions, Signs
+
+MAX_CASES = 512
+_TRUE_SIGNS: dict[str, Signs] = {
+    "<": frozenset({-1}), "<=": frozenset({-1, 0}), ">": frozenset({1}), ">=": frozenset({0, 1}),
+}  # fmt: skip
+
+
+Needs = tuple[tuple[Any, Signs], ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`value` holds where every difference in `signs` has one of its signs.
+
+    It is defined, and so are the conditions that lead to it, where what is in `needs` has one of its signs: no division
+    by 0, no logarithm or root outside its domain. sympy forgets these: to it `x*x/x` is `x`.
+    """
+
+    signs: tuple[tuple[Any, Signs], ...]
+    value: Expression
+    needs: Needs = ()
+
+    def sympy(self) -> Any:
+        return to_sympy(self.value)
+
+    def defined(self, assume: Assumptions) -> bool:
+        """Whether the assumptions and the case's own conditions rule out that it has no value."""
+        inside = assume.with_signs(dict(self.signs))
+        return all(inside.signs(e) <= allowed for e, allowed in self.needs)
+
+
+class TooManyCases(Exception):
+    """More branches than can be looked at; the law is then undecided."""
+
+
+def cases(expression: Expression, assume: Assumptions) -> list[Case]:
+    """Every branch that the assumptions do not rule out. Their conditions exclude each other."""
+    if expression not in assume.branches:
+        try:
+            assume.branches[expression] = [
+                Case(tuple(path.signs.items()), value, tuple(dict.fromkeys((*path.needs, *needs(value)))))
+                for path, value in _split(desugar(expression), Path({}), assume)
+            ]
+        except TooManyCases as error:
+            assume.branches[expression] = error
+    found: list[Case] | TooManyCases = assume.branches[expression]
+    if isinstance(found, TooManyCases):
+        raise found
+    if len(found) > MAX_CASES:
+        raise TooManyCases(str(expression))
+    return found
+
+
+def always_defined(expression: Expression, assume: Assumptions) -> bool:
+    """Whether an expression has a value wherever the assumptions hold."""
+    try:
+        return all(case.defined(assume) for case in cases(expression, assume))
+    except TooManyCases:
+        return False
+
+
+_DOMAIN: dict[str, Signs] = {
+    "/": frozenset({-1, 1}), "log": frozenset({1}), "log1p": frozenset({1}), "sqrt": frozenset({0, 1}),
+}  # fmt: skip
+
+
+def needs(e: Expression) -> Iterator[tuple[Any, Signs]]:
+    """Which signs of what a branch-free expression needs to have a value."""
+    if isinstance(e, Apply):
+        for a in e.arguments:
+            yield from needs(a)
+        if e.operator in _DOMAIN:
+            argument = to_sympy(e.arguments[-1])
+            yield (1 + argument if e.operator == "log1p" else argument), _DOMAIN[e.operator]
+
+
+@dataclass(frozen=True)
+class Path:
+    """What the conditions passed so far say, and what they need to have a value."""
+
+    signs: dict[Any, Signs]
+    needs: Needs = ()
+
+
+def _split(e: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, Expression]]:
+    if not isinstance(e, Apply):
+        return [(path, e)]
+    if e.operator == "where":
+        condition, value, otherwise = e.arguments
+        found = []
+        for inside, truth in _decide(condition, path, assume):
+            found += _split(value if truth else otherwise, inside, assume)
+            if len(found) > MAX_CASES:
+                raise TooManyCases(str(e))
+        return found
+    partial: list[tuple[Path, tuple[Expression, ...]]] = [(path, ())]
+    for argument in e.arguments:
+        partial = [(k2, (*done, a)) for k, done in partial for k2, a in _split(argument, k, assume)]
+        if len(partial) > MAX_CASES:
+            raise TooManyCases(str(e))
+    return [(k, e if args == e.arguments else apply(e.operator, *args)) for k, args in partial]
+
+
+def _decide(condition: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
+    """Both outcomes of a condition, with what each says about signs."""
+    assert isinstance(condition, Apply)
+    if condition.operator == "not":
+        return [(k, not t) for k, t in _decide(condition.arguments[0], path, assume)]
+    if condition.operator in ("and", "or"):
+        stop = condition.operator == "or"
+        found = []
+        for k, t in _decide(condition.arguments[0], path, assume):
+            found += [(k, t)] if t is stop else _decide(condition.arguments[1], k, assume)
+        return found
+    found = []
+    left, right = condition.arguments
+    for k1, a in _split(left, path, assume):
+        for k2, b in _split(right, k1, assume):
+            read = Path(k2.signs, (*k2.needs, *needs(a), *needs(b)))
+            found += _compare(condition.operator, to_sympy(a) - to_sympy(b), read, assume)
+    return found
+
+
+def _compare(operator: str, difference: Any, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
+    true = _TRUE_SIGNS[operator]
+    difference = sympy.expand(difference) if difference.is_polynomial() else sympy.together(difference)
+    if difference.could_extract_minus_sign():
+        difference, true = -difference, frozenset(-s for s in true)
+    possible = path.signs.get(difference)
+    if possible is None:
+        possible = assume.with_signs(path.signs).signs(difference)
+    outcomes = []
+    for truth, signs in ((True, possible & true), (False, possible - true)):
+        if signs:
+            outcomes.append((path if signs == possible else Path({**path.signs, difference: signs}, path.needs), truth))
+    return outcomes

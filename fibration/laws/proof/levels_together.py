@@ -1,0 +1,245 @@
+"""The gates of all levels together near on-policy: `D = Σ h_v` on each leaf, as a function of the densities.
+
+A gate may make up for another. Near `r = 1` every residual and density is small, so that each gate is one of the
+branches that can hold there. With the residual of every level written as `σ_v - Σ_u c_u·(m_v/m_u)·σ_u` in the
+densities `σ`, which are independent of each other, the sum of the branches is seen at once: first-order agreement holds
+if it is the leaf's own density, whatever branches meet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual
+from fibration.language.cancel import cancel
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.language.traversal import substitute
+from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.germ import is_kinked
+from fibration.laws.proof.signs import ANY, Assumptions, Signs
+from fibration.laws.proof.subject import Subject, is_never_negative
+
+MOST_MEETINGS = 512  # of one branch per level
+Conditions = dict[Any, Signs]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One branch per level, and what they add up to, less the leaf's own density (in units of the leaf measure).
+
+    `conditions` are those that do not tend to 0 with the densities: on the advantage, on parameters, on counts.
+    """
+
+    conditions: tuple[tuple[Any, Signs], ...]
+    difference: Any
+
+
+class Whole:
+    """The gates over one leaf, on one channel, written in the densities of all strata."""
+
+    def __init__(self, subject: Subject, leaf: Stratum, channel: str) -> None:
+        self.h, self.leaf, self.channel = subject.hierarchy, leaf, channel
+        h = self.h
+        self.path = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
+        split = h.decomposition
+        lifted = {
+            c
+            for c in split.channels
+            if all(is_never_negative(h.with_mass(split[c], x), subject.at(x)) for x in h.leaves)
+        }
+        known = [Density(s, c) for s in h.order for c in split.channels]
+        # effects of a projection are no combination of the densities: they are variables of their own
+        self.effects = {s: Reading(f"effect on {s}{channel}") for s in self.path} if h.orthogonalise is not None else {}
+        self.variables = {symbol(a): 0 for a in (*known, *self.effects.values())}
+        self.assume = subject.at(leaf).with_signs({symbol(d): frozenset({0, 1}) for d in known if d.channel in lifted})
+
+    def level(self, stratum: Stratum) -> Expression:
+        """What a gate adds, per unit of the leaf measure, in the densities."""
+        h, m = self.h, self.h.masses[stratum]
+        own: Expression
+        if self.effects:
+            own = m * self.effects[stratum]
+        else:
+            own = Density(stratum, self.channel)
+            for u, c in h.shape.moebius(stratum).items():
+                part = as_expression(c) * cancel(m / h.masses[u]) * Density(u, self.channel)
+                own = own - part
+        # not cancelled: ρ·ρ/ρ has no value at 0
+        return substitute(in_channel(h.gate(stratum), self.channel), {residual: own}) / m
+
+    @cached_property
+    def goal(self) -> Expression:
+        """The leaf's own density, per unit of the leaf measure."""
+        if self.effects:
+            first, *others = (e for s, e in self.effects.items())
+            return sum(others, first)
+        return Density(self.leaf, self.channel) / self.h.masses[self.leaf]
+
+    @property
+    def total(self) -> Expression:
+        """`D`, per unit of the leaf measure."""
+        first, *others = (self.level(s) for s in self.path)
+        return sum(others, first)
+
+    # ------------------------------------------------------------ near on-policy
+
+    def near(self, exactly: bool = False) -> list[Meeting] | None:
+        """Every way in which branches meet near `r = 1`, or at it; None where one may have no value or no slope."""
+        try:
+            per_level = [self._branches(self.level(s), exactly) for s in self.path]
+            goal = self._branches(self.goal, exactly)
+        except TooManyCases:
+            return None
+        if any(level is None for level in (*per_level, goal)):
+            return None
+        meetings: list[tuple[Conditions, Any]] = [({}, sympy.Integer(0))]
+        for level, sign in (*((level, 1) for level in per_level), (goal, -1)):
+            assert level is not None
+            meetings = [
+                (both, value + sign * case.sympy())
+                for conditions, value in meetings
+                for case in level
+                if (both := merged(conditions, dict(case.signs))) is not None
+            ]
+            if len(meetings) > MOST_MEETINGS:
+                return None
+        return [
+            Meeting(tuple((d, s) for d, s in conditions.items() if not d.has(*self.variables)), value)
+            for conditions, value in meetings
+        ]
+
+    def _branches(self, expression: Expression, exactly: bool) -> list[Case] | None:
+        found = [
+            case
+            for case in cases(expression, self.assume)
+            if all(self._signs(d, exactly) & signs for d, signs in case.signs)
+        ]
+        return found if all(self._smooth(case, exactly) for case in found) else None
+
+    def _signs(self, d: Any, exactly: bool, assume: Assumptions | None = None) -> Signs:
+        """Signs that a difference takes at arbitrarily small densities, or where all are 0."""
+        assume = assume or self.assume
+        if not d.has(*self.variables):
+            return assume.signs(d)
+        at = d.subs(self.variables)
+        if at.has(sympy.nan, sympy.zoo, sympy.oo):
+            return ANY
+        signs = assume.signs(at)
+        if exactly or 0 not in signs:
+            return signs
+        return assume.signs(d) if signs == {0} else ANY
+
+    def _smooth(self, case: Case, exactly: bool) -> bool:
+        """Whether a branch has a value and derivatives near `r = 1`."""
+        fixed = self.assume.with_signs({d: s for d, s in case.signs if not d.has(*self.variables)})
+        for e, allowed in case.needs:
+            sloped = allowed - {0} if e.has(*self.variables) else allowed
+            if not self._signs(e, exactly, fixed) <= sloped:
+                return False
+        return not is_kinked(case.sympy())
+
+    def at_reference(self, meeting: Meeting) -> Any:
+        """What the gates add where every density is 0."""
+        return meeting.difference.subs(self.variables)
+
+    def is_level(self, meeting: Meeting) -> bool:
+        """Whether the difference does not change to first order."""
+        gradient = (sympy.diff(meeting.difference, v).subs(self.variables) for v in self.variables)
+        return all(vanishes(g) for g in gradient)
+
+    # ------------------------------------------------------------ what a reader is shown
+
+    def shown(self) -> str:
+        """The branch of each gate near on-policy, where each has one, in its own residual."""
+        parts = []
+        for s in self.path:
+            branches = self._branches(self.level(s), False) if not self.effects else None
+            if branches is None or len(branches) != 1:
+                return ""
+            others = (
+                as_expression(c) * cancel(self.h.masses[s] / self.h.masses[u]) * Density(u, self.channel)
+                for u, c in self.h.shape.moebius(s).items()
+            )
+            try:
+                [whole] = cases(sum(others, residual) if self.h.shape.below(s) else residual, self.assume)
+                [mass] = cases(self.h.masses[s], self.assume)
+            except (ValueError, TooManyCases):
+                return ""
+            value = branches[0].sympy().subs(symbol(Density(s, self.channel)), whole.sympy()) * mass.sympy()
+            parts.append(f"{show(sympy.cancel(value))} on {s}")
+        return " and ".join(parts)
+
+
+def merged(conditions: Conditions, more: Conditions) -> Conditions | None:
+    """Both sets of conditions, or None if they exclude each other."""
+    result = dict(conditions)
+    for d, signs in more.items():
+        result[d] = result.get(d, ANY) & signs
+        if not result[d]:
+            return None
+    return result
+
+
+def wholes(subject: Subject) -> Iterator[Whole]:
+    for leaf, channel in itertools.product(subject.hierarchy.leaves, subject.hierarchy.decomposition.channels):
+        yield Whole(subject, leaf, channel)
+
+
+def agrees(subject: Subject) -> str:
+    """`exact` if near on-policy the gates add up to every leaf's own density, `soft` to first order, '' if unknown."""
+    kind = "exact"
+    for whole in wholes(subject):
+        meetings = whole.near()
+        if not meetings:
+            return ""
+        for meeting in meetings:
+            if vanishes(meeting.difference):
+                continue
+            if not (vanishes(whole.at_reference(meeting)) and whole.is_level(meeting)):
+                return ""
+            kind = "soft"
+    return kind
+
+
+def argument(subject: Subject, kind: str) -> str:
+    """Why `agrees` says so, in a line."""
+    h = subject.hierarchy
+    leaf = " and ".join(s.name for s in h.leaves)
+    each = "the" if len(h.leaves) == 1 else "each"
+    shown = Whole(subject, h.leaves[0], h.decomposition.channels[0]).shown() if len(h.leaves) == 1 else ""
+    if "+" in h.decomposition.channels:
+        shown = shown.replace(', "+")', ")").replace("[+]", "")  # the other channel differs in no more than that
+    what = f"near on-policy the gates are {shown}, which" if shown else "near on-policy the gates of all levels"
+    word = "add up to" if kind == "exact" else "add up, to first order, to"
+    return f"{what} {word} {each} {leaf}'s own density, and R∘F = id"
+
+
+def reference_values(subject: Subject, exactly: bool, level: bool) -> dict[Stratum, dict[str, list[Any]]] | None:
+    """What the gates add where every density is 0, per leaf and channel (one value for each outcome of conditions).
+
+    With `level` they must besides change as the leaf's own density does, to first order, from the same value on every
+    side. None where that is not so, or is not known.
+    """
+    found: dict[Stratum, dict[str, list[Any]]] = {}
+    for whole in wholes(subject):
+        meetings = whole.near(exactly)
+        if not meetings or (level and not all(whole.is_level(m) for m in meetings)):
+            return None
+        values = [whole.at_reference(m) for m in meetings]
+        for (a, v), (b, w) in itertools.combinations(zip(meetings, values, strict=True), 2):
+            if level and merged(dict(a.conditions), dict(b.conditions)) is not None and not vanishes(v - w):
+                return None
+        found.setdefault(whole.leaf, {})[whole.channel] = list(dict.fromkeys(values))
+    return found
+
+
+def usable(subject: Subject) -> bool:
+    """Whether the leaf measure in which all this is written is that of the kernels."""
+    return subject.hierarchy.shape.is_tree or subject.first_failure("coherent") is None

@@ -1,0 +1,240 @@
+"""A gate along the real line: its pieces between ordered breakpoints. Ranges, continuity and regions come from here.
+
+Works for gates whose conditions are affine in the residual, with breakpoints whose order the assumptions decide; for
+anything else `pieces` says None, and facts that rest on it are not certified.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cmp_to_key
+from typing import Any
+
+import sympy
+from sympy import oo
+
+from fibration.language.expressions import Expression
+from fibration.language.sympy_bridge import show, vanishes
+from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.germ import RHO, is_kinked
+from fibration.laws.proof.signs import Assumptions, Signs
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`value` on the open interval between two breakpoints, or at one (`low == high`)."""
+
+    low: Any
+    high: Any
+    value: Any
+
+    @property
+    def is_point(self) -> bool:
+        return bool(self.low == self.high)
+
+    def direction(self, assume: Assumptions) -> int | None:
+        """1 for a piece that nowhere falls, -1 for one that nowhere rises, 0 for a constant; None if it is neither."""
+        if self.is_point:
+            return 0
+        if is_kinked(self.value):
+            return None
+        above = self.low != -oo and -1 not in assume.signs(self.low)  # 0 is a breakpoint: a piece lies on one side
+        signs = assume.with_signs({RHO: frozenset({1 if above else -1})}).signs(sympy.diff(self.value, RHO))
+        if signs == {0}:
+            return 0
+        return 1 if -1 not in signs else -1 if 1 not in signs else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One gate for one outcome of the conditions that do not mention the residual (such as the advantage's sign)."""
+
+    selector: tuple[tuple[Any, Signs], ...]
+    pieces: tuple[Piece, ...]
+    assume: Assumptions
+
+    def continuous(self) -> bool:
+        return all(
+            vanishes(left.value.subs(RHO, point) - right.value.subs(RHO, point))
+            for left, right, point in _neighbours(self.pieces)
+        )
+
+    def restorative(self) -> list[Piece]:
+        """Intervals on which the gate pushes back: negative slope."""
+        return [p for p in self.pieces if not p.is_point and self.assume.signs(sympy.diff(p.value, RHO)) == {-1}]
+
+    def passes(self) -> tuple[Any, Any] | None:
+        """The largest interval around 0 on which the gate is the identity, or None."""
+        same = [vanishes(p.value - RHO) for p in self.pieces]
+        start = next((i for i, p in enumerate(self.pieces) if p.is_point and p.low == 0), None)
+        if start is None or not same[start]:
+            return None
+        low = high = start
+        while low > 0 and same[low - 1]:
+            low -= 1
+        while high + 1 < len(same) and same[high + 1]:
+            high += 1
+        return self.pieces[low].low, self.pieces[high].high
+
+    def range(self, low: Any = -oo, high: Any = oo) -> tuple[list[Any], list[Any]] | None:
+        """Candidates for infimum and supremum over residuals in `[low, high]` (bounds 0, -1 or infinite)."""
+        candidates: list[Any] = []
+        zero = next(i for i, p in enumerate(self.pieces) if p.is_point and p.low == 0)
+        for p in self.pieces[zero if low == 0 else 0 : zero + 1 if high == 0 else None]:
+            if p.direction(self.assume) is None:
+                return None  # its extrema may lie inside
+            for end in (low if p.low == -oo else p.low, p.high):
+                value = _limit(p.value, end)
+                if value is None:
+                    return None
+                candidates.append(value)
+        unique: list[Any] = []
+        for c in candidates:
+            if not any(c == u or (c not in (oo, -oo) and u not in (oo, -oo) and vanishes(c - u)) for u in unique):
+                unique.append(c)
+        return extremes(unique, self.assume, -1), extremes(unique, self.assume, 1)
+
+
+def extremes(values: list[Any], assume: Assumptions, direction: int) -> list[Any]:
+    """Those of `values` that are not dominated in `direction`."""
+    infinite = oo * direction
+    if infinite in values:
+        return [infinite]
+    kept: list[Any] = []
+    finite = [v for v in values if v != -infinite]
+    for i, v in enumerate(finite):
+        dominated = False
+        for j, w in enumerate(finite):
+            if i != j and -direction not in assume.signs(w - v) and (0 not in assume.signs(w - v) or j < i):
+                dominated = True
+        if not dominated:
+            kept.append(v)
+    return kept or finite[:1]
+
+
+def _limit(value: Any, end: Any) -> Any | None:
+    if end not in (oo, -oo):
+        return value.subs(RHO, end)
+    slope = sympy.diff(value, RHO)
+    if slope == 0:
+        return value
+    if slope.is_number and slope.is_real and slope != 0:
+        return oo * sympy.sign(slope) * (1 if end == oo else -1)
+    limit = sympy.limit(value, RHO, end) if not (value.free_symbols - {RHO}) else None
+    return limit if limit is not None and limit.is_extended_real else None
+
+
+def _neighbours(pieces: tuple[Piece, ...]) -> Iterator[tuple[Piece, Piece, Any]]:
+    for left, right in itertools.pairwise(pieces):
+        yield left, right, left.high
+
+
+def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
+    """The gate's pieces, one Line per selector; None where the conditions cannot be ordered."""
+    try:
+        found = cases(gate, assume)
+    except TooManyCases:
+        return None
+    if not all(case.defined(assume) for case in found):
+        return None
+    groups: dict[tuple[tuple[Any, Signs], ...], list[Case]] = {}
+    for case in found:
+        selector = tuple(sorted(((d, s) for d, s in case.signs if not d.has(RHO)), key=str))
+        groups.setdefault(selector, []).append(case)
+    lines = []
+    for selector, members in groups.items():
+        if any(set(selector) < set(other) for other in groups):
+            continue
+        # A branch without a condition of a selector belongs to every outcome of it.
+        shared = [c for s, cs in groups.items() if s != selector and set(s) < set(selector) for c in cs]
+        line = _line(selector, [*members, *shared], assume.with_signs(dict(selector)))
+        if line is None:
+            return None
+        lines.append(line)
+    return [line for line in lines if line.pieces]
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """A difference that changes sign once along the residual: where, as a place among the breakpoints, and how."""
+
+    place: int
+    slope: int
+
+    def sign(self, low: int, high: int) -> int:
+        """Its sign on the open interval between two breakpoints' places, or at one (`low == high`)."""
+        if low == high:
+            return self.slope * ((high > self.place) - (high < self.place))
+        return self.slope if low >= self.place else -self.slope
+
+
+def _line(selector: tuple[tuple[Any, Signs], ...], members: list[Case], assume: Assumptions) -> Line | None:
+    roots: dict[Any, tuple[Any, int]] = {}
+    for d in dict.fromkeys(d for case in members for d, _ in case.signs if d.has(RHO)):
+        root = _root(d, assume)
+        if root is None:
+            return None
+        roots[d] = root
+    points: list[Any] = [sympy.Integer(0)]
+    for root, _ in roots.values():
+        if not any(vanishes(root - p) for p in points):
+            points.append(root)
+    ordered = _sorted(points, assume)
+    if ordered is None:
+        return None
+    table = {
+        d: _Affine(next(i for i, p in enumerate(ordered) if vanishes(p - root)), slope)
+        for d, (root, slope) in roots.items()
+    }
+    bounds = [-oo, *ordered, oo]
+    result = []
+    for i in range(len(bounds) - 1):
+        # places of breakpoints are one less than those of bounds; -1 is below all of them
+        for low, high in ((i - 1, i), (i, i)) if i < len(ordered) else ((i - 1, i),):
+            value = _value_on(low, high, members, table)
+            if value is None:
+                return None
+            result.append(Piece(bounds[low + 1], bounds[high + 1], value))
+    return Line(selector, tuple(result), assume)
+
+
+def _root(d: Any, assume: Assumptions) -> tuple[Any, int] | None:
+    """Where an affine difference vanishes, and the sign of its slope."""
+    top, bottom = sympy.fraction(sympy.together(d))
+    if not top.is_polynomial(RHO) or sympy.degree(top, RHO) != 1 or bottom.has(RHO):
+        return None
+    a, b = sympy.Poly(top, RHO).all_coeffs()
+    signs = assume.signs(a / bottom)
+    return (sympy.cancel(-b / a), next(iter(signs))) if len(signs) == 1 and signs != {0} else None
+
+
+def _sorted(points: list[Any], assume: Assumptions) -> list[Any] | None:
+    undecided = False
+
+    def compare(p: Any, q: Any) -> int:
+        nonlocal undecided
+        signs = assume.signs(p - q)
+        if len(signs) != 1:
+            undecided = True
+            return 0
+        return next(iter(signs))
+
+    for i, p in enumerate(points):
+        for q in points[:i]:
+            compare(p, q)
+    return None if undecided else sorted(points, key=cmp_to_key(compare))
+
+
+def _value_on(low: int, high: int, members: list[Case], table: dict[Any, _Affine]) -> Any | None:
+    """The branch that holds between two breakpoints, or at one."""
+    for case in members:
+        if all(table[d].sign(low, high) in signs for d, signs in case.signs if d in table):
+            return case.sympy()
+    return None
+
+
+def text(value: Any) -> str:
+    """A bound in the written grammar."""
+    return {oo: "inf", -oo: "-inf"}.get(value) or show(sympy.sympify(value))

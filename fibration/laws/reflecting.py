@@ -1,0 +1,237 @@
+"""Markov and reflecting (def:fgh i): weights are never negative, and sum to 1 over every fibre.
+
+Counts and totals are *additive*: summed over a fibre they give the count or total of what lies below. They are also
+algebraically independent, so a weight that is linear in the additive measures of its element, with coefficients that
+are constant on the fibre, sums to 1 for all sizes exactly when one rational function vanishes. That decides it
+completely; any other weight is searched for a counterexample.
+
+Where several strata lie over a target, as in a tree, their weights sum to 1 jointly, for each set of them that has
+every token over the target once (`Shape.covers`). A branch may be empty: a sum over nothing is 0. Where that is what
+its closed form gives too, one identity covers all cases; else each set of empty branches is a case of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import Count, Total
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration
+from fibration.language.report import Verdict
+from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.laws.law import Law
+from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.fibre_sums import _atom, _atoms_of, _varies, fibre_sum
+from fibration.laws.proof.populations import Populations
+from fibration.laws.proof.signs import ANY, Signs
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Witness, rounding, settings
+from fibration.laws.witness.fibres import Cover, Fibre, weights
+
+STATEMENT = "the weights over each element sum to 1: π_* K = id"
+
+
+MANY = 8  # branches that may be empty, each set of them a case
+
+
+def covers(h: Hierarchy) -> Iterator[Cover]:
+    """The sets of kernels that reflect together, in the order of the fibrations."""
+    done: set[Cover] = set()
+    for f in h.fibrations:
+        for cover in h.shape.covers(f.target):
+            if f in cover and cover not in done:
+                done.add(cover)
+                yield cover
+
+
+def subject_of(cover: Cover) -> str:
+    """How the verdict on kernels that reflect together is named."""
+    if len(cover) == 1:
+        return f"kernel {cover[0].name}"
+    return f"kernels {', '.join(f.source.name for f in cover)} → {cover[0].target}"
+
+
+def decide(subject: Subject) -> Iterator[Verdict]:
+    h = subject.hierarchy
+    for cover in covers(h):
+        what, target = subject_of(cover), cover[0].target
+        argument = _proof(cover, subject)
+        if argument:
+            yield Verdict("reflecting", what, "proved", argument)
+            continue
+        joint = len(cover) > 1
+        tolerance = rounding(*(f.weight for f in cover))
+        found = " and ".join(dict.fromkeys(str(f.weight) for f in cover))
+        for concrete, b, fibre in weights(h, cover):
+            values = [w for *_, w in fibre]
+            total = None if None in values else sum((w for w in values if w is not None), Fraction(0))
+            if total is None or abs(total - 1) > tolerance:
+                value = "no sum, since a weight has no value" if total is None else str(total)
+                of = f" of {_sources(cover)}" if joint else ""
+                yield Verdict(
+                    "reflecting",
+                    what,
+                    "refuted",
+                    "",
+                    required=f"the weights over each {target}{of} sum to 1",
+                    found=found,
+                    remedy=_remedy(cover, fibre),
+                    counterexample=Witness(
+                        f"{concrete.describe(target, b)} gives {value}{settings(concrete)}",
+                        concrete,
+                        {"element": b, "sum": value},
+                    ),
+                )
+                break
+        else:
+            sources = f"a {cover[0].source}" if not joint else _sources(cover)
+            remedy = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
+            why = f"not linear in the measures of {sources}"
+            if len(cover) > MANY and len(_unsure(cover, subject)) > MANY:
+                why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"
+                remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
+            yield Verdict(
+                "reflecting",
+                what,
+                "undecided",
+                "",
+                required=STATEMENT,
+                found=f"{found}, {why}; no small hierarchy contradicts it",
+                remedy=remedy,
+            )
+
+
+def _sources(cover: Cover) -> str:
+    return " and ".join(f.source.name for f in cover)
+
+
+def _remedy(cover: Cover, fibre: Fibre) -> str:
+    target = cover[0].target
+    if len(cover) == 1:
+        return f"use uniform(), or divide by count({cover[0].source}, over={target})"
+    counts = " + ".join(f"count({f.source}, over={target})" for f in cover)
+    empty = any(all(f != g for g, *_ in fibre) for f in cover)
+    assume = ", ".join(f"populated({f.source}, over={target})" for f in cover)
+    shares = "use uniform(share=...) with shares that add up to 1"
+    return f"{shares}{f' and assume=[{assume}]' if empty else ''}, or the weight 1/({counts}) for all"
+
+
+def _proof(cover: Cover, subject: Subject) -> str:
+    """The sum over a fibre in one line, if it is 1 in every case; '' if this procedure cannot say so."""
+    unsure = _unsure(cover, subject)
+    lines = _at_once(cover, unsure, subject) if unsure else []
+    if lines:
+        return "; ".join(dict.fromkeys(lines))
+    if len(unsure) > MANY:
+        return ""
+    for n in range(len(unsure) + 1):
+        for empty in itertools.combinations(unsure, n):
+            if len(empty) < len(cover):
+                line = _sum(cover, empty, unsure, subject)
+                if not line:
+                    return ""
+                lines += line
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
+    """The branches that may be empty."""
+    target = cover[0].target
+    return [f for f in cover if not subject.at(target).present(f.source, target)]
+
+
+def _at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
+    """The sum over a fibre whose branches `unsure` hold any number of elements or none; [] if that takes cases.
+
+    An identity of rational functions holds wherever all terms are defined. So if the term of a branch is defined and 0
+    where the branch is empty, as the sum over nothing is, the identity for filled branches is one for all.
+    """
+    target = cover[0].target
+    for f in unsure:
+        try:
+            (case,) = cases(f.weight, subject.at(f.source))
+        except (TooManyCases, ValueError):
+            return []
+        term = None if case.signs else fibre_sum(case.sympy(), f.source, target, subject.assume.populations)
+        without = subject.at(target).with_signs({symbol(Count(f.source, target)): frozenset({0})})
+        if term is None:
+            return []
+        top, bottom = sympy.fraction(sympy.together(term))
+        if without.signs(top) != {0} or 0 in without.signs(bottom):
+            return []
+    return [f"{line}, also where a branch is empty: its term is 0" for line in _sum(cover, (), (), subject)]
+
+
+def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
+    """The sum over a fibre, case by case; [] if it is not shown to be 1.
+
+    Of `unsure`, the branches `empty` hold nothing and the others something.
+    """
+    target, populations = cover[0].target, subject.assume.populations
+    signs = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}
+    filled = [f for f in cover if f not in empty]
+    try:
+        branches = [cases(f.weight, subject.at(f.source).with_signs(signs)) for f in filled]
+    except TooManyCases:
+        return []
+    lines = []
+    for chosen in itertools.product(*branches):
+        conditions: dict[Any, Signs] = dict(signs)
+        for case in chosen:
+            conditions.update({d: conditions.get(d, ANY) & s for d, s in case.signs})
+        if not all(conditions.values()):
+            continue  # the branches exclude each other
+        terms = []
+        for f, case in zip(filled, chosen, strict=True):
+            if any(_varies(a, target, populations) for d, _ in case.signs for a in _atoms_of(d)):
+                return []  # the branch differs within a fibre
+            if not case.defined(subject.at(f.source).with_signs(signs)):
+                return []  # to sympy 0/0 of equal terms is 1
+            summed = fibre_sum(case.sympy(), f.source, target, populations)
+            if summed is None:
+                return []
+            terms.append(summed)
+        total = sum(terms) if len(terms) > 1 else terms[0]
+        total = total.subs({s: 0 for s in total.free_symbols if _is_absent(s, signs, subject)})
+        if not vanishes(total - 1):
+            return []
+        lines.append(_line(filled, chosen, terms, empty, populations))
+    return lines
+
+
+def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
+    atom = _atom(s)
+    if isinstance(atom, (Count, Total)):
+        of = atom.of if isinstance(atom, Count) else atom.attribute.on
+        return subject.assume.with_signs(signs).absent(of, atom.over)
+    return False
+
+
+def _line(filled: list[Fibration], chosen: Sequence[Case], terms: list[Any], empty: Cover, known: Populations) -> str:
+    if len(filled) == 1 and not empty:
+        f, case = filled[0], chosen[0]
+        return f"Σ over {f.source} of {case.value} = {_product_form(case, f, known)} = 1"
+    parts = [f"Σ over {f.source} of {case.value}" for f, case in zip(filled, chosen, strict=True)]
+    where = f"without {' and '.join(f.source.name for f in empty)}: " if empty else ""
+    return f"{where}{' + '.join(parts)} = {' + '.join(show(sympy.cancel(t)) for t in terms)} = 1"
+
+
+def _product_form(case: Case, f: Fibration, known: Populations) -> str:
+    """How the sum comes about, before it is cancelled: `count(token) · 1/count(token)`."""
+    weight = sympy.cancel(sympy.together(case.sympy()))
+    varying = [s for s in weight.free_symbols if _varies(_atom(s), f.target, known)]
+    if not varying:
+        return f"{Count(f.source, f.target)} · {case.value}"
+    top, bottom = sympy.fraction(weight)
+    summed = fibre_sum(top, f.source, f.target, known)
+    if summed is None or any(_varies(_atom(s), f.target, known) for s in bottom.free_symbols):
+        return f"Σ over {f.target} in steps" if summed is None else show(weight)
+    return f"({show(summed)})/({show(bottom)})"
+
+
+LAW = Law("reflecting", STATEMENT, decide, may_be_given_up=False)

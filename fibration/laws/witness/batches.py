@@ -1,0 +1,322 @@
+"""Small concrete hierarchies in exact rationals: where a law that fails is seen to fail.
+
+Nothing here uses sympy. A law is refuted only by a `Witness` found on a `Concrete`, so a refutation never rests on the
+symbolic engine, and a reader can check it by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fibration.language.assumptions import Balanced
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms, evaluate
+from fibration.laws.witness.shapes import Maps, regular, small
+
+MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger, regular ones
+MAX_CROSSED = 4  # every quiver
+MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
+MAX_ELEMENTS = 100_000
+ROUNDED = frozenset({"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt"})
+BUDGET = 400_000  # elements of all regular hierarchies together
+
+
+@dataclass(frozen=True)
+class Concrete:
+    """Who lies over whom, with attribute and parameter values.
+
+    `maps[source, target]` gives the target element below every source element of a fibration.
+    """
+
+    shape: Shape
+    maps: Maps
+    attributes: Mapping[Attribute, tuple[Fraction, ...]] = field(default_factory=dict)
+    parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
+
+    @property
+    def chain(self) -> tuple[Stratum, ...]:
+        """The strata, each after those that it lies over."""
+        return self.shape.order
+
+    @cached_property
+    def size(self) -> dict[Stratum, int]:
+        found: dict[Stratum, int] = {}
+        for s in self.shape.order:
+            below = self.shape.below(s)
+            if below:
+                found[s] = len(self.maps[s, below[0].target])
+            else:
+                found[s] = max((max(self.maps[f.source, s], default=0) for f in self.shape.above(s)), default=0) + 1
+        return found
+
+    @cached_property
+    def parents(self) -> dict[Stratum, tuple[int, ...]]:
+        """Of every stratum with one coarser neighbour, the element below each of its elements."""
+        return {s: self.maps[s, t] for s, t in self.maps if len(self.shape.below(s)) == 1}
+
+    def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
+        """The `target` element that an element lies over."""
+        while stratum != target:
+            fibrations = self.shape.below(stratum)
+            f = fibrations[0]
+            if len(fibrations) > 1:
+                f = next(f for f in fibrations if target in (f.target, *self.shape.coarser(f.target)))
+            element, stratum = self.maps[stratum, f.target][element], f.target
+        return element
+
+    def over(self, source: Stratum, target: Stratum, element: int) -> list[int]:
+        """The `source` elements over a `target` element."""
+        if (source, target) not in self._over:
+            lists: list[list[int]] = [[] for _ in range(self.size[target])]
+            for a in range(self.size[source]):
+                lists[self.below(source, a, target)].append(a)
+            self._over[source, target] = lists
+        return self._over[source, target][element]
+
+    @cached_property
+    def _over(self) -> dict[tuple[Stratum, Stratum], list[list[int]]]:
+        return {}
+
+    def atom(self, atom: Expression, stratum: Stratum, element: int) -> Fraction:
+        """The value of a count, total, attribute or parameter at an element."""
+        if isinstance(atom, Count):
+            assert isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum)
+            return Fraction(len(self.over(atom.of, atom.over, self.below(stratum, element, atom.over))))
+        if isinstance(atom, Total):
+            assert isinstance(atom.over, Stratum)
+            on = atom.attribute.on
+            b = self.below(stratum, element, atom.over)
+            return sum((self.attributes[atom.attribute][a] for a in self.over(on, atom.over, b)), Fraction(0))
+        if isinstance(atom, Attribute):
+            return self.attributes[atom][self.below(stratum, element, atom.on)]
+        return self.parameters[atom]
+
+    def value(
+        self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Fraction] | None = None
+    ) -> Fraction:
+        """An expression at an element, exactly. `bound` gives residuals, advantages, densities."""
+        extra = bound or {}
+        return evaluate(expression, lambda a: extra[a] if a in extra else self.atom(a, stratum, element))  # type: ignore[no-any-return]
+
+    def describe(self, stratum: Stratum, element: int = 0) -> str:
+        """`a trajectory of 3 tokens`, or `a domain of 2 prompt_groups with 1 and 2 trajectories`."""
+        sources = [f.source for f in self.shape.above(stratum)]
+        if not sources:
+            return f"a {stratum}"
+        inside = {s: self.over(s, stratum, element) for s in sources}
+        text = f"a {stratum} of {' and '.join(number(len(found), s) for s, found in inside.items())}"
+        finer = [f.source for f in self.shape.above(sources[0])]
+        if len(sources) == len(finer) == 1:
+            sizes = [len(self.over(finer[0], sources[0], a)) for a in inside[sources[0]]]
+            if len(sizes) <= 6:
+                what = plural(finer[0].name) if sum(sizes) > 1 else finer[0].name
+                text += f" with {' and '.join(map(str, sizes))} {what}"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        small = sum(self.size.values()) <= 64
+        parents: dict[str, Any] = {}
+        for s in self.chain:
+            lists = {f.target.name: list(self.maps[s, f.target]) for f in self.shape.below(s)}
+            if lists:
+                parents[s.name] = lists if len(lists) > 1 else next(iter(lists.values()))
+        return {
+            "sizes": {s.name: n for s, n in self.size.items()},
+            **({"parents": parents} if small else {}),
+            "attributes": {a.name: [str(v) for v in values[:64]] for a, values in self.attributes.items()},
+            "parameters": {str(p): str(v) for p, v in self.parameters.items()},
+        }
+
+
+def plural(name: str) -> str:
+    """`trajectories` for `trajectory`."""
+    if name.endswith("y") and name[-2:-1] not in "aeiou":
+        return name[:-1] + "ies"
+    return name + ("es" if name.endswith(("s", "x", "ch")) else "s")
+
+
+def number(n: int, stratum: Stratum) -> str:
+    """`1 trajectory`, `2 trajectories`."""
+    return f"{n} {stratum.name if n == 1 else plural(stratum.name)}"
+
+
+def lies(concrete: Concrete, stratum: Stratum) -> str:
+    """`trajectories 1 to 3 lie over domains 1, 1, 2 and modalities 1, 2, 1`; '' for one, or for many."""
+    n = concrete.size[stratum]
+    if not 1 < n <= 8:
+        return ""
+    over = [
+        f"{plural(f.target.name)} {', '.join(str(b + 1) for b in concrete.maps[stratum, f.target])}"
+        for f in concrete.shape.below(stratum)
+    ]
+    return f"{plural(stratum.name)} 1 to {n} lie over {' and '.join(over)}"
+
+
+def settings(concrete: Concrete) -> str:
+    """The values of parameters and attributes, in parentheses."""
+    parts = [f"{p} = {v}" for p, v in concrete.parameters.items()]
+    parts += [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Where a law fails: a sentence, and everything needed to check it without this library."""
+
+    text: str
+    concrete: Concrete | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        hierarchy = {} if self.concrete is None else {"hierarchy": self.concrete.to_dict()}
+        return {"text": self.text, **hierarchy, "values": {k: str(v) for k, v in self.values.items()}}
+
+
+def rounding(*expressions: Expression) -> Fraction:
+    """How far an exact result may be off: rational arithmetic is exact, exp, log and roots have fifty digits."""
+    return Fraction(1, 10**30) if any(_rounds(e) for e in expressions) else Fraction(0)
+
+
+def _rounds(e: Expression) -> bool:
+    return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
+
+
+def concretes(hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None) -> Iterator[Concrete]:
+    """Candidates for a counterexample, smallest first: all small ones, then regular ones around the constants met.
+
+    What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
+    `shape` has the strata of the hierarchy, and may have more.
+    """
+    shape = shape or hierarchy.shape
+    crossed = [a for a in hierarchy.assume if isinstance(a, Balanced)]
+    read = [*expressions, *(hierarchy.masses[leaf] for leaf in shape.leaves if crossed)]
+    used = list(dict.fromkeys(a for e in read for a in atoms(e)))
+
+    def legal(maps: Maps) -> Iterator[Concrete]:
+        for concrete in _valued(shape, maps, used):
+            if all(is_balanced(hierarchy, concrete, a.first, a.second) for a in crossed):
+                yield concrete
+
+    for leaves in range(1, (MAX_LEAVES if shape.is_tree else MAX_CROSSED) + 1):
+        for maps in itertools.islice(small(shape, leaves, hierarchy.assume), None if shape.is_chain else MAX_SMALL):
+            yield from legal(maps)
+    numbers = sorted({n for e in expressions for n in _constants(e)})
+    fans = sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})
+    budget = BUDGET
+    for made, width in regular(shape, fans, MAX_LEAVES, MAX_ELEMENTS):
+        for concrete in legal(made()):
+            budget -= width
+            if budget < 0:
+                return
+            yield concrete
+
+
+def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
+    """`m` of every element: of the leaves as the kernels give it, of all others the sum of what lies over them.
+
+    Raises ZeroDivisionError where the kernels have no value.
+    """
+    shape = concrete.shape
+    found = {s: [Fraction(0)] * concrete.size[s] for s in shape.order}
+    for leaf in shape.leaves:
+        known: dict[tuple[Fraction, ...], Fraction] = {}
+        read = list(atoms(h.masses[leaf]))
+        for i in range(concrete.size[leaf]):
+            key = tuple(concrete.atom(a, leaf, i) for a in read)
+            if key not in known:
+                known[key] = concrete.value(h.masses[leaf], leaf, i)
+            for s in (leaf, *shape.coarser(leaf)):
+                found[s][concrete.below(leaf, i, s)] += known[key]
+    return found
+
+
+def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratum) -> bool:
+    """Whether `m(a∩b)·m(c) = m(a)·m(b)` for all cells over each `c` of the strata that both lie over."""
+    shape = concrete.shape
+    try:
+        m = token_masses(h, concrete)
+    except (ZeroDivisionError, ArithmeticError, TypeError):
+        return True  # without masses nothing can be said about their balance; another law refuses the kernel
+    cells: dict[tuple[int, int], Fraction] = {}
+    for leaf in shape.leaves_over(first) & shape.leaves_over(second):
+        for i in range(concrete.size[leaf]):
+            cell = concrete.below(leaf, i, first), concrete.below(leaf, i, second)
+            cells[cell] = cells.get(cell, Fraction(0)) + m[leaf][i]
+    tolerance = rounding(*(h.masses[leaf] for leaf in shape.leaves))
+    return all(
+        abs(cells.get((a, b), Fraction(0)) * m[meet][c] - m[first][a] * m[second][b]) <= tolerance
+        for meet in shape.meets(first, second)
+        for c in range(concrete.size[meet])
+        for a in concrete.over(first, meet, c)
+        for b in concrete.over(second, meet, c)
+    )
+
+
+def _constants(e: Expression) -> Iterator[int]:
+    if isinstance(e, Number):
+        yield from {abs(int(e.value)), abs(int(e.value)) + 1} if abs(e.value) < MAX_ELEMENTS else ()
+    elif isinstance(e, Apply):
+        for a in e.arguments:
+            yield from _constants(a)
+
+
+def _valued(shape: Shape, maps: Maps, used: list[Expression]) -> Iterator[Concrete]:
+    """Several choices of attribute and parameter values."""
+    size = Concrete(shape, maps).size
+    attributes = list(
+        dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in used if isinstance(a, (Attribute, Total)))
+    )
+    parameters = [a for a in used if isinstance(a, (Parameter, Component))]
+    choices = [parameter_values(p.parameter if isinstance(p, Component) else p) for p in parameters]
+    patterns: list[Mapping[Attribute, tuple[Fraction, ...]]] = [{}]
+    if attributes:
+        kinds = [
+            lambda i: Fraction(1),
+            lambda i: Fraction(i + 1),
+            lambda i: Fraction(2),
+            lambda i: Fraction(1, i + 2),
+            lambda i: Fraction(1 if i else 1000),
+        ]
+        signed = [lambda i: Fraction(-1), lambda i: Fraction(0), lambda i: Fraction(i) * (-1) ** i]
+        patterns = []
+        for kind in [*kinds, *signed]:
+            if kind in signed and all(a.positive for a in attributes):
+                continue
+            plain = kinds[0] if kind in signed else kind
+            patterns.append(
+                {a: tuple((plain if a.positive else kind)(i) for i in range(size[a.on])) for a in attributes}
+            )
+    longest = max((len(c) for c in choices), default=1)
+    for pattern in patterns:
+        for k in range(longest):
+            yield Concrete(shape, maps, pattern, {p: c[k % len(c)] for p, c in zip(parameters, choices, strict=True)})
+
+
+def parameter_values(parameter: Parameter) -> list[Fraction]:
+    """Values to try: the defaults, then some spread over the allowed interval."""
+    low = None if parameter.lower in (None, -math.inf) else Fraction(str(parameter.lower))
+    high = None if parameter.upper in (None, math.inf) else Fraction(str(parameter.upper))
+    defaults = [Fraction(str(v)) for _, v in parameter.default_items()]
+    if low is not None and high is not None:
+        spread = [low + (high - low) * t for t in (Fraction(1, 2), Fraction(1, 100), Fraction(99, 100))]
+    elif low is not None:
+        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10), Fraction(3, 4))]
+    elif high is not None:
+        spread = [high - t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
+    else:
+        spread = [Fraction(1), Fraction(-1), Fraction(1, 100)]
+    if (low is None or low < 0) and (high is None or high > 0):
+        spread.append(Fraction(0))
+    return list(dict.fromkeys([*defaults, *spread]))

@@ -1,0 +1,234 @@
+"""The operator on one concrete hierarchy, from its definition and in exact rationals (eq:fgh_gating).
+
+Where gates may make up for one another, a fault of one of them refutes nothing: what counts is that the operator as a
+whole is seen to fail. Nothing here uses sympy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from fibration.language.atoms import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
+from fibration.language.expressions import Expression, exp
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.traversal import atoms, evaluate
+from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding
+
+STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
+ENOUGH = 80  # concrete hierarchies to try
+MOST_TOKENS, MANY_TOKENS = 6, 40
+NO_VALUE = (ZeroDivisionError, ArithmeticError, TypeError)
+Levels = dict[Stratum, list[Fraction | None]]  # per element; None where no token lies over it
+
+
+@dataclass(frozen=True)
+class Dense:
+    """`𝒢` by sums over all tokens. Residuals are those of the Möbius recursion, not of a projection."""
+
+    h: Hierarchy
+    concrete: Concrete
+
+    @cached_property
+    def tokens(self) -> tuple[tuple[Stratum, int], ...]:
+        """Every token: its leaf, and which element of it."""
+        return tuple((leaf, i) for leaf in self.h.leaves for i in range(self.concrete.size[leaf]))
+
+    def over(self, stratum: Stratum, element: int) -> list[int]:
+        """Which tokens lie over an element."""
+        c, shape = self.concrete, self.h.shape
+        reach = shape.leaves_over(stratum)
+        return [k for k, (leaf, i) in enumerate(self.tokens) if leaf in reach and c.below(leaf, i, stratum) == element]
+
+    @cached_property
+    def fibres(self) -> dict[Stratum, list[list[int]]]:
+        return {s: [self.over(s, e) for e in range(self.concrete.size[s])] for s in self.h.order}
+
+    @cached_property
+    def factors(self) -> dict[Stratum, dict[Stratum, int]]:
+        return {s: self.h.shape.moebius(s) for s in self.h.order}
+
+    @cached_property
+    def base(self) -> dict[Stratum, list[dict[Stratum, int]]]:
+        """Of every element, itself and the coarser ones that it lies over."""
+        c, found = self.concrete, {}
+        for s in self.h.order:
+            down = (s, *self.h.coarser(s))
+            found[s] = [{u: c.below(s, e, u) for u in down} for e in range(c.size[s])]
+        return found
+
+    @cached_property
+    def mass(self) -> Levels:
+        """`m`, where tokens lie over an element."""
+        return {
+            s: [self.concrete.value(self.h.masses[s], s, e) if inside else None for e, inside in enumerate(fibres)]
+            for s, fibres in self.fibres.items()
+        }
+
+    def means(self, values: Sequence[Fraction]) -> Levels:
+        """`s_v = E_m[· | v]` of one number per token."""
+        weights = [self.mass[leaf][i] or Fraction(0) for leaf, i in self.tokens]
+        found: Levels = {}
+        for stratum, fibres in self.fibres.items():
+            found[stratum] = []
+            for element, inside in enumerate(fibres):
+                total = sum((weights[k] * values[k] for k in inside), Fraction(0))
+                own = self.mass[stratum][element]
+                found[stratum].append(None if own is None else total / own)
+        return found
+
+    def residual(self, means: Levels, stratum: Stratum, element: int) -> Fraction:
+        """`s_v - Σ_u c_u·s_u` over the coarser strata `u`."""
+        value = means[stratum][element]
+        assert value is not None
+        for u, c in self.factors[stratum].items():
+            value -= c * (means[u][self.base[stratum][element][u]] or Fraction(0))
+        return value
+
+    def ratios(self, log_ratios: Sequence[Fraction], a: Fraction = Fraction(1)) -> list[Fraction]:
+        """`𝒢(r)` of every token; ZeroDivisionError where something has no value."""
+        h, c = self.h, self.concrete
+        split = h.decomposition
+        means: dict[str, Levels] = {}
+        for channel in split.channels:
+            own = []
+            for (leaf, i), x in zip(self.tokens, log_ratios, strict=True):
+                density = c.value(h.with_mass(split[channel], leaf), leaf, i, {token_log_ratio: x})
+                own.append(density / (self.mass[leaf][i] or Fraction(0)))
+            means[channel] = self.means(own)
+        levels = {(s, ch): self._gated(s, ch, means, a) for s in h.order for ch in split.channels}
+        found = []
+        for leaf, i in self.tokens:
+            bound: dict[Expression, Fraction] = {}
+            for channel in split.channels:
+                path = self.base[leaf][i].items()
+                total = sum((levels[s, channel][e] or Fraction(0) for s, e in path), Fraction(0))
+                bound[gated(channel)] = (self.mass[leaf][i] or Fraction(0)) * total
+            found.append(c.value(h.with_mass(split.recovery, leaf), leaf, i, bound))
+        return found
+
+    def _gated(self, stratum: Stratum, channel: str, means: dict[str, Levels], a: Fraction) -> list[Fraction | None]:
+        """`h_v = g(m·ρ)/m` at every element."""
+        gate = in_channel(self.h.gate(stratum), channel)
+        read = [d for d in atoms(gate) if isinstance(d, Density)]
+        found: list[Fraction | None] = []
+        for element, m in enumerate(self.mass[stratum]):
+            if m is None:
+                found.append(None)
+                continue
+            bound: dict[Expression, Fraction] = {
+                advantage: a,
+                residual: m * self.residual(means[channel], stratum, element),
+            }
+            for d in read:
+                e = self.base[stratum][element][d.stratum]
+                value = means[d.channel or ""][d.stratum][e] or Fraction(0)
+                bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
+            found.append(self.concrete.value(gate, stratum, element, bound) / m)
+        return found
+
+
+def has_residual(h: Hierarchy, concrete: Concrete, stratum: Stratum, element: int) -> bool:
+    """Whether some log ratios give an element a residual that is not 0, where all tokens weigh the same."""
+    if h.shape.is_tree:
+        below = h.shape.below(stratum)
+        if not below:
+            return True
+        base = below[0].target
+        parent = concrete.below(stratum, element, base)
+        return sum(len(concrete.over(f.source, base, parent)) for f in h.shape.above(base)) > 1
+    dense = Dense(h, concrete)
+    if len(dense.tokens) > MANY_TOKENS:
+        return False
+    inside = {u: dense.over(u, concrete.below(stratum, element, u)) for u in h.coarser(stratum)}
+    own = dense.over(stratum, element)
+    factors = h.shape.moebius(stratum)
+    for k in own:
+        coarse = sum((Fraction(c, len(inside[u])) for u, c in factors.items() if k in inside[u]), Fraction(0))
+        if Fraction(1, len(own)) != coarse:
+            return True
+    return False
+
+
+def formulas(h: Hierarchy) -> list[Expression]:
+    """Everything that the operator reads."""
+    found = [f.weight for f in h.fibrations]
+    found += [in_channel(h.gate(s), c) for s in h.order for c in h.decomposition.channels]
+    for leaf in h.leaves:
+        found += [h.with_mass(e, leaf) for _, e in h.decomposition.densities]
+        found.append(h.with_mass(h.decomposition.recovery, leaf))
+    return [*found, *h.masses.values()]
+
+
+def candidates(h: Hierarchy) -> Iterator[tuple[Dense, Fraction]]:
+    """Small concrete hierarchies with an advantage, smallest first. None where residuals are those of a projection."""
+    if h.orthogonalise is not None:
+        return
+    read = formulas(h)
+    signs = (Fraction(1), Fraction(-1)) if any(advantage in set(atoms(e)) for e in read) else (Fraction(1),)
+    for tried, concrete in enumerate(concretes(h, read)):
+        if tried > ENOUGH:
+            return
+        dense = Dense(h, concrete)
+        if len(dense.tokens) <= MOST_TOKENS:
+            yield from ((dense, a) for a in signs)
+
+
+def off_policy(h: Hierarchy) -> Witness | None:
+    """Log ratios beside 0 whose gated ratios differ from them by as much as they do from 1, however small they are."""
+    for dense, a in candidates(h):
+        for direction in _directions(len(dense.tokens)):
+            if all(_differs(dense, direction, step, a) for step in STEPS):
+                return _witness(dense, [STEPS[0] * d for d in direction], a)
+    return None
+
+
+def on_policy(h: Hierarchy) -> Witness | None:
+    """A token whose gated ratio at `r = 1` is not 1."""
+    off = rounding(*formulas(h))
+    for dense, a in candidates(h):
+        xs = [Fraction(0)] * len(dense.tokens)
+        try:
+            found = dense.ratios(xs, a)
+        except NO_VALUE:
+            return _witness(dense, xs, a)
+        if any(abs(g - 1) > off for g in found):
+            return _witness(dense, xs, a)
+    return None
+
+
+def _directions(n: int) -> Iterator[tuple[int, ...]]:
+    """One token alone, all of them, one against the others."""
+    for sign in (1, -1):
+        yield (sign,) * n
+        for k in range(n if n > 1 else 0):
+            yield tuple(sign * (i == k) for i in range(n))
+            yield tuple(sign if i == k else -sign for i in range(n))
+
+
+def _differs(dense: Dense, direction: Sequence[int], step: Fraction, a: Fraction) -> bool:
+    xs = [step * d for d in direction]
+    try:
+        found = dense.ratios(xs, a)
+    except NO_VALUE:
+        return True
+    truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in xs)
+    return any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
+
+
+def _witness(dense: Dense, xs: list[Fraction], a: Fraction) -> Witness:
+    h, concrete = dense.h, dense.concrete
+    try:
+        found: list[Fraction] | None = dense.ratios(xs, a)
+    except NO_VALUE:
+        found = None
+    root = h.roots[0]
+    place = f"on a {root}" if root in h.leaves else f"on {concrete.describe(root)}"
+    settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
+    settings += "".join(f", {p} = {v}" for p, v in concrete.parameters.items())
+    got = "no value" if found is None else ", ".join(f"{float(g - 1):.6g}" for g in found)
+    text = f"{place}{settings}: log ratios {', '.join(f'{float(x):g}' for x in xs)} have 𝒢(r) - 1 = {got}"
+    values = {"advantage": a, "log_ratios": tuple(xs), "gated": None if found is None else tuple(found)}
+    return Witness(text, concrete, values)

@@ -1,0 +1,36 @@
+"""Kernels on small concrete hierarchies: the weights of what lies over each element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration
+from fibration.language.traversal import atoms
+from fibration.laws.witness.batches import Concrete, concretes
+
+Cover = tuple[Fibration, ...]
+
+
+Fibre = list[tuple[Fibration, int, Fraction | None]]  # source elements over one target element; None: without a value
+
+
+def weights(h: Hierarchy, cover: Cover) -> Iterator[tuple[Concrete, int, Fibre]]:
+    """On candidate hierarchies, for every target element: what lies over it, with the weights."""
+    read = {f: list(atoms(f.weight)) for f in cover}
+    # most elements of a regular hierarchy read the same
+    known: dict[tuple[int, tuple[Fraction, ...]], Fraction | None] = {}
+    for concrete in concretes(h, [f.weight for f in cover]):
+        for b in range(concrete.size[cover[0].target]):
+            fibre: Fibre = []
+            for i, f in enumerate(cover):
+                for a in concrete.over(f.source, f.target, b):
+                    key = i, tuple(concrete.atom(e, f.source, a) for e in read[f])
+                    if key not in known:
+                        try:
+                            known[key] = concrete.value(f.weight, f.source, a)
+                        except (ZeroDivisionError, ArithmeticError, TypeError):
+                            known[key] = None
+                    fibre.append((f, a, known[key]))
+            yield concrete, b, fibre

@@ -1,0 +1,217 @@
+"""Small concrete shapes: who may lie over whom, in a chain, a tree or a quiver. No values, no weights.
+
+An element is determined by the elements that it lies over and its place among those that lie over the same; paths that
+part and meet again agree. Every element has a token over it. A branch of a tree may be empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from fibration.language.assumptions import Assumption, Populated
+from fibration.language.atoms import BATCH, Stratum
+from fibration.language.strata import Shape
+
+Maps = Mapping[tuple[Stratum, Stratum], tuple[int, ...]]
+Below = dict[Stratum, int]  # the element of every coarser stratum below one element
+
+
+def edges(shape: Shape) -> list[tuple[Stratum, Stratum]]:
+    """Source and target of every fibration, sources in the order of the strata from the roots."""
+    return [(s, f.target) for s in shape.order for f in shape.below(s)]
+
+
+def small(shape: Shape, leaves: int, assume: Sequence[Assumption] = ()) -> Iterator[Maps]:
+    """Every shape with this many leaf elements, up to names of elements; one element for the root if there is one."""
+    if shape.is_chain:
+        for parents in chains(len(shape.order), leaves):
+            yield dict(zip(edges(shape), parents, strict=True))
+        return
+    populated = [a for a in assume if isinstance(a, Populated)]
+    for found in _Small(shape, leaves).grow(0, {}, leaves):
+        maps = {(s, t): tuple(b[t] for b in found[s]) for s, t in edges(shape)}
+        filled = all({b[a.over] for b in found[a.stratum]} == set(range(len(found[a.over]))) for a in populated)
+        if filled and (len(shape.roots) == 1 or _is_connected(shape, found)):
+            yield maps
+
+
+def chains(strata: int, leaves: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every chain with this many strata and leaves: per stratum above the root, the parent of each element."""
+    if strata == 1:
+        if leaves == 1:
+            yield ()
+        return
+    if strata == 2:
+        yield ((0,) * leaves,)
+        return
+    for below in range(1, leaves + 1):
+        for lower in chains(strata - 1, below):
+            for cuts in itertools.combinations(range(1, leaves), below - 1):
+                bounds = [0, *cuts, leaves]
+                yield (*lower, tuple(i for i in range(below) for _ in range(bounds[i + 1] - bounds[i])))
+
+
+class _Small:
+    """Strata are filled one after the other, roots first."""
+
+    def __init__(self, shape: Shape, leaves: int) -> None:
+        self.shape, self.leaves, self.order = shape, leaves, shape.order
+        self.last_leaf = [s for s in self.order if not shape.above(s)][-1]
+        # the strata whose elements must all be hit by the elements of another, and those that it is the first to hit
+        self.must: dict[Stratum, list[Stratum]] = {s: [] for s in self.order}
+        self.first: dict[Stratum, list[Stratum]] = {s: [] for s in self.order}
+        for t in self.order:
+            sources = [s for s in self.order if any(f.target == t for f in shape.below(s))]
+            if sources:
+                self.first[sources[0]].append(t)
+                self.must[sources[-1]].append(t)
+            for s in sources[:-1]:
+                if shape.leaves_over(s) == shape.leaves_over(t):
+                    self.must[s].append(t)
+
+    def grow(self, i: int, found: dict[Stratum, list[Below]], room: int) -> Iterator[dict[Stratum, list[Below]]]:
+        """All ways to fill the strata from the i-th on, with `room` leaf elements left."""
+        if i == len(self.order):
+            yield found
+            return
+        s = self.order[i]
+        targets = [f.target for f in self.shape.below(s)]
+        is_leaf = not self.shape.above(s)
+        for n in self._sizes(s, room, targets):
+            for chosen in self._choices(s, n, targets, found):
+                yield from self.grow(i + 1, {**found, s: chosen}, room - n if is_leaf else room)
+
+    def _sizes(self, s: Stratum, room: int, targets: list[Stratum]) -> Sequence[int]:
+        if not targets:
+            alone = len(self.shape.roots) == 1 or s.name == BATCH
+            return (1,) if alone else range(1, self.leaves + 1)
+        if s == self.last_leaf:
+            return (room,)
+        whole = self.shape.leaves_over(s) == frozenset(self.shape.leaves)
+        most = self.leaves if self.shape.above(s) else room
+        return range(1 if whole else 0, most + 1)
+
+    def _choices(
+        self, s: Stratum, n: int, targets: list[Stratum], found: dict[Stratum, list[Below]]
+    ) -> Iterator[list[Below]]:
+        """What each of `n` elements lies over: nondecreasing, every target hit that must be."""
+        if not targets:
+            yield [{}] * n
+            return
+        legal = list(_legal(targets, found))
+        must = self.must[s]
+        # elements of one kind are interchangeable until something lies over them: hit them in order
+        before = {t: _before(found[t]) for t in self.first[s]}
+
+        def extend(start: int, left: int, hit: dict[Stratum, frozenset[int]]) -> Iterator[list[Below]]:
+            if any(len(found[t]) - len(hit[t]) > left for t in must):
+                return
+            if not left:
+                yield []
+                return
+            for k in range(start, len(legal)):
+                below = legal[k]
+                if any(before[t][below[t]] not in (None, *hit[t]) for t in before):
+                    continue
+                more = {t: hit[t] | {below[t]} for t in hit}
+                for rest in extend(k, left - 1, more):
+                    yield [below, *rest]
+
+        already = {t: frozenset[int]() for t in {*must, *before}}
+        for t in must:
+            if self.shape.leaves_over(s) != self.shape.leaves_over(t):  # hit by another branch before
+                others = (f.source for f in self.shape.above(t) if f.source != s and f.source in found)
+                already[t] = frozenset(b[t] for o in others for b in found[o])
+        yield from extend(0, n, already)
+
+
+def _legal(targets: list[Stratum], found: dict[Stratum, list[Below]]) -> Iterator[Below]:
+    """Choices of one element of each target such that all paths agree."""
+    for chosen in itertools.product(*(range(len(found[t])) for t in targets)):
+        merged: Below = {}
+        for t, e in zip(targets, chosen, strict=True):
+            if any(merged.setdefault(u, b) != b for u, b in ((t, e), *found[t][e].items())):
+                break
+        else:
+            yield merged
+
+
+def _before(elements: list[Below]) -> list[int | None]:
+    """For every element, the one of the same kind before it."""
+    return [i - 1 if i and elements[i - 1] == elements[i] else None for i in range(len(elements))]
+
+
+def _is_connected(shape: Shape, found: dict[Stratum, list[Below]]) -> bool:
+    """What falls apart is two smaller ones."""
+    parts = {(s, i): (s, i) for s in shape.order for i in range(len(found[s]))}
+
+    def top(x: tuple[Stratum, int]) -> tuple[Stratum, int]:
+        while parts[x] != x:
+            x = parts[x]
+        return x
+
+    for s in shape.order:
+        for i, below in enumerate(found[s]):
+            for t, e in below.items():
+                parts[top((s, i))] = top((t, e))
+    return len({top(x) for x in parts}) <= 1
+
+
+# ---------------------------------------------------------------- regular ones
+
+
+def regular(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator[tuple[Callable[[], Maps], int]]:
+    """As many elements over each, in every cell of a crossing: a function that makes the maps, and the leaf elements.
+
+    Those of more than `above` and up to `at_most` elements, smallest first.
+    """
+    free = shape.order[1:] if len(shape.roots) == 1 else shape.order
+    sized = []
+    for chosen in _fans(fans, len(free)):
+        fan = {s: 1 for s in shape.roots} | dict(zip(free, chosen, strict=True))
+        if any(s.name == BATCH and fan[s] > 1 for s in shape.roots):
+            continue
+        size = {s: _product(fan[u] for u in (s, *shape.coarser(s))) for s in shape.order}
+        if above < sum(size.values()) <= at_most:
+            sized.append((sum(size.values()), chosen, fan, sum(size[leaf] for leaf in shape.leaves)))
+    for _, _, fan, width in sorted(sized, key=lambda found: found[:2]):
+        yield (lambda fan=fan: crossed(shape, fan)), width  # type: ignore[misc]
+
+
+def crossed(shape: Shape, fan: Mapping[Stratum, int]) -> Maps:
+    """An element is a choice of one place in its own stratum and in each coarser one."""
+    place = {s: i for i, s in enumerate(shape.order)}
+    known = {s: sorted((s, *shape.coarser(s)), key=lambda u: place[u]) for s in shape.order}
+    maps = {}
+    for s, t in edges(shape):
+        kept = [known[s].index(u) for u in known[t]]
+        widths = [fan[u] for u in known[t]]
+        row = []
+        for chosen in itertools.product(*(range(fan[u]) for u in known[s])):
+            element = 0
+            for k, width in zip(kept, widths, strict=True):
+                element = element * width + chosen[k]
+            row.append(element)
+        maps[s, t] = tuple(row)
+    return maps
+
+
+def _fans(fans: list[int], levels: int) -> Iterator[tuple[int, ...]]:
+    """How many elements lie over each, level by level: at most one level is large where there are several."""
+    few = [f for f in fans if f <= 3]
+    if levels <= 2:
+        yield from itertools.product(fans, repeat=levels)
+        return
+    yield from itertools.product(few[:2] if levels > 7 else few, repeat=levels)
+    for place in range(levels):
+        for large in (f for f in fans if f > 3):
+            for others in itertools.product(few[:2], repeat=levels - 1):
+                yield (*others[:place], large, *others[place:])
+
+
+def _product(numbers: Iterator[int]) -> int:
+    result = 1
+    for n in numbers:
+        result *= n
+    return result

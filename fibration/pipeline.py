@@ -1,0 +1,163 @@
+"""The compiler: verify → lower → instrument → adjoint → optimise → schedule → emit → run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from fibration.backends.standalone import Export
+from fibration.compiler.adjoint import adjoint
+from fibration.compiler.diagnostics import count_nonfinite, instrument, report_of
+from fibration.compiler.ir import BATCH, Const, Input, Program
+from fibration.compiler.lower import lower
+from fibration.compiler.optimise import optimise
+from fibration.errors import BackendError, SpecError
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import shipped
+from fibration.runtime.batch import Run
+from fibration.runtime.operator import Operator
+
+BACKENDS = ("torch", "c", "triton")
+TITLES = {
+    "evaluate": "J, its coefficients, and the diagnostics of every level.",
+    "objective": "J and its coefficients ∂J/∂log π.",
+    "gate": "The gated ratios.",
+    "gate_adjoint": "The transpose of the gate's Jacobian, applied to `cotangent`.",
+    "levels": "What every gate read, and what it gave.",
+}
+log = logging.getLogger("fibration")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Generated source for one backend, and what it was generated from."""
+
+    hierarchy: Hierarchy
+    backend: str
+    source: str
+    programs: Mapping[str, Program]
+    plans: Mapping[str, Any]  # what was emitted: a Schedule or a Plan per program
+
+
+def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
+    """Compile a hierarchy to an operator; raises LawError if it does not verify.
+
+    `backend="auto"` picks the best one this version has for the machine, and says which in the log and in
+    `operator.backend`.
+    """
+    if not isinstance(hierarchy, Hierarchy):
+        raise SpecError(
+            f"cannot compile {hierarchy!r}", required="a Hierarchy", remedy="fibration.compile(fibration.load(SPEC))"
+        )
+    chosen = choose(backend)  # before the proofs, which take longer
+    report = hierarchy.verify()
+    report.raise_for_status()
+    artifact = generate(hierarchy, chosen)
+    return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact), compile)
+
+
+def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
+    """Source for one backend, from a hierarchy that is known to verify."""
+    programs = {name: optimise(program) for name, program in build(hierarchy).items()}
+    emitter = import_module(f"fibration.backends.{backend}.emit")
+    plans = {name: emitter.plan(program, hierarchy.rows.name) for name, program in programs.items()}
+    source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
+    if os.environ.get("FIBRATION_PRINT") == "1":
+        print(source, file=sys.stderr)
+    return Artifact(hierarchy, backend, source, programs, plans)
+
+
+def build(hierarchy: Hierarchy) -> dict[str, Program]:
+    """Every program of an operator, before optimisation."""
+    base = lower(hierarchy)
+    reported = report_of(hierarchy)
+
+    def inputs(*words: str) -> dict[str, tuple[Input, ...]]:
+        endings = {leaf: base.suffix(leaf) for leaf in base.leaves}
+        return {end: tuple(Input(f"{w}{end}", leaf, w) for w in words) for leaf, end in endings.items()}
+
+    seeds = {f"gated_ratio{end}": one for end, (one,) in inputs("cotangent").items()}
+    transposed = adjoint(base, seeds, {f"log_ratio_gradient{e}": i for e, i in inputs("log_ratio").items()})
+    watched = instrument(base, reported)
+    moving = inputs("log_ratio", "log_prob").items()  # both move with log π
+    evaluate = adjoint(watched, {"objective": Const(1.0, BATCH)}, {f"coefficients{e}": i for e, i in moving})
+
+    def only(program: Program, *names: str) -> Program:
+        every = {f"{n}{program.suffix(leaf)}" for n in names for leaf in program.leaves} | set(names)
+        return replace(program, outputs={k: v for k, v in program.outputs.items() if k in every})
+
+    def checked(program: Program) -> Program:
+        return count_nonfinite(program, reported.rows)
+
+    return {
+        "evaluate": checked(evaluate),
+        "objective": checked(only(evaluate, "objective", "coefficients")),
+        "gate": checked(only(base, "gated_ratio")),
+        "gate_adjoint": only(transposed, "log_ratio_gradient"),
+        "levels": checked(only(base, *(f"{w}_{s}{c}" for s, c in reported.levels for w in ("residual", "gated")))),
+    }
+
+
+def choose(backend: str) -> str:
+    if backend == "auto":
+        backend, why = best()
+        log.info("fibration: backend '%s' (%s)", backend, why)
+        return backend
+    if backend not in BACKENDS:
+        raise BackendError(f"no backend '{backend}'", required=f"one of auto, {', '.join(BACKENDS)}")
+    return backend
+
+
+def best(gpu: bool = True) -> tuple[str, str]:
+    """The fastest backend that this machine has, with or without its GPU, and why it is chosen."""
+    if gpu and torch.cuda.is_available() and find_spec("triton"):
+        return "triton", f"for {torch.cuda.get_device_name()}"
+    try:
+        return "c", f"compiled by {import_module('fibration.backends.c.build').compiler()[0]}; no device with Triton"
+    except BackendError as error:
+        if os.environ.get("CC"):  # a compiler was wanted
+            log.warning("fibration: %s; the torch backend is many times slower", error.what)
+        return "torch", f"no device with Triton, and {error.what}"
+
+
+def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> str:
+    """What a reader of generated code needs to know; nothing that changes from one run to the next."""
+    spec = hierarchy.model_dump_json()
+    ir = "\n".join(str(p) for p in programs.values())
+    lines = [
+        f"{hierarchy.name}: generated by fibration {metadata.version('fibration')}, backend {backend}. Do not edit.",
+        f"reproduce: fibration compile {hierarchy.name if hierarchy.name in shipped() else 'SPEC'} --backend {backend}",
+        f"spec {digest(spec)}   ir {digest(ir)}   python {platform.python_version_tuple()[0]}",
+        "",
+        *str(hierarchy).splitlines(),
+    ]
+    return "\n".join(f"# {line}".rstrip() for line in lines)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def export(artifact: Artifact, arch: str | None = None) -> Export:
+    """What a team takes along: the module with all it needs, compiled for `arch` where the backend can."""
+    module = import_module(f"fibration.backends.{artifact.backend}.export")
+    top = header(artifact.hierarchy, artifact.backend, artifact.programs)
+    return module.export(  # type: ignore[no-any-return]
+        artifact.hierarchy.name, top, artifact.source, artifact.plans, TITLES, arch
+    )
+
+
+def load(artifact: Artifact) -> Run:
+    """The generated functions, ready to call."""
+    module = import_module(f"fibration.backends.{artifact.backend}.load")
+    return module.load(artifact.hierarchy.name, artifact.source, artifact.plans)  # type: ignore[no-any-return]

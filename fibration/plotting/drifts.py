@@ -1,0 +1,77 @@
+"""Who lies over whom in a recorded batch, token by token, and how far that has drifted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.plotting.canvas import INK, PALETTE
+
+if TYPE_CHECKING:
+    from fibration.rollouts.replay import Gated
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Colours:
+    """One colour per domain of the rollouts, for the elements of every stratum; grey for those of several domains."""
+
+    names: tuple[str, ...]
+    of: dict[str, NDArray[np.int64]]  # per stratum, the domain of each element; past the last one, several
+    tokens: NDArray[np.int64]  # the domain of every unmasked token
+
+    def colour(self, i: int) -> str:
+        return PALETTE[i % len(PALETTE)] if i < len(self.names) else INK
+
+    def rows(self, stratum: str) -> tuple[str, ...]:
+        """Names of the domains, and of several together where an element of the stratum has them."""
+        return (*self.names, *(["several"] if (self.of[stratum] == len(self.names)).any() else []))
+
+
+def colours(gated: Gated) -> Colours:
+    r, index = gated.rollouts, gated.index
+    per_row = r.domain_of_group[r.prompt_group].astype(np.int64)
+    tokens = per_row[index.row_numbers][index.row_of_token.numpy()]
+    of = {}
+    for stratum in gated.op.hierarchy.order:
+        parent = under(gated, stratum.name)
+        mine, size = parent >= 0, index.size[stratum.name]
+        found = np.zeros(size, np.int64)
+        found[parent[mine]] = tokens[mine]
+        several = np.zeros(size, bool)
+        several[parent[mine][found[parent[mine]] != tokens[mine]]] = True
+        of[stratum.name] = np.where(several, len(r.domains), found)
+    # Long names are cut, and a $ would start mathematics.
+    names = (name if len(name) <= 14 else f"{name[:13]}…" for name in r.domains)
+    return Colours(tuple(name.replace("$", r"\$") for name in names), of, tokens)
+
+
+def under(gated: Gated, stratum: str) -> NDArray[np.int64]:
+    """The element of a stratum that every unmasked token lies over, -1 where there is none: `[tokens]`."""
+    index = gated.index
+    found = np.full(len(index.positions), -1, np.int64)
+    for leaf in index.leaves_over(stratum):
+        tokens = index.tokens_of(leaf)
+        found[slice(None) if tokens is None else tokens.numpy()] = index.parent(leaf, stratum).numpy()
+    return found
+
+
+def drift(gated: Gated, stratum: str) -> Vector:
+    """The mean drift of the element under every token: what it and all that is coarser add. NaN where there is none."""
+    h = gated.op.hierarchy
+    here = next(s for s in h.order if s.name == stratum)
+    total = np.where(under(gated, stratum) >= 0, 0.0, np.nan)
+    for s in (here, *h.coarser(here)):
+        total += net(gated, s.name)[under(gated, s.name)]
+    return total
+
+
+def net(gated: Gated, stratum: str) -> Vector:
+    """What every element drifts beyond what it lies over, up less down."""
+    parts = gated.levels.residual
+    sign = {"": 1.0, "+": 1.0, "-": -1.0}
+    return sum(sign[c] * parts[stratum, c].numpy() for c in gated.op.hierarchy.decomposition.channels)  # type: ignore[return-value]

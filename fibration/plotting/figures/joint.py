@@ -1,0 +1,113 @@
+"""What the two sign channels of a level do together: the global regimes, and the plane of both drifts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+
+from fibration.compiler.diagnostics import REGIMES as NAMES
+from fibration.plotting.gate_curve import Section
+from fibration.printing.regimes import REGIMES
+
+# The global regimes (par:regime_base_weight): how many channels have left their budget, and how far.
+GLOBAL = {
+    ("passed", "passed"): "G-I",
+    ("passed", "rolled_back"): "G-II,r",
+    ("passed", "zeroed"): "G-II",
+    ("rolled_back", "rolled_back"): "G-III,r",
+    ("rolled_back", "zeroed"): "G-III,r",
+    ("zeroed", "zeroed"): "G-III",
+}
+MEANING = {
+    "G-I": "both channels pass",
+    "G-II,r": "one channel rolls back",
+    "G-II": "one channel zeroed",
+    "G-III,r": "both past their budgets, one still rolling back",
+    "G-III": "both channels zeroed",
+}
+COLOURS = {"G-I": "#009E73", "G-II,r": "#F0E442", "G-II": "#E69F00", "G-III,r": "#CC79A7", "G-III": "#8B1E3F"}
+UP, DOWN = "#0072B2", "#C8102E"  # the channels + and −, as lines
+CHANNEL_COLOUR = {"": UP, "+": UP, "-": DOWN}
+
+
+def joint(codes: Sequence[int]) -> str:
+    """The regime of a level, from the regime numbers of its channels: `G-II,r`, or the regimes' own names."""
+    names = tuple(NAMES[c] for c in codes)
+    if len(names) == 1:
+        return REGIMES[names[0]].title
+    first, second = sorted(names)
+    return GLOBAL.get((first, second), " / ".join(REGIMES[n].title for n in names))
+
+
+def meaning(name: str) -> str:
+    """A joint regime in words, for a legend."""
+    words = MEANING | {r.title: r.meaning for r in REGIMES.values()}
+    return f"{name}: {words[name]}" if name in words else name
+
+
+def colour(name: str) -> str:
+    """The colour of a joint regime."""
+    known = COLOURS | {r.title: r.colour for r in REGIMES.values()}
+    worst = next(
+        (r.colour for r in reversed(list(REGIMES.values())) if r.title in name and r.title != "passed"), "#999999"
+    )
+    return known.get(name, worst)
+
+
+def plane(
+    axes: Axes,
+    plus: Section,
+    minus: Section,
+    low: float,
+    reach: tuple[float, float],
+    at: tuple[float, float] = (0.5, 0.5),
+) -> Any:
+    """What a level adds, channel + less channel −, over the plane of both drifts, with its regimes named.
+
+    Drifts run from `low` times their `reach` to their reach; names stand `at` this part of a regime's width and height.
+    """
+    values = [np.linspace(low * r, r, 301) for r in reach]
+    up, down = plus.gated(values[0]), minus.gated(values[1])
+    net = up[None, :] - down[:, None]
+    limit = float(np.abs(net).max()) or 1.0
+    mesh = axes.imshow(
+        net,
+        origin="lower",
+        extent=(values[0][0], values[0][-1], values[1][0], values[1][-1]),
+        aspect="auto",
+        cmap="RdBu_r",
+        norm=Normalize(-limit, limit),
+        interpolation="nearest",
+    )
+    edges = [_edges(s, v) for s, v in zip((plus, minus), values, strict=True)]
+    for line, section, of, shade in ((axes.axvline, plus, edges[0], UP), (axes.axhline, minus, edges[1], DOWN)):
+        for place in of[1:-1]:
+            line(place, color=shade, linewidth=1, linestyle="--" if _leaves_budget(section, place) else ":")
+    spans = [v[-1] - v[0] for v in values]
+    for a, b in pairwise(edges[0]):
+        for c, d in pairwise(edges[1]):
+            name = joint([int(plus.regime((a + b) / 2)[0]), int(minus.regime((c + d) / 2)[0])])
+            wide, high = (b - a) / spans[0], (d - c) / spans[1]
+            if name in COLOURS and high > 0.06 and wide > 0.035 * len(name) * 0.55:
+                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.65, "pad": 1.0}
+                axes.text(
+                    a + at[0] * (b - a), c + at[1] * (d - c), name, ha="center", va="center", fontsize=8, bbox=box
+                )
+    return mesh
+
+
+def _edges(section: Section, values: np.ndarray[Any, Any]) -> list[float]:
+    inside = [b for b in section.breaks if values[0] < b < values[-1]]
+    return [float(values[0]), *inside, float(values[-1])]
+
+
+def _leaves_budget(section: Section, place: float) -> bool:
+    """Whether the gate passes on the side of a breakpoint that is nearer to 0, and does not beyond it."""
+    step = 1e-6 * max(abs(place), 1e-9)
+    near, far = (place - step, place + step) if place > 0 else (place + step, place - step)
+    return NAMES[section.regime(near)[0]] == "passed" != NAMES[section.regime(far)[0]]

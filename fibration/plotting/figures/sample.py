@@ -1,0 +1,199 @@
+"""Small batches made for a figure: worlds of one or two short trajectories, every coarser stratum one element each.
+
+Where there are several leaves, the tokens of a trajectory are dealt out to them in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fibration.compiler.diagnostics import UNCHANGED
+from fibration.compiler.ir import Input, Mix, Program, Push
+from fibration.language.atoms import BATCH, Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Levels, Operator
+
+Vector = NDArray[np.float64]
+Level = tuple[str, str]  # stratum, channel
+OLD = 0.5  # what every token's probability was: at most 1 after any drift that is drawn
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A batch of `worlds` equal hierarchies that differ in their log ratios alone.
+
+    `log_ratio` is float64 `[worlds, tokens]`, in nats; `advantages` float64 `[tokens]`, the same in every world.
+    """
+
+    op: Operator
+    index: Index
+    log_ratio: Vector
+    advantages: Vector
+    parameters: Mapping[str, Any]
+    rows: int = 1
+
+    @property
+    def worlds(self) -> int:
+        return len(self.log_ratio)
+
+    @property
+    def _tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+        advantages = np.tile(self.advantages, self.worlds)
+        return torch.from_numpy(self.log_ratio.reshape(-1).copy()), torch.from_numpy(advantages)
+
+    def inputs(self, program: str) -> dict[str, Vector]:
+        values = self.op.inputs(self.index, *self._tokens, self.parameters, program)
+        return {k: v.numpy() for k, v in values.items()}
+
+    @cached_property
+    def levels(self) -> Levels:
+        log_ratio, advantages = self._tokens
+        return self.op.levels(log_ratio, self.index, self.parameters, advantages=advantages)
+
+    @cached_property
+    def regimes(self) -> dict[Level, NDArray[np.int64]]:
+        """`[worlds, elements]` numbers of `fibration.compiler.diagnostics.REGIMES`."""
+        return {k: v.reshape(self.worlds, -1) for k, v in element_regimes(self).items()}
+
+    @cached_property
+    def residual(self) -> dict[Level, Vector]:
+        """`[worlds, elements]`, in intensive units."""
+        return {k: v.numpy().reshape(self.worlds, -1) for k, v in self.levels.residual.items()}
+
+    @cached_property
+    def gated(self) -> dict[Level, Vector]:
+        """`[worlds, elements]`, in intensive units."""
+        return {k: v.numpy().reshape(self.worlds, -1) for k, v in self.levels.gated.items()}
+
+    @cached_property
+    def own(self) -> NDArray[np.int64]:
+        """Which of the channels carries every token, the first where none does: `[worlds, tokens]`."""
+        h = self.op.hierarchy
+        density = np.zeros((len(h.decomposition.channels), *self.log_ratio.shape))
+        for stratum in h.order:  # a density is the sum of the residuals at what it lies over, itself included
+            over, element = self.tokens_over(stratum), self.element(stratum)
+            for i, channel in enumerate(h.decomposition.channels):
+                density[i][:, over] += self.residual[stratum.name, channel][:, element]
+        return np.argmax(np.abs(density), axis=0)
+
+    @cached_property
+    def ratio(self) -> Vector:
+        """Gated ratios `[worlds, tokens]`."""
+        log_ratio, advantages = self._tokens
+        gated = self.op.gate(log_ratio, self.index, self.parameters, advantages=advantages)
+        return gated.numpy().reshape(self.log_ratio.shape)
+
+    @cached_property
+    def moved(self) -> NDArray[np.bool_]:
+        """Whether all gates together change a token's ratio: `[worlds, tokens]`."""
+        r = np.exp(self.log_ratio)
+        return np.asarray(np.abs(self.ratio - r) > UNCHANGED * np.abs(r - 1) + 1e-12)
+
+    @cached_property
+    def objective(self) -> float:
+        """`J` of all worlds as one batch. Every token had the probability `OLD`, which a score estimator's J reads."""
+        log_ratio, advantages = self._tokens
+        old = torch.full_like(log_ratio, math.log(OLD))
+        result = self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, metrics=False)
+        return float(result.objective)
+
+    def tokens_of(self, leaf: Stratum) -> NDArray[np.int64]:
+        """Which tokens of a world are elements of a leaf, ascending."""
+        leaves = self.op.hierarchy.leaves
+        mine = dealt(self.log_ratio.shape[1], self.rows, len(leaves)) == leaves.index(leaf)
+        return np.flatnonzero(mine)
+
+    def tokens_over(self, stratum: Stratum) -> NDArray[np.int64]:
+        """Which tokens of a world lie over a stratum, ascending."""
+        over = self.op.hierarchy.shape.leaves_over(stratum)
+        return np.sort(np.concatenate([self.tokens_of(leaf) for leaf in self.op.hierarchy.leaves if leaf in over]))
+
+    def element(self, stratum: Stratum) -> NDArray[np.int64]:
+        """The element of a stratum under each of `tokens_over(stratum)`, counted within a world."""
+        found = np.full(self.log_ratio.shape[1], -1, np.int64)
+        for leaf in self.op.hierarchy.leaves:
+            if leaf in self.op.hierarchy.shape.leaves_over(stratum):
+                tokens = self.tokens_of(leaf)  # those of the first world come first
+                found[tokens] = self.index.parent(leaf.name, stratum.name).numpy()[: len(tokens)]
+        return found[self.tokens_over(stratum)]
+
+
+def dealt(tokens: int, rows: int, leaves: int) -> NDArray[np.int64]:
+    """The number of the leaf that every token of a world is an element of: in turn, along every trajectory."""
+    return np.tile(np.arange(tokens // rows) % leaves, rows)
+
+
+def dealing(hierarchy: Hierarchy) -> str:
+    """How a figure deals out tokens, for its caption; nothing where there is one leaf."""
+    leaves = hierarchy.leaves
+    return f"its tokens are {', '.join(map(str, leaves))} in turn" if len(leaves) > 1 else ""
+
+
+def sample(
+    op: Operator, log_ratio: Vector, advantages: Sequence[float], parameters: Mapping[str, Any], rows: int = 1
+) -> Sample:
+    """A batch of worlds of `rows` trajectories of equal length; every attribute is 1.
+
+    `log_ratio`: float64 `[worlds, tokens]`. Raises what `Operator.index` raises.
+    """
+    h = op.hierarchy
+    worlds, tokens = log_ratio.shape
+    offsets = np.arange(0, worlds * tokens + 1, tokens // rows)
+    of_world, of_row = np.repeat(np.arange(worlds), tokens), np.repeat(np.arange(worlds * rows), tokens // rows)
+    labels: dict[str, Any] = {}
+    for s in h.order:
+        if s not in (*h.leaves, h.rows) and s.name != BATCH:
+            labels[s.name] = (of_row if _by_row(op, s) else of_world).tolist()
+    if len(h.leaves) > 1:
+        leaf = np.tile(dealt(tokens, rows, len(h.leaves)), worlds)
+        labels |= {s.name: leaf == i for i, s in enumerate(h.leaves)}
+    index = op.index(offsets=offsets, attributes=dict.fromkeys(h.attributes, 1.0), **labels)
+    return Sample(op, index, np.asarray(log_ratio, np.float64), np.asarray(advantages, np.float64), parameters, rows)
+
+
+def _by_row(op: Operator, stratum: Stratum) -> bool:
+    """Whether a stratum has one element per trajectory: where it lies over rows, or over what reads an advantage."""
+    below = (stratum, *op.hierarchy.coarser(stratum))
+    return any(s == op.hierarchy.rows or reads_advantage(op, s.name) for s in below)
+
+
+def apart(op: Operator) -> bool:
+    """Whether worlds of one batch do not see each other: no gate reads what is summed, counted or fitted over it."""
+    seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.startswith(("residual_", "gated_"))}
+    for node in Program("levels", op.programs["levels"].leaves, seen, {}).nodes():
+        if isinstance(node, Mix) or (isinstance(node, Push) and node.target == BATCH):
+            return False
+        if isinstance(node, Input) and node.kind in ("count", "total") and node.over == BATCH:
+            return False
+    return True
+
+
+def samples(
+    op: Operator, log_ratio: Vector, advantages: Sequence[float], parameters: Mapping[str, Any], rows: int = 1
+) -> list[Sample]:
+    """`sample`, in one batch where worlds do not see each other, else one batch per world."""
+    if apart(op):
+        return [sample(op, log_ratio, advantages, parameters, rows)]
+    first = sample(op, log_ratio[:1], advantages, parameters, rows)
+    return [replace(first, log_ratio=log_ratio[i : i + 1]) for i in range(len(log_ratio))]
+
+
+def regimes_of(parts: Sequence[Sample]) -> dict[Level, NDArray[np.int64]]:
+    """`Sample.regimes` of all worlds of `samples`: gates are evaluated once, and not world by world, where they can."""
+    if len(parts) == 1:
+        return parts[0].regimes
+    found = {}
+    for level in parts[0].residual:
+        codes = regimes_along(parts[0], *level, np.concatenate([s.residual[level] for s in parts]))
+        found[level] = np.concatenate([s.regimes[level] for s in parts]) if codes is None else codes
+    return found

@@ -1,0 +1,249 @@
+"""A gate as a function of its residual alone: everything else that it reads is held at one value.
+
+What is evaluated are the compiled operator's own programs, in float64 (`fibration.compiler.interpret`); slopes and regimes are
+those of the adjoint and of the metrics (`fibration.compiler.derivative`, `fibration.compiler.diagnostics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.compiler.diagnostics import REGIMES, regime_nodes, slope_of
+from fibration.compiler.interpret import Sizes, interpret
+from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Node, Program, Scalar, const, scalar
+from fibration.language.decompositions import CHANNEL_WORD
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Operator
+
+Vector = NDArray[np.float64]
+# Where breakpoints are looked for: sizes of residuals, between which no gate of float32 training bends twice unseen.
+SIZES = np.geomspace(1e-9, 1e6, 2401)
+HALVINGS = 64  # of such a gap, down to neighbouring floats
+SAME = 1e-9  # slopes and values closer than this, relatively, are one
+
+
+class Seen(Protocol):
+    """A batch that an operator was given."""
+
+    @property
+    def op(self) -> Operator: ...
+
+    @property
+    def index(self) -> Index: ...
+
+    def inputs(self, program: str) -> Mapping[str, Vector]:
+        """What one of the operator's programs reads."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """The gate of one level along its residual, in intensive units. `held` are the values of what else it reads."""
+
+    label: str
+    program: Program
+    held: Mapping[str, float]
+
+    def at(self, residual: Any) -> dict[str, Vector]:
+        """`gated`, its `slope`, and every regime as 0 or 1, at these residuals: float64, of their length."""
+        grid = np.atleast_1d(np.asarray(residual, np.float64))
+        sizes = Sizes({}, {"grid": len(grid)})
+        return interpret(self.program, {**self.held, "residual": grid}, sizes)
+
+    def gated(self, residual: Any) -> Vector:
+        return self.at(residual)["gated"]
+
+    def regime(self, residual: Any) -> NDArray[np.int64]:
+        """Numbers of `fibration.compiler.diagnostics.REGIMES`."""
+        return _code(self.at(residual))
+
+    @cached_property
+    def sides(self) -> tuple[tuple[float, float], ...]:
+        """Neighbouring floats between which the gate bends or jumps, in order."""
+        grid = np.concatenate([-SIZES[::-1], [0.0], SIZES])
+        names = [n for n in self.program.outputs if n.startswith("condition_")]
+        if not names:
+            return ()
+        holds = self._conditions(names, grid)
+        which, where = np.nonzero(holds[:, 1:] != holds[:, :-1])
+        low, high = grid[where], grid[where + 1]
+        start = holds[which, where]
+        for _ in range(HALVINGS):
+            middle = low + (high - low) / 2
+            same = self._conditions(names, middle)[which, np.arange(len(which))] == start
+            low, high = np.where(same, middle, low), np.where(same, high, middle)
+        pairs = sorted(set(zip(low.tolist(), high.tolist(), strict=True)))
+        return tuple(pair for pair in pairs if self._bends(*pair))
+
+    @property
+    def breaks(self) -> tuple[float, ...]:
+        """The residuals at which the gate bends or jumps, in order."""
+        return tuple(dict.fromkeys(0.0 if abs(a) < SIZES[0] else float(f"{a:.12g}") for a, _ in self.sides))
+
+    def _conditions(self, names: Sequence[str], residual: Vector) -> Vector:
+        seen = self.at(residual)
+        return np.stack([seen[n] for n in names])
+
+    def _bends(self, low: float, high: float) -> bool:
+        seen = self.at([low, high])
+        (a, b), (p, q) = seen["gated"], seen["slope"]
+        bends = abs(q - p) > SAME * max(1.0, abs(p), abs(q))
+        moves = 2 * (1 + abs(p) + abs(q)) * (high - low)  # at most this far where it is continuous
+        return bool(bends or abs(b - a) > SAME * max(abs(a), abs(b)) + moves)
+
+
+def sections(
+    seen: Seen, stratum: str, channel: str, advantages: Sequence[float] = (), drifts: Sequence[float] = ()
+) -> list[Section]:
+    """The gate of a level: one section, or one per sign where it reads the advantage.
+
+    Counts, parameters and attributes are medians over the batch. The advantage is the median over the elements with
+    that sign, or one of `advantages`; where the gate reads densities of coarser strata, all of them are the median, or
+    one of `drifts` each.
+    """
+    program = seen.op.programs["levels"]
+    word = stratum + CHANNEL_WORD[channel]
+    residual, node = program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"]
+    operands = _operands(node, residual)
+    names = {o: f"operand_{i}" for i, o in enumerate(operands)}
+    read = Program(program.name, program.leaves, {n: o for o, n in names.items()}, {})
+    values = interpret(read, seen.inputs("levels"), seen.index.sizes(read.edges))
+    moving = [o for o in operands if _depends_on_policy(o)]
+    pushed = [o for o in operands if isinstance(o, Input) and o.kind == "advantage"]
+    body = _program(node, residual, names)
+    result = []
+    for sign, chosen, advantage in _signs([values[names[o]] for o in pushed], advantages):
+        medians = {n: float(np.median(v[chosen] if pushed else v)) for n, v in values.items()}
+        medians |= {names[o]: advantage for o in pushed if advantages}
+        for drift in drifts if moving and drifts else (None,):
+            held = medians | ({} if drift is None else {names[o]: drift for o in moving})
+            where = "" if drift is None else f"coarser drift {drift:.3g}"
+            result.append(Section(", ".join(filter(None, (sign, where))), body, held))
+    return result
+
+
+def reads_advantage(op: Operator, stratum: str) -> bool:
+    """Whether the gate on a stratum depends on the sign or size of advantages."""
+    nodes = (n for k, n in op.programs["levels"].outputs.items() if k.startswith("gated_"))
+    operands = (o for n in nodes if isinstance(n, Map) and n.stratum == stratum for o in n.inputs)
+    return any(isinstance(o, Input) and o.kind == "advantage" for o in operands)
+
+
+def removes(op: Operator, stratum: str) -> bool:
+    """Whether the gate on a stratum is a constant."""
+    outputs = op.programs["levels"].outputs
+    return all(
+        isinstance(outputs[f"gated_{stratum}{CHANNEL_WORD[c]}"], Const) for c in op.hierarchy.decomposition.channels
+    )
+
+
+def element_regimes(seen: Seen) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """What every gate did to every element, by (stratum, channel): numbers of `fibration.compiler.diagnostics.REGIMES`."""
+    wanted, keys = _regime_program(seen.op)
+    values = interpret(wanted, seen.inputs("levels"), seen.index.sizes(wanted.edges))
+    kinds = ("passed", "rolled_back", "zeroed", "flat")
+    return {key: _code({k: values[f"{k}_{word}"] for k in kinds}) for word, key in keys.items()}
+
+
+def regimes_along(seen: Seen, stratum: str, channel: str, residual: Vector) -> NDArray[np.int64] | None:
+    """What the gate of a level would do at other residuals of its elements, `[cases, elements]`: regime numbers.
+
+    None where it also reads what depends on the policy, which the residual does not tell.
+    """
+    program = seen.op.programs["levels"]
+    word = stratum + CHANNEL_WORD[channel]
+    own, node = program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"]
+    operands = _operands(node, own)
+    if any(_depends_on_policy(o) for o in operands):
+        return None
+    names = {o: f"operand_{i}" for i, o in enumerate(operands)}
+    read = Program(program.name, program.leaves, {n: o for o, n in names.items()}, {})
+    values = interpret(read, seen.inputs("levels"), seen.index.sizes(read.edges)) if operands else {}
+    cases, elements = residual.shape
+    held = {n: np.tile(np.broadcast_to(v, (elements,)), cases) for n, v in values.items()}
+    sizes = Sizes({}, {"grid": residual.size})
+    return _code(interpret(_program(node, own, names), {**held, "residual": residual.ravel()}, sizes)).reshape(
+        cases, -1
+    )
+
+
+@lru_cache(maxsize=4)
+def _regime_program(op: Operator) -> tuple[Program, dict[str, tuple[str, str]]]:
+    program = op.programs["levels"]
+    outputs: dict[str, Node] = {}
+    keys = {}
+    for stratum in op.hierarchy.strata:
+        for channel in op.hierarchy.decomposition.channels:
+            word = stratum.name + CHANNEL_WORD[channel]
+            keys[word] = (stratum.name, channel)
+            nodes = regime_nodes(program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"])
+            outputs |= {f"{name}_{word}": node for name, node in nodes.items()}
+    return Program(program.name, program.leaves, outputs, {}), keys
+
+
+def _signs(
+    pushed: Sequence[Vector], advantages: Sequence[float]
+) -> Iterator[tuple[str, NDArray[np.bool_] | slice, float]]:
+    if not pushed:
+        yield "", slice(None), 0.0
+    elif advantages:
+        for a in advantages:
+            yield "A > 0" if a > 0 else "A < 0", slice(None), float(a)
+    else:
+        for label, chosen in (("A > 0", pushed[0] > 0), ("A < 0", pushed[0] < 0)):
+            if chosen.any():
+                yield label, chosen, 0.0
+
+
+def _operands(node: Node, residual: Node) -> list[Node]:
+    """What a gate reads besides its residual."""
+    if node is residual or isinstance(node, Const):
+        return []
+    return [o for o in node.inputs if o is not residual] if isinstance(node, Map) else [node]
+
+
+def _program(node: Node, residual: Node, names: Mapping[Node, str]) -> Program:
+    """The gate over a grid of residuals, with its slope, its regimes and the conditions that it decides."""
+    place = Input("residual", "grid", "operand")
+    gate: Node
+    if node is residual:
+        gate = place
+    elif isinstance(node, Const):
+        gate = Const(node.value, "grid")
+    elif isinstance(node, Map):
+        gate = Map(
+            node.body, tuple(place if o is residual else Input(names[o], "grid", "operand") for o in node.inputs)
+        )
+    else:  # some other vector as it is, whatever the residual
+        gate = Input(names[node], "grid", "operand")
+    outputs: dict[str, Node] = {"gated": gate, **regime_nodes(place, gate)}
+    slope = slope_of(gate, place)
+    if slope is None or gate is place:
+        outputs["slope"] = Const(1.0 if gate is place else 0.0, "grid")
+    elif isinstance(gate, Map):
+        outputs["slope"] = Map(slope, gate.inputs)
+        for i, condition in enumerate(dict.fromkeys(_conditions(gate.body))):
+            outputs[f"condition_{i}"] = Map(scalar("select", condition, const(1.0), const(0.0)), gate.inputs)
+    return Program("section", ("grid",), outputs, {})
+
+
+def _conditions(body: Scalar) -> Iterator[Scalar]:
+    if body.op in CONDITIONS:
+        yield body
+    for a in body.args:
+        yield from _conditions(a)
+
+
+def _depends_on_policy(node: Node) -> bool:
+    read = Program("read", (node.stratum,), {"node": node}, {}).inputs
+    return any(i.kind == "log_ratio" for i in read)
+
+
+def _code(seen: Mapping[str, Vector]) -> NDArray[np.int64]:
+    tests = [seen["passed"] > 0, seen["rolled_back"] > 0, seen["zeroed"] > 0, seen["flat"] > 0]
+    return np.select(tests, range(4), len(REGIMES) - 1).astype(np.int64)

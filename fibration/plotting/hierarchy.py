@@ -1,0 +1,156 @@
+"""A hierarchy as a picture: strata with their gates as boxes, and beside them what a batch drifted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from fibration.language.atoms import Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.plotting.canvas import CODE, INK, character, title
+from fibration.plotting.drifts import colours, drift, under
+from fibration.printing.regimes import unit
+from fibration.printing.text import graph, layers
+
+if TYPE_CHECKING:
+    from fibration.rollouts.replay import Gated
+
+TOP, BOTTOM = 0.14, 0.79  # of a box, within its row: where arrows start and end
+SMALL = 7.5  # points: kernels beside each other
+
+
+def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
+    """Strata with their gates as boxes, fibrations with their kernels as arrows; beside them, a batch's drift."""
+    rows = layers(graph(h))
+    high = 1.2 + (1.75 if all(len(row) == 1 for row in rows) else 2.05) * len(rows)
+    figure = Figure(figsize=(13 if gated else 6.5, high))
+    margins = {"left": 0.015, "right": 0.92 if gated else 0.985, "top": 1 - 0.75 / high, "bottom": 0.75 / high}
+    grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], wspace=0.05, **margins)
+    axes = figure.add_subplot(grid[0, 0])
+    axes.set(xlim=(0, 1), ylim=(len(rows), 0))
+    axes.axis("off")
+    place = {s: ((i + 0.5) / len(row), depth) for depth, row in enumerate(rows) for i, s in enumerate(row)}
+    inches = axes.get_position().width * figure.get_figwidth()
+    for s, (x, y) in place.items():
+        _box(axes, x, y, 0.94 / len(rows[y]), inches, h, s, gated)
+    _arrows(axes, h, place, rows, inches)
+    title(figure, f"{h.name}: gates on strata, kernels on fibrations", 0.03, 0.22)
+    if gated is not None:
+        _icicle(figure.add_subplot(grid[0, 1]), gated, rows)
+    return figure
+
+
+def _arrows(
+    axes: Axes, h: Hierarchy, place: Mapping[Stratum, tuple[float, int]], rows: list[list[Stratum]], inches: float
+) -> None:
+    """Fibrations as arrows with their kernels: beside an arrow that is alone, else at the middle of each.
+
+    Labels between the same two rows of boxes stand side by side, each in a column of its own, as near to its arrow as
+    that allows. An arrow over more than one row is labelled where it starts.
+    """
+    between: dict[int, list[tuple[float, str]]] = {}
+    for f in h.fibrations:
+        (x, y), (to_x, to_y) = place[f.source], place[f.target]
+        far = y - to_y > 1  # it passes behind what lies between, beside what may lie straight above
+        aside = -0.2 / max(len(rows[y]), len(rows[to_y])) if far else 0.0
+        start, end = (x + aside, y + TOP), (to_x + aside, to_y + BOTTOM)
+        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": INK, "shrinkA": 1, "shrinkB": 1}
+        axes.add_patch(FancyArrowPatch(start, end, **look, zorder=0.5 if far else 1))
+        share = (y + TOP - _middle(y)) / (start[1] - end[1])
+        between.setdefault(y, []).append((start[0] + share * (end[0] - start[0]), str(f.kernel)))
+    for y, labels in between.items():
+        if len(labels) == 1 and len(rows[y]) == len(rows[y - 1]) == 1:
+            left, one = labels[0][0] + 0.02, character(CODE["fontsize"]) / inches
+            axes.text(left, _middle(y), wrapped(f"kernel {labels[0][1]}", int((0.97 - left) / one)), color=INK, **CODE)
+            continue
+        wide, one = 1 / len(labels), character(SMALL) / inches
+        gutter = 1.5 * one
+        for i, (x, kernel) in enumerate(sorted(labels)):
+            label = wrapped(kernel, int((wide - 2 * gutter) / one))
+            lines = label.split("\n")
+            half = gutter + 0.5 * one * max(map(len, lines))
+            centre = min(max(x, i * wide + half), (i + 1) * wide - half)
+            look = {**CODE, "fontsize": SMALL * min(1, 4 / len(lines)), "ha": "center", "linespacing": 1.05}
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+            axes.text(centre, _middle(y), label, color=INK, bbox=box, **look)
+
+
+def _middle(y: int) -> float:
+    """Half way between a row of boxes and the row above it."""
+    return y + (TOP + BOTTOM - 1) / 2
+
+
+def _box(
+    axes: Axes, x: float, y: float, width: float, inches: float, h: Hierarchy, s: Stratum, gated: Gated | None
+) -> None:
+    """A stratum with its gate; how many elements a batch has of it beside its name, or below if there is no room."""
+    left, right = x - width / 2 + 0.04, x + width / 2 - 0.04
+    look: Mapping[str, Any] = {"boxstyle": "round,pad=0.015,rounding_size=0.03", "mutation_aspect": 2.2}
+    axes.add_patch(FancyBboxPatch((left - 0.02, y + 0.16), width - 0.04, 0.62, fc="#F2F5F8", ec=INK, **look))
+    free = (right - left) * inches
+    size = min(13.0, 72 * free / (0.72 * len(s.name)))  # a bold character is about 0.72 of its size wide
+    count = f"{gated.index.size[s.name]} in this batch" if gated else ""
+    below = bool(count) and 0.72 * size * len(s.name) / 72 + 0.11 * len(count) > free
+    axes.text(left, y + 0.25 if below else y + 0.3, s.name, fontsize=size, fontweight="bold", va="center")
+    if below:
+        axes.text(left, y + 0.38, count, va="center", color=INK, fontsize=9)
+    else:
+        axes.text(right, y + 0.3, count, va="center", ha="right", color=INK)
+    gate = wrapped(str(h.gates[s]), int((free + 0.015 * inches) / character(CODE["fontsize"])))
+    lines = gate.count("\n") + 1
+    axes.text(left, y + 0.58, gate, **{**CODE, "fontsize": CODE["fontsize"] if lines <= 3 else 25.5 / lines})
+
+
+def wrapped(code: str, width: int) -> str:
+    """Code in lines of at most `width` characters, if it has places enough to break: after commas and brackets."""
+    parts = re.findall(r".+?(?:, |[(]|[)](?=[.])|$|(?<=\S) )", code)
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]]) -> None:
+    """The batch to scale, a band per stratum, each element as wide as its tokens, coloured by its mean drift.
+
+    Strata that share a row of boxes share its height.
+    """
+    h, who = gated.op.hierarchy, colours(gated)
+    parents = {s.name: under(gated, s.name) for row in rows for s in row}
+    order = np.lexsort((*reversed(parents.values()), who.tokens))
+    drifts = {name: drift(gated, name) for name in parents}
+    leaves = np.concatenate([d[np.isfinite(d)] for d in (drifts[s.name] for s in h.leaves)])
+    limit = max(float(np.quantile(np.abs(leaves), 0.9)), 1e-9)
+    look: dict[str, Any] = {"cmap": "RdBu_r", "norm": Normalize(-limit, limit)}
+    for depth, row in enumerate(rows):
+        high, band = depth + 0.13, 0.68 / len(row)
+        for i, stratum in enumerate(row):
+            top, low = high + i * band, high + (i + 1) * band - (0.05 if i + 1 < len(row) else 0)
+            values = drifts[stratum.name][order][None, :]
+            place = (0, len(order), low, top)
+            axes.imshow(values, aspect="auto", interpolation="nearest", extent=place, **look)
+            edges = np.flatnonzero(np.diff(parents[stratum.name][order])) + 1
+            if len(edges) <= 400:
+                axes.vlines(edges, top, low, color="white", linewidth=0.9 if len(edges) < 60 else 0.25)
+            if len(row) > 1:
+                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
+                axes.text(0.01 * len(order), (top + low) / 2, stratum.name, va="center", fontsize=9, bbox=box)
+    bounds = np.searchsorted(who.tokens[order], np.arange(len(who.names) + 1))
+    for i, (name, start, stop) in enumerate(zip(who.names, bounds, bounds[1:], strict=False)):
+        if stop - start > 0.012 * len(name) * len(order):  # else it would run into its neighbours
+            axes.text((start + stop) / 2, 0.06, name, ha="center", va="center", color=who.colour(i), fontweight="bold")
+    axes.set(xlim=(0, len(order)), ylim=(len(rows), 0), yticks=[], xlabel="tokens, ordered by what they lie over")
+    axes.spines[:].set_visible(False)
+    axes.set_title("the batch: mean drift of every element", fontsize=11, loc="left", pad=8)
+    bar = axes.figure.colorbar(ScalarMappable(**look), cax=axes.inset_axes((1.02, 0.1, 0.02, 0.8)), extend="both")
+    bar.set_label(f"mean drift ({unit(h)})")

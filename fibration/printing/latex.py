@@ -1,0 +1,245 @@
+"""A hierarchy as LaTeX. Nothing here needs the laws to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import networkx as nx
+
+from fibration.language.assumptions import Assumption, Populated
+from fibration.language.atoms import (
+    BATCH,
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Gated,
+    Parameter,
+    Place,
+    Reading,
+    Stratum,
+    Total,
+    at,
+    mass,
+    residual,
+)
+from fibration.language.cancel import cancel
+from fibration.language.expressions import Apply, Expression, Number, write_number
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration
+from fibration.language.traversal import atoms
+from fibration.printing.text import graph, is_crossed, joint, layers, moebius
+
+_GREEK = frozenset(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
+    "omega".split()
+)
+_FUNCTIONS = {"minimum": r"\min", "maximum": r"\max", "log": r"\log", "exp": r"\exp", "tanh": r"\tanh"}
+_SIGNS = {"<": "<", "<=": r"\le", ">": ">", ">=": r"\ge", "and": r"\land", "or": r"\lor"}
+
+
+def latex(hierarchy: Hierarchy) -> str:
+    """An `align*` environment (amsmath): strata, kernels, masses, decomposition, gates, recovery, objective."""
+    h = hierarchy
+    two = len(h.decomposition.channels) > 1
+    rows = [f"&{_strata(h)}"]
+    rows += [rf"K({_name(f.source)} \mid {_name(f.target)}) &= {tex(f.weight)}" for f in h.fibrations]
+    rows += [_joint_kernels(target, cover) for target in h.strata for cover in joint(h, target)]
+    if mass in {a for e in _read(h) for a in atoms(e)} and nx.is_directed_acyclic_graph(h.shape.graph):
+        rows += [rf"m({_name(s)}) &= {tex(m)}" for s, m in h.masses.items()]
+    for a in h.assume:
+        rows.append(_assumption(h, a) + r" \quad\text{is assumed}")
+    for channel, density in h.decomposition.densities:
+        rows.append(rf"F{f'_{{{channel}}}' if two else ''}(x) &= {tex(cancel(density))}")
+    rows[-1] += r",\qquad x = \log r"
+    rows += _residual_rows(h)
+    for s in (s for layer in layers(graph(h)) for s in layer):
+        body, *where = _gate(at(h.gates[s].expression, s))
+        rows += [rf"g_{{{_name(s)}}}(\rho) &= {body}", *(rf"&\qquad\text{{with }} {w}" for w in where)]
+    rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
+    weight = tex(h.objective.spelled_out(h.leaves, h.rows))
+    product = r"\mathcal{G}(r)_i\, A_i"
+    if h.objective.estimator == "score":
+        product = r"\operatorname{stop}\left(\mathcal{G}(r)_i\right)\, A_i\, \log \pi_i"
+    rows.append(rf"J &= \sum_i \mu_i\, {product},\qquad \mu_i = {weight}")
+    lines = " \\\\\n".join(rows)
+    return f"\\begin{{align*}}\n% {h.name}\n{lines}\n\\end{{align*}}"
+
+
+def _strata(h: Hierarchy) -> str:
+    """The fibrations as paths towards the roots, each on one path."""
+    unused = list(h.fibrations)
+    paths: list[list[Stratum]] = [] if unused else [[h.strata[0]]]
+    while unused:
+        leaf = next((f for f in unused if all(g.target != f.source for g in unused)), unused[0])
+        path = [leaf.source]
+        while following := next((f for f in unused if f.source == path[-1]), None):
+            unused.remove(following)
+            path.append(following.target)
+        paths.append(path)
+    return r",\quad ".join(r" \to ".join(map(_name, path)) for path in paths)
+
+
+def _read(h: Hierarchy) -> Iterator[Expression]:
+    """What may read the mass."""
+    yield from (g.expression for g in h.gates.values())
+    yield from (e for _, e in h.decomposition.densities)
+    yield h.decomposition.recovery
+
+
+def _joint_kernels(target: Stratum, cover: Sequence[Fibration]) -> str:
+    sums = (rf"\sum_{{{_name(f.source)}}} K({_name(f.source)} \mid {_name(target)})" for f in cover)
+    return f"{' + '.join(sums)} &= 1"
+
+
+def _assumption(h: Hierarchy, assumption: Assumption) -> str:
+    if isinstance(assumption, Populated):
+        return rf"{_atom(Count(assumption.stratum, assumption.over))} &\ge 1"
+    a, b = _name(assumption.first), _name(assumption.second)
+    over = ", ".join(_name(s) for s in h.shape.meets(assumption.first, assumption.second) or (Stratum(BATCH),))
+    return rf"m({a} \cap {b})\, m({over}) &= m({a})\, m({b})"
+
+
+def _residual_rows(h: Hierarchy) -> list[str]:
+    if not is_crossed(h):
+        return []
+    if h.orthogonalise and h.shape.crossed():
+        effects = r",\, ".join(rf"\rho_{{{_name(s)}}}" for s in h.shape.under_crossings())
+        return [rf"&{effects}\quad\text{{by least squares in }} m\text{{, each orthogonal to the coarser}}"]
+    rows = []
+    for stratum, coarser in moebius(h).items():
+        signs = "".join(
+            rf" {'+' if c < 0 else '-'} {'' if abs(c) == 1 else abs(c)}K \sigma_{{{_name(u)}}}"
+            for u, c in coarser.items()
+        )
+        rows.append(rf"\rho_{{{_name(stratum)}}} &= \sigma_{{{_name(stratum)}}}{signs}")
+    return rows
+
+
+def _gate(expression: Expression) -> tuple[str, ...]:
+    """A gate; `gate.per(scale)` is written as the scale times the gate of s = ρ/scale, and s beside it."""
+    if isinstance(expression, Apply) and expression.operator == "*":
+        scale, inner = expression.arguments
+        s = Reading("s")
+        scaled = _replace(inner, residual / scale, s)
+        if scaled != inner and residual not in set(_leaves(scaled)):
+            text, strength = _tex(scale)
+            factor = text if strength > 1 else rf"\left({text}\right)"
+            return rf"{factor} \cdot {tex(scaled)}", f"s = {tex(cancel(residual / scale))}"
+    return (tex(expression),)
+
+
+def _replace(e: Expression, old: Expression, new: Expression) -> Expression:
+    if e == old:
+        return new
+    return Apply(e.operator, tuple(_replace(a, old, new) for a in e.arguments)) if isinstance(e, Apply) else e
+
+
+def _leaves(e: Expression) -> Iterator[Expression]:
+    if isinstance(e, Apply):
+        for a in e.arguments:
+            yield from _leaves(a)
+    else:
+        yield e
+
+
+def tex(expression: Expression) -> str:
+    """An expression as LaTeX mathematics, for amsmath."""
+    return _tex(expression)[0]
+
+
+class _Written(NamedTuple):
+    text: str
+    strength: int  # 0 cases and conditions, 1 sums, 2 products, 3 powers, 4 whatever needs no parentheses
+
+
+def _tex(e: Expression) -> _Written:
+    if isinstance(e, Number):
+        return _Written(write_number(e.value), 4 if e.value >= 0 else 1)
+    if not isinstance(e, Apply):
+        return _Written(_atom(e), 4)
+    op, args = e.operator, e.arguments
+
+    def operand(i: int, at_least: int) -> str:
+        text, strength = _tex(args[i])
+        negative_inside = i > 0 and strength == 1 and text.startswith("-")
+        return text if strength >= at_least and not negative_inside else rf"\left({text}\right)"
+
+    if op == "/":
+        return _Written(rf"\frac{{{tex(args[0])}}}{{{tex(args[1])}}}", 2)
+    if op == "*":
+        dot = r" \cdot " if isinstance(args[1], Number) else r"\, "
+        return _Written(f"{operand(0, 2)}{dot}{operand(1, 2)}", 2)
+    if op in "+-":
+        return _Written(f"{operand(0, 1)} {op} {operand(1, 1 if op == '+' else 2)}", 1)
+    if op == "neg":
+        return _Written(f"-{operand(0, 2)}", 1)
+    if op == "**":
+        return _Written(f"{operand(0, 4)}^{{{tex(args[1])}}}", 3)
+    if op in _SIGNS:
+        least = 2 if op in ("and", "or") else 1
+        return _Written(f"{operand(0, least)} {_SIGNS[op]} {operand(1, least)}", 0)
+    if op == "where":
+        return _Written(_cases(e), 0)
+    inside = [tex(a) for a in args]
+    if op == "abs":
+        return _Written(rf"\left\lvert {inside[0]} \right\rvert", 4)
+    if op == "sqrt":
+        return _Written(rf"\sqrt{{{inside[0]}}}", 4)
+    if op == "not":
+        return _Written(rf"\lnot\left({inside[0]}\right)", 0)
+    if op == "expm1":
+        return _Written(rf"\exp\left({inside[0]}\right) - 1", 1)
+    if op == "log1p":
+        inner = args[0]
+        negated = inner.arguments[0] if isinstance(inner, Apply) and inner.operator == "neg" else None
+        return _Written(rf"\log\left({tex(1 + inner if negated is None else 1 - negated)}\right)", 4)
+    head = _FUNCTIONS.get(op, rf"\operatorname{{{op}}}")
+    return _Written(rf"{head}\left({', '.join(inside)}\right)", 4)
+
+
+def _cases(e: Expression) -> str:
+    rows = []
+    while isinstance(e, Apply) and e.operator == "where":
+        condition, value, e = e.arguments
+        rows.append(rf"{tex(value)} & \text{{if }} {tex(condition)}")
+    rows.append(rf"{tex(e)} & \text{{otherwise}}")
+    lines = r" \\ ".join(rows)
+    return rf"\begin{{cases}} {lines} \end{{cases}}"
+
+
+def _atom(atom: Expression) -> str:
+    if isinstance(atom, Count):
+        return rf"\lvert {_name(atom.of)}({_name(atom.over)}) \rvert"
+    if isinstance(atom, Total):
+        return rf"\Sigma_{{{_symbol(atom.attribute.name)}}}({_name(atom.over)})"
+    if isinstance(atom, Attribute):
+        return rf"{_symbol(atom.name)}({_name(atom.on)})"
+    if isinstance(atom, (Parameter, Component)):
+        parameter = atom.parameter if isinstance(atom, Component) else atom
+        channel = atom.channel if isinstance(atom, Component) else r"\pm" if parameter.per_channel else ""
+        return _symbol(parameter.name) + (f"^{{{channel}}}" if channel else "")
+    if isinstance(atom, Density):
+        return rf"\sigma_{{{_name(atom.stratum)}}}" + (f"^{{{atom.channel}}}" if atom.channel else "")
+    if isinstance(atom, Gated):
+        return r"\hat\sigma" + (f"_{{{atom.channel}}}" if atom.channel else "")
+    return {"residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m"}.get(
+        getattr(atom, "name", ""), "s"
+    )
+
+
+def _name(stratum: object) -> str:
+    """A stratum; one without a name yet is the element at hand."""
+    return rf"\mathrm{{{_escape(stratum.name)}}}" if isinstance(stratum, (Stratum, Place)) else r"\cdot"
+
+
+def _symbol(name: str) -> str:
+    """`C_prompt_group` as C with the subscript prompt_group; Greek letters by their names."""
+    head, _, tail = name.partition("_")
+    word = rf"\{head}" if head in _GREEK else head if len(head) == 1 else rf"\mathrm{{{head}}}"
+    return word + (rf"_{{\mathrm{{{_escape(tail)}}}}}" if tail else "")
+
+
+def _escape(name: str) -> str:
+    return name.replace("_", r"\_")

@@ -1,0 +1,135 @@
+"""How a verdict is marked, and the table of which law each of several hierarchies obeys or gives up."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fibration.language.report import Report, Verdict
+from fibration.laws import LAWS
+
+
+class Kind(NamedTuple):
+    """How a verdict is shown. The word stands beside the sign, for terminals without colour or Unicode."""
+
+    sign: str
+    word: str
+    style: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "proved": Kind("✓", "proved", "green"),
+    "given up": Kind("–", "given up", "yellow"),
+    "undecided": Kind("?", "undecided", "magenta"),
+    "refuted": Kind("✗", "refuted", "bold red"),
+}
+# In the table a law given up points at the note with its reason, and a law may have no verdict at all.
+MARKS: Mapping[str, Kind] = {
+    **KINDS,
+    "given up": KINDS["given up"]._replace(sign="†"),
+    "does not apply": Kind("·", "does not apply", "dim"),
+    "not asked": Kind("○", "not asked, since it rests on a law that fails", "dim"),
+}
+
+
+def kind(verdict: Verdict) -> Kind:
+    """Proved, given up as declared, undecided, or refuted."""
+    if verdict.status == "proved":
+        return KINDS["proved"]
+    return KINDS["given up" if verdict.given_up else verdict.status]
+
+
+def marks(report: Report) -> list[Kind]:
+    """One mark per law, in the order of the laws: the worst of its verdicts, or why it has none."""
+    order = list(KINDS)
+    worst: dict[str, int] = {}
+    for v in report.verdicts:
+        worst[v.law] = max(worst.get(v.law, 0), order.index(kind(v).word))
+    stopped = any(worst.get(law.name, 0) > 0 for law in LAWS.values() if law.foundation)
+    absent = "not asked" if stopped else "does not apply"
+    return [MARKS[order[worst[law]] if law in worst else absent] for law in LAWS]
+
+
+def notes(report: Report) -> Iterator[tuple[Kind, str]]:
+    """What a mark cannot say, each with its mark: the reasons for giving laws up, with what still holds of them."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for v in report.verdicts:
+        if kind(v) is KINDS["given up"] and v.law not in reasons[v.given_up]:
+            reasons[v.given_up].append(v.law)
+    for reason, laws in reasons.items():
+        holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in laws and v.status == "proved"]
+        still = f" (still proved: {'; '.join(holds)})" if holds else ""
+        yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(laws)}: {_line(reason)}{still}"
+    for v in report.failures:
+        if v.law not in LAWS:  # a declaration that is wrong, and no law
+            yield MARKS["refuted"], v.error(report.hierarchy.name).what
+
+
+def _line(text: str) -> str:
+    """A reason is any text: here without line breaks and control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def legend(reports: Sequence[Report]) -> list[Kind]:
+    """The marks that occur, in the order of `MARKS`."""
+    seen = {m.word for r in reports for m in marks(r)}
+    return [m for m in MARKS.values() if m.word in seen]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A row per hierarchy, a column per law under a staircase of their names: narrow, whatever the laws are called."""
+
+    reports: Sequence[Report]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def sign(mark: Kind) -> tuple[str, str]:
+            return mark.word[0].upper() if options.ascii_only else mark.sign, mark.style
+
+        bar = "| " if options.ascii_only else "│ "
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(overflow="fold")
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True)
+        for i, law in enumerate(LAWS):
+            grid.add_row("", "", Text.assemble((bar * i, "dim"), law))
+        for r in self.reports:
+            word, style = ("verified", "green") if r.ok else ("refused", "bold red")
+            signs = Text(" ").join(Text(*sign(m)) for m in marks(r))
+            grid.add_row(Text(r.hierarchy.name, "bold"), Text(word, style), signs)
+        yield grid
+        yield Text("  ").join(Text.assemble(sign(m), f" {m.word}") for m in legend(self.reports))
+        yield from (_note(Text(*sign(mark)), text) for r in self.reports for mark, text in notes(r))
+
+
+def _note(mark: Text, text: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(mark, Text(text))
+    return grid
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """The same table for a README: GitHub's Markdown, with a legend and the notes below it."""
+    rows = [["hierarchy", *LAWS], ["---", *(":-:" for _ in LAWS)]]
+    rows += [[r.hierarchy.name, *(m.sign for m in marks(r))] for r in reports]
+    table = [f"| {' | '.join(row)} |" for row in rows]
+    below = [", ".join(f"{m.sign} {m.word}" for m in legend(reports))]
+    below += [f"{mark.sign} {_escaped(text)}" for r in reports for mark, text in notes(r)]
+    return "\n".join([*table, *(f"\n{line}" for line in below if line)])
+
+
+def _escaped(text: str) -> str:
+    """Text in which Markdown and HTML find no markup. An underscore inside a word is none."""
+    return re.sub(r"([\\`*\[\]<>|#&~$]|(?<!\w)_|_(?!\w))", r"\\\1", text)

@@ -1,0 +1,44 @@
+"""What gates do to an element, and how tables and pictures show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fibration.language.cancel import cancel
+from fibration.language.hierarchy import Hierarchy
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How tables and pictures show what a gate did to an element. The colours are safe for the colour-blind."""
+
+    title: str
+    meaning: str
+    colour: str
+    style: str  # in a terminal
+
+
+REGIMES: Mapping[str, Regime] = {
+    "passed": Regime("passed", "unchanged, within the budget", "#009E73", "green"),
+    "rolled_back": Regime("rolled back", "past the budget, pulled back towards 0", "#E69F00", "yellow"),
+    "zeroed": Regime("zeroed", "removed", "#D55E00", "red"),
+    "limited": Regime("limited", "held at the bound", "#0072B2", "blue"),
+    "attenuated": Regime("attenuated", "shrunk", "#CC79A7", "magenta"),
+}
+
+
+CHANNELS = {"": "", "+": "+", "-": "−"}
+
+
+def unit(hierarchy: Hierarchy) -> str:
+    """What the drift of a verified hierarchy is measured in.
+
+    Residuals are means of the coordinate itself only where the decomposition's scale is the measure that the kernels
+    spread; elsewhere they are densities.
+    """
+    d = hierarchy.decomposition
+    if any(hierarchy.masses[s] != cancel(hierarchy.with_mass(d.scale, s)) for s in hierarchy.leaves):
+        return "units of F"
+    kind = d.written.partition("(")[0]
+    return {"signed_log_ratio": "nats", "log_ratio": "nats", "ratio_deviation": "r − 1"}.get(kind, "units of F")

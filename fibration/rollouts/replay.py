@@ -1,0 +1,124 @@
+"""A recorded batch, gated: who lies over whom, what the operator says, and how far that is from the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.compiler.interpret import interpret
+from fibration.errors import RolloutsError
+from fibration.language.atoms import BATCH
+from fibration.rollouts.file import Rollouts
+from fibration.runtime.batch import leaf_name
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Coefficients, Levels, Operator
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A recorded batch, and everything that an operator says about it. Per-token arrays are float64 `[N]`."""
+
+    op: Operator
+    index: Index
+    rollouts: Rollouts
+    parameters: Mapping[str, Any]
+    log_ratio: Tensor
+    advantages: Tensor
+    ratio: Tensor
+    result: Coefficients
+    levels: Levels
+
+    def inputs(self, program: str) -> dict[str, NDArray[np.float64]]:
+        """What the operator gives to one of its programs, for the interpreter."""
+        values = self.op.inputs(self.index, self.log_ratio, self.advantages, self.parameters, program)
+        log_probs = torch.from_numpy(self.rollouts.log_probs).double()  # a score estimator's objective reads them
+        for leaf in self.index.leaves:
+            values[leaf_name("log_prob", leaf, self.index.leaves)] = log_probs[self.index.positions_of(leaf)]
+        return {k: v.cpu().numpy() for k, v in values.items()}
+
+
+def build_index(op: Operator, rollouts: Rollouts) -> Index:
+    """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
+    h = op.hierarchy
+    known = rollouts.all_labels
+    have = f"labels for {', '.join(known)}; every segment is one {h.rows}"
+    add = "add them with save_rollouts(path, replace(rollouts, {}))"
+    leaves = [s.name for s in h.leaves] if len(h.leaves) > 1 else []
+    if len([leaf for leaf in leaves if leaf not in rollouts.masks]) > 1:  # the last one has what is left
+        raise RolloutsError(
+            f"the rollouts do not say which tokens of '{h.name}' are which",
+            required=f"masks for {', '.join(leaves)}: every token is an element of one of these leaves",
+            found=f"masks for {', '.join(rollouts.masks) or 'none'}; {have}",
+            remedy=add.format("masks={" + ", ".join(f"{leaf!r}: mask" for leaf in leaves) + "}"),
+        )
+    wanted = [s.name for s in h.order if s not in (*h.leaves, h.rows) and s.name != BATCH]
+    for name in (n for n in wanted if n not in known):
+        raise RolloutsError(
+            f"the rollouts say nothing about the stratum '{name}' of '{h.name}'",
+            required=f"labels for {', '.join(wanted)}",
+            found=have,
+            remedy=add.format(f"labels={{'{name}': Labels(of, names)}}"),
+        )
+    for name in h.attributes:
+        raise RolloutsError(
+            f"the rollouts say nothing about the attribute '{name}' of '{h.name}'",
+            required="no attributes",
+            found=have,
+            remedy="from Python, op.index(..., attributes=...) takes them",
+        )
+    given: dict[str, Any] = {name: known[name] for name in wanted}
+    given |= {leaf: rollouts.masks[leaf] for leaf in leaves if leaf in rollouts.masks}
+    return op.index(offsets=rollouts.offsets, **given)
+
+
+def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any]) -> Gated:
+    """Run the operator on recorded log-probs, in float64 so that rounding can be told from error."""
+    columns = (rollouts.log_probs, rollouts.old_log_probs, rollouts.advantages)
+    now, old, advantages = (torch.from_numpy(column).double() for column in columns)
+    log_ratio = now - old
+    return Gated(
+        op,
+        index,
+        rollouts,
+        parameters,
+        log_ratio,
+        advantages,
+        ratio=op.gate(log_ratio, index, parameters, advantages=advantages),
+        result=op.coefficients(now, old, advantages, index, parameters),
+        levels=op.levels(log_ratio, index, parameters, advantages=advantages),
+    )
+
+
+def disagreement(gated: Gated) -> dict[str, float]:
+    """How far the compiled operator is from the float64 meaning of its IR, relative to the size of what is compared."""
+
+    def oracle(program: str) -> dict[str, NDArray[np.float64]]:
+        p = gated.op.programs[program]
+        return interpret(p, gated.inputs(program), gated.index.sizes(p.edges))
+
+    truth = {**oracle("gate"), **oracle("objective")}
+    leaves = gated.index.leaves
+    for name, nothing in (("gated_ratio", 1.0), ("coefficients", 0.0)) if len(leaves) > 1 else ():
+        whole = np.full(gated.index.shape, nothing)
+        for leaf in leaves:
+            whole[gated.index.positions_of(leaf).numpy()] = truth[leaf_name(name, leaf, leaves)]
+        truth[name] = whole
+    coefficients = gated.result.values.numpy()
+    # J is a sum of terms of either sign and may cancel, so its error is measured against the sum of their sizes.
+    terms = max(abs(float(truth["objective"][0])), float(np.abs(truth["coefficients"]).sum()))
+    return {
+        "ratio": _relative(gated.ratio.numpy() - truth["gated_ratio"], truth["gated_ratio"].max()),
+        "coefficients": _relative(coefficients - truth["coefficients"], np.abs(truth["coefficients"]).max()),
+        "objective": _relative(float(gated.result.objective) - truth["objective"], terms),
+    }
+
+
+def _relative(error: Any, size: float) -> float:
+    largest = float(np.abs(error).max())
+    return largest / size if size else largest

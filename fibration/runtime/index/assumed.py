@@ -1,0 +1,198 @@
+"""What a hierarchy claims of every batch, checked on one: that parallel paths agree, and what it assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from fibration.errors import HierarchyIndexError
+from fibration.language.assumptions import Balanced, Populated
+from fibration.language.atoms import BATCH
+from fibration.language.kernels import Fibration
+from fibration.runtime.batch import Codes
+from fibration.runtime.index.index import Index
+from fibration.runtime.index.mass_on_batch import Measure, Vector
+
+TOLERANCE = 1e-9  # relative, of products of masses
+CHUNK = 1 << 22  # cells looked at together
+
+
+def check(index: Index) -> None:
+    """Refuse a batch that breaks what proofs rest on: HierarchyIndexError naming the element."""
+    h = index.hierarchy
+    if not h.shape.is_tree:
+        paths_agree(index)
+    for assumption in h.assume:
+        if isinstance(assumption, Populated):
+            _populated(index, assumption)
+        else:
+            _balanced(index, assumption)
+
+
+# ---------------------------------------------------------------- commuting paths
+
+
+def paths_agree(index: Index) -> None:
+    """Refuse fibrations that lead an element to different ones along different paths."""
+    for one, other in index.hierarchy.shape.parallel():
+        source, target = one[0].source.name, one[-1].target.name
+        if target == BATCH:
+            continue
+        first, second = _along(index, one), _along(index, other)
+        wrong = (first != second).nonzero()
+        if len(wrong):
+            i = int(wrong[0])
+            names = index.labels[target]
+            raise HierarchyIndexError(
+                f"index of '{index.hierarchy.name}': {index.describe_element(source, i)} lies over "
+                f"{target} {names[int(first[i])]!r} {_by_way_of(index, one, i)}, and over "
+                f"{names[int(second[i])]!r} {_by_way_of(index, other, i)}",
+                required="all paths agree: two ways down to one stratum lead to the same element",
+                found=f"{_arrows(one)}, and {_arrows(other)}",
+                remedy=f"mend the labels of {target}",
+            )
+
+
+def _along(index: Index, path: tuple[Fibration, ...]) -> Tensor:
+    parent = index.parents[path[0].source.name, path[0].target.name]
+    for f in path[1:]:
+        parent = index.parents[f.source.name, f.target.name][parent]
+    return parent
+
+
+def _by_way_of(index: Index, path: tuple[Fibration, ...], element: int) -> str:
+    if len(path) == 1:
+        return "directly"
+    between = path[0].target.name
+    return f"by way of {index.describe_element(between, int(_along(index, path[:1])[element]))}"
+
+
+def _arrows(path: tuple[Fibration, ...]) -> str:
+    return " → ".join([path[0].source.name, *(f.target.name for f in path)])
+
+
+# ---------------------------------------------------------------- assumptions
+
+
+def _populated(index: Index, assumption: Populated) -> None:
+    of, over = assumption.stratum.name, assumption.over.name
+    empty = (index.count(of, over) == 0).nonzero()
+    if len(empty):
+        where = index.describe_element(over, int(empty[0]))
+        raise HierarchyIndexError(
+            f"index of '{index.hierarchy.name}': {where} has no {of}",
+            required=f"at least one: {assumption!r} is assumed",
+            found=f"{len(empty)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} without {_a(of)}",
+            remedy=f"leave it out of the batch, or out of the hierarchy's assume=[...]; counts of {of} may then be 0",
+        )
+
+
+def _a(word: str) -> str:
+    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The cell that is furthest from balance, as a share of the common coarser element."""
+
+    share: float
+    elements: tuple[int, int, int]
+    mass: float
+    balanced: float
+
+
+def _balanced(index: Index, assumption: Balanced) -> None:
+    """`m(a∩b)·m(c) = m(a)·m(b)` for all `a`, `b` over each element `c` of a meet; of the batch, if there is none."""
+    a, b = assumption.first, assumption.second
+    measure = Measure(index, repr(assumption))
+    for meet in [s.name for s in index.hierarchy.shape.meets(a, b)] or [BATCH]:
+        crossing = _Crossing(index, measure, a.name, b.name, meet)
+        worst = crossing.worst()
+        if worst is None:
+            continue
+        i, j, k = worst.elements
+        over = "" if meet == BATCH else f", over {index.describe_element(meet, k)}"
+        leak, one, other = crossing.leakage()
+        raise HierarchyIndexError(
+            f"index of '{index.hierarchy.name}': {assumption!r} is assumed, and this batch is out of balance",
+            required=f"m({a.name}∩{b.name})·m({meet}) = m({a.name})·m({b.name}) for every cell, empty ones too",
+            found=f"{index.describe_element(a.name, i)} and {index.describe_element(b.name, j)} share the mass "
+            f"{worst.mass:g}, where balance asks for {worst.balanced:g}{over}; the residuals of {other}, averaged over "
+            f"{one}, reach {leak:.3g} for log ratios within ±1, and not 0",
+            remedy=f"declare the cells ({a.name}, {b.name}) as a stratum and a chain through it, or "
+            'orthogonalise="projection"',
+        )
+
+
+class _Crossing:
+    """Cells of two strata over the elements of a third."""
+
+    def __init__(self, index: Index, measure: Measure, a: str, b: str, meet: str) -> None:
+        self.index, self.a, self.b = index, a, b
+        self.mass_a, self.mass_b, self.mass = measure.of(a), measure.of(b), measure.of(meet)
+        self.over_a, self.over_b = (index.parent(s, meet).cpu().numpy() for s in (a, b))
+        leaves = [leaf for leaf in index.leaves_over(a) if leaf in index.leaves_over(b)]
+        tokens = [measure.under(leaf, a) * index.size[b] + measure.under(leaf, b) for leaf in leaves]
+        self.keys, number = np.unique(np.concatenate([np.zeros(0, np.int64), *tokens]), return_inverse=True)
+        weights = np.concatenate([np.zeros(0), *(measure.of_leaf[leaf] for leaf in leaves)])
+        self.filled = np.bincount(number, weights=weights, minlength=len(self.keys))
+        self.row_leak, self.column_leak = np.zeros(index.size[a]), np.zeros(index.size[b])
+
+    def _cells(self) -> Iterator[tuple[Codes, Codes, Vector]]:
+        """All pairs over a common element with the mass of their cell, some rows at a time."""
+        per_meet = np.bincount(self.over_b, minlength=len(self.mass))
+        by_meet, before = np.argsort(self.over_b, kind="stable"), np.cumsum(per_meet) - per_meet
+        width = per_meet[self.over_a]
+        chunk = np.cumsum(width) // CHUNK
+        for part in np.split(np.arange(len(width)), np.flatnonzero(np.diff(chunk)) + 1):
+            i = np.repeat(part, width[part])
+            step = np.arange(len(i)) - np.repeat(np.cumsum(width[part]) - width[part], width[part])
+            j = by_meet[before[self.over_a[i]] + step]
+            key = i * len(self.over_b) + j
+            at = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
+            yield i, j, np.where(self.keys[at] == key, self.filled[at], 0.0) if len(self.keys) else np.zeros(len(i))
+
+    def worst(self) -> _Cell | None:
+        """The cell furthest from balance, if one is out of balance at all."""
+        found: _Cell | None = None
+        for i, j, cell in self._cells():
+            k = self.over_a[i]
+            total, row, column = self.mass[k], self.mass_a[i], self.mass_b[j]
+            given, asked = cell * total, row * column
+            with np.errstate(all="ignore"):
+                share = np.abs(_quotient(given - asked, total * total))
+                self.row_leak += _sums(i, np.abs(_quotient(cell, row) - _quotient(column, total)), self.row_leak)
+                self.column_leak += _sums(j, np.abs(_quotient(cell, column) - _quotient(row, total)), self.column_leak)
+            share[np.abs(given - asked) <= TOLERANCE * np.maximum(given, asked)] = 0
+            if not share.any():
+                continue
+            furthest = np.flatnonzero(share >= share.max() * (1 - TOLERANCE))  # of two by two cells, all are
+            at = int(furthest[np.argmin(given[furthest] / asked[furthest])])  # then what lacks says most
+            if found is None or share[at] > found.share * (1 + TOLERANCE):
+                where = (int(i[at]), int(j[at]), int(k[at]))
+                found = _Cell(float(share[at]), where, float(cell[at]), float(asked[at] / total[at]))
+        return found
+
+    def leakage(self) -> tuple[float, str, str]:
+        """The largest mean that residuals of one stratum can have over an element of the other.
+
+        `P_a (s_b - s_c)` is `Σ_b (m(a∩b)/m(a) - m(b)/m(c))·s_b`: with `|s_b| ≤ 1`, at most the sum of the absolute
+        values. Returned with the element in words and the other stratum's name; 0 wherever the crossing is balanced.
+        """
+        rows, columns = (float(leak.max(initial=0)) for leak in (self.row_leak, self.column_leak))
+        if rows >= columns:
+            return rows, self.index.describe_element(self.a, int(np.argmax(self.row_leak))), self.b
+        return columns, self.index.describe_element(self.b, int(np.argmax(self.column_leak))), self.a
+
+
+def _quotient(a: Vector, b: Vector) -> Vector:
+    """0 where there is no mass."""
+    return np.where(b > 0, a / b, 0.0)
+
+
+def _sums(at: Codes, values: Vector, like: Vector) -> Vector:
+    found: Vector = np.bincount(at, weights=values, minlength=len(like)).astype(np.float64)
+    return found

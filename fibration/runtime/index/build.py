@@ -1,0 +1,364 @@
+"""Masks, offsets and labels → an index: every problem with them is named with its row, label or element."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.errors import HierarchyIndexError, shown
+from fibration.language.atoms import BATCH, Attribute, Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.batch import Codes
+from fibration.runtime.index.assumed import check
+from fibration.runtime.index.index import Index, place_of
+from fibration.runtime.index.labels import Encoder, Places
+from fibration.runtime.index.projection import Projection
+
+
+def build_index(
+    hierarchy: Hierarchy,
+    *,
+    mask: Any = None,
+    offsets: Any = None,
+    attributes: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    labels: Mapping[str, Any],
+) -> Index:
+    """See `Operator.index`."""
+    attributes = {} if attributes is None else attributes
+    if not isinstance(attributes, Mapping):
+        raise HierarchyIndexError(
+            f"index of '{hierarchy.name}': attributes={shown(attributes)}",
+            required="a mapping from the names of attributes to their values",
+            found=f"the attributes of the hierarchy: {', '.join(hierarchy.attributes) or 'none'}",
+        )
+    index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes)
+    check(index)
+    if hierarchy.orthogonalise and hierarchy.shape.crossed():  # too low a rank is refused here, not by a gate
+        return replace(index, projection=Projection(index))
+    return index
+
+
+class _Builder:
+    def __init__(self, hierarchy: Hierarchy, mask: Any, offsets: Any, device: torch.device | str | None) -> None:
+        self.h = hierarchy
+        self.here = f"index of '{hierarchy.name}'"
+        self.leaves = [s.name for s in hierarchy.leaves]
+        self.rows = hierarchy.rows.name
+        if mask is None and offsets is None:
+            raise HierarchyIndexError(
+                f"{self.here}: neither mask nor offsets",
+                required="mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones",
+            )
+        given = mask if mask is not None else offsets
+        self.device = (
+            torch.device(device)
+            if device is not None
+            else given.device
+            if isinstance(given, Tensor)
+            else torch.device("cpu")
+        )
+        try:
+            self.device = torch.empty(0, device=self.device).device  # "cuda" means the current one: "cuda:0"
+        except (AssertionError, RuntimeError) as error:
+            first = str(error).splitlines()[0]
+            raise HierarchyIndexError(f"{self.here}: device={device!r} cannot be used", found=first) from None
+        keep = None if mask is None else self._mask(mask, "the mask")
+        if offsets is None:
+            assert keep is not None
+            self.shape: tuple[int, ...] = tuple(keep.shape)
+            if keep.ndim != 2:
+                raise HierarchyIndexError(
+                    f"{self.here}: the mask has shape {list(keep.shape)}",
+                    required="[B, T], or a packed [N] together with offsets",
+                )
+            self.n_rows = self.shape[0]
+            sizes = np.count_nonzero(keep, axis=1)
+        else:
+            bounds = self._offsets(offsets)
+            self.shape, self.n_rows = (int(bounds[-1]),), len(bounds) - 1
+            sizes = np.diff(bounds)
+            if keep is not None and keep.shape != self.shape:
+                raise HierarchyIndexError(
+                    f"{self.here}: the mask has shape {list(keep.shape)}",
+                    required=f"{list(self.shape)}, as the offsets say",
+                )
+            if keep is not None:  # how many unmasked tokens come before each bound
+                sizes = np.diff(np.concatenate([[0], np.cumsum(keep)])[bounds])
+        self.positions = self._all_tokens() if keep is None else np.flatnonzero(keep)
+        if not len(self.positions):
+            raise HierarchyIndexError(
+                f"{self.here}: the batch is empty",
+                required="at least one unmasked token",
+                found=f"shape {list(self.shape)}, nothing unmasked",
+                remedy="skip the update for this batch",
+            )
+        self.row_numbers = np.flatnonzero(sizes)
+        self.row_of_token = np.repeat(np.arange(len(self.row_numbers)), sizes[self.row_numbers])
+
+    def _all_tokens(self) -> Codes:
+        try:
+            return np.arange(self.shape[0])
+        except (MemoryError, ValueError):
+            raise HierarchyIndexError(
+                f"{self.here}: the offsets end at {self.shape[0]}",
+                required="as many tokens as fit into memory",
+                remedy="give cu_seqlens: their last entry is the number of tokens",
+            ) from None
+
+    def _mask(self, mask: Any, what: str) -> NDArray[np.bool_]:
+        array = to_numpy(mask, f"{self.here}: {what}")
+        if array.dtype == np.bool_:
+            return array
+        wrong = ~np.isin(array, (0, 1)) if array.dtype.kind in "iuf" else np.ones(array.shape, np.bool_)
+        if array.dtype.kind == "O":
+            wrong = np.vectorize(lambda v: not isinstance(v, (bool, int)) or v not in (0, 1), otypes=[bool])(array)
+        if wrong.any() or array.dtype.kind not in "iuf":
+            raise HierarchyIndexError(
+                f"{self.here}: {what} holds values other than 0 and 1",
+                required="booleans, or 0 and 1",
+                found=f"dtype {array.dtype}{self._first(array, wrong)}",
+            )
+        return array.astype(np.bool_)
+
+    @staticmethod
+    def _first(array: NDArray[Any], wrong: NDArray[np.bool_]) -> str:
+        if not wrong.any():
+            return ""
+        place = tuple(map(int, np.argwhere(wrong)[0]))
+        return f", {shown(array.item(place))}" + (f" at {list(place)}" if place else "")
+
+    def _offsets(self, offsets: Any) -> Codes:
+        array = to_numpy(offsets, f"{self.here}: the offsets")
+        rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
+        if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
+            raise HierarchyIndexError(
+                f"{self.here}: offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule
+            )
+        if int(array.max()) > np.iinfo(np.int64).max:
+            raise HierarchyIndexError(f"{self.here}: the offsets reach {array.max()}", required=rule)
+        steps = np.diff(array.astype(np.int64))
+        if array[0] != 0 or (steps < 0).any():
+            bad = (
+                f"they start at {array[0]}"
+                if array[0]
+                else f"offsets[{int(np.argmax(steps < 0)) + 1}] is smaller than the one before"
+            )
+            raise HierarchyIndexError(f"{self.here}: the offsets do not delimit rows", required=rule, found=bad)
+        return array.astype(np.int64)
+
+    # ------------------------------------------------------------ assembly
+
+    def build(self, labels: Mapping[str, Any], attributes: Mapping[str, Any]) -> Index:
+        wanted = self._wanted(labels)
+        tokens, rows = len(self.positions), len(self.row_numbers)
+        places = Places(
+            self.h, self.here, self.shape, self.n_rows, self.positions, self.row_numbers, self.row_of_token,
+            self._leaf_of_token(labels),
+        )  # fmt: skip
+        encoded = Encoder(places).encode({name: labels[name] for name in wanted}, labels.get(self.rows))
+        names = {k: v for k, v in encoded.names.items() if k not in self.leaves}
+        leaf_tokens = {leaf: places.tokens_over(leaf) for leaf in self.leaves} if len(self.leaves) > 1 else {}
+
+        size = {leaf: len(leaf_tokens[leaf]) if leaf_tokens else tokens for leaf in self.leaves}
+        size |= {self.rows: rows, BATCH: 1, **{s: len(names[s]) for s in wanted}}
+        edges = [(f.source.name, f.target.name) for f in self.h.fibrations if f.target.name != BATCH]
+        for leaf in self.h.leaves:  # the objective sums over rows
+            if self.h.rows not in (leaf, *self.h.coarser(leaf)):
+                edges.append((leaf.name, self.rows))
+        parents = {edge: encoded.parent(*edge, size[edge[0]]) for edge in edges}
+        values = {a.name: self._attribute(a, attributes, size, names, leaf_tokens) for a in self.h.attributes.values()}
+        for name in attributes:
+            if name not in values:
+                raise HierarchyIndexError(
+                    f"{self.here}: unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
+                )
+
+        def move(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+        return Index(
+            hierarchy=self.h,
+            leaves=tuple(self.leaves),
+            shape=self.shape,
+            n_rows=self.n_rows,
+            positions=torch.from_numpy(self.positions).to(self.device),
+            row_numbers=self.row_numbers,
+            row_of_token=move(self.row_of_token),
+            parents={k: move(v) for k, v in parents.items()},
+            size=size,
+            labels=names,
+            values={k: torch.from_numpy(v).to(self.device) for k, v in values.items()},
+            leaf_tokens={k: move(v) for k, v in leaf_tokens.items()},
+            device=self.device,
+        )
+
+    def _wanted(self, labels: Mapping[str, Any]) -> list[str]:
+        """The strata that take labels; refuses labels for others, and those that lack."""
+        strata = [s.name for s in self.h.order]
+        wanted = [s for s in strata if s not in (*self.leaves, self.rows, BATCH)]
+        accepted = [*wanted, *([self.rows] if self.rows not in self.leaves else [])]
+        accepted += self.leaves if len(self.leaves) > 1 else []
+        for name in labels:
+            if name not in accepted:
+                shape = self.h.shape
+                fibrations = ", ".join(f.name for f in self.h.fibrations)
+                found = " → ".join(reversed(strata)) if shape.is_chain else f"{{{fibrations}}}"
+                if name == BATCH and BATCH in strata:
+                    raise HierarchyIndexError(
+                        f"{self.here}: labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out"
+                    )
+                raise HierarchyIndexError(
+                    f"{self.here}: unknown label '{name}'",
+                    required=f"labels for {', '.join(wanted) or 'nothing'}"
+                    + (f", and masks for {', '.join(self.leaves)}" if len(self.leaves) > 1 else ""),
+                    found=f"the hierarchy is {found}",
+                )
+        for name in wanted:
+            if labels.get(name) is None:
+                given = [k for k, v in labels.items() if v is not None]
+                hint = (
+                    f"if the rows of the batch are its elements, declare Hierarchy(rows={name})"
+                    if self.rows not in strata
+                    else ""
+                )
+                fine = self.rows in strata and Stratum(name) not in self.h.coarser(self.h.rows)  # or beside the rows
+                per = f"one label per token, shape {list(self.shape)}" if fine else "one label per row"
+                if self.rows not in strata:  # nothing says which of both it is
+                    per += ", or one per token"
+                raise HierarchyIndexError(
+                    f"{self.here}: no labels for '{name}'",
+                    required=f"{name}=[{per}], any hashable values",
+                    found=f"labels for {', '.join(given) or 'nothing'}",
+                    remedy=hint or f"pass {name}=...",
+                )
+        return wanted
+
+    def _leaf_of_token(self, labels: Mapping[str, Any]) -> Codes | None:
+        """Which leaf every unmasked token is an element of, by number; None where there is one leaf."""
+        if len(self.leaves) == 1:
+            return None
+        lacking = [leaf for leaf in self.leaves if labels.get(leaf) is None]
+        if self.rows in self.leaves:
+            raise HierarchyIndexError(
+                f"{self.here}: the rows are '{self.rows}', a sampled stratum",
+                required="rows that the sampled strata lie over",
+                remedy="declare Hierarchy(rows=...) with another stratum",
+            )
+        if len(lacking) > 1:
+            raise HierarchyIndexError(
+                f"{self.here}: no masks for {' and '.join(map(repr, lacking))}",
+                required=f"which tokens are which: masks for all of {', '.join(self.leaves)} but one",
+                remedy=f"pass {lacking[0]}=... of the shape {list(self.shape)}, True on its tokens",
+            )
+        found = np.full(len(self.positions), -1, np.int64)
+        for number, leaf in enumerate(self.leaves):
+            if leaf in lacking:
+                continue
+            mine = self._mask(labels[leaf], f"the mask of '{leaf}'")
+            if mine.shape != self.shape:
+                raise HierarchyIndexError(
+                    f"{self.here}: the mask of '{leaf}' has shape {list(mine.shape)}",
+                    required=f"{list(self.shape)}, one value per token",
+                )
+            here = mine.reshape(-1)[self.positions]
+            twice = here & (found >= 0)
+            if twice.any():
+                token = int(np.argmax(twice))
+                raise HierarchyIndexError(
+                    f"{self.here}: {self._token(token)} is in two leaves: '{self.leaves[found[token]]}' and '{leaf}'",
+                    required="every unmasked token is an element of exactly one leaf",
+                    remedy=f"leave one of the masks out: '{leaf}' then gets the tokens that no other has",
+                )
+            found[here] = number
+        if lacking:
+            found[found < 0] = self.leaves.index(lacking[0])
+        elif (found < 0).any():
+            raise HierarchyIndexError(
+                f"{self.here}: {self._token(int(np.argmax(found < 0)))} is a token without a leaf",
+                required=f"every unmasked token is an element of one of {', '.join(self.leaves)}",
+                remedy="mask it, or leave one of the leaves' masks out: that leaf gets the tokens that no other has",
+            )
+        return found
+
+    def _token(self, token: int) -> str:
+        return f"token {place_of(int(self.positions[token]), self.shape)}"
+
+    def _attribute(
+        self,
+        attribute: Attribute,
+        given: Mapping[str, Any],
+        size: Mapping[str, int],
+        names: Mapping[str, tuple[Hashable, ...]],
+        leaf_tokens: Mapping[str, Codes],
+    ) -> NDArray[np.float64]:
+        stratum, what = attribute.on.name, f"{self.here}: attribute '{attribute.name}'"
+        if attribute.name not in given:
+            raise HierarchyIndexError(
+                f"{what} is not given", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"
+            )
+        value = given[attribute.name]
+        if isinstance(value, Mapping):
+            lacking = [n for n in names.get(stratum, ()) if n not in value]
+            if lacking or stratum not in names:
+                if stratum in self.leaves:
+                    raise HierarchyIndexError(
+                        f"{what} is a mapping, and {stratum} elements have no labels",
+                        required=f"one number per token: an array of the shape {list(self.shape)}",
+                    )
+                raise HierarchyIndexError(
+                    f"{what} has no value for {stratum} {lacking[:1]}", required=f"a value for every {stratum}"
+                )
+            array = _numbers([value[n] for n in names[stratum]], what)
+        else:
+            array = _numbers(to_numpy(value, what), what)
+            if stratum in self.leaves and array.shape == self.shape:
+                array = array.reshape(-1)[self.positions]
+                array = array[leaf_tokens[stratum]] if leaf_tokens else array
+            elif stratum == self.rows and array.shape == (self.n_rows,):
+                array = array[self.row_numbers]
+            elif array.ndim == 0:
+                array = np.full(size[stratum], float(array))
+            elif array.shape != (size[stratum],):
+                raise HierarchyIndexError(
+                    f"{what} has shape {list(array.shape)}", required=f"one number per {stratum}: [{size[stratum]}]"
+                )
+        bad = ~np.isfinite(array) | ((array <= 0) if attribute.positive else False)
+        if bad.any():
+            i = int(np.argmax(bad))
+            label = names[stratum][i] if stratum in names else i
+            raise HierarchyIndexError(
+                f"{what} of {stratum} {label!r} is {array[i]:g}",
+                required="a finite number" + (" above 0" if attribute.positive else ""),
+                remedy="positivity is an assumption of the proofs; declare positive=False to drop it"
+                if attribute.positive
+                else "",
+            )
+        return array
+
+
+def to_numpy(value: Any, what: str) -> NDArray[Any]:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # type: ignore[no-any-return]
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise HierarchyIndexError(
+            f"{what}: rows of several lengths", required="rows of one length, or offsets"
+        ) from None
+
+
+def _numbers(values: Any, what: str) -> NDArray[np.float64]:
+    try:
+        return np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise HierarchyIndexError(
+            f"{what} holds values that are no numbers", required="numbers that a float64 holds", found=shown(values)
+        ) from None

@@ -1,0 +1,335 @@
+"""Labels of rows, of tokens, or of other labels → element numbers, and who lies over whom."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.errors import HierarchyIndexError
+from fibration.language.atoms import Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.batch import Codes
+from fibration.runtime.index.index import place_of
+
+Names = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the unmasked tokens of a batch are, which rows they are in, and which leaves they are elements of."""
+
+    hierarchy: Hierarchy
+    here: str  # how errors begin
+    shape: tuple[int, ...]
+    n_rows: int
+    positions: Codes  # [tokens]
+    row_numbers: Codes  # [rows that are elements]
+    row_of_token: Codes  # [tokens]
+    leaf_of_token: Codes | None  # [tokens]: number of its leaf; None where there is one
+
+    def lies_over(self, stratum: str) -> NDArray[np.bool_]:
+        """Whether every unmasked token lies over an element of `stratum`."""
+        leaves = self.hierarchy.shape.leaves_over(Stratum(stratum))
+        if self.leaf_of_token is None or Stratum(stratum) not in self.hierarchy.strata:  # these are the rows
+            return np.ones(len(self.positions), np.bool_)
+        return np.array([leaf in leaves for leaf in self.hierarchy.leaves])[self.leaf_of_token]
+
+    def tokens_over(self, stratum: str) -> Codes:
+        return np.flatnonzero(self.lies_over(stratum))
+
+    def token(self, token: int) -> str:
+        return f"token {place_of(int(self.positions[token]), self.shape)}"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Element numbers of every stratum with labels: per row, or per token. -1 where an element of it is not needed."""
+
+    places: Places
+    per_row: Mapping[str, Codes]
+    per_token: Mapping[str, Codes]
+    names: Mapping[str, Names]
+
+    def of_tokens(self, stratum: str) -> Codes:
+        if stratum in self.per_token:
+            return self.per_token[stratum]
+        return self.per_row[stratum][self.places.row_of_token]
+
+    def parent(self, source: str, target: str, size: int) -> Codes:
+        """The `target` element under each of the `size` elements of `source`."""
+        if source in [leaf.name for leaf in self.places.hierarchy.leaves]:  # every token is an element of its own
+            below = self.of_tokens(target)
+            return below if self.places.leaf_of_token is None else below[self.places.tokens_over(source)]
+        if source in self.per_row and target in self.per_row:
+            above, below = self.per_row[source], self.per_row[target]
+            keep = above >= 0
+        else:
+            above, below = self.of_tokens(source), self.of_tokens(target)
+            keep = self.places.lies_over(source)
+        if not keep.all():
+            above, below = above[keep], below[keep]
+        parent = np.empty(size, np.int64)
+        parent[above] = below
+        wrong = np.flatnonzero(parent[above] != below)
+        if len(wrong):
+            element, other = above[wrong[0]], below[wrong[0]]
+            if source == self.places.hierarchy.rows.name:  # labels per token, of which a row has but one
+                tokens, mine = np.flatnonzero(keep), above == element
+                two = sorted((int(np.argmax(mine & (below == b))), b) for b in (parent[element], other))
+                words = [f"{self.names[target][b]!r} at {self.places.token(tokens[i])}" for i, b in two]
+                raise HierarchyIndexError(
+                    f"{self.places.here}: {source} {self.names[source][element]!r} lies over two elements of {target}",
+                    required=f"every {source} lies over exactly one {target}",
+                    found=" and ".join(words),
+                    remedy=f"give one {target} per {source}: labels of one row are the same on all of its tokens",
+                )
+            raise HierarchyIndexError(
+                f"{self.places.here}: {source} {self.names[source][element]!r} lies over two elements of {target}",
+                required=f"every {source} lies over exactly one {target}",
+                found=f"{self.names[target][parent[element]]!r} and {self.names[target][other]!r}",
+                remedy=f"make the label unique, for example the pair ({target}, {source})"
+                if target != self.places.hierarchy.rows.name
+                else f"labels hold for the whole batch: make them unique, for example row * 1000 + {source}",
+            )
+        return parent
+
+
+class Encoder:
+    """Numbers the elements of every labelled stratum in the order in which their labels first appear."""
+
+    def __init__(self, places: Places) -> None:
+        self.places, self.h, self.here = places, places.hierarchy, places.here
+        self.rows = self.h.rows.name
+
+    def encode(self, labels: Mapping[str, Any], row_labels: Any) -> Encoded:
+        """`labels`: of every stratum between leaves, rows and batch; `row_labels`: names for the rows, or None."""
+        per_row: dict[str, Codes] = {self.rows: np.arange(len(self.places.row_numbers))}
+        per_token: dict[str, Codes] = {self.rows: self.places.row_of_token}
+        names: dict[str, Names] = dict.fromkeys([*labels, self.rows], ())
+        found = Encoded(self.places, per_row, per_token, names)
+        for name, given in labels.items():
+            if not isinstance(given, Mapping):
+                codes, names[name], by_row = self._read(name, given)
+                (per_row if by_row else per_token)[name] = codes
+        names[self.rows] = self._row_names(row_labels)
+        if self.h.rows in self.h.strata:
+            self._check_rows()
+        for stratum in reversed(self.h.order):  # what a mapping starts from is finer
+            if isinstance(labels.get(stratum.name), Mapping):
+                per_token[stratum.name], names[stratum.name] = self._translate(stratum, labels[stratum.name], found)
+        return found
+
+    # ------------------------------------------------------------ labels of rows or tokens
+
+    def _read(self, name: str, given: Any) -> tuple[Codes, Names, bool]:
+        """Per row, or per token where the labels have the tokens' shape."""
+        given = _to_list(given)
+        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+            raise HierarchyIndexError(
+                f"{self.here}: the labels for '{name}' are a {type(given).__name__}", required="one label per row"
+            )
+        shape, n_rows = self.places.shape, self.places.n_rows
+        nested = len(shape) == 2 and len(given) == n_rows and all(isinstance(g, list) for g in given)
+        # Where there are as many tokens as rows: what lies above the rows is labelled by row, what is between by token.
+        between = self.h.rows in self.h.coarser(Stratum(name))
+        per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
+        if shape == (n_rows,) == (len(given),) and self._is_either(Stratum(name)):
+            per_token = self._agree(name, given)
+        if nested:
+            if any(len(g) != shape[1] for g in given):
+                lengths = {len(g) for g in given}
+                found = f"have shape {[len(given), *lengths]}" if len(lengths) == 1 else "are ragged"
+                raise HierarchyIndexError(
+                    f"{self.here}: the labels for '{name}' {found}",
+                    required=f"shape {list(shape)}, or one hashable label per row (a tuple, not a list)",
+                )
+            given = [label for line in given for label in line]
+        if not per_token and len(given) != n_rows:
+            raise HierarchyIndexError(
+                f"{self.here}: {len(given)} labels for '{name}'",
+                required=f"one per row, {n_rows}, or one per token, shape {list(shape)}",
+            )
+        all_places = self.places.positions if per_token else self.places.row_numbers
+        needed = self.places.tokens_over(name)  # only tokens and rows that lie over it need a label
+        if not per_token:
+            whole = len(needed) == len(self.places.row_of_token)
+            needed = np.arange(len(all_places)) if whole else np.unique(self.places.row_of_token[needed])
+        numbers: dict[Hashable, int] = {}
+        codes = np.full(len(all_places), -1, np.int64)
+        for i in needed:
+            label = _plain(given[all_places[i]])
+            try:
+                missing = label is None or label != label
+                codes[i] = numbers.setdefault(label, len(numbers))
+            except TypeError:
+                at = f"{'token' if per_token else 'row'} {all_places[i]}"
+                raise HierarchyIndexError(
+                    f"{self.here}: the label {label!r} of {at} for '{name}' is not hashable",
+                    required="strings, numbers, tuples, or other hashable values",
+                ) from None
+            if per_token and isinstance(label, (int, np.integer)) and label < 0:
+                raise HierarchyIndexError(
+                    f"{self.here}: {self.places.token(int(i))} has the label {label!r} for '{name}'",
+                    required="a label of its own for every token: negative numbers mean none in most data",
+                    remedy="leave the token out of the response mask, or label it by a string or a number from 0",
+                )
+            if missing:
+                place = f"{'token' if per_token else 'row'} {all_places[i]}"
+                if per_token and not self.h.shape.is_chain:  # there a label may lack for some tokens: say which
+                    place = self.places.token(int(i))
+                raise HierarchyIndexError(
+                    f"{self.here}: {place} has no label for '{name}': {label!r}",
+                    required=f"every unmasked element lies over exactly one {name}",
+                )
+        return codes, tuple(numbers), not per_token
+
+    def _is_either(self, stratum: Stratum) -> bool:
+        """Whether labels per token and per row both make sense, so that only their shape tells which they are."""
+        if self.h.rows not in self.h.strata:
+            return not self.h.shape.is_chain
+        return stratum not in (self.h.rows, *self.h.coarser(self.h.rows)) and self.h.rows not in self.h.coarser(stratum)
+
+    def _agree(self, name: str, given: Sequence[Any]) -> bool:
+        """Nothing tells labels of as many tokens as rows apart: both must mean the same."""
+        for token in self.places.tokens_over(name):
+            row = self.places.row_numbers[self.places.row_of_token[token]]
+            one, other = _plain(given[self.places.positions[token]]), _plain(given[row])
+            if one is not other and one != other:
+                raise HierarchyIndexError(
+                    f"{self.here}: {len(given)} labels for '{name}' may be per token or per row: there are as many "
+                    "of each",
+                    required="a shape that tells which",
+                    found=f"{one!r} and {other!r} for {self.places.token(int(token))}",
+                    remedy="leave the rows without tokens out of the offsets",
+                )
+        return True
+
+    def _row_names(self, given: Any) -> Names:
+        rows = self.places.row_numbers
+        if given is None:
+            return tuple(int(r) for r in rows)
+        codes, names, by_row = self._read(self.rows, given)
+        if not by_row or len(names) != len(rows):
+            twice = next((names[c] for i, c in enumerate(codes) if c in codes[:i]), "?")
+            raise HierarchyIndexError(
+                f"{self.here}: two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
+            )
+        return names
+
+    def _check_rows(self) -> None:
+        """Every row is an element of a stratum of the hierarchy, so something must lie over each."""
+        over = np.zeros(len(self.places.row_numbers), np.bool_)
+        over[self.places.row_of_token[self.places.tokens_over(self.rows)]] = True
+        if not over.all():
+            row = int(self.places.row_numbers[np.argmin(over)])
+            leaves = [s.name for s in self.h.leaves if s in self.h.shape.leaves_over(self.h.rows)]
+            raise HierarchyIndexError(
+                f"{self.here}: nothing lies over {self.rows} {row}",
+                required=f"every row has a token that is an element of {' or '.join(leaves)}",
+                found="tokens of other leaves alone",
+                remedy=f"let every leaf lie over {self.rows}, or mask that row",
+            )
+
+    # ------------------------------------------------------------ labels of labels
+
+    def _translate(self, stratum: Stratum, given: Mapping[Any, Any], found: Encoded) -> tuple[Codes, Names]:
+        """Per token, from mappings of the labels of what lies directly over `stratum`."""
+        name = stratum.name
+        maps = self._maps(stratum, given)
+        numbers: dict[Hashable, int] = {}
+        codes = np.full(len(self.places.positions), -1, np.int64)
+        origin = np.full(len(codes), -1, np.int64)
+        for number, (source, mapping) in enumerate(maps.items()):
+            table = np.array([self._entry(name, source, label, mapping, numbers) for label in found.names[source]], int)
+            here = self.places.tokens_over(source)
+            mine = table[found.of_tokens(source)[here]]
+            wrong = np.flatnonzero((codes[here] >= 0) & (codes[here] != mine))
+            if len(wrong):
+                token, labels = int(here[wrong[0]]), list(numbers)
+                one = f"{name} {labels[codes[token]]!r} by way of {self._word(list(maps)[origin[token]], token, found)}"
+                two = f"{labels[mine[wrong[0]]]!r} by way of {self._word(source, token, found)}"
+                raise HierarchyIndexError(
+                    f"{self.here}: {self._parting(token, list(maps)[origin[token]], source, found)} lies over {one}, "
+                    f"and over {two}",
+                    required="all paths agree: two ways down to one stratum lead to the same element",
+                    remedy=f"mend one of the mappings for '{name}'",
+                )
+            codes[here], origin[here] = mine, number
+        used, first = np.unique(codes[codes >= 0], return_index=True)
+        order = used[np.argsort(first)]
+        renumbered = np.full(len(numbers) + 1, -1, np.int64)  # the last is that of tokens without an element
+        renumbered[order] = np.arange(len(order))
+        labels = list(numbers)
+        return renumbered[codes], tuple(labels[i] for i in order)
+
+    def _maps(self, stratum: Stratum, given: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
+        """A mapping for every fibration into `stratum`."""
+        name, above = stratum.name, self.h.shape.above(stratum)
+        sources = [f.source.name for f in above]
+        leaves = [f.source.name for f in above if f.source in self.h.leaves]
+        if leaves:
+            raise HierarchyIndexError(
+                f"{self.here}: the labels for '{name}' are a mapping, and {leaves[0]} lies directly over it",
+                required="mappings from labels, which tokens have not",
+                remedy=f"pass {name}=... with one label per token or per row",
+            )
+        nested = bool(given) and all(isinstance(m, Mapping) for m in given.values())
+        if not nested and len(sources) > 1:
+            raise HierarchyIndexError(
+                f"{self.here}: one mapping for '{name}', over which {' and '.join(sources)} lie",
+                required="a mapping for each: " + f"{name}={{{', '.join(f'{s!r}: {{...}}' for s in sources)}}}",
+            )
+        maps = dict(given) if nested else {sources[0]: given}
+        unknown, lacking = ([s for s in one if s not in other] for one, other in ((maps, sources), (sources, maps)))
+        if unknown or lacking:
+            problem = f"no mapping from {lacking[0]!r}" if lacking else f"a mapping from {unknown[0]!r}"
+            raise HierarchyIndexError(
+                f"{self.here}: {problem} to '{name}'", required=f"one from each of {', '.join(sources)}"
+            )
+        return {s: maps[s] for s in sources}
+
+    def _entry(
+        self, name: str, source: str, label: Hashable, mapping: Mapping[Any, Any], numbers: dict[Hashable, int]
+    ) -> int:
+        value = _plain(mapping.get(label))
+        try:
+            if value is None or value != value:
+                raise HierarchyIndexError(
+                    f"{self.here}: the mapping from {source} to '{name}' has no entry for {source} {label!r}",
+                    required=f"every {source} lies over exactly one {name}",
+                    found=f"entries for {', '.join(map(repr, list(mapping)[:8])) or 'nothing'}",
+                    remedy=f"add {label!r}: ...",
+                )
+            return numbers.setdefault(value, len(numbers))
+        except TypeError:
+            raise HierarchyIndexError(
+                f"{self.here}: the label {value!r} of {source} {label!r} for '{name}' is not hashable",
+                required="strings, numbers, tuples, or other hashable values",
+            ) from None
+
+    def _word(self, stratum: str, token: int, found: Encoded) -> str:
+        return f"{stratum} {found.names[stratum][found.of_tokens(stratum)[token]]!r}"
+
+    def _parting(self, token: int, one: str, other: str, found: Encoded) -> str:
+        """The coarsest element under `token` that lies over both strata."""
+        shape, ends = self.h.shape, {Stratum(one), Stratum(other)}
+        both = [s for s in self.h.order if ends <= {s, *shape.coarser(s)} and self.places.lies_over(s.name)[token]]
+        return self.places.token(token) if both[0] in self.h.leaves else self._word(both[0].name, token, found)
+
+
+def _plain(label: Any) -> Any:
+    """A label that equals its equals: a tensor hashes by identity, so a 0-d one is read and any other is no label."""
+    if isinstance(label, (Tensor, np.ndarray)):
+        return label.item() if label.ndim == 0 else label.tolist()
+    return label
+
+
+def _to_list(value: Any) -> Any:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.tolist()
+    return value

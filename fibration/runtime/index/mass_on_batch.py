@@ -1,0 +1,95 @@
+"""The leaf measure `m` on one batch: the numbers behind `K(a|b) = m(a)/m(b)`, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.compiler.scalars import MEANING
+from fibration.errors import HierarchyIndexError, SpecError
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.traversal import desugar
+from fibration.runtime.index.index import Index
+
+Vector = NDArray[np.float64]
+
+_FUNCTION: Mapping[str, Callable[..., Any]] = {
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "**": np.power, "neg": np.negative,
+    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "where": np.where,
+    **{word: MEANING[word] for word in
+       ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not")},
+}  # fmt: skip
+
+
+class Measure:
+    """`m` of every element, as the kernels say it on this batch; coarse elements have what lies over them.
+
+    Raises SpecError where the kernels read a parameter, which has no value yet when an index is built, and
+    HierarchyIndexError where an element of a leaf has no mass that is a number and not negative. `reader` is what
+    needs the measure, for the message.
+    """
+
+    def __init__(self, index: Index, reader: str) -> None:
+        self.index, self.reader = index, reader
+        self._known: dict[str, Vector] = {}
+        self.of_leaf = {leaf: self._leaf(Stratum(leaf)) for leaf in index.leaves}
+
+    def of(self, stratum: str) -> Vector:
+        """float64 [elements]."""
+        if stratum not in self._known:
+            self._known[stratum] = self.of_leaf[stratum] if stratum in self.of_leaf else self._summed(stratum)
+        return self._known[stratum]
+
+    def _summed(self, stratum: str) -> Vector:
+        total = np.zeros(self.index.size[stratum])
+        for leaf in self.index.leaves_over(stratum):
+            total += np.bincount(self.under(leaf, stratum), weights=self.of_leaf[leaf], minlength=len(total))
+        return total
+
+    def under(self, source: str, stratum: str) -> NDArray[np.int64]:
+        """The `stratum` element under every element of `source`: int64 [source]."""
+        return self.index.parent(source, stratum).cpu().numpy()  # type: ignore[no-any-return]
+
+    def _leaf(self, leaf: Stratum) -> Vector:
+        values = self._value(desugar(self.index.hierarchy.masses[leaf]), leaf.name)
+        result = np.array(np.broadcast_to(values, (self.index.size[leaf.name],)), np.float64)
+        wrong = ~(np.isfinite(result) & (result >= 0))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise HierarchyIndexError(
+                f"index of '{self.index.hierarchy.name}': the kernels give "
+                f"{self.index.describe_element(leaf.name, i)} the mass {result[i]:g}",
+                required=f"finite masses, not negative: {self.reader} weighs tokens by them",
+                found=f"m = {self.index.hierarchy.masses[leaf]}",
+            )
+        return result
+
+    def _value(self, e: Expression, leaf: str) -> Any:
+        if isinstance(e, Number):
+            return float(e.value)
+        if isinstance(e, Apply):
+            with np.errstate(all="ignore"):  # both branches of a where are computed; infinities are refused above
+                return _FUNCTION[e.operator](*(self._value(a, leaf) for a in e.arguments))
+        return self._atom(e, leaf)
+
+    def _atom(self, atom: Expression, leaf: str) -> Vector:
+        if isinstance(atom, Count) and isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum):
+            values, at = self.index.count(atom.of.name, atom.over.name), atom.over
+        elif isinstance(atom, Total) and isinstance(atom.over, Stratum):
+            values, at = self.index.total(atom.attribute, atom.over.name), atom.over
+        elif isinstance(atom, Attribute):
+            values, at = self.index.values[atom.name], atom.on
+        else:
+            parameter = isinstance(atom, (Parameter, Component))
+            raise SpecError(
+                f"hierarchy '{self.index.hierarchy.name}': {self.reader} needs the masses of a batch, and a kernel "
+                f"reads {'the parameter ' if parameter else ''}'{atom}'",
+                required="kernels of numbers, counts, totals and attributes: an index is built before parameters have "
+                "values",
+                remedy="make it an Attribute, or leave the assumption out" if parameter else "",
+            )
+        return values.cpu().numpy()[self.under(leaf, at.name)]  # type: ignore[no-any-return]

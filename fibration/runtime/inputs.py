@@ -1,0 +1,185 @@
+"""The inputs of one call, checked: token tensors as the caller holds them, and a vector for everything coarser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from fibration.compiler.ir import Program
+from fibration.errors import BatchError
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.batch import Batch
+from fibration.runtime.index.index import Index
+from fibration.runtime.parameters import bind_parameters
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def make_batch(
+    hierarchy: Hierarchy,
+    program: Program,
+    declared: Program,
+    index: Index,
+    tokens: Mapping[str, Tensor],
+    advantages: Tensor | None,
+    parameters: Mapping[str, Any] | None,
+    dtype: torch.dtype,
+    fill: float,
+) -> Batch:
+    """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not."""
+    tokens = {name: t.detach() for name, t in tokens.items()}
+    values = bind_parameters(hierarchy, declared, index, {} if parameters is None else parameters)
+    vectors: dict[str, Tensor] = {}
+    given: Tensor | None = None
+    per_row = False
+    for node in program.inputs:
+        if node.kind == "advantage":
+            if given is None:
+                given, per_row = _advantages(hierarchy, index, advantages)
+            if node.over not in program.leaves:
+                vectors[node.name] = _advantage_at(node.over, index, given, per_row)
+        elif node.kind == "count":
+            vectors[node.name] = index.count(*node.key)
+        elif node.kind == "total":
+            vectors[node.name] = index.total(hierarchy.attributes[node.key[0]], node.key[1])
+        elif node.kind == "attribute":
+            vectors[node.name] = index.values[node.key[0]]
+        elif node.kind == "parameter":
+            vectors[node.name] = values[node.name]
+    for mix in program.matrices:
+        vectors[mix.matrix] = index.matrix(mix.into, mix.of)
+    return Batch(index, tokens, given, per_row, vectors, dtype, fill)
+
+
+def check_tokens(hierarchy: Hierarchy, index: Index, **tensors: Tensor) -> None:
+    """Refuse an index of another hierarchy, and tensors of another shape, dtype or device than the index's."""
+    if not isinstance(index, Index):
+        raise BatchError(f"the index is a {type(index).__name__}", required="what operator.index(...) returned")
+    if index.hierarchy is not hierarchy and index.hierarchy != hierarchy:
+        raise BatchError(
+            f"the index was built for '{index.hierarchy.name}'",
+            required=f"an index of '{hierarchy.name}'",
+            remedy="build it with this operator's index(...)",
+        )
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
+            found = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise BatchError(f"{name}: {found}", required="a tensor of float32, bfloat16, float16 or float64")
+        if tuple(tensor.shape) != index.shape:
+            raise BatchError(
+                f"{name} has shape {list(tensor.shape)}", required=f"{list(index.shape)}, as the index was built for"
+            )
+        if tensor.device != index.device:
+            raise BatchError(
+                f"{name} is on {tensor.device}",
+                required=f"{index.device}, where the index lies",
+                remedy="pass device= to operator.index(...), or move the tensor",
+            )
+
+
+def refuse_nonfinite(batch: Batch, index: Index) -> NoReturn:
+    """Name the first unmasked token whose log-prob, log ratio or advantage is infinite or undefined."""
+    values = {name: t.reshape(-1)[index.positions].double() for name, t in batch.tokens.items()}
+    if batch.advantage is not None:
+        values["the advantage"] = _token_advantages(index, batch.advantage, batch.per_row)
+    for name, numbers in values.items():
+        bad = ~torch.isfinite(numbers)
+        if bool(bad.any()):
+            token = int(bad.nonzero()[0])
+            raise BatchError(
+                f"{name} of {index.describe_token(token)} is {float(numbers[token]):g}",
+                required="finite values on every unmasked token",
+                remedy="mask the token, or look for an overflow in the model's log-probs"
+                if name != "the advantage"
+                else "",
+            )
+    x = values["log_probs"] - values["old_log_probs"]
+    bad = ~torch.isfinite(x)
+    token = int((bad if bool(bad.any()) else x.abs() == x.abs().max()).nonzero()[0])
+    raise BatchError(
+        f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}",
+        required="finite values, in the precision that the backend computes tokens in",
+    )
+
+
+def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -> tuple[Tensor, bool]:
+    """The caller's tensor, and whether it holds one number per row rather than per token."""
+    if advantages is None:
+        raise BatchError(
+            f"a gate of '{hierarchy.name}' reads the advantage, and none is given",
+            required="advantages per token or per row",
+            remedy="pass advantages=...",
+        )
+    if not isinstance(advantages, Tensor) or advantages.dtype not in FLOATS:
+        raise BatchError(
+            f"advantages: {getattr(advantages, 'dtype', type(advantages).__name__)}", required="a floating-point tensor"
+        )
+    if advantages.device != index.device:
+        raise BatchError(f"advantages are on {advantages.device}", required=f"{index.device}, where the index lies")
+    flat = advantages.detach()
+    per_token, per_row = tuple(flat.shape) == index.shape, tuple(flat.shape) == (index.n_rows,)
+    if per_token and per_row and not torch.equal(*(_token_advantages(index, flat, way) for way in (True, False))):
+        raise BatchError(
+            f"advantages of shape {list(flat.shape)} may be per token or per row: there are as many of each",
+            required="a shape that tells which",
+            remedy="leave the rows without tokens out of the offsets",
+        )
+    if not per_token and not per_row:
+        raise BatchError(
+            f"advantages have shape {list(flat.shape)}",
+            required=f"{list(index.shape)} per token, or [{index.n_rows}] per row",
+        )
+    return flat, not per_token
+
+
+def _token_advantages(index: Index, advantages: Tensor, per_row: bool) -> Tensor:
+    """float64 [unmasked tokens]."""
+    if per_row:
+        return advantages[index.row_tensor()].double()[index.row_of_token]
+    return advantages.reshape(-1)[index.positions].double()
+
+
+def _advantage_at(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> Tensor:
+    """The advantage of coarser elements, which must be one number per element: float64 [elements]."""
+    if per_row and stratum == index.hierarchy.rows.name:
+        result = advantages[index.row_tensor()].double()
+        values, parent, tokens = result, torch.arange(len(result), device=result.device), None
+    else:
+        tokens, parent = _tokens_over(index, stratum)
+        values = _token_advantages(index, advantages, per_row)
+        values = values if tokens is None else values[tokens]
+        result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
+        result[parent] = values
+    if index.device.type == "cpu" or not _capturing():
+        differs = (result[parent] != values) & torch.isfinite(values)
+        if bool(differs.any()):
+            i = int(differs.nonzero()[0])
+            there = index.describe_token(i if tokens is None else int(tokens[i]))
+            raise BatchError(
+                f"the gate on {stratum} reads its advantage, and the advantages vary within a {stratum}",
+                required=f"one advantage per {stratum}",
+                found=f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}",
+                remedy="pass advantages per row, or gate tokens instead",
+            )
+        if bool((~torch.isfinite(result)).any()):
+            token = int((~torch.isfinite(_token_advantages(index, advantages, per_row))).nonzero()[0])
+            raise BatchError(
+                f"the advantage of {index.describe_token(token)} is not finite",
+                required="finite values on every unmasked token",
+            )
+    return result
+
+
+def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
+    """The tokens of every leaf over `stratum` (None: all of them), and the element that each lies over."""
+    over = [(index.tokens_of(leaf), index.parent(leaf, stratum)) for leaf in index.leaves_over(stratum)]
+    tokens = [t for t, _ in over if t is not None]
+    return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being recorded, in which nothing may be read back."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

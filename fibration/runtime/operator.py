@@ -1,0 +1,319 @@
+"""The compiled operator: loss, coefficients and gated ratios of one hierarchy on concrete batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fibration.compiler.ir import Program
+from fibration.errors import BatchError
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Report
+from fibration.runtime import metrics as diagnostics
+from fibration.runtime.batch import Batch, Run, inputs_of
+from fibration.runtime.index.build import build_index
+from fibration.runtime.index.index import Index
+from fibration.runtime.inputs import check_tokens, make_batch, refuse_nonfinite
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`loss` is `-J`, a differentiable scalar; `metrics` as in `fibration.runtime.metrics.collect`."""
+
+    loss: Tensor
+    metrics: dict[str, diagnostics.Metric]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """`values` is `∂J/∂log π` per token, shaped like the log-probs and 0 under the mask; `objective` is `J`."""
+
+    values: Tensor
+    objective: Tensor
+    metrics: dict[str, diagnostics.Metric]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What every gate read and gave, per element: float64, by (stratum, channel). For pictures and tables."""
+
+    residual: dict[tuple[str, str], Tensor]
+    gated: dict[tuple[str, str], Tensor]
+
+
+class Operator:
+    """A verified hierarchy, compiled. Call `index` once per batch, then `loss`, `coefficients` or `gate`.
+
+    Per-token tensors have the shape that the index was built for: padded `[B, T]` or packed `[N]`; values under the
+    mask are never read, so NaN there is harmless. Inputs are float32, bfloat16, float16 or float64.
+    """
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        report: Report,
+        backend: str,
+        source: str,
+        programs: Mapping[str, Program],
+        run: Run,
+        again: Callable[[Hierarchy, str], Operator] | None = None,
+    ) -> None:
+        self.hierarchy, self.report, self.backend, self.source = hierarchy, report, backend, source
+        self.programs = programs
+        self._run, self._again = run, again
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Generated functions do not pickle; another process compiles the same hierarchy again."""
+        if self._again is None:
+            raise TypeError(f"{self!r} was made without the compiler, and cannot be pickled")
+        return self._again, (self.hierarchy, self.backend)
+
+    def __repr__(self) -> str:
+        return f"Operator({self.hierarchy.name!r}, backend={self.backend!r})"
+
+    def index(
+        self,
+        /,  # a stratum may be called so
+        *,
+        mask: Any = None,
+        offsets: Any = None,
+        attributes: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        **labels: Any,
+    ) -> Index:
+        """Say who lies over whom in a batch.
+
+        `mask`: bool (or 0/1) `[B, T]`, True on response tokens. For packed tokens `offsets`: cu_seqlens, int `[n + 1]`,
+        optionally with a `mask` `[N]`. One keyword per stratum above the rows: a label per row, any hashable values
+        (a stratum below the rows or beside them takes a label per token). Tokens and rows without an element of a
+        stratum need no label for it. Instead of labels, a stratum takes a mapping from those of what lies directly
+        over it: `family={"math": "stem"}`, or where several do, one for each: `family={"domain": {"math": "stem"},
+        "modality": {"text": "stem"}}`.
+
+        Where there are several leaves, one keyword per leaf: a boolean (or 0/1) mask of its tokens, of their shape;
+        one leaf may be left out, and has the unmasked tokens that no other has. `attributes`: `{name: values}` for
+        declared attributes.
+
+        Raises HierarchyIndexError naming the row, token, label or element that does not fit: labels that lack, or are
+        negative integers of tokens, which in most data mean none; an element over two, paths that disagree, a batch
+        that breaks what the hierarchy assumes, crossed effects that no projection tells apart.
+        """
+        return build_index(
+            self.hierarchy, mask=mask, offsets=offsets, attributes=attributes, device=device, labels=labels
+        )
+
+    def loss(
+        self,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        index: Index,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        metrics: bool = True,
+    ) -> Loss:
+        """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob.
+
+        `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
+        per token, or per row `[B]`. The gradient flows into `log_probs` alone. For batches that do not fit, use
+        `coefficients`.
+        """
+        result = self.coefficients(log_probs, old_log_probs, advantages, index, parameters, metrics=metrics)
+        objective = _Objective.apply(log_probs, result.values, result.objective)
+        return Loss(-objective, result.metrics)
+
+    def coefficients(
+        self,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        index: Index,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        metrics: bool = True,
+    ) -> Coefficients:
+        """`c_i = ∂J/∂log π_θ(i)` for the whole batch, without a graph: `∇J = Σ c_i ∇log π_θ(i)` (eq:grad_decomp).
+
+        Back-propagate `-(coefficients.values * log_probs).sum()`, in as many micro-batches as you like.
+        """
+        tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
+        with torch.no_grad():
+            outputs, _ = self._call(
+                "evaluate" if metrics else "objective", index, tokens, advantages, parameters, _wide(log_probs)
+            )
+            return Coefficients(
+                values=outputs["coefficients"],
+                objective=outputs["objective"].reshape(()).to(_wide(log_probs)),
+                metrics=diagnostics.collect(self.hierarchy, outputs, index) if metrics else {},
+            )
+
+    def gate(
+        self,
+        log_ratio: Tensor,
+        index: Index,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        advantages: Tensor | None = None,
+    ) -> Tensor:
+        """The gated ratios `𝒢(r)`, differentiable in `log_ratio`, shaped like it, and 1 under the mask.
+
+        `log_ratio`: log r = log π_θ - log π_old per token. `advantages` are needed only where a gate reads them.
+        """
+        result: Tensor = _Gate.apply(log_ratio, self, index, advantages, parameters)
+        return result
+
+    def levels(
+        self,
+        log_ratio: Tensor,
+        index: Index,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        advantages: Tensor | None = None,
+    ) -> Levels:
+        """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
+        outputs, _ = self._call("levels", index, {"log_ratio": log_ratio}, advantages, parameters, torch.float64)
+
+        def pick(word: str) -> dict[tuple[str, str], Tensor]:
+            found = {}
+            for stratum, channel in diagnostics.levels(self.hierarchy):
+                value = outputs[f"{word}_{stratum}{diagnostics.CHANNEL_WORD[channel]}"]
+                if stratum in index.leaves:
+                    value = value.reshape(-1)[index.positions_of(stratum)]
+                found[stratum, channel] = value.to(index.device).expand(index.size[stratum])
+            return found
+
+        return Levels(pick("residual"), pick("gated"))
+
+    # ------------------------------------------------------------ calls
+
+    def _call(
+        self,
+        program: str,
+        index: Index,
+        tokens: Mapping[str, Tensor],
+        advantages: Tensor | None,
+        parameters: Mapping[str, Any] | None,
+        dtype: torch.dtype,
+        fill: float = 0.0,
+    ) -> tuple[dict[str, Tensor], Batch]:
+        check_tokens(self.hierarchy, index, **tokens)
+        declared = self.programs["evaluate"]
+        batch = make_batch(
+            self.hierarchy, self.programs[program], declared, index, tokens, advantages, parameters, dtype, fill
+        )
+        outputs = self._run(program, batch)
+        lost = outputs["nonfinite"]
+        if index.device.type != "cpu":  # reading the number back would stall the device: the values say it themselves
+            for name in ("objective", "gated_ratio"):
+                if name in outputs:
+                    outputs[name] = torch.where(lost > 0, torch.nan, outputs[name])
+        elif float(lost) > 0:
+            refuse_nonfinite(batch, index)
+        return outputs, batch
+
+    def inputs(
+        self,
+        index: Index,
+        log_ratio: Tensor,
+        advantages: Tensor | None,
+        parameters: Mapping[str, Any] | None,
+        program: str,
+        log_probs: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """What one of the programs reads, as float64 vectors, for the interpreter.
+
+        `log_ratio` and `log_probs`: float64 [tokens]; the second only for score estimators.
+        """
+
+        def whole(values: Tensor) -> Tensor:
+            spread = torch.zeros(index.shape, dtype=torch.float64, device=index.device)
+            spread.view(-1)[index.positions] = values
+            return spread
+
+        tokens = {"log_ratio": whole(log_ratio)}
+        if log_probs is not None:
+            tokens["log_prob"] = whole(log_probs)
+        declared = self.programs["evaluate"]
+        batch = make_batch(
+            self.hierarchy,
+            self.programs[program],
+            declared,
+            index,
+            tokens,
+            advantages,
+            parameters,
+            torch.float64,
+            0.0,
+        )
+        return inputs_of(batch)
+
+
+def _wide(given: Tensor) -> torch.dtype:
+    """Results keep float64, and are float32 otherwise: half precision would lose small coefficients."""
+    return torch.float64 if isinstance(given, Tensor) and given.dtype == torch.float64 else torch.float32
+
+
+class _Objective(torch.autograd.Function):
+    """A scalar whose gradient is already known."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, objective: Tensor) -> Tensor:
+        ctx.save_for_backward(coefficients)
+        ctx.source = log_probs
+        return objective.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (coefficients,) = ctx.saved_tensors
+        return _once((gradient * coefficients).to(ctx.source.dtype), ctx.source), None, None
+
+
+class _Gate(torch.autograd.Function):
+    """Gated ratios; the backward is the operator's own adjoint program."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_ratio: Tensor, operator: Operator, index: Index, advantages: Any, parameters: Any
+    ) -> Tensor:
+        tokens = {"log_ratio": log_ratio}
+        dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
+        outputs, batch = operator._call("gate", index, tokens, advantages, parameters, dtype, fill=1.0)
+        read = None if batch.advantage is None else advantages
+        ctx.save_for_backward(log_ratio, read)  # autograd refuses the backward if one of them was changed since
+        ctx.operator, ctx.batch = operator, replace(batch, tokens={}, advantage=None, fill=0.0)
+        return outputs["gated_ratio"]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        log_ratio, advantages = ctx.saved_tensors
+        with torch.no_grad():
+            tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
+            given = None if advantages is None else advantages.detach()
+            batch = replace(ctx.batch, tokens=tokens, advantage=given)
+            result = ctx.operator._run("gate_adjoint", batch)["log_ratio_gradient"]
+        return _once(result, log_ratio), None, None, None, None
+
+
+def _once(gradient: Tensor, source: Tensor) -> Tensor:
+    """`gradient`, which depends on `source`; where a graph is asked for, differentiating it again raises."""
+    return _Once.apply(gradient, source) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient without a derivative of its own: a constant here would be silently wrong in a second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        raise BatchError(
+            "a gradient of this operator is differentiated again",
+            required="first derivatives: the coefficients are constants of the backward pass",
+            remedy="call backward() without create_graph=True, or detach() the operator's gradient first",
+        )
