@@ -185,7 +185,7 @@ def test_a_report_in_a_file(form: str, tmp_path: Path) -> None:
 
 def test_verifying_needs_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys; from fibration.cli import app\n"
+        "import sys; from fibration.cli.main import app\n"
         "try: app(['verify', 'ppo', 'fiberpo'])\n"
         "finally: print(*sorted({'torch', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
     )

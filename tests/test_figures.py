@@ -30,6 +30,7 @@ from fibration import (
     clip_gate,
     count,
     density,
+    files,
     identity_gate,
     log_ratio,
     mass,
@@ -57,7 +58,6 @@ from fibration.plotting.figures.objective import ADVANTAGE, DELTA, Drift, baseli
 from fibration.plotting.figures.regimes import TOKENS, to_ratios
 from fibration.plotting.figures.sample import OLD, apart, dealing, dealt, regimes_of, sample, samples
 from fibration.plotting.gate_curve import Section
-from fibration.printing import reports as formats_module
 from fibration.runtime.operator import Operator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,7 +180,7 @@ def test_restorative_regions_are_shaded_where_only_one_sign_rolls_back() -> None
     assert hatched[0].get_width() == pytest.approx(0.025)
 
 
-@pytest.mark.parametrize("name", fibration.loading.shipped())
+@pytest.mark.parametrize("name", fibration.language.loading.shipped())
 def test_what_the_operator_does_lies_on_the_curves(name: str) -> None:
     op = compiled(name)
     worlds = 200 if apart(op) else 20
@@ -583,7 +583,7 @@ KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("figure", "name"),
-    [(f, n) for f in FIGURES for n in fibration.loading.shipped() if f == "gates" or n in KINDS],
+    [(f, n) for f in FIGURES for n in fibration.language.loading.shipped() if f == "gates" or n in KINDS],
 )
 def test_pictures_keep_to_their_page(name: str, figure: str) -> None:
     inside(make(compiled(name), figure, {}))
@@ -663,7 +663,7 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     def fails(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(formats_module.os, "replace", fails)
+    monkeypatch.setattr(files.os, "replace", fails)
     with pytest.raises(OSError, match="no space left"):
         draw(fibration.load("ppo"), tmp_path, ["gates"])
     assert list(tmp_path.iterdir()) == []
