@@ -25,6 +25,7 @@ run: setup
 test: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 clean:

@@ -1,4 +1,7 @@
-"""Backends: each turns scheduled IR into source for one target, and knows nothing of the front end."""
+"""One folder per target: each turns a plan into standalone, readable source, and calls it. No front end here.
+
+May import: `errors`, `files`, `compiler`, `runtime`.
+"""
 
 if __name__ == "backends":
     raise ImportError("import fibration.backends, not backends: the folder is linked into the package")

@@ -1,4 +1,5 @@
-"""The command line, and the pytest plugin: they call the rooms before them, and nothing calls them.
+"""The command line, and the pytest plugin: they call the other rooms, and nothing calls them.
 
-May import: every room.
+May import: `errors`, `files`, `language`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`, `printing`,
+`rollouts`, `plotting`, `bench`.
 """

@@ -1,4 +1,5 @@
 """Pictures: a recorded batch at every level of its hierarchy, gates as curves, the paper's figures.
 
-May import: everything but `bench` and `cli`.
+May import: `errors`, `files`, `language`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`, `printing`,
+`rollouts`.
 """

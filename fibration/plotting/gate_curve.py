@@ -1,7 +1,7 @@
 """A gate as a function of its residual alone: everything else that it reads is held at one value.
 
-What is evaluated are the compiled operator's own programs, in float64 (`fibration.compiler.interpret`); slopes and regimes are
-those of the adjoint and of the metrics (`fibration.compiler.derivative`, `fibration.compiler.diagnostics`).
+What is evaluated are the compiled operator's own programs, in float64 (`compiler/interpret.py`); slopes and regimes are
+those of the adjoint and of the metrics (`compiler/derivative.py`, `compiler/diagnostics.py`).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def removes(op: Operator, stratum: str) -> bool:
 
 
 def element_regimes(seen: Seen) -> dict[tuple[str, str], NDArray[np.int64]]:
-    """What every gate did to every element, by (stratum, channel): numbers of `fibration.compiler.diagnostics.REGIMES`."""
+    """What every gate did to every element, by (stratum, channel): numbers of `diagnostics.REGIMES`."""
     wanted, keys = _regime_program(seen.op)
     values = interpret(wanted, seen.inputs("levels"), seen.index.sizes(wanted.edges))
     kinds = ("passed", "rolled_back", "zeroed", "flat")

@@ -1,6 +1,6 @@
 """Recorded batches: their file, recording one with a small model, and gating one again.
 
-May import: everything but `printing`, `plotting`, `bench` and `cli`.
+May import: `errors`, `files`, `language`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`.
 """
 
 from fibration.rollouts.file import Labels, Rollouts, load_rollouts, save_rollouts

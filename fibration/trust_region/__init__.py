@@ -2,6 +2,8 @@
 
 Functions of tensors over tokens, beside the language: nothing here is declared or compiled. Everything is computed and
 returned in float64, whatever floating dtype comes in, on the device of the inputs.
+
+May import: `errors`.
 """
 
 from fibration.trust_region.apc import (

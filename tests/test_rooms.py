@@ -1,0 +1,54 @@
+"""The rooms, their order, and what is said of them: `lint-imports` holds the order, these tests the drawings of it."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import grimp
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "fibration"
+MOST = 8  # modules that may lie beside the rooms
+
+
+def room(module):
+    return module.split(".")[1]
+
+
+@cache
+def imports():
+    """Which room imports which, by the imports of its modules; those for types alone do not count."""
+    found = grimp.build_graph("fibration", exclude_type_checking_imports=True, cache_dir=None)
+    graph = nx.DiGraph()
+    for module in found.modules - {"fibration"}:
+        graph.add_node(room(module))
+        used = found.find_modules_directly_imported_by(module) - {"fibration"}
+        graph.add_edges_from((room(module), room(other)) for other in used if room(other) != room(module))
+    return graph
+
+
+ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.name != "specs")
+
+
+def test_the_drawn_rooms_are_those_of_the_imports():
+    (drawing,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", (ROOT / "docs" / "README.md").read_text(), re.DOTALL)
+    drawn = re.findall(r"^    (\w+) --> (\w+)$", drawing, re.MULTILINE)
+    assert len(drawn) == len(drawing.splitlines())
+    assert set(drawn) == set(nx.transitive_reduction(imports()).edges)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_says_what_it_imports(name):
+    said = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text()))
+    may = re.findall(r"`(\w+)`", said[said.index("May import:") :])
+    assert may, f"{name} says nothing"
+    assert set(imports().successors(name)) <= set(may)
+
+
+def test_few_modules_lie_beside_the_rooms():
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST
+    table = (ROOT / "docs" / "README.md").read_text()
+    assert [name for name in ROOMS if f"[`{name}/`]" not in table] == []
