@@ -6,16 +6,17 @@ writes them; the library sums over tokens and never sees a multiplicity.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 from torch import Tensor
 
 Pair = tuple[int, int]
@@ -153,17 +154,74 @@ def samples(draw: Any, max_tokens: int = 10, max_states: int = 3) -> Sample:
     )
 
 
-def programme(sample: Sample, weight: dict, budget: float) -> float:
-    """The largest Σ weight·n·Δ·A over deviations of pairs with D̂_TV(s) at most `budget`, by a solver."""
-    pairs = list(sample.n)
-    gain = np.array([weight[s] * sample.n[s, a] * sample.advantage_of[s, a] for s, a in pairs])
-    member = np.array([[sample.n[p] if p[0] == s else 0 for p in pairs] for s in sample.states], float)
-    found = linprog(  # Δ = up - down
-        -np.concatenate([gain, -gain]),
-        A_ub=np.hstack([member, member]),
-        b_ub=[budget * sample.count(s) for s in sample.states],
-        A_eq=np.hstack([member, -member]),
-        b_eq=np.zeros(len(sample.states)),
-    )
-    assert found.status == 0
-    return -found.fun
+def programme(sample: Sample, weight: Mapping[int, float | Fraction], budget: float | Fraction) -> Fraction:
+    """The largest Σ weight·n·Δ·A over deviations of pairs with D̂_TV(s) at most `budget`, in rationals.
+
+    States share nothing, so each is a programme of its own: Δ = up - down and what is left of the budget are at least 0
+    and obey two equations. The region is bounded, so one of its corners is best: at most two variables that are not 0.
+    """
+    result = Fraction(0)
+    for s in sample.states:
+        room = Fraction(budget) * sample.count(s)
+        columns = [(Fraction(0), Fraction(1), Fraction(0))]  # in Σ n Δ = 0, in Σ n |Δ| + left = room, in the gain
+        for a in sample.actions(s):
+            n, gain = (
+                Fraction(sample.n[s, a]),
+                Fraction(weight[s]) * sample.n[s, a] * Fraction(sample.advantage_of[s, a]),
+            )
+            columns += [(n, n, gain), (-n, n, -gain)]
+        corners = []
+        for (a, b, gain), (c, d, other) in itertools.combinations(columns, 2):
+            if a * d != b * c:
+                first, second = -c * room / (a * d - b * c), a * room / (a * d - b * c)
+                if first >= 0 and second >= 0:
+                    corners.append(first * gain + second * other)
+        result += max(corners)
+    return result
+
+
+def smallest_maximiser(sample: Sample, s: int) -> dict[Pair, Fraction]:
+    """Of the deviations of one state that gain most with D̂_TV(s) = 1, that of the least Σ_a Δ² (def:sample_tv_trpo).
+
+    In rationals. With the signs of its Δ and whether all of T_s is spent, it is the least solution of linear equations;
+    so it is the least of those solutions, one for every choice, that keep their signs and the budget.
+    """
+    pairs = [(s, a) for a in sample.actions(s)]
+    n = [Fraction(sample.n[p]) for p in pairs]
+    gain = [m * Fraction(sample.advantage_of[p]) for m, p in zip(n, pairs, strict=True)]
+    most = programme(sample, {z: int(z == s) for z in sample.states}, 1)
+    found = []
+    for signs in itertools.product((-1, 0, 1), repeat=len(pairs)):
+        rows = [[m * abs(i) for m, i in zip(row, signs, strict=True)] for row in (n, gain)]
+        spends = [m * i for m, i in zip(n, signs, strict=True)]
+        for more, right in (([], []), ([spends], [Fraction(sample.count(s))])):
+            v = _least_solution([*rows, *more], [Fraction(0), most, *right])
+            if v is None or any(x * i < 0 for x, i in zip(v, signs, strict=True)):
+                continue
+            if sum(m * abs(x) for m, x in zip(n, v, strict=True)) <= sample.count(s):
+                found.append(v)
+    return dict(zip(pairs, min(found, key=lambda v: sum(x * x for x in v)), strict=True))
+
+
+def _least_solution(rows: list[list[Fraction]], right: list[Fraction]) -> list[Fraction] | None:
+    """The solution of rows·v = right of the least Σ v², which is rowsᵀ·y with rows·rowsᵀ·y = right; None if none is."""
+    table = [
+        [sum((a * b for a, b in zip(one, two, strict=True)), Fraction(0)) for two in rows] + [r]
+        for one, r in zip(rows, right, strict=True)
+    ]
+    pivots: list[tuple[int, int]] = []
+    for column in range(len(rows)):
+        done = len(pivots)
+        at = next((i for i in range(done, len(table)) if table[i][column]), None)
+        if at is None:
+            continue
+        table[done], table[at] = table[at], table[done]
+        table[done] = [v / table[done][column] for v in table[done]]
+        for i, row in enumerate(table):
+            if i != done:
+                table[i] = [v - row[column] * w for v, w in zip(row, table[done], strict=True)]
+        pivots.append((done, column))
+    if any(row[-1] for row in table[len(pivots) :]):
+        return None
+    y = dict.fromkeys(range(len(rows)), Fraction(0)) | {column: table[i][-1] for i, column in pivots}
+    return [sum((y[i] * row[a] for i, row in enumerate(rows)), Fraction(0)) for a in range(len(rows[0]))]

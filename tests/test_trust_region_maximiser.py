@@ -1,12 +1,13 @@
-"""TV-TRPO: the closed-form maximiser against linear programmes, searches and the paper's sums."""
+"""TV-TRPO: the closed-form maximiser against programmes solved in rationals and the paper's sums."""
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from samples import Sample, deviation_of, programme, samples
-from scipy.optimize import minimize, minimize_scalar
+from samples import Sample, deviation_of, programme, samples, smallest_maximiser
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
 from fibration.trust_region.divergences import tv_per_state
@@ -40,9 +41,9 @@ def test_the_unit_maximiser_is_feasible_and_no_programme_finds_more(sample: Samp
         here = {a: (sample.n[s, a], deviation[s, a], sample.advantage_of[s, a]) for a in sample.actions(s)}
         assert sum(n * d for n, d, _ in here.values()) == pytest.approx(0, abs=1e-12)
         assert sum(n * d * a for n, d, a in here.values()) == pytest.approx(value, abs=1e-12)
-        best = programme(sample, {z: float(z == s) for z in sample.states}, 1.0)
-        assert value == pytest.approx(best, abs=1e-9)
-        assert sample.tv(s, deviation) == pytest.approx(1.0 if best > 1e-9 else 0.0)
+        best = programme(sample, {z: int(z == s) for z in sample.states}, 1)
+        assert value == best
+        assert sample.tv(s, deviation) == pytest.approx(int(best > 0), rel=1e-14, abs=0)
 
 
 @given(samples())
@@ -54,26 +55,13 @@ def test_without_actions_the_value_is_the_same(sample: Sample):
     assert float(gain) == pytest.approx(float(without.value.values.sum()), abs=1e-12)
 
 
-def smallest(sample: Sample, s: int, value: float) -> dict[int, float]:
-    """The deviation of one state with the least Σ_a Δ² among the maximisers, by a solver."""
-    actions = sample.actions(s)
-    n = np.array([sample.n[s, a] for a in actions], float)
-    gain = n * np.array([sample.advantage_of[s, a] for a in actions])
-    k = len(actions)
-    rules = [
-        {"type": "eq", "fun": lambda v: n @ (v[:k] - v[k:])},
-        {"type": "eq", "fun": lambda v: gain @ (v[:k] - v[k:]) - value},
-        {"type": "ineq", "fun": lambda v: n.sum() - n @ (v[:k] + v[k:])},
-    ]
-    found = minimize(
-        lambda v: ((v[:k] - v[k:]) ** 2).sum(),
-        np.full(2 * k, 0.1),
-        constraints=rules,
-        bounds=[(0, None)] * (2 * k),
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    assert found.success
-    return dict(zip(actions, found.x[:k] - found.x[k:], strict=True))
+@given(samples())
+def test_of_all_maximisers_it_is_the_smallest(sample: Sample):
+    """Σ_a Δ² over the actions (def:sample_tv_trpo): advantages tie in most samples."""
+    deviation = sample.pairs(unit(sample).deviation)
+    for s in sample.states:
+        expected = smallest_maximiser(sample, s)
+        assert {p: deviation[p] for p in expected} == pytest.approx(expected, rel=1e-14, abs=0)
 
 
 TIED = Sample(
@@ -87,11 +75,11 @@ TIED = Sample(
 def test_ties_share_as_the_smallest_norm_over_actions_does():
     found = unit(TIED)
     deviation = TIED.pairs(found.deviation)
-    value = float(found.value.values[0])
-    assert value == pytest.approx(8 / 2 * 3)
-    expected = smallest(TIED, 0, value)
-    assert {a: deviation[0, a] for a in expected} == pytest.approx(expected, abs=1e-4)
-    assert deviation[0, 1] == pytest.approx(2 * deviation[0, 2])  # two samples against one
+    assert found.value.values.tolist() == [8 / 2 * 3]
+    # 4 of 8 each way: n = 2 and 1 share as 2:1, so 4/(2·2 + 1·1) for each n; n = 3 and 1, 4/(3·3 + 1·1)
+    expected = {1: Fraction(8, 5), 2: Fraction(4, 5), 3: 0, 4: Fraction(-6, 5), 5: Fraction(-2, 5)}
+    assert smallest_maximiser(TIED, 0) == {(0, a): v for a, v in expected.items()}
+    assert deviation == pytest.approx({(0, a): v for a, v in expected.items()}, rel=1e-14, abs=0)
     by_token = unit_maximiser(TIED.advantages, TIED.state).deviation
     assert len(set(by_token[TIED.advantages == 2].tolist())) == 1
 
@@ -146,21 +134,19 @@ def test_the_objective_is_the_papers_sum(sample: Sample, gamma):
 
 @settings(max_examples=40)
 @given(samples(), st.sampled_from([0.2, 0.5, 0.9, 0.99]))
-def test_the_maximiser_is_that_of_a_programme_in_the_deviations_and_a_search_in_the_radius(sample: Sample, gamma):
-    """For a bound t on all D̂_TV(s) a solver finds the best gain; what is left is one number t to search for."""
+def test_the_maximiser_is_that_of_a_programme_in_the_deviations_and_a_parabola_in_the_radius(sample: Sample, gamma):
+    """A bound t on all D̂_TV(s) allows a gain of t·g and costs p·t²: best at t = g/2p, where that is g²/4p."""
     assume(any(sample.advantage_of[p] for p in sample.n))
     weight = {s: sample.share(s, gamma) / sample.count(s) / (1 - gamma) for s in sample.states}
-    gain = programme(sample, weight, 1.0)
-    for t in (0.05, 0.6):  # the programme is linear in its budget (eq:linear_scaling)
-        assert programme(sample, weight, t) == pytest.approx(t * gain, abs=1e-9)
-    best = minimize_scalar(
-        lambda t: sample.penalty(gamma) * t * t - t * gain, bounds=(0, 10), method="bounded", options={"xatol": 1e-10}
-    )
+    gain = programme(sample, weight, 1)
+    for t in (Fraction(1, 20), Fraction(3, 5)):  # the programme is linear in its budget (eq:linear_scaling)
+        assert programme(sample, weight, t) == t * gain
+    penalty = Fraction(sample.penalty(gamma))
     update = trpo(sample, gamma)
-    assert float(update.radius) == pytest.approx(best.x, abs=1e-6)
-    assert float(update.value) == pytest.approx(gain * (1 - gamma), abs=1e-9)
+    assert float(update.radius) == pytest.approx(gain / (2 * penalty), rel=1e-12, abs=0)
+    assert float(update.value) == pytest.approx(gain * (1 - Fraction(gamma)), rel=1e-12, abs=0)
     deviation = sample.pairs(update.deviation)
-    assert sample.objective(deviation, gamma) == pytest.approx(-best.fun, rel=1e-9, abs=1e-9)
+    assert sample.objective(deviation, gamma) == pytest.approx(gain**2 / (4 * penalty), rel=1e-11, abs=1e-13)
     for s, value in zip(sample.states, unit(sample).value.values.tolist(), strict=True):
         assert sum(sample.n[s, a] * deviation[s, a] for a in sample.actions(s)) == pytest.approx(0, abs=1e-12)
         assert sample.tv(s, deviation) == pytest.approx(float(update.radius) if value else 0.0, abs=1e-12)
