@@ -1,6 +1,8 @@
 """The C backend beyond its numbers: what it builds, what it keeps, and what it says when it cannot."""
 
+import ctypes
 import json
+import platform
 import shutil
 import stat
 import subprocess
@@ -277,6 +279,21 @@ def test_plans_print_what_happens_in_which_order():
 def test_a_compiler_may_have_arguments(own_cache, monkeypatch):
     monkeypatch.setenv("CC", "cc -g0")
     assert build.build(TINY, {"ANSWER": "1"}).exists()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this family")
+def test_the_compilers_arguments_may_name_the_processor(own_cache, monkeypatch):
+    """They come before our flags, of which a later `-march=native` would win."""
+    source = """
+    #ifdef __AVX__
+    int wide(void) { return 1; }
+    #else
+    int wide(void) { return 0; }
+    #endif
+    """
+    for processor, wide in (("x86-64", 0), ("x86-64-v3", 1)):
+        monkeypatch.setenv("CC", f"cc -march={processor}")
+        assert ctypes.CDLL(str(build.build(source, {}))).wide() == wide
 
 
 @pytest.mark.parametrize("script", ["", "#!/bin/sh\nexit 0\n"], ids=["no program", "builds nothing"])

@@ -39,9 +39,12 @@ def compiler() -> tuple[str, ...]:
 
 
 def build(source: str, defines: Mapping[str, str]) -> Path:
-    """The shared library of `source`, compiled for this machine. Raises BackendError with the compiler's words."""
+    """The shared library of `source`, compiled for this machine or for what `CC` says after `-march` or `-mcpu`.
+
+    Raises BackendError with the compiler's words.
+    """
     cc = compiler()
-    flags = [*FLAGS, _native(), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
+    flags = [*FLAGS, *_target(cc), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
     parts = [source, *flags, *cc, _version(cc), _processor()]
     key = "c-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -93,5 +96,8 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(told))
 
 
-def _native() -> str:
-    return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+def _target(cc: tuple[str, ...]) -> tuple[str, ...]:
+    """For which processor: this one, unless `CC` names another, which a later flag would override."""
+    if any(a.startswith(("-march=", "-mcpu=")) for a in cc):
+        return ()
+    return ("-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native",)

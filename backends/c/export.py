@@ -105,8 +105,9 @@ def call(function, given):
 
 
 def _function(function, defines):
-    flags = [*FLAGS, NATIVE, *(f"-D{{k}}={{v}}" for k, v in sorted(defines.items()))]
     compiler = shlex.split(os.environ.get("CC", "cc"))
+    target = [] if any(a.startswith(("-march=", "-mcpu=")) for a in compiler) else [NATIVE]
+    flags = [*FLAGS, *target, *(f"-D{{k}}={{v}}" for k, v in sorted(defines.items()))]
     processor = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
     chip = sorted({{line for line in processor.splitlines() if line.startswith(("model name", "flags", "Features"))}})
     key = hashlib.sha256("\\0".join([SOURCE.read_text(), *compiler, *flags, *chip]).encode()).hexdigest()[:24]
