@@ -1,7 +1,7 @@
 """The pytest plugin's options, outside the package: pytest imports every plugin that is installed.
 
 Any module of `fibration` brings sympy with it, and whoever has no specs to verify must not wait for that. What does the
-work is `fibration.cli.main.pytest_plugin`, imported once specs are named.
+work is `fibration.cli.pytest_plugin`, imported once specs are named.
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ from importlib import import_module
 
 import pytest
 
-NAME = "fibration-specs"  # what does the work is registered under it
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fibration", "hierarchies of importance-ratio gates")
-    try:
-        group.addoption(
-            "--fibration",
-            action="append",
-            default=[],
-            metavar="SPEC|DIR",
-            help="Verify the laws of these hierarchies: a file, file.py:NAME, a folder, or a shipped name. "
-            "May be repeated.",
-        )
-    except ValueError:  # loaded twice: installed, and named with -p
-        return
+    group.addoption(
+        "--fibration",
+        action="append",
+        default=[],
+        metavar="SPEC|DIR",
+        help="Verify the laws of these hierarchies: a file, file.py:NAME, a folder, a shipped name. May be repeated.",
+    )
     parser.addini(
         "fibration_specs",
         "Specs and folders whose hierarchies are tests; relative to this file.",
@@ -35,6 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     asked, listed = config.getoption("--fibration"), config.getini("fibration_specs")
-    if (asked or listed) and not config.pluginmanager.has_plugin(NAME):
+    if asked or listed:
         specs = import_module("fibration.cli.pytest_plugin").Specs
-        config.pluginmanager.register(specs(config, asked, listed), NAME)
+        config.pluginmanager.register(specs(config, asked, listed), "fibration-specs")

@@ -3,7 +3,9 @@
 import ast
 import json
 import re
+from fnmatch import fnmatch
 from pathlib import Path
+from pydoc import locate
 
 import pytest
 
@@ -26,6 +28,19 @@ def first_hierarchy(edit=lambda text: text):
 def test_the_published_schema_is_the_current_one():
     published = json.loads((ROOT / "docs" / "hierarchy.schema.json").read_text())
     assert published == fibration.Hierarchy.model_json_schema()
+
+
+def test_files_and_modules_that_pages_and_docstrings_name_are_there():
+    folders = [ROOT / name for name in ("backends", "fibration", "specs")]
+    sources = [*ROOT.glob("*.py"), *(f for folder in folders for f in folder.rglob("*.py"))]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    files = [f"/{f.relative_to(ROOT)}" for f in sources]
+    missing = []
+    for page in (*pages, *sources):
+        text = page.read_text()
+        missing += [w for w in re.findall(r"`([\w/*]+\.py)`", text) if not any(fnmatch(f, f"*/{w}") for f in files)]
+        missing += [w for w in re.findall(r"`(fibration(?:\.\w+)+)", text) if locate(w) is None]
+    assert set(missing) == {"compile.py", "path.py"}  # which design.md explains, and which stands for a user's own
 
 
 def test_the_readmes_first_hierarchy_verifies(capsys):

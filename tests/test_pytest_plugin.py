@@ -44,7 +44,7 @@ wrong = Hierarchy(
     gives_up={"positivity": "for no reason"},
 )
 """
-USED = ["-p", "fibration.cli.pytest_plugin", "-p", "no:cacheprovider", "-W", "error"]
+USED = ["-p", "_fibration_pytest", "-p", "no:cacheprovider", "-W", "error"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,7 +147,7 @@ def test_what_is_left_out(project: pytest.Pytester) -> None:
 
 
 def test_only_what_failed_last_runs_again(project: pytest.Pytester) -> None:
-    with_cache = ["-p", "fibration.cli.pytest_plugin", "-W", "error"]
+    with_cache = ["-p", "_fibration_pytest", "-W", "error"]
     project.runpytest(*with_cache).assert_outcomes(passed=3, failed=1)
     again = project.runpytest(*with_cache, "--last-failed", "-v")
     assert [line.split()[0] for line in again.outlines if "%]" in line] == ["specs/wrong.py::wrong"]
@@ -349,5 +349,7 @@ def test_installed_it_needs_no_option_and_can_be_left_out(installed: pytest.Pyte
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_loaded_twice_is_loaded_once(installed: pytest.Pytester) -> None:
-    installed.runpytest_subprocess(*USED).assert_outcomes(passed=3, failed=1)
+def test_installed_it_can_be_named_too(installed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed.runpytest_subprocess("-p", "fibration", "-W", "error").assert_outcomes(passed=3, failed=1)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    installed.runpytest_subprocess("-p", "fibration", "-W", "error").assert_outcomes(passed=3, failed=1)

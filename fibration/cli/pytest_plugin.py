@@ -14,14 +14,11 @@ from typing import Any
 
 import pytest
 
-from _fibration_pytest import pytest_addoption, pytest_configure
 from fibration.errors import FibrationError, LawError
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import hierarchies, load, shipped, shipped_file, spec_files, split
 from fibration.language.report import Report
 from fibration.printing.reports import heading
-
-__all__ = ["HierarchyItem", "SpecFile", "Specs", "pytest_addoption", "pytest_configure"]
 
 
 class HierarchyItem(pytest.Item):

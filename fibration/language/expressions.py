@@ -245,7 +245,7 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
     raise SpecError(
         f"{what} cannot be a {type(value).__name__}: {value!r}",
         required="a number or an expression in the language's atoms",
-        remedy="use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration.expressions",
+        remedy="use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip",
     )
 
 

@@ -314,7 +314,7 @@ class Hierarchy(Declared):
 
     # ------------------------------------------------------------ use
 
-    # `verify()`: decide every law. Given by the stage above, `fibration.verify`, when the package is imported.
+    # `verify()`: decide every law. Given by the room above, `fibration.laws.verify`, when the package is imported.
     verify: ClassVar[Callable[[Hierarchy], Report]]
 
     def replace(self, **changes: Any) -> Hierarchy:

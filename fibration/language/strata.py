@@ -2,7 +2,7 @@
 
 Coarser strata are further down: every element of a stratum lies over one element of each coarser one. What is computed
 here holds for every batch, and rests on the declared fibrations alone; that parallel paths agree is a fact about data
-(`index.py`).
+(`runtime/index/assumed.py`).
 """
 
 from __future__ import annotations
