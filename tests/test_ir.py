@@ -77,7 +77,8 @@ from fibration.compiler.ir import (
     scalar,
 )
 from fibration.compiler.lower import lower
-from fibration.compiler.optimise import optimise, simplify
+from fibration.compiler.optimise import optimise
+from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import MEANING, compute
 from fibration.compiler.schedule import schedule
 from fibration.errors import IRError

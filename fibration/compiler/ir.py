@@ -51,12 +51,14 @@ def _fields(cls: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 class _Interned(type):
-    """Calling the class twice with equal arguments gives the same object."""
+    """Calling the class twice with equal arguments gives the same object. Floats are equal by their digits: 0.0 is not
+    -0.0, and NaN is NaN.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         names, defaults = _fields(cls)
         named = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        key = tuple((k, type(v), v) for k, v in sorted(named.items()))
+        key = tuple((k, type(v), v.hex() if isinstance(v, float) else v) for k, v in sorted(named.items()))
         found = cls.table.get(key)  # type: ignore[attr-defined]
         if found is None:
             found = super().__call__(*args, **kwargs)

@@ -1,19 +1,17 @@
-"""IR → IR: rewrite rules that never change a value by more than a rounding, applied until nothing changes.
+"""IR → IR: rewrites that never change a value by more than a rounding, applied until nothing changes.
 
-Sharing is free (nodes are interned), and dead nodes are those no output reaches. What is left for rules: constants,
-neutral elements, and maps that run directly into one another.
+Sharing is free (nodes are interned), and dead nodes are those no output reaches. What is left: constants and neutral
+elements in bodies (`rules.py`), constant operands, and maps that run directly into one another.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 from typing import TypeGuard
 
-from fibration.compiler.derivative import times
+from fibration.compiler.derivative import ZERO
 from fibration.compiler.ir import (
-    CONDITIONS,
     Const,
     Detach,
     Map,
@@ -29,10 +27,9 @@ from fibration.compiler.ir import (
     count_input,
     scalar,
 )
+from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import compute
 
-ONE, ZERO, MINUS_ONE = const(1.0), const(0.0), const(-1.0)
-TRUE, FALSE = scalar("le", ZERO, ZERO), scalar("lt", ZERO, ZERO)
 FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
 
@@ -134,95 +131,3 @@ def _arguments(body: Scalar) -> set[int]:
     if body.op == "arg":
         return {int(body.value or 0)}
     return set().union(*(_arguments(a) for a in body.args)) if body.args else set()
-
-
-def simplify(body: Scalar) -> Scalar:
-    """Fold constants and neutral elements, bottom-up."""
-    if not body.args:
-        return body
-    args = tuple(simplify(a) for a in body.args)
-    s = Scalar(body.op, args, body.value)
-    if all(a.op == "const" for a in args) and s.op not in CONDITIONS and s.op != "select":
-        value = compute(s.op, *(float(a.value or 0.0) for a in args))
-        return const(value) if math.isfinite(value) else s
-    return _rule(s)
-
-
-def _rule(s: Scalar) -> Scalar:
-    a = s.args[0]
-    b = s.args[1] if len(s.args) > 1 else ZERO
-    match s.op:
-        case "add":
-            if b.op == "neg":
-                return _rule(scalar("sub", a, b.args[0]))
-            if a.op == b.op == "select" and a.args[0] is b.args[0] and ZERO in (*a.args[1:], *b.args[1:]):
-                sums = (_rule(scalar("add", *pair)) for pair in zip(a.args[1:], b.args[1:], strict=True))
-                return _rule(scalar("select", a.args[0], *sums))
-            return b if a is ZERO else a if b is ZERO else s
-        case "sub":
-            if b.op == "neg":
-                return _rule(scalar("add", a, b.args[0]))
-            return a if b is ZERO else _rule(scalar("neg", b)) if a is ZERO else s
-        case "mul":
-            if a is ZERO or b is ZERO:
-                return ZERO
-            if a is ONE:
-                return b
-            if b is ONE:
-                return a
-            if a is MINUS_ONE or b is MINUS_ONE:
-                return _rule(scalar("neg", b if a is MINUS_ONE else a))
-            if a.op == "div" and a.args[1] is b:  # (x/n)·n, as when means of means are weighted
-                return a.args[0]
-            for branch, factor in ((a, b), (b, a)):
-                if branch.op == "select" and ZERO in branch.args[1:]:
-                    return _deep(times(branch, factor))
-            return s
-        case "div":
-            return a if b is ONE else ZERO if a is ZERO else s
-        case "neg":
-            if a.op == "neg":
-                return a.args[0]
-            if a.op == "sub":
-                return scalar("sub", a.args[1], a.args[0])
-            return s
-        case "lt" | "le":
-            if a is b or (a.op == b.op == "const"):
-                return TRUE if (s.op == "le" and a is b) or (a is not b and _value(s)) else FALSE
-            return _compared_choice(s) or s
-        case "and":
-            return FALSE if FALSE in (a, b) else b if a is TRUE else a if b is TRUE else s
-        case "or":
-            return TRUE if TRUE in (a, b) else b if a is FALSE else a if b is FALSE else s
-        case "not":
-            return FALSE if a is TRUE else TRUE if a is FALSE else s
-        case "select":
-            if a is TRUE or a is FALSE:
-                return s.args[1 if a is TRUE else 2]
-            if b.op == "const" and s.args[2].op == "select" and s.args[2].args[1] is b:
-                return _rule(scalar("select", _rule(scalar("or", a, s.args[2].args[0])), b, s.args[2].args[2]))
-            return b if b is s.args[2] else s
-        case _:
-            return s
-
-
-def _compared_choice(s: Scalar) -> Scalar | None:
-    """A choice between constants, compared with a constant, is a condition of the choice: slopes often are."""
-    choice, other = (s.args[0], s.args[1]) if s.args[0].op == "select" else (s.args[1], s.args[0])
-    if other.op != "const" or not _only_constants(choice):
-        return None
-    condition, *branches = choice.args
-    a, b = (_rule(scalar(s.op, *((x, other) if choice is s.args[0] else (other, x)))) for x in branches)
-    chosen = _rule(scalar("and", condition, a)), _rule(scalar("and", _rule(scalar("not", condition)), b))
-    return _rule(scalar("or", *chosen))
-
-
-def _only_constants(s: Scalar) -> bool:
-    return s.op == "const" or (s.op == "select" and all(_only_constants(a) for a in s.args[1:]))
-
-
-def _deep(s: Scalar) -> Scalar:
-    """Simplify the branches that a factor was just moved into."""
-    if s.op == "select":
-        return scalar("select", s.args[0], _deep(s.args[1]), _deep(s.args[2]))
-    return simplify(s)
