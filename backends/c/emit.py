@@ -191,10 +191,11 @@ class _Function:
     def load(self, node: Node, element: str) -> str:
         """The value of a coarse node that this loop does not compute itself."""
         if isinstance(node, Pull) and node not in self.arrays:
-            if node.target == BATCH:
-                return self.at(node.operand, "0")
-            return self.at(node.operand, f"{node.target}_of_{node.source}[{element}]")
+            return self.gathered(node, element)
         return self.at(node, element)
+
+    def gathered(self, node: Pull, element: str) -> str:
+        return self.at(node.operand, f"{node.target}_of_{node.source}[{element}]")
 
     # ------------------------------------------------------------ coarse strata
 
@@ -213,7 +214,7 @@ class _Function:
             return
         self.line(1, f"/* every {s} */")
         if s != BATCH:
-            self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)".replace("    #", "#"))
+            self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < {size}; b++) {{")
         self.loads(2, group.values, set(group.values), "b")
         for node in group.values:
@@ -240,7 +241,7 @@ class _Function:
     def value(self, depth: int, node: Node, element: str) -> None:
         """Compute one coarse value under its name, in double."""
         if isinstance(node, Pull):
-            self.line(depth, f"const double {self.names[node]} = {self.load_pull(node, element)};")
+            self.line(depth, f"const double {self.names[node]} = {self.gathered(node, element)};")
         elif isinstance(node, Map):
             operands = [self.operand(o) for o in node.inputs]
             before, text = WIDE.write(node.body, operands, self.names[node], self.taken)
@@ -248,11 +249,6 @@ class _Function:
                 self.assign(depth, "double", name, part)
         else:
             raise BackendError(f"the C backend cannot emit {type(node).__name__}")
-
-    def load_pull(self, node: Pull, element: str) -> str:
-        if node.target == BATCH:
-            return self.at(node.operand, "0")
-        return self.at(node.operand, f"{node.target}_of_{node.source}[{element}]")
 
     def operand(self, node: Node) -> str:
         return wide_constant(node.value) if isinstance(node, Const) else self.names[node]
