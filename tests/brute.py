@@ -21,13 +21,14 @@ import numpy as np
 from fibration import Attribute, Fibration, Hierarchy, Parameter, advantage, exp, gated, log, residual, token_log_ratio
 from fibration.compiler.interpret import Sizes, interpret
 from fibration.language.atoms import Component, Count, Density, Place, Stratum, Total, in_channel
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.report import Verdict
 from fibration.language.traversal import atoms, evaluate
 from fibration.pipeline import build
 
 F = Fraction
-NO_VALUE = (ZeroDivisionError, ArithmeticError, TypeError)
+NO_VALUE = (NoValue, ZeroDivisionError)
 TINY = F(1, 10**30)
 x = token_log_ratio
 

@@ -29,6 +29,7 @@ from fibration import (
     tanh,
     where,
 )
+from fibration.language.exact import NoValue
 from fibration.language.expressions import OPERATORS, Apply, Number, apply, as_expression
 from fibration.language.traversal import atoms, desugar, evaluate, substitute, transform
 
@@ -99,8 +100,35 @@ def test_transcendental_functions_have_forty_correct_digits(function, x):
 
 def test_where_evaluates_only_the_branch_it_takes():
     assert value(where(residual > 0, log(residual), 1 / (residual + 1)), r=Fraction(0)) == 1
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(NoValue):
         value(where(residual > 0, 1, 1 / residual), r=Fraction(0))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        1 / residual,
+        log(residual),
+        log(residual - 1),
+        log1p(residual - 1),
+        log1p(residual - 2),
+        sqrt(residual - 1),
+        exp(residual + 10**30),
+    ],
+    ids=str,
+)
+def test_where_there_is_no_value_it_says_so(expression):
+    with pytest.raises(NoValue):
+        value(expression, r=Fraction(0))
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ZeroDivisionError])
+def test_an_atom_that_cannot_be_read_is_another_matter(error):
+    def broken(_):
+        raise error("planted")
+
+    with pytest.raises(error, match="planted"):
+        evaluate(1 / residual, broken)
 
 
 def test_floats_count_as_the_decimals_they_print_as():

@@ -52,6 +52,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.language.atoms import mass
+from fibration.language.exact import NoValue
 
 token, state, trajectory, group = strata("token state trajectory group")
 text, image, turn = strata("text_token image_token turn")
@@ -518,7 +519,7 @@ def rebuilt(h, witness):
 def plain_or_none(plain, xs, advantages):
     try:
         return plain.ratios(xs, advantages)
-    except (ZeroDivisionError, ArithmeticError):
+    except (NoValue, ZeroDivisionError):
         return None
 
 

@@ -3,14 +3,17 @@
 The specs are in `zoo.wrong()`; `brute.confirm` rebuilds every counterexample in rationals, without the symbolic engine.
 """
 
+import dataclasses
 import functools
 import pickle
 
 import brute
 import pytest
+import quivers
 import zoo
 
-from fibration import LawError, compile
+from fibration import LawError, compile, exp, gated
+from fibration.language.expressions import OPERATORS
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
 
@@ -82,6 +85,36 @@ def test_nothing_undecidable_is_refuted_falsely(name):
     for verdict in found.verdicts:
         if verdict.status == "refuted":
             brute.confirm(UNDECIDABLE[name].hierarchy, verdict, found.verdicts)
+
+
+SEARCHED = {  # a law that is refuted by numbers, and a spec for which it has to look for them
+    "markov": WRONG["negative by an attribute"].hierarchy,
+    "reflecting": WRONG["one too many in the denominator"].hierarchy,
+    "coherent": quivers.wrong()["kernels that do not cohere"].hierarchy,
+    "objective": WRONG["objective that divides by 0 in a batch of two rows"].hierarchy,
+    "recovery": WRONG["recovery without its scale"].hierarchy,
+    "identity": WRONG["sigmoid that is not centred"].hierarchy,
+    "first_order": zoo.one(
+        zoo.identity_gate(), zoo.decomposition(density=zoo.x + 1, recovery=exp(gated("") - 1)), gives_up={"identity": "F(1) is not 0"}
+    ).replace(objective=zoo.token_mean().score()),
+    "positivity": WRONG["amplified fall"].hierarchy,
+    "orthogonality": quivers.wrong()["unbalanced crossing"].hierarchy,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, KeyError, ZeroDivisionError, OverflowError])
+@pytest.mark.parametrize("law", SEARCHED)
+def test_a_defect_of_an_operator_is_an_error_and_no_counterexample(law, error, monkeypatch):
+    assert next(v.law for v in SEARCHED[law].verify().verdicts if not v.accepted) == law
+
+    def broken(*_):
+        raise error("planted")
+
+    for name, row in OPERATORS.items():
+        if row.exact is not None:
+            monkeypatch.setitem(OPERATORS, name, dataclasses.replace(row, exact=broken))
+    with pytest.raises(error, match="planted"):
+        SEARCHED[law].verify()
 
 
 def test_counterexamples_are_small():

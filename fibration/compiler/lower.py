@@ -34,6 +34,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.cancel import cancel, factors_over
 from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number, as_expression
 from fibration.language.hierarchy import Hierarchy, home, row_path
 from fibration.language.traversal import atoms, desugar, evaluate, substitute
@@ -52,7 +53,7 @@ def lower(hierarchy: Hierarchy) -> Program:
     """The program of a verified hierarchy: `gated_ratio`, `objective`, and what diagnostics read of every level."""
     try:
         return _Lowering(hierarchy).program().validate()
-    except ZeroDivisionError as error:
+    except NoValue as error:
         raise SpecError(
             f"hierarchy '{hierarchy.name}' divides by a number that is 0",
             required="expressions with a value",
@@ -142,7 +143,7 @@ class _Lowering:
 
         try:
             evaluate(factor, value)
-        except (ZeroDivisionError, ValueError):
+        except NoValue:
             return False
         return True
 

@@ -1,4 +1,7 @@
-"""The language's functions on Fractions: exact where the result is rational, fifty digits where it is not."""
+"""The language's functions on Fractions: exact where the result is rational, fifty digits where it is not.
+
+Where a function has no value they raise `NoValue`, and nothing else does: any other error is a defect.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,23 @@ from collections.abc import Callable
 from fractions import Fraction
 
 FIFTY_DIGITS = 50
+MOST_BITS = 2**31  # of a result
+
+
+class NoValue(ArithmeticError):
+    """A division by 0, a logarithm or root outside its domain, or more digits than memory holds."""
+
+
+def divide(a: Fraction, b: Fraction) -> Fraction:
+    if b == 0:
+        raise NoValue(f"{a}/{b}")
+    return a / b
+
+
+def power(a: Fraction, b: Fraction) -> Fraction:
+    if a == 0 > b:
+        raise NoValue(f"{a}**{b}")
+    return a ** int(b)
 
 
 def transcendental(name: str) -> Callable[[Fraction], Fraction]:
@@ -17,9 +37,11 @@ def transcendental(name: str) -> Callable[[Fraction], Fraction]:
 
         with mpmath.workdps(FIFTY_DIGITS):
             y = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
-            if not mpmath.isfinite(y):
-                raise ZeroDivisionError(f"{name}({x})")
-            sign, mantissa, exponent, _ = mpmath.mpf(y)._mpf_
+            if isinstance(y, mpmath.mpc) or not mpmath.isfinite(y):
+                raise NoValue(f"{name}({x})")
+            sign, mantissa, exponent, _ = y._mpf_
+            if abs(exponent) > MOST_BITS:
+                raise NoValue(f"{name}({x})")
             return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
 
     return compute

@@ -50,7 +50,7 @@ def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | 
     """The exact value over Fractions (transcendental functions to fifty digits).
 
     Independent of sympy and of the IR: the ground truth that proofs and counterexamples are checked against.
-    `where` evaluates only the branch it takes. Raises ZeroDivisionError where the expression has no value.
+    `where` evaluates only the branch it takes. Raises `NoValue` where the expression has no value.
     """
     if isinstance(expression, Number):
         return expression.value
@@ -64,6 +64,4 @@ def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | 
     if row.expand is not None:
         return evaluate(row.expand(*(Number(a) for a in arguments)), {})
     assert row.exact is not None
-    if expression.operator == "**":
-        return arguments[0] ** int(arguments[1])
     return row.exact(*arguments)

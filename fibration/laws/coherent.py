@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from fibration.language.atoms import Stratum
+from fibration.language.exact import NoValue
 from fibration.language.kernels import Fibration
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import vanishes
@@ -85,7 +86,7 @@ def _contradiction(
         for a in range(concrete.size[f.source]):
             try:
                 weight[f, a] = concrete.value(f.weight, f.source, a)
-            except (ZeroDivisionError, ArithmeticError, TypeError):
+            except NoValue:
                 return None  # no masses here; the law of Markov refuses the kernel
             if weight[f, a] <= 0:
                 return None

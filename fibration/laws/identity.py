@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from fibration.language.atoms import Count, Density, Stratum, advantage, in_channel, residual
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Status, Verdict
@@ -168,7 +169,7 @@ def _gate_value(
 ) -> Fraction | None:
     try:
         return concrete.value(gate, stratum, element, {**bound, residual: rho})
-    except (ZeroDivisionError, ArithmeticError, TypeError):
+    except NoValue:
         return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from fibration.language.atoms import BATCH, Count, Stratum, Total
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, uniform
@@ -91,7 +92,7 @@ def _batch(concrete: Concrete) -> str:
 def _has_value(concrete: Concrete, weight: Expression, leaf: Stratum, element: int) -> bool:
     try:
         concrete.value(weight, leaf, element)
-    except (ZeroDivisionError, ArithmeticError, TypeError):
+    except NoValue:
         return False
     return True
 

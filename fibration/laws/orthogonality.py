@@ -16,6 +16,7 @@ from fractions import Fraction
 
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Stratum, token_log_ratio
+from fibration.language.exact import NoValue
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Verdict
 from fibration.laws.law import Law
@@ -305,7 +306,7 @@ def _search(h: Hierarchy, v: Stratum) -> Witness | None:
             continue
         try:
             m = token_masses(h, concrete)
-        except (ZeroDivisionError, ArithmeticError, TypeError):
+        except NoValue:
             continue
         if any(x <= 0 for values in m.values() for x in values):
             continue
@@ -373,7 +374,7 @@ def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str,
     if not rounding(density):
         try:
             return "log ratio 1", concrete.value(density, leaf, i, {token_log_ratio: Fraction(1)})
-        except (ZeroDivisionError, ArithmeticError, TypeError):
+        except NoValue:
             pass
     return "density 1", Fraction(1)
 

@@ -9,6 +9,7 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import advantage, gated, residual
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression, as_expression, log
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.report import Verdict
@@ -132,13 +133,13 @@ def _search(h: Hierarchy, known: str) -> Witness | None:
                 try:
                     rho = r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {})
                     scaled = concrete.value(scale, leaf, 0) * rho
-                except (ZeroDivisionError, ArithmeticError, TypeError):
+                except NoValue:
                     continue
                 value: Fraction | None
                 try:
                     g = concrete.value(gate, leaf, 0, {residual: scaled, advantage: a})
                     value = concrete.value(recovery, leaf, 0, {gated(""): g})
-                except (ZeroDivisionError, ArithmeticError, TypeError):
+                except NoValue:
                     value = None
                 if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
                     settings = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())

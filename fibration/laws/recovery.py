@@ -8,6 +8,7 @@ from fractions import Fraction
 import sympy
 
 from fibration.language.atoms import Stratum, token_log_ratio
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression, exp
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Verdict
@@ -88,7 +89,7 @@ def _search(h: Hierarchy, leaf: Stratum) -> Witness | None:
         for x in probes:
             try:
                 value = concrete.value(whole, leaf, 0, {token_log_ratio: x})
-            except (ZeroDivisionError, ArithmeticError, TypeError):
+            except NoValue:
                 value = None
             truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
             if value is None or abs(value - truth) > Fraction(1, 10**30):

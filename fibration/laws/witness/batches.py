@@ -16,6 +16,7 @@ from typing import Any
 
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.strata import Shape
@@ -226,7 +227,7 @@ def concretes(hierarchy: Hierarchy, expressions: list[Expression], shape: Shape 
 def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
     """`m` of every element: of the leaves as the kernels give it, of all others the sum of what lies over them.
 
-    Raises ZeroDivisionError where the kernels have no value.
+    Raises `NoValue` where the kernels have no value.
     """
     shape = concrete.shape
     found = {s: [Fraction(0)] * concrete.size[s] for s in shape.order}
@@ -247,7 +248,7 @@ def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratu
     shape = concrete.shape
     try:
         m = token_masses(h, concrete)
-    except (ZeroDivisionError, ArithmeticError, TypeError):
+    except NoValue:
         return True  # without masses nothing can be said about their balance; another law refuses the kernel
     cells: dict[tuple[int, int], Fraction] = {}
     for leaf in shape.leaves_over(first) & shape.leaves_over(second):

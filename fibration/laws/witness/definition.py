@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from fibration.language.atoms import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
+from fibration.language.exact import NoValue, divide
 from fibration.language.expressions import Expression, exp
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.traversal import atoms, evaluate
@@ -20,7 +21,6 @@ from fibration.laws.witness.batches import Concrete, Witness, concretes, roundin
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
 ENOUGH = 80  # concrete hierarchies to try
 MOST_TOKENS, MANY_TOKENS = 6, 40
-NO_VALUE = (ZeroDivisionError, ArithmeticError, TypeError)
 Levels = dict[Stratum, list[Fraction | None]]  # per element; None where no token lies over it
 
 
@@ -76,7 +76,7 @@ class Dense:
             for element, inside in enumerate(fibres):
                 total = sum((weights[k] * values[k] for k in inside), Fraction(0))
                 own = self.mass[stratum][element]
-                found[stratum].append(None if own is None else total / own)
+                found[stratum].append(None if own is None else divide(total, own))
         return found
 
     def residual(self, means: Levels, stratum: Stratum, element: int) -> Fraction:
@@ -88,7 +88,7 @@ class Dense:
         return value
 
     def ratios(self, log_ratios: Sequence[Fraction], a: Fraction = Fraction(1)) -> list[Fraction]:
-        """`𝒢(r)` of every token; ZeroDivisionError where something has no value."""
+        """`𝒢(r)` of every token; `NoValue` where something has none."""
         h, c = self.h, self.concrete
         split = h.decomposition
         means: dict[str, Levels] = {}
@@ -96,7 +96,7 @@ class Dense:
             own = []
             for (leaf, i), x in zip(self.tokens, log_ratios, strict=True):
                 density = c.value(h.with_mass(split[channel], leaf), leaf, i, {token_log_ratio: x})
-                own.append(density / (self.mass[leaf][i] or Fraction(0)))
+                own.append(divide(density, self.mass[leaf][i] or Fraction(0)))
             means[channel] = self.means(own)
         levels = {(s, ch): self._gated(s, ch, means, a) for s in h.order for ch in split.channels}
         found = []
@@ -126,7 +126,7 @@ class Dense:
                 e = self.base[stratum][element][d.stratum]
                 value = means[d.channel or ""][d.stratum][e] or Fraction(0)
                 bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
-            found.append(self.concrete.value(gate, stratum, element, bound) / m)
+            found.append(divide(self.concrete.value(gate, stratum, element, bound), m))
         return found
 
 
@@ -192,7 +192,7 @@ def on_policy(h: Hierarchy) -> Witness | None:
         xs = [Fraction(0)] * len(dense.tokens)
         try:
             found = dense.ratios(xs, a)
-        except NO_VALUE:
+        except NoValue:
             return _witness(dense, xs, a)
         if any(abs(g - 1) > off for g in found):
             return _witness(dense, xs, a)
@@ -212,7 +212,7 @@ def _differs(dense: Dense, direction: Sequence[int], step: Fraction, a: Fraction
     xs = [step * d for d in direction]
     try:
         found = dense.ratios(xs, a)
-    except NO_VALUE:
+    except NoValue:
         return True
     truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in xs)
     return any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
@@ -222,7 +222,7 @@ def _witness(dense: Dense, xs: list[Fraction], a: Fraction) -> Witness:
     h, concrete = dense.h, dense.concrete
     try:
         found: list[Fraction] | None = dense.ratios(xs, a)
-    except NO_VALUE:
+    except NoValue:
         found = None
     root = h.roots[0]
     place = f"on a {root}" if root in h.leaves else f"on {concrete.describe(root)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
+from fibration.language.exact import NoValue
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.traversal import atoms
@@ -30,7 +31,7 @@ def weights(h: Hierarchy, cover: Cover) -> Iterator[tuple[Concrete, int, Fibre]]
                     if key not in known:
                         try:
                             known[key] = concrete.value(f.weight, f.source, a)
-                        except (ZeroDivisionError, ArithmeticError, TypeError):
+                        except NoValue:
                             known[key] = None
                     fibre.append((f, a, known[key]))
             yield concrete, b, fibre
