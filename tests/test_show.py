@@ -22,9 +22,11 @@ from fibration import (
     clip,
     clip_gate,
     count,
+    decomposition,
     density,
     exp,
     expm1,
+    gated,
     identity_gate,
     load,
     log1p,
@@ -39,6 +41,7 @@ from fibration import (
     signed_log_ratio,
     sqrt,
     strata,
+    token_log_ratio,
     token_mean,
     total,
     trajectory_mean,
@@ -46,6 +49,7 @@ from fibration import (
     where,
 )
 from fibration.cli.main import app
+from fibration.language.expressions import Expression
 from fibration.language.loading import shipped
 from fibration.printing.latex import latex, tex
 from fibration.printing.regimes import unit
@@ -256,6 +260,19 @@ def test_estimators_are_told_apart() -> None:
 def test_units_where_there_are_several_leaves() -> None:
     assert unit(load("fiberpo_modal")) == unit(QUIVER) == "nats"
     assert unit(QUIVER.replace(decomposition=log_ratio(scale=1 / count(text_token, over=trajectory)))) == "units of F"
+
+
+@pytest.mark.parametrize(
+    ("formula", "name"),
+    [
+        (token_log_ratio, "nats"),
+        (expm1(token_log_ratio), "r − 1"),
+        (exp(token_log_ratio) - 1, "units of F"),
+        (2 * token_log_ratio, "units of F"),
+    ],
+)
+def test_units_are_those_of_the_formula(formula: Expression, name: str) -> None:
+    assert unit(load("ppo").replace(decomposition=decomposition(density=formula, recovery=gated("")))) == name
 
 
 def test_mermaid_of_a_chain() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[str, Any], sizes
     if isinstance(node, Const):
         return np.full(sizes.size[node.stratum], node.value)
     if isinstance(node, Map):
-        return _scalar(node.body, [values[o] for o in node.inputs])
+        return value_of(node.body, lambda i: values[node.inputs[i]])
     operand = values[node.operands[0]]
     if isinstance(node, Mix):
         if node.matrix not in inputs:
@@ -60,9 +60,10 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[str, Any], sizes
     return operand
 
 
-def _scalar(body: Scalar, args: list[Any]) -> Any:
+def value_of(body: Scalar, argument: Callable[[int], Any]) -> Any:
+    """A body's value, of numbers or arrays; each argument is asked for where it is read."""
     if body.op == "arg":
-        return args[int(body.value or 0)]
+        return argument(int(body.value or 0))
     if body.op == "const":
         return np.float64(body.value)
-    return MEANING[body.op](*(_scalar(a, args) for a in body.args))
+    return MEANING[body.op](*(value_of(a, argument) for a in body.args))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fibration.language.cancel import cancel
+from fibration.language.decompositions import Decomposition, log_ratio, ratio_deviation, signed_log_ratio
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 
 
@@ -30,6 +32,8 @@ REGIMES: Mapping[str, Regime] = {
 
 CHANNELS = {"": "", "+": "+", "-": "−"}
 
+UNITS = (("nats", signed_log_ratio), ("nats", log_ratio), ("r − 1", ratio_deviation))
+
 
 def unit(hierarchy: Hierarchy) -> str:
     """What the drift of a verified hierarchy is measured in.
@@ -40,5 +44,9 @@ def unit(hierarchy: Hierarchy) -> str:
     d = hierarchy.decomposition
     if any(hierarchy.masses[s] != cancel(hierarchy.with_mass(d.scale, s)) for s in hierarchy.leaves):
         return "units of F"
-    kind = d.written.partition("(")[0]
-    return {"signed_log_ratio": "nats", "log_ratio": "nats", "ratio_deviation": "r − 1"}.get(kind, "units of F")
+    densities = _densities(d)
+    return next((name for name, make in UNITS if _densities(make(d.scale)) == densities), "units of F")
+
+
+def _densities(decomposition: Decomposition) -> list[tuple[str, Expression]]:
+    return [(channel, cancel(density)) for channel, density in decomposition.densities]

@@ -27,6 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fibration.errors import FibrationError, MissingDependency
+from fibration.language.loading import load
+from fibration.pipeline import compile as compile_operator
 from fibration.rollouts.file import Rollouts, save_rollouts
 
 RIGHT = 0.99  # graded scores below this are partial or consolation credit and count as wrong
@@ -104,10 +106,8 @@ def record(
     updates; without updates they are equal. Two cores take minutes per update. `progress` gets lines to show.
     Raises `MissingDependency` if an optional package is not installed.
     """
-    import fibration
-
     say = progress or (lambda line: None)
-    operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+    operator = compile_operator(load("fiberpo_domain"), backend="torch")
     model, tokenizer = load_model()
     groups: list[Group] = []
     success = {}

@@ -7,10 +7,10 @@ the tokens. Masked tokens, and rows without an unmasked token, are no elements o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,22 @@ from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes, Layout, Members, lay_out
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once(method: Callable[Concatenate[Index, P], T]) -> Callable[Concatenate[Index, P], T]:
+    """What a method of an index answers is worked out once per arguments, and lives as long as the index."""
+
+    @wraps(method)
+    def answer(self: Index, *arguments: P.args, **named: P.kwargs) -> T:
+        key = (method.__name__, arguments, *named.items())
+        if key not in self._cache:
+            self._cache[key] = method(self, *arguments, **named)
+        return self._cache[key]  # type: ignore[no-any-return]
+
+    return answer
 
 
 class Fit(Protocol):
@@ -61,22 +77,17 @@ class Index:
             raise HierarchyIndexError(f"'{leaf}' is no leaf of '{self.hierarchy.name}'", required=self._leaf_words)
         return self.leaf_tokens.get(leaf)
 
+    @once
     def positions_of(self, leaf: str) -> Tensor:
         """Where the tokens of `leaf` lie in the flattened shape: int64 [elements]."""
-        return self._at_leaf("positions", self.positions, leaf)
+        tokens = self.tokens_of(leaf)
+        return self.positions if tokens is None else self.positions[tokens]
 
+    @once
     def rows_of_tokens(self, leaf: str) -> Tensor:
         """The number of the non-empty row that every token of `leaf` lies in: int64 [elements]."""
-        return self._at_leaf("rows of tokens", self.row_of_token, leaf)
-
-    def _at_leaf(self, word: str, of_tokens: Tensor, leaf: str) -> Tensor:
         tokens = self.tokens_of(leaf)
-        if tokens is None:
-            return of_tokens
-        key = (word, leaf)
-        if key not in self._cache:
-            self._cache[key] = of_tokens[tokens]
-        return self._cache[key]  # type: ignore[no-any-return]
+        return self.row_of_token if tokens is None else self.row_of_token[tokens]
 
     def leaves_over(self, stratum: str) -> tuple[str, ...]:
         """The leaves whose elements lie over `stratum`, itself if it is one; over rows and batch all of them."""
@@ -95,11 +106,9 @@ class Index:
             return self.parents[source, target]
         if target == BATCH:
             return torch.zeros(1, dtype=torch.int64, device=self.device).expand(self.size[source])
-        key = ("parent", source, target)
-        if key not in self._cache:
-            self._cache[key] = self._compose(source, target)
-        return self._cache[key]  # type: ignore[no-any-return]
+        return self._compose(source, target)
 
+    @once
     def _compose(self, source: str, target: str) -> Tensor:
         """Along the shortest path; every other gives the same (`assumed.py`)."""
         if source == target:
@@ -122,21 +131,17 @@ class Index:
     def _reaches(self, stratum: str, target: str) -> bool:
         return stratum == target or any(self._reaches(t, target) for s, t in self.parents if s == stratum)
 
+    @once
     def count(self, of: str, over: str) -> Tensor:
         """How many `of` elements lie over each `over` element: float64 [over]."""
-        key = ("count", of, over)
-        if key not in self._cache:
-            between = next((t for s, t in self.parents if s == of and t != over and self._reaches(t, over)), None)
-            if over == BATCH:
-                counts = torch.tensor([self.size[of]], device=self.device).double()
-            elif between is None:
-                counts = torch.bincount(self.parent(of, over), minlength=self.size[over]).double()
-            else:  # counts of what lies between, added up: far fewer of them, and exact
-                fewer = self.count(of, between)
-                counts = torch.zeros(self.size[over], dtype=torch.float64, device=self.device)
-                counts.index_add_(0, self.parent(between, over), fewer)
-            self._cache[key] = counts
-        return self._cache[key]  # type: ignore[no-any-return]
+        if over == BATCH:
+            return torch.tensor([self.size[of]], device=self.device).double()
+        between = next((t for s, t in self.parents if s == of and t != over and self._reaches(t, over)), None)
+        if between is None:
+            return torch.bincount(self.parent(of, over), minlength=self.size[over]).double()
+        # counts of what lies between, added up: far fewer of them, and exact
+        counts = torch.zeros(self.size[over], dtype=torch.float64, device=self.device)
+        return counts.index_add_(0, self.parent(between, over), self.count(of, between))
 
     def total(self, attribute: Attribute, over: str) -> Tensor:
         """The sum of an attribute over each `over` element: float64 [over]."""
@@ -147,13 +152,12 @@ class Index:
         sums = np.bincount(parent, weights=values.cpu().numpy(), minlength=self.size[over])
         return torch.from_numpy(sums).to(self.device)
 
+    @once
     def fibre(self, source: str, target: str, make: Any) -> Any:
-        """The fibration in a backend's own form, made once."""
-        key = ("fibre", source, target, make)
-        if key not in self._cache:
-            self._cache[key] = make(self.parent(source, target), self.size[target])
-        return self._cache[key]
+        """The fibration in a backend's own form."""
+        return make(self.parent(source, target), self.size[target])
 
+    @once
     def layout(self, segments: str, leaf: str | None = None) -> Layout:
         """Where the tokens of `leaf` lie that are over every element of `segments`; None means the only leaf."""
         if leaf is None:
@@ -161,59 +165,47 @@ class Index:
                 raise HierarchyIndexError(
                     f"a layout of '{self.hierarchy.name}' without a leaf", required=self._leaf_words
                 )
-            leaf = self.leaves[0]
-        key = ("layout", segments, leaf)
-        if key not in self._cache:
-            parent, positions = (t.cpu().numpy() for t in (self.parent(leaf, segments), self.positions_of(leaf)))
-            self._cache[key] = lay_out(parent, self.size[segments], positions, self.device)
-        return self._cache[key]  # type: ignore[no-any-return]
+            return self.layout(segments, self.leaves[0])
+        parent, positions = (t.cpu().numpy() for t in (self.parent(leaf, segments), self.positions_of(leaf)))
+        return lay_out(parent, self.size[segments], positions, self.device)
 
+    @once
     def matrix(self, into: str, of: str) -> Tensor:
         """A block of the projection: float64 [into, of], `ρ_into = Σ_of matrix(into, of)·s_of` (see `projection.py`).
 
         Raises HierarchyIndexError for strata that it does not involve.
         """
-        key = ("matrix", into, of)
-        if key not in self._cache:
-            strata = self.projection.strata if self.projection else ()
-            for stratum in (into, of):
-                if self.projection is None or stratum not in strata:
-                    raise HierarchyIndexError(
-                        f"the projection of '{self.hierarchy.name}' does not involve '{stratum}'",
-                        required=f"one of {', '.join(strata) or 'none: nothing is projected'}",
-                    )
-            assert self.projection is not None
-            self._cache[key] = torch.from_numpy(self.projection.block(into, of)).to(self.device)
-        return self._cache[key]  # type: ignore[no-any-return]
+        strata = self.projection.strata if self.projection else ()
+        for stratum in (into, of):
+            if stratum not in strata:
+                raise HierarchyIndexError(
+                    f"the projection of '{self.hierarchy.name}' does not involve '{stratum}'",
+                    required=f"one of {', '.join(strata) or 'none: nothing is projected'}",
+                )
+        assert self.projection is not None
+        return torch.from_numpy(self.projection.block(into, of)).to(self.device)
 
+    @once
     def members(self, source: str, target: str) -> Members:
         """The `source` elements over every `target` element."""
-        key = ("members", source, target)
-        if key not in self._cache:
-            parent = self.parent(source, target).cpu().numpy()
-            offsets = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=self.size[target]))])
-            in_order = bool((parent[1:] >= parent[:-1]).all())
-            order = None if in_order else torch.from_numpy(np.argsort(parent, kind="stable")).to(self.device)
-            self._cache[key] = Members(order, torch.from_numpy(offsets).to(self.device))
-        return self._cache[key]  # type: ignore[no-any-return]
+        parent = self.parent(source, target).cpu().numpy()
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=self.size[target]))])
+        in_order = bool((parent[1:] >= parent[:-1]).all())
+        order = None if in_order else torch.from_numpy(np.argsort(parent, kind="stable")).to(self.device)
+        return Members(order, torch.from_numpy(offsets).to(self.device))
 
+    @once
     def row_tensor(self) -> Tensor:
         """Which row of the batch each row element is: int64 [rows that are elements]."""
-        key = "row numbers"
-        if key not in self._cache:
-            self._cache[key] = torch.from_numpy(self.row_numbers).to(self.device)
-        return self._cache[key]  # type: ignore[no-any-return]
+        return torch.from_numpy(self.row_numbers).to(self.device)
 
+    @once
     def rows_of(self, segments: str) -> Tensor | None:
         """The row of the batch that each element lies in: int64 [elements]; None if one of them straddles rows."""
-        key = ("rows", segments)
-        if key not in self._cache:
-            if segments == self.hierarchy.rows.name:
-                self._cache[key] = self.row_tensor()
-            else:
-                row = self._row_under(segments)
-                self._cache[key] = None if row is None else self.row_tensor()[row]
-        return self._cache[key]  # type: ignore[no-any-return]
+        if segments == self.hierarchy.rows.name:
+            return self.row_tensor()
+        row = self._row_under(segments)
+        return None if row is None else self.row_tensor()[row]
 
     def _row_under(self, segments: str) -> Tensor | None:
         """The number of the non-empty row that each element lies in, unless one of them straddles rows."""

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.compiler.scalars import MEANING
+from fibration.compiler import ir
+from fibration.compiler.interpret import value_of
+from fibration.compiler.lower import to_scalar
 from fibration.errors import HierarchyIndexError, SpecError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
-from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.expressions import Expression
 from fibration.language.traversal import desugar
 from fibration.runtime.index.index import Index
 
 Vector = NDArray[np.float64]
-
-_FUNCTION: Mapping[str, Callable[..., Any]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "**": np.power, "neg": np.negative,
-    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "where": np.where,
-    **{word: MEANING[word] for word in
-       ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not")},
-}  # fmt: skip
 
 
 class Measure:
@@ -55,7 +47,15 @@ class Measure:
         return self.index.parent(source, stratum).cpu().numpy()  # type: ignore[no-any-return]
 
     def _leaf(self, leaf: Stratum) -> Vector:
-        values = self._value(desugar(self.index.hierarchy.masses[leaf]), leaf.name)
+        read: list[Expression] = []
+
+        def argument(atom: Expression) -> ir.Scalar:
+            read.append(atom)
+            return ir.arg(len(read) - 1)
+
+        body = to_scalar(desugar(self.index.hierarchy.masses[leaf]), argument)
+        with np.errstate(all="ignore"):  # both branches of a where are computed; infinities are refused below
+            values = value_of(body, lambda i: self._atom(read[i], leaf.name))
         result = np.array(np.broadcast_to(values, (self.index.size[leaf.name],)), np.float64)
         wrong = ~(np.isfinite(result) & (result >= 0))
         if wrong.any():
@@ -67,14 +67,6 @@ class Measure:
                 found=f"m = {self.index.hierarchy.masses[leaf]}",
             )
         return result
-
-    def _value(self, e: Expression, leaf: str) -> Any:
-        if isinstance(e, Number):
-            return float(e.value)
-        if isinstance(e, Apply):
-            with np.errstate(all="ignore"):  # both branches of a where are computed; infinities are refused above
-                return _FUNCTION[e.operator](*(self._value(a, leaf) for a in e.arguments))
-        return self._atom(e, leaf)
 
     def _atom(self, atom: Expression, leaf: str) -> Vector:
         if isinstance(atom, Count) and isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum):
