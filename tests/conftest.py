@@ -1,4 +1,4 @@
-"""Deterministic property tests, an import path for `support`, and Triton's interpreter where there is no GPU."""
+"""Deterministic property tests, an import path for helpers, and Triton's interpreter where there is no GPU."""
 
 import os
 import sys
@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 if not torch.cuda.is_available():  # read when triton is first imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "backends")]
 
 settings.register_profile(
     "deterministic",
@@ -31,7 +32,7 @@ settings.load_profile("deterministic")
 @pytest.fixture
 def kept_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify()` answers from what this process has verified already: for tests of what is done with a verdict."""
-    import chains
+    from hierarchies import chains
 
     import fibration
 

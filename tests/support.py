@@ -16,6 +16,7 @@ from typing import Any
 
 import mpmath
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch import Tensor
 from fibration import (
     Attribute,
     Fibration,
+    FibrationError,
     Gate,
     Hierarchy,
     Parameter,
@@ -62,6 +64,7 @@ from fibration.language.atoms import BATCH, Component, Count, Density, Gated, Pl
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.grammar import Invocation, Operation, Word, read
 from fibration.language.report import Report
+from fibration.pipeline import Artifact
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
@@ -84,6 +87,12 @@ def operator(hierarchy: Hierarchy) -> Operator:
     artifact = compiling.generate(hierarchy, "torch")
     report = Report(hierarchy, ())
     return Operator(hierarchy, report, "torch", artifact.source, artifact.programs, compiling.load(artifact))
+
+
+@functools.cache
+def triton_artifact(name: str) -> Artifact:
+    """The Triton modules of a shipped hierarchy."""
+    return compiling.generate(spec(name), "triton")
 
 
 @functools.cache
@@ -730,3 +739,21 @@ def example_words(text: str) -> list[str]:
             yield from words(child)
 
     return list(dict.fromkeys(words(read(text))))
+
+
+def check(caught, kind, *, what=(), required=None, found=None, remedy=None):
+    """The error's four parts, each as far as it has something to say; and the message shows all of them."""
+    error = caught.value
+    assert type(error) is kind
+    parts = message(error)
+    for key, words in (("what", what), ("required", required), ("found", found), ("remedy", remedy)):
+        for word in [words] if isinstance(words, str) else words or ():
+            assert word in parts[key], parts
+            assert word in str(error)
+    assert str(error).startswith(parts["what"])
+
+
+def refuses(kind, call, **expected):
+    with pytest.raises(FibrationError) as caught:
+        call()
+    check(caught, kind, **expected)

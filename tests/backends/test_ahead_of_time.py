@@ -1,0 +1,91 @@
+"""The Triton backend: machine code for chips that are not there, and what its kernels take of them."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from hierarchies.chains import chain
+from support import triton_artifact
+from thorough import ALL, some
+
+from fibration.backends.triton import aot
+from fibration.backends.triton.resources import compile_all, requests, table
+from fibration.pipeline import generate
+
+
+def together(names, programs, arch):
+    """The kernels of several modules in one, for one process: every process imports torch anew."""
+    source, wanted = "", []
+    for name in names:
+        own = re.compile(r"\b(evaluate|objective|gate|gate_adjoint|levels)_(sweep|coarse)_(\d+)\b")
+        source += own.sub(rf"{name}_\1_\2_\3", triton_artifact(name).source)
+        for program in programs:
+            found = requests(program, triton_artifact(name).plans[program], arch)
+            wanted += [replace(r, kernel=f"{name}_{r.kernel}") for r in found]
+    return source, wanted
+
+
+KINDS = ("ppo", "gspo", "fiberpo_domain", "apc_obj", "cispo", "fiberpo_modal")  # a chain, a tree, ...
+QUIVERS = ("fiberpo_crossed", "fiberpo_experts")  # large: not on every chip
+AHEAD = [
+    ("sm_90", "evaluate", ("ppo", "gspo", "fiberpo", "fiberpo_domain") if ALL else ("fiberpo",)),
+    ("sm_90", "objective", (*KINDS, "fiberpo", *QUIVERS)),
+    ("sm_80", "objective", some(KINDS, 3, 2)),
+    ("sm_100", "objective", some(KINDS, 3)),
+    ("gfx942", "objective", (*some(KINDS, 2, 1), "fiberpo_crossed")),
+]
+
+
+@pytest.fixture(scope="module")
+def ahead():
+    """Every kernel that the tests below look at, on two cores."""
+    jobs = {(arch, program): together(names, (program,), arch) for arch, program, names in AHEAD}
+    with ThreadPoolExecutor(2) as pool:
+        made = {k: pool.submit(aot.compile_kernels, source, r, arch=k[0]) for k, (source, r) in jobs.items()}
+        return {k: future.result() for k, future in made.items()}
+
+
+@pytest.mark.parametrize(("arch", "program", "names"), AHEAD, ids=lambda v: v if isinstance(v, str) else "")
+def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, program, names):
+    found = ahead[arch, program]
+    count = sum(len(list(requests(program, triton_artifact(n).plans[program], arch))) for n in names)
+    assert len(found) == count
+    for kernel in found:
+        assert kernel.arch == arch and kernel.binary and kernel.resources.registers > 0
+        if arch == "sm_90" and "sweep" in kernel.kernel:
+            # ptxas puts a value or two that no loop reads on the stack where that lets one more program run
+            assert kernel.resources.spill_bytes <= 16, kernel
+
+
+def test_the_resources_of_a_hierarchy():
+    made = triton_artifact("ppo")
+    (one,) = compile_all(made.source, made.plans, "sm_90", ["gate_adjoint"])
+    assert [k.kernel for k in one.kernels] == ["gate_adjoint_sweep_1"]
+    assert re.search(r"\| gate_adjoint_sweep_1 \| sm_90 \| \d+ \| 0 \| \d+ \|", table([one]))
+
+
+def test_other_layouts_and_dtypes_compile():
+    """Gathered tokens, advantages per row, half precision, float64, no order: what other launches are made of."""
+    made = triton_artifact("fiberpo_domain")
+    wanted = []
+    for r in requests("objective", made.plans["objective"], "sm_90", (4, 32, 4)):
+        gathered = {k: "*i64" for k, v in r.constexprs.items() if v is None}
+        half = {k: "*bf16" if k in ("log_probs", "old_log_probs", "advantages") else t for k, t in r.signature.items()}
+        wanted.append(replace(r, signature={**half, **gathered}, constexprs=_without(r.constexprs, gathered)))
+        sorted_ = {k: None for k in r.signature if re.match(r"\w+_by_\w+$", k)}
+        double = {k: "*fp64" if t == "*fp32" else t for k, t in _without(r.signature, sorted_).items()}
+        wide = {"WIDE": True} if "WIDE" in r.constexprs else {}
+        wanted.append(replace(r, signature=double, constexprs={**r.constexprs, **sorted_, **wide}))
+    assert len(aot.compile_kernels(made.source, wanted, arch="sm_90")) == 6
+
+
+def test_a_random_chain_compiles():
+    """Gates of many kinds, a stratum under the rows, attributes."""
+    made = generate(chain(9), "triton")
+    wanted = list(requests("gate_adjoint", made.plans["gate_adjoint"], "sm_90"))[: None if ALL else 2]
+    assert all(k.binary for k in aot.compile_kernels(made.source, wanted, arch="sm_90"))
+
+
+def _without(values, names):
+    return {k: v for k, v in values.items() if k not in names}

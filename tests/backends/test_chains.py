@@ -1,0 +1,363 @@
+"""Every backend that runs here against the float64 interpreter: shipped hierarchies, a hundred random chains, and what
+breaks naive code. `backends_here.py` says which backends these are, and where the tolerances come from."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import zlib
+
+import numpy as np
+import pytest
+import test_gradients
+import test_hard_inputs
+import test_vectors
+import torch
+from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_chain, unasked, verdict
+from oracles.backends_here import (
+    BACKENDS_HERE,
+    F32,
+    F64,
+    ROUNDOFF,
+    TORCH,
+    Backend,
+    Case,
+    Truth,
+    case,
+    holds_gate,
+    holds_training,
+    indexed,
+)
+from support import DTYPES, central, spec, spread_batch, token
+from thorough import ALL
+
+from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform
+from fibration.language.loading import shipped
+from fibration.language.registry import CONSTRUCTORS
+
+CHAINS = 100
+LABELLED = ("apc_obj", "fiberpo_crossed", "fiberpo_experts", "fiberpo_modal")  # batches of their own: test_quivers.py
+MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16, F32)  # the precision of a chain's batch, by its seed
+
+
+@functools.cache
+def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
+    h = chain(seed)
+    return case(h, batch_for(h, seed + 1000 * direct, small), dtype, seed, direct)
+
+
+@functools.cache
+def shipped_case(name: str, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
+    number = shipped().index(name)
+    return case(spec(name), batch_for(spec(name), number + 7, small), dtype, number, direct)
+
+
+@pytest.fixture(params=BACKENDS_HERE, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return request.param
+
+
+PRECISIONS = [(d, b) for b in BACKENDS_HERE for d in DTYPES if d in (F64, F32) or not b.slow]  # two on a slow backend
+
+
+def on_backends(seeds, slow=()):
+    """Seed by seed on every backend; slow ones get the seeds in `slow`."""
+    pairs = [(seed, b) for seed in seeds for b in BACKENDS_HERE if not b.slow or seed in slow]
+    return pytest.mark.parametrize(("seed", "backend"), pairs, ids=lambda v: str(v))
+
+
+# ---------------------------------------------------------------- against the interpreter
+
+
+@pytest.mark.parametrize(("dtype", "backend"), PRECISIONS, ids=str)
+@pytest.mark.parametrize("name", [n for n in shipped() if n not in LABELLED])
+def test_shipped_hierarchies_match_the_interpreter(name, dtype, backend):
+    holds_training(backend, shipped_case(name, dtype, False, backend.slow), "padded")
+    holds_gate(backend, shipped_case(name, dtype, True, backend.slow), "packed")
+
+
+@on_backends([s for s in range(CHAINS) if ALL or s % 5 < 3], slow=range(0, CHAINS, 1 if ALL else 7))
+def test_random_chains_match_the_interpreter(seed, backend):
+    """Value and coefficients of each; metrics and gates of each on torch, and of every third where building takes time."""
+    kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")
+    dtype = MIX[seed % len(MIX)]
+    free = backend.name == "torch"
+    holds_training(backend, random_case(seed, dtype, False, backend.slow), kinds[0], metrics=free or seed % 3 == 0)
+    if free or seed % 3 == 1:
+        holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
+
+
+def test_the_interpreter_s_tolerances_are_tight():
+    """No bound may hide a wrong number: most coefficients are held to a few roundings, none to less than a percent."""
+    for dtype, usual in ((F64, 1e-12), (F32, 1e-4)):
+        found = []
+        for name in (n for n in shipped() if n not in (*LABELLED, "gspo_token")):  # its one-token row cancels to 0
+            c = shipped_case(name, dtype)
+            layout = indexed(c.hierarchy, c.batch)
+            found.append(c.bounds(layout, ROUNDOFF[dtype]).run("objective")["coefficients"].uncertainty)
+        assert np.median(found) < usual / 10
+        assert max(found) < usual
+
+
+def test_a_hundred_chains_are_a_varied_lot():
+    """Or the tests above show less than they seem to: every depth, every gate, rows beside the chain, a common root."""
+    chains = [candidate(seed) for seed in range(CHAINS)]
+    assert {len(h.chain) for h in chains} == {1, 2, 3, 4, 5, 6}
+    written = " ".join(g.written for h in chains for g in h.gates.values())
+    for made in CONSTRUCTORS.values():
+        texts = " ".join([written, *(f"{h.decomposition} {h.objective} {h.fibrations}" for h in chains)])
+        assert made.name in texts, made.name
+    assert sum(h.rows not in h.chain and len(h.chain) > 1 for h in chains) > 5
+    assert sum(h.chain[0] == ROOT for h in chains) > 10
+    assert sum(h.rows.name == "sample" for h in chains) > 5
+    for word in ("density", "advantage", "count", "where", "tanh", "sigmoid", "log1p", "expm1", "sqrt", "w_", ".per("):
+        assert word in written, word
+    batches = [batch_for(h, seed) for seed, h in enumerate(chains)]
+    assert sum(max(b.lengths) > 400 for b in batches) > 10
+    assert sum(1 in b.lengths for b in batches) > 50
+    assert sum(0 in b.lengths for b in batches) > 10
+    assert sum((b.x == 0).all() for b in batches) > 10
+    assert sum(bool((b.x == 0).any() and (b.x != 0).any()) for b in batches) > 20
+    values = [v for b in batches for v in b.parameters.values() if isinstance(v, dict)]
+    assert sum(set(v) == {"+", "-"} for v in values) > 5
+    assert sum(set(v) != {"+", "-"} for v in values) > 10
+
+
+def test_every_regime_occurs_in_random_chains():
+    seen: dict[str, float] = dict.fromkeys(("passed", "rolled_back", "zeroed", "limited", "attenuated"), 0)
+    for seed in range(1, CHAINS, 4):
+        h = candidate(seed)
+        b = batch_for(h, seed)
+        layout = indexed(h, b)
+        for name, value in Truth(layout, b.x, b.advantages, b.parameters, ROUNDOFF[F64]).run("evaluate").items():
+            regime = next((r for r in seen if name.startswith(f"{r}_")), None)
+            if regime:
+                seen[regime] += (value.value > 0).any()
+    assert min(seen.values()) >= 3, seen
+
+
+# ---------------------------------------------------------------- the same bits
+
+SOME = tuple(range(2, CHAINS, 10)) + (4, 9, 14)
+
+
+def bits(backend: Backend, c: Case, kind: str) -> tuple[list[float], float]:
+    op, layout = backend.operator(c.hierarchy), c.layout(backend, kind)
+    result = op.coefficients(*c.tensors(layout), layout.index, c.batch.parameters, metrics=False)
+    return layout.read(result.values).tolist(), float(result.objective)
+
+
+@on_backends(SOME, slow=SOME[:1])
+def test_padded_and_packed_agree(seed, backend):
+    """To the bit on the reference backend; elsewhere both are what the interpreter gives, up to rounding."""
+    c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
+    found = [bits(backend, c, kind) for kind in ("packed", "padded")]
+    if backend.keeps_bits:
+        assert found[0] == found[1]
+    else:
+        expected = c.truth(c.layout(backend, "packed"), backend).run("objective")
+        for values, objective in found:
+            expected["coefficients"].check(values, F64 if c.dtype == F64 else F32, "coefficients")
+            expected["objective"].check([objective], F64 if c.dtype == F64 else F32, "objective")
+
+
+@on_backends(SOME, slow=SOME[:1])
+def test_the_number_of_threads_does_not_change_a_bit(seed, backend):
+    c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            found.append(bits(backend, c, "packed"))
+    finally:
+        torch.set_num_threads(before)
+    assert all(f == found[0] for f in found)
+
+
+# ---------------------------------------------------------------- slopes
+
+
+@on_backends(range(18), slow=(0, 9, 12))
+def test_linear_gates_have_their_transpose(seed, backend):
+    """`⟨G x, y⟩ = ⟨x, Gᵀ y⟩` where gates pass or remove a level: log 𝒢 is linear in the log ratios."""
+    h = linear_chain(seed)
+    op, batch = backend.operator(h), batch_for(h, seed, small=True, smooth=True)
+    layout = backend.packed(h, batch)
+    generator = np.random.default_rng(seed)
+    x, u, y = (layout.tensor(generator.normal(size=batch.tokens) * 0.3) for _ in range(3))
+
+    def image(v: torch.Tensor) -> torch.Tensor:
+        return op.gate(v, layout.index, batch.parameters).log()
+
+    zero = torch.zeros_like(x).requires_grad_()
+    (back,) = torch.autograd.grad(op.gate(zero, layout.index, batch.parameters), zero, y)
+    size = float(x.abs().sum() * y.abs().max())
+    assert float((image(x) * y).sum()) == pytest.approx(float((x * back).sum()), rel=1e-12, abs=1e-13 * size)
+    both = (2 * image(x) - 3 * image(u)).cpu().numpy()
+    assert image(2 * x - 3 * u).cpu().numpy() == pytest.approx(both, rel=1e-10, abs=1e-12 * max(1, np.abs(both).max()))
+
+
+@on_backends((0, 1, 2, 4, 7, 8, 9, 13, 14, 19), slow=(7,))
+def test_coefficients_against_finite_differences(seed, backend):
+    """Central differences of the backend's own float64 objective, wherever both sides agree on the slope."""
+    h = chain(seed)
+    c = case(h, batch_for(h, seed, small=True, smooth=True), F64, seed, direct=True)
+    op, layout = backend.operator(h), c.layout(backend, "packed")
+    a, zero = layout.tensor(c.batch.advantages), layout.tensor(np.zeros(c.batch.tokens))
+
+    def objective(x: np.ndarray) -> float:
+        result = op.coefficients(layout.tensor(x), zero, a, layout.index, c.batch.parameters, metrics=False)
+        return float(result.objective)
+
+    values = layout.read(op.coefficients(layout.tensor(c.batch.x), zero, a, layout.index, c.batch.parameters).values)
+    wide, narrow = (central(objective, c.batch.x, step) for step in (1e-5, 2e-6))
+    scale = np.abs(values).max()
+    smooth = np.abs(wide - narrow) <= 1e-5 * scale
+    assert smooth.mean() > 0.8
+    assert values[smooth] == pytest.approx(narrow[smooth], rel=1e-5, abs=1e-6 * scale)
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "ppo", "grpo", "dapo", "dr_grpo"])
+def test_the_first_update_learns(name, dtype, backend):
+    """At x = 0 exactly `c_i = mu_i A_i` up to rounding, and every gated ratio is 1."""
+    c = case(spec(name), spread_batch((3, 1, 7, 2, 5, 6), seed=5).with_x(np.zeros(24)), dtype)
+    op, layout = backend.operator(c.hierarchy), c.layout(backend, "padded")
+    now, old, a = c.tensors(layout)
+    n = np.array(c.batch.lengths)[c.batch.row]
+    weight = {"dapo": 1 / 24, "ppo": 1 / 24, "dr_grpo": 1 / (6 * 1024)}.get(name, 1 / (6 * n))
+    found = op.coefficients(now, old, a, layout.index).values
+    assert layout.read(found) == pytest.approx(weight * c.batch.advantages, rel=4 * 2.0**-53 if dtype == F64 else 3e-7)
+    assert layout.read(op.gate(now - old, layout.index, advantages=a)).tolist() == [1.0] * 24
+
+
+# ---------------------------------------------------------------- what breaks naive code
+
+HARD = {
+    test_hard_inputs: (
+        "test_what_lies_under_the_mask_is_never_read",
+        "test_a_cotangent_under_the_mask_is_never_read",
+        "test_rows_without_tokens_change_nothing",
+        "test_one_token_trajectories",
+        "test_rollback_of_a_million_tokens_in_float32",
+        "test_a_million_tokens_in_one_trajectory",
+        "test_many_trajectories",
+        "test_sizes_from_tiny_to_huge",
+        "test_drifts_beyond_all_reason_stay_bounded",
+        "test_negative_zero_is_zero",
+        "test_zero_advantages",
+        "test_huge_advantages",
+        "test_inputs_are_left_as_they_were",
+        "test_expanded_and_sliced_inputs",
+    ),
+    test_gradients: (
+        "test_aggregate_gate_at_its_breakpoints",
+        "test_clip_gate_at_its_breakpoints",
+        "test_some_tokens_at_zero",
+        "test_one_token_trajectories_keep_their_gradient",
+    ),
+    test_vectors: (
+        "test_fiberpo_matches_its_closed_form",
+        "test_apc_ratios",
+        "test_losses_and_gradients_of_a_trainer",
+    ),
+}
+LONG = ("million", "many")
+
+
+def hard():
+    """Tests of other files, as they stand, with their arguments."""
+    for module, names in HARD.items():
+        for name in names:
+            function = getattr(module, name)
+            marks = [m for m in getattr(function, "pytestmark", ()) if m.name == "parametrize"]
+            axes = []
+            for mark in marks:
+                keys = mark.args[0].split(", ") if isinstance(mark.args[0], str) else mark.args[0]
+                rows = [row if len(keys) > 1 else (row,) for row in mark.args[1]]
+                axes.append([dict(zip(keys, row, strict=True)) for row in rows])
+            for i, chosen in enumerate(itertools.product(*axes)):
+                arguments = {k: v for part in chosen for k, v in part.items()}
+                yield module, name, arguments, f"{name.removeprefix('test_')}-{i}"
+
+
+def hard_on_others():
+    """The torch backend goes through them in their own files; a slow one gets a few."""
+    for other in (b for b in BACKENDS_HERE if b.device == "cpu" and b != TORCH):
+        for module, name, arguments, label in hard():
+            few = zlib.crc32(repr(arguments).encode()) % 5 == 0 and not any(word in name for word in LONG)
+            if few or not other.slow:
+                yield pytest.param(module, name, arguments, other, id=f"{label}-{other}")
+
+
+@pytest.mark.parametrize(("module", "name", "arguments", "other"), list(hard_on_others()))
+def test_hard_inputs_on_other_backends(module, name, arguments, other, monkeypatch):
+    monkeypatch.setattr(module, "operator", lambda h: unasked(h, other.name))
+    getattr(module, name)(**arguments)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def mistakes(backend: Backend):
+    """Calls that must be refused, by what is wrong with them."""
+    op, batch = backend.operator(spec("fiberpo")), spread_batch()
+    layout, other = backend.padded(spec("fiberpo"), batch), backend.padded(spec("ppo"), batch)
+    now, a = layout.tensor(batch.x), layout.tensor(batch.advantages)
+    old, index = torch.zeros_like(now), layout.index
+    slot = tuple(int(i) for i in np.argwhere(np.isfinite(now.cpu().numpy()))[3])
+
+    def spoilt(t: torch.Tensor, value: float) -> torch.Tensor:
+        t = t.clone()
+        t[slot] = value
+        return t
+
+    reads = backend.operator(spec("grpo"))
+    of_reads = backend.padded(spec("grpo"), batch).index
+    return {
+        "index of another hierarchy": lambda: op.loss(now, old, a, other.index),
+        "index of another hierarchy, gate": lambda: op.gate(now, other.index),
+        "no index": lambda: op.loss(now, old, a, None),
+        "log-probs of another shape": lambda: op.loss(now[:, :-1], old, a, index),
+        "old log-probs of another shape": lambda: op.coefficients(now, old[:-1], a, index),
+        "flat log ratios": lambda: op.gate(now.reshape(-1), index),
+        "advantages of another shape": lambda: op.coefficients(now, old, a[:, :2], index),
+        "whole numbers": lambda: op.loss(torch.zeros(layout.shape, dtype=torch.int64), old, a, index),
+        "no tensor": lambda: op.gate(batch.x, index),
+        "NaN on a token": lambda: op.loss(spoilt(now, math.nan), old, a, index),
+        "infinite old log-prob": lambda: op.coefficients(now, spoilt(old, -math.inf), a, index),
+        "NaN for the gate": lambda: op.gate(spoilt(now, math.nan), index),
+        "infinite for the levels": lambda: op.levels(spoilt(now, math.inf), index),
+        "NaN advantage": lambda: op.loss(now, old, spoilt(a, math.nan), index),
+        "no advantages where they are read": lambda: reads.gate(now, of_reads),
+        "unknown parameter": lambda: op.gate(now, index, {"epsilom": 0.1}),
+        "parameter on its bound": lambda: op.gate(now, index, {"epsilon": 0.0}),
+        "parameter for no element": lambda: op.gate(now, index, {"C_trajectory": {"nobody": 0.1}}),
+    }
+
+
+@pytest.mark.parametrize("which", list(mistakes(TORCH)))
+def test_every_backend_refuses_in_the_same_words(which, backend):
+    said = []
+    for b in (TORCH, backend):
+        with pytest.raises(FibrationError) as caught:
+            mistakes(b)[which]()
+        said.append((type(caught.value), str(caught.value).replace(b.device, "")))
+    assert said[0] == said[1]
+
+
+# ---------------------------------------------------------------- rows beside the chain
+
+
+@pytest.mark.parametrize("over", [ROOT, Stratum("prompt_group")], ids=str)
+def test_rows_need_not_be_part_of_the_chain(over, backend):
+    h = Hierarchy(
+        name="rows_beside",
+        fibrations=[Fibration(token, over, uniform())],
+        gates={token: identity_gate(), over: identity_gate()},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+    assert verdict(h).ok
+    holds_training(backend, case(h, batch_for(h, 1), F64), "packed")

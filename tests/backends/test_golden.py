@@ -1,0 +1,42 @@
+"""Generated sources, kept in the repository so that a change in the compiler shows in its diff.
+
+To renew them after an intended change: FIBRATION_UPDATE_GOLDEN=1 make test
+"""
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import fibration
+from fibration.pipeline import BACKENDS, TITLES, generate, header
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.mark.parametrize("name", ["fiberpo", "gspo", "ppo"])
+def test_generated_torch_source_is_as_it_was(name):
+    compare(GOLDEN / f"{name}_torch.txt", generate(fibration.load(name), "torch").source)
+
+
+@pytest.mark.parametrize("backend", ["c", "triton"])
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "ppo"])
+def test_generated_kernels_are_as_they_were(name, backend):
+    """Of the objective alone: the other programs are made of the same parts."""
+    made = generate(fibration.load(name), backend)
+    plans = {"objective": made.plans["objective"]}
+    emit = import_module(f"fibration.backends.{backend}.emit").emit
+    compare(GOLDEN / f"{name}_{backend}.txt", emit(header(made.hierarchy, backend, made.programs), plans, TITLES))
+
+
+def compare(path, source):
+    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
+        path.write_text(source)
+    assert source == path.read_text(), f"{path.name} is out of date; read the difference, then renew it"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_generation_is_deterministic(backend):
+    hierarchy = fibration.load("fiberpo_domain")
+    assert generate(hierarchy, backend).source == generate(hierarchy.replace(), backend).source

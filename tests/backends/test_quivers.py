@@ -1,0 +1,501 @@
+"""Trees and quivers on every backend against the dense matrices of `dense.py`, which know nothing of how it is computed.
+
+Tolerances are those of `test_chains.py`: a bound on what rounding can do, carried through the interpreter's program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hierarchies.quivers import mine
+from hierarchies.random_quivers import (
+    CASES,
+    COUNT,
+    KINDS,
+    PARTIAL,
+    PROJECTED,
+    QUIVERS,
+    ROOTLESS,
+    TREES,
+    batch_for,
+    operator,
+    plain,
+    quiver,
+    written,
+)
+from oracles.backends_here import (
+    BACKENDS_HERE,
+    F32,
+    F64,
+    ROUNDOFF,
+    Backend,
+    Bounded,
+    Case,
+    Truth,
+    case,
+    holds_gate,
+    holds_training,
+)
+from oracles.dense import Dense, World, dense
+from support import DTYPES, Layout, spec, token, trajectory
+from thorough import ALL, some
+
+from fibration import Fibration, Hierarchy, count, log_ratio, proportional, uniform
+from fibration.language.atoms import Density
+from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.gates import Gate
+from fibration.language.registry import CONSTRUCTORS
+from fibration.language.traversal import atoms
+from fibration.runtime.metrics import Mean
+from fibration.runtime.operator import Operator
+
+MIX = (F64, F32, F64, torch.bfloat16, F64, F32, torch.float16)
+LONGEST = 2.0**-58  # of the largest value: what rounding may do to the dense numbers themselves
+FITTED = 2.0**-50  # and to the matrices of a projection, which are solved for in float64
+SHIPPED = ("fiberpo_turns", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "apc_obj", "cispo", "sapo",
+           "gspo_token", "truly_ppo")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unasked(Backend):
+    """A backend whose operators are compiled by `random_quivers.operator`."""
+
+    def operator(self, hierarchy: Hierarchy) -> Operator:
+        return operator(hierarchy, self.name)
+
+
+HERE = tuple(Unasked(b.name, b.device, b.slow) for b in BACKENDS_HERE)
+TORCH = HERE[0]
+
+
+@dataclass(frozen=True)
+class DenseCase(Case):
+    """A case whose truth is the dense evaluation."""
+
+    @functools.cached_property
+    def dense(self) -> Dense:
+        return dense(self.hierarchy, self.batch, self.now)
+
+    def bounds(self, layout: Layout, unit: float) -> Truth:
+        given = layout, self.batch.x, self.batch.advantages, self.batch.parameters, unit, self.now
+        return DenseTruth(self.dense, *given)
+
+
+class DenseTruth(Truth):
+    """The interpreter's bounds around the dense values; what only the interpreter gives (metrics) is its own."""
+
+    def __init__(self, values: Dense, *given: Any) -> None:
+        super().__init__(*given)
+        self.dense = values
+
+    def run(self, name: str, **more: np.ndarray) -> dict[str, Bounded]:
+        found = super().run(name, **more)
+        for word in found.keys() & (values := self.values(more)).keys():
+            value = values[word].astype(float)
+            found[word] = Bounded(value, found[word].error + (FITTED if self.h.orthogonalise else LONGEST) * self.size)
+        return found
+
+    @functools.cached_property
+    def size(self) -> float:
+        return max(
+            float(np.abs(self.dense.intensive(self.dense.density, s, c)).max(initial=0)) for s, c in self.dense.density
+        )
+
+    def values(self, more: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        d = self.dense
+        found = {
+            "gated_ratio": d.ratio.value,
+            "objective": d.objective.value,
+            "coefficients": d.coefficients,
+            **({"log_ratio_gradient": d.ratio.slope.T @ more["cotangent"]} if "cotangent" in more else {}),
+        }
+        for word, levels in (("residual", d.residual), ("gated", d.gated)):
+            for stratum, channel in levels:
+                found[f"{word}_{stratum}{CHANNEL_WORD[channel]}"] = d.intensive(levels, stratum, channel)
+        return found
+
+
+def dense_case(h: Hierarchy, seed: int, dtype: torch.dtype = F64, direct: bool = False, **kinds: Any) -> DenseCase:
+    batch = batch_for(h, seed + 1000 * direct, **kinds)
+    if h.name == "apc_obj":  # something left for every token: where nothing is, it ties with what did not deviate
+        batch = replace(batch, x=0.33 * np.tanh(batch.x / 0.33), parameters={"delta": 0.3})
+    found = case(h, batch, dtype, seed, direct)
+    return DenseCase(**{f.name: getattr(found, f.name) for f in fields(found)})
+
+
+@functools.cache
+def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool = False) -> DenseCase:
+    return dense_case(quiver(seed), seed, dtype, direct, small=small)
+
+
+@functools.cache
+def shipped_case(name: str, dtype: torch.dtype, direct: bool = False, small: bool = False) -> DenseCase:
+    return dense_case(spec(name), SHIPPED.index(name), dtype, direct, small=small)
+
+
+def seeds_of(b: Backend) -> list[int]:
+    """Which random ones a backend gets: building takes time. Trees and quivers alternate, trees in cycles of eight."""
+    if ALL or b.name == "torch":
+        return list(range(COUNT))
+    return list(range(1, COUNT, 9)) if b.slow else [s for s in range(COUNT) if (s // 2 + s // 16) % 2 == 0]
+
+
+def on_backends():
+    pairs = [(s, b) for s in range(COUNT) for b in HERE if s in seeds_of(b)]
+    return pytest.mark.parametrize(("seed", "backend"), pairs, ids=lambda v: str(v))
+
+
+@pytest.fixture(params=HERE, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return request.param
+
+
+# ---------------------------------------------------------------- the definition
+
+
+@pytest.mark.parametrize("seed", [s for s in range(COUNT) if ALL or (s // 2 + s // 16) % 4 == 1])
+def test_the_interpreter_gives_what_is_written(seed):
+    """Values, coefficients, the adjoint, and every level, of the program as lowered."""
+    c = random_case(seed, F64)
+    layout = c.layout(TORCH, "packed")
+    interpreted = Case.bounds(c, layout, ROUNDOFF[F64])
+    for name, more in (
+        ("evaluate", {}),
+        ("gate", {}),
+        ("levels", {}),
+        ("gate_adjoint", {"cotangent": np.cos(1 + np.arange(c.batch.tokens))}),
+    ):
+        expected = c.bounds(layout, ROUNDOFF[F64]).run(name, **more)
+        found = interpreted.run(name, **more)
+        assert found.keys() == expected.keys()
+        for word, value in found.items():
+            expected[word].check(value.value, F64, word)
+
+
+@pytest.mark.parametrize("seed", range(0, COUNT, 4))
+def test_dense_slopes_are_those_of_dense_values(seed):
+    """Central differences, wherever both sides agree on the slope."""
+    c = dense_case(quiver(seed), seed, small=True, zeros="none")
+    x = c.batch.x.astype(np.longdouble)
+
+    def values(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = dense(c.hierarchy, replace(c.batch, x=x + step), c.now)
+        return found.ratio.value, found.objective.value
+
+    for i in range(0, c.batch.tokens, 3):
+        e = np.zeros_like(x)
+        e[i] = 1
+        differences = []
+        for h in (1e-6, 2e-7):
+            (up, j_up), (down, j_down) = values(h * e), values(-h * e)
+            differences.append((np.append((up - down), (j_up - j_down)) / (2 * h)).astype(float))
+        slopes = np.append(c.dense.ratio.slope[:, i], c.dense.coefficients[i]).astype(float)
+        if c.hierarchy.objective.estimator == "score":
+            differences, slopes = [d[:-1] for d in differences], slopes[:-1]
+        scale = max(np.abs(slopes).max(), 1.0)
+        smooth = np.abs(differences[0] - differences[1]) <= 1e-7 * scale
+        assert smooth.mean() > 0.5
+        assert slopes[smooth] == pytest.approx(differences[1][smooth], rel=1e-7, abs=1e-7 * scale)
+
+
+# ---------------------------------------------------------------- every backend
+
+
+@on_backends()
+def test_random_quivers_match_dense_matrices(seed, backend):
+    """Value and coefficients; metrics and gates of each on torch, and of every third where building takes time."""
+    kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")
+    dtype = MIX[seed % len(MIX)]
+    free = backend.name == "torch"
+    holds_training(backend, random_case(seed, dtype, False, backend.slow), kinds[0], metrics=free or seed % 3 == 0)
+    if free or seed % 3 == 1:
+        holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
+
+
+@pytest.mark.parametrize("seed", range(0, COUNT, 5))
+def test_jacobians(seed):
+    """Row by row from the backward of `gate`, where the test above looks at one product with it."""
+    c = random_case(seed, F64, True, True)
+    layout = c.layout(TORCH, "padded")
+    x, _, advantages = c.tensors(layout)
+    x = x.requires_grad_()
+    op = TORCH.operator(c.hierarchy)
+    gated = op.gate(x, layout.index, c.batch.parameters, advantages=advantages)
+    for i, slot in enumerate(layout.slots):
+        (row,) = torch.autograd.grad(gated.reshape(-1)[slot], x, retain_graph=True)
+        cotangent = np.eye(c.batch.tokens)[i]
+        expected = c.truth(layout, TORCH).run("gate_adjoint", cotangent=cotangent)["log_ratio_gradient"]
+        expected.check(layout.read(row), F64, f"row {i}")
+
+
+LAYOUTS = [(k, d, b) for b in HERE for d in DTYPES[:3] for k in ("padded", "packed")
+           if not b.slow or (k, d) == ("padded", F32)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "dtype", "backend"), LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
+    """One-token and empty trajectories among others; NaN or infinity under the mask."""
+    holds_training(backend, shipped_case(name, dtype, False, backend.slow), kind)
+    holds_gate(backend, shipped_case(name, dtype, True, backend.slow), kind)
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if n != "fiberpo_crossed"])
+def test_trajectories_of_one_token(name, backend):
+    """Fibres of one: in float64, in the packed form that has as many tokens as rows."""
+    h = spec(name)
+    b = batch_for(h, 3)
+    n = 6
+    first = [int(np.flatnonzero(b.row == r)[0]) for r in np.unique(b.row)][:n]
+    rows = [int(b.row[i]) for i in first]
+    own = {
+        "lengths": (1,) * len(first),
+        "x": b.x[first],
+        "advantages": b.advantages[first],
+        "labels": {k: [v[r] for r in rows] for k, v in b.labels.items()},
+        "token_labels": {k: [v[i] for i in first] for k, v in b.token_labels.items()},
+        "parameters": {},
+    }
+    found = case(h, type(b)(**own), F64, 1)
+    c = DenseCase(**{f.name: getattr(found, f.name) for f in fields(found)})
+    holds_training(backend, c, "padded", metrics=backend.name == "torch")
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("name", ["fiberpo_turns", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "apc_obj"])
+def test_the_first_update_learns(name, dtype, backend):
+    """Where every ratio is 1 coefficients are `mu A`: each to rounding on trees; where strata cross, to that of the largest."""
+    drawn = dense_case(spec(name), 3, dtype, small=backend.slow, zeros="all")
+    world = drawn.dense.world
+    rows = world.number[drawn.hierarchy.rows.name]
+    mu = world.exact(drawn.hierarchy.objective.weight, drawn.hierarchy.rows.name)
+    wanted = [
+        float(mu[rows[r]]) * a
+        for r, a in zip(world.label[drawn.hierarchy.rows.name], drawn.batch.advantages, strict=True)
+    ]
+    layout = drawn.layout(backend, "padded")
+    now, old, a = drawn.tensors(layout)
+    given = layout.index, drawn.batch.parameters
+    found = layout.read(backend.operator(drawn.hierarchy).coefficients(now, old, a, *given, metrics=False).values)
+    size = np.abs(wanted).max() if not drawn.hierarchy.shape.is_tree else np.abs(wanted)
+    assert (np.abs(found - wanted) <= (2.0**-48 if dtype == F64 else 2.0**-21) * size + 1e-300).all()
+    assert layout.read(backend.operator(drawn.hierarchy).gate(now - old, *given, advantages=a)).tolist() == [1.0] * len(
+        found
+    )
+
+
+# ---------------------------------------------------------------- laws, in numbers
+
+SHAPES = [(k, False) for k in KINDS] + [(k, True) for k in PROJECTED]
+BY_SIGN = [(*shape, bool(signed)) for i, shape in enumerate(SHAPES) for signed in (0, 1) if ALL or signed == i % 2]
+
+
+@pytest.mark.parametrize(("name", "projected", "signed"), BY_SIGN)
+def test_identity_gates_are_the_identity(name, projected, signed):
+    """On every shape: the gated ratio is the ratio, and coefficients are the policy gradient's."""
+    h = plain(name, projected, seed=len(name), signed=signed)
+    for zeros in ("some", "all"):
+        c = dense_case(h, 5, zeros=zeros)
+        layout = c.layout(TORCH, "padded")
+        now, old, a = c.tensors(layout)
+        assert np.abs(c.dense.ratio.value - np.exp(c.batch.x.astype(np.longdouble))).max() < 1e-17
+        assert np.abs(c.dense.ratio.slope - np.diag(c.dense.ratio.value)).max() < 1e-16
+        op = TORCH.operator(h)
+        found = op.gate(layout.tensor(c.batch.x), layout.index, c.batch.parameters, advantages=a)
+        assert layout.read(found) == pytest.approx(np.exp(c.batch.x), rel=1e-14)
+        result = op.coefficients(now, old, a, layout.index, c.batch.parameters)
+        world = c.dense.world
+        mu = np.array([float(world.exact(h.objective.weight, h.rows.name)[world.number[h.rows.name][e]])
+                       for e in world.label[h.rows.name]])  # fmt: skip
+        wanted = mu * c.batch.advantages * np.exp(c.batch.x)
+        assert layout.read(result.values) == pytest.approx(wanted, rel=1e-12, abs=1e-15 * np.abs(wanted).max())
+
+
+def leaks(c: DenseCase) -> tuple[float, float]:
+    """The largest mean that residuals have over any coarser element, from an operator and from the dense residuals.
+
+    Where several strata lie over one, theirs are summed together: each alone need not vanish.
+    """
+    layout, world = c.layout(TORCH, "packed"), c.dense.world
+    op = TORCH.operator(c.hierarchy)
+    x, _, a = c.tensors(layout)
+    levels = op.levels(x, layout.index, c.batch.parameters, advantages=a)
+    largest, expected = 0.0, 0.0
+    for channel in c.hierarchy.decomposition.channels:
+        for u, together in joint(world):
+            found, wanted = 0.0, 0.0
+            for v in together:
+                sums = world.pushforward(v, u)
+                found = found + sums @ (levels.residual[v, channel].numpy() * world.long_mass(v)) / world.long_mass(u)
+                wanted = wanted + c.dense.leak(v, u, channel)
+            assert np.abs(found - wanted).max() <= 1e-12, (u, together)
+            largest, expected = max(largest, np.abs(found).max()), max(expected, np.abs(wanted).max())
+    return float(largest), float(expected)
+
+
+def joint(world: World):
+    """Strata with the coarser ones over which all their residuals together should vanish."""
+    leaves = {s: {leaf for leaf in world.leaves if leaf == s or s in world.coarser(leaf)} for s in world.targets}
+    for u in world.targets:
+        finer = [s for s in world.targets if u in world.coarser(s)]
+        for v in finer:
+            if leaves[v] == leaves[u]:
+                yield u, [v]
+        direct = [s for s in finer if u in world.targets[s]]
+        if direct and sum(len(leaves[s]) for s in direct) == len(leaves[u]):
+            yield u, direct
+
+
+def plain_case(name: str, projected: bool = False, **kinds: Any) -> DenseCase:
+    h = plain(name, projected, seed=1)
+    return dense_case(h, 8, direct=True, zeros="some", **kinds)
+
+
+def orthogonality(h: Hierarchy) -> set[str]:
+    """What the verifier says of its residuals; nothing where kernels with parameters keep it from being asked."""
+    return {v.status for v in mine(h) if v.law == "orthogonality"}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_residuals_of_trees_are_orthogonal(name):
+    c = plain_case(name)
+    assert orthogonality(c.hierarchy) <= {"proved"}
+    assert max(leaks(c)) < 1e-14
+    assert np.abs(c.batch.x).max() > 0.05
+
+
+@pytest.mark.parametrize("name", [q for q in QUIVERS if q not in (*ROOTLESS, PARTIAL)])
+def test_residuals_of_balanced_crossings_are_orthogonal(name):
+    assert max(leaks(plain_case(name, balanced=True))) < 1e-14
+
+
+@pytest.mark.parametrize("name", PROJECTED)
+def test_projected_residuals_are_orthogonal(name):
+    c = plain_case(name, projected=True)
+    assert orthogonality(c.hierarchy) == {"proved"}
+    assert max(leaks(c)) < 1e-12
+    assert np.abs(c.batch.x).max() > 0.05
+
+
+@pytest.mark.parametrize("name", QUIVERS)
+def test_residuals_of_unbalanced_crossings_are_not(name):
+    """Nor are those of crossings without a common root; and what leaks is what the definition says."""
+    h = plain(name, seed=1)
+    assert "refuted" in orthogonality(h)
+    pairs = [leaks(dense_case(h, seed, direct=True, balanced=name in ROOTLESS, zeros="some"))
+             for seed in range(8, 14)]  # fmt: skip
+    for found, expected in pairs:
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    assert max(expected for _, expected in pairs) > 1e-4
+
+
+# ---------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize("seed", some(range(COUNT), 3))
+def test_metrics_add_up(seed):
+    """Every element is in one regime, parts add up to the whole, drifts are those of the dense residuals."""
+    c = random_case(seed, F64)
+    layout = c.layout(TORCH, "packed")
+    now, old, a = c.tensors(layout)
+    metrics = TORCH.operator(c.hierarchy).coefficients(now, old, a, layout.index, c.batch.parameters).metrics
+    world = c.dense.world
+    for (stratum, channel), rho in c.dense.residual.items():
+        key = f"{stratum}/{channel}" if channel else stratum
+        elements = len(world.elements[stratum])
+        regimes = [metrics[f"{key}/{r}"] for r in ("passed", "rolled_back", "zeroed", "limited", "attenuated")]
+        assert all(float(r.count) == elements for r in regimes)
+        assert sum(float(r.sum) for r in regimes) == pytest.approx(elements)
+        drift = np.abs(rho.value / world.long_mass(stratum)).astype(float)
+        assert float(metrics[f"{key}/drift"]) == pytest.approx(drift.mean(), rel=1e-9, abs=1e-15)
+        assert float(metrics[f"{key}/drift_max"]) == pytest.approx(drift.max(), rel=1e-9, abs=1e-15)
+        for word in ("passed", "drift"):
+            parts: dict[str, list[Mean]] = {}
+            for name, metric in metrics.items():
+                if name.startswith(f"{key}/{word}["):
+                    parts.setdefault(name.split("[")[1].split("=")[0], []).append(metric)
+            for over, means in parts.items():
+                whole = metrics[f"{key}/{word}"]
+                assert sum(float(m.count) for m in means) == float(whole.count), over
+                assert sum(float(m.sum) for m in means) == pytest.approx(float(whole.sum), rel=1e-9, abs=1e-15), over
+    ratio = c.dense.ratio.value.astype(float)
+    assert float(metrics["ratio/max"]) == pytest.approx(ratio.max(), rel=1e-9)
+    assert float(metrics["ratio/min"]) == pytest.approx(ratio.min(), rel=1e-9)
+    rows = np.unique(c.batch.row)
+    x = c.batch.x
+    for name, of_token in (("tv", np.abs(np.expm1(x))), ("kl", -x)):
+        wanted = np.mean([of_token[c.batch.row == r].mean() for r in rows])
+        assert float(metrics[name]) == pytest.approx(wanted, rel=1e-9, abs=1e-15)
+
+
+# ---------------------------------------------------------------- what once was wrong
+
+
+def test_an_empty_branch_adds_nothing():
+    """A kernel may divide by the count of its own branch: where that is empty, its mean is 0, and not 0/0."""
+    drawn = (quiver(seed) for seed in range(COUNT))
+    h = next(h for h in drawn if any("where(count(image" in str(f) and " > 0" in str(f) for f in h.fibrations))
+    c = next(c for c in (dense_case(h, s) for s in range(30)) if _has_empty_branch(c))
+    assert np.isfinite(c.dense.ratio.value).all()
+    for kind in ("padded", "packed"):
+        holds_training(TORCH, c, kind)
+
+
+def _has_empty_branch(c: DenseCase) -> bool:
+    world = c.dense.world
+    counts = [world.count(leaf, s) for leaf in world.leaves for s in world.coarser(leaf)]
+    return any(0 in count for count in counts)
+
+
+def test_the_mass_of_a_token_is_the_same_however_its_kernel_is_written():
+    per_token = log_ratio(scale=1 / count(token, over=trajectory))
+    first, *rest = spec("fiberpo").fibrations
+    masses = []
+    for kernel in (uniform(), proportional(count(token))):
+        kernels = [Fibration(first.source, first.target, kernel), *rest]
+        masses.append(spec("fiberpo").replace(fibrations=kernels, decomposition=per_token).masses)
+    assert masses[0] == masses[1]
+
+
+# ---------------------------------------------------------------- the lot is varied
+
+
+def test_a_varied_lot():
+    """Or the tests above show less than they seem to."""
+    drawn = [quiver(seed) for seed in range(COUNT)]
+    assert COUNT >= 60
+    assert {CASES[s].removesuffix(", projected") for s in range(COUNT)} == set(KINDS)
+    for b in HERE:
+        met = [CASES[s] for s in seeds_of(b)]
+        plain_ones = [name for name in met if name in KINDS]
+        assert len(set(plain_ones) & set(TREES)) >= (3 if b.slow else 6), b
+        assert len(set(plain_ones) & set(QUIVERS)) >= (3 if b.slow else 6), b
+        assert sum("projected" in name for name in met) >= (1 if b.slow else 4), b
+    words = " ".join(written(h) for h in drawn)
+    for made in CONSTRUCTORS.values():
+        if made.kind is Gate and made.name != "zero_gate":
+            assert made.name in words, made.name
+    for word in ("advantage", "tanh", "sigmoid", "sqrt", "log1p", ".per(mass)", ".score()", "total(", "where(count(",
+                 "ratio_deviation", "scale=mass", "scale=1/", "> 0"):  # fmt: skip
+        assert word in words, word
+    read = [a for h in drawn for g in h.gates.values() for a in atoms(g.expression) if isinstance(a, Density)]
+    assert sum(a.channel is None for a in read) > 10
+    assert sum(a.channel == "-" for a in read) > 2
+    cases = [random_case(seed, F64) for seed in range(0, COUNT, 3)]
+    assert sum(_has_empty_branch(c) for c in cases) > 1
+    assert sum(1 in c.batch.lengths for c in cases) > 6
+    assert sum(0 in c.batch.lengths for c in cases) > 3
+    assert sum((c.batch.x == 0).all() for c in cases) > 1
+    changed = [np.abs(c.dense.ratio.value - np.exp(c.batch.x)).max() > 1e-3 for c in cases]
+    assert sum(changed) > 10
+    limited = sum(
+        any(bool((np.abs(c.dense.gated[k].value - rho.value) > 1e-6).any()) for k, rho in c.dense.residual.items())
+        for c in cases
+    )
+    assert limited > 13

@@ -1,0 +1,213 @@
+"""What `fibration compile -o` writes: files that work without the library, give the same bits, and say what they are."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from hierarchies.chains import compiled
+from thorough import ALL
+from typer.testing import CliRunner
+
+import fibration
+from fibration.cli.main import app
+
+pytestmark = pytest.mark.usefixtures("kept_verdicts")
+
+needs_c = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+BACKENDS = [pytest.param("c", marks=needs_c), "triton"]
+
+USE = """
+import importlib, sys, torch
+folder = sys.argv[1]
+sys.path.insert(0, folder)
+results = {}
+for module, data in torch.load(folder + "/data.pt").items():
+    loss = importlib.import_module(module)
+    assert not any(m.split(".")[0] == "fibration" for m in sys.modules)
+    call = loss.run if hasattr(loss, "run") else lambda name, **given: getattr(loss, name)(**given)
+    layout = loss.lay_out("objective", data["offsets"], data["parents"], data.get("leaves")) | data.get("matrices", {})
+    tokens = {k: data[k] for k in ("log_probs", "old_log_probs", "advantages")}
+    results[module] = call("objective", **tokens, **data["parameters"], **layout)
+    try:
+        call("objective", log_prob=data["log_probs"])
+    except TypeError as error:
+        assert "log_prob" in str(error)
+    else:
+        raise AssertionError("an unknown argument was taken")
+torch.save(results, folder + "/out.pt")
+"""
+
+
+def write(name, backend, folder, *more):
+    done = CliRunner().invoke(app, ["compile", name, "-b", backend, "-o", str(folder), *more])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done
+
+
+def alone(folder, data):
+    """Run modules, each with its data, in a process that never sees the library."""
+    torch.save(data, folder / "data.pt")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, "-P", "-c", USE, str(folder)]
+    subprocess.run(command, check=True, env=environment, cwd=Path("/"))
+    return torch.load(folder / "out.pt")
+
+
+LENGTHS = torch.tensor([3, 17, 1, 8, 12, 5, 19, 2, 9, 14, 6, 11])
+OFFSETS = torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)])
+N = int(OFFSETS[-1])
+FIRST = torch.tensor(
+    [0, 1, 0, 1, 2, 2, 3, 0, 1, 2, 3, 3]
+)  # elements in order of appearance, not sorted: sums need an order
+SECOND = torch.tensor([0, 1, 1, 0, 2, 0, 1, 2, 2, 1, 0, 0])
+FINE = torch.arange(N) * 7 % 10 % 3  # of tokens
+FINE[:3] = torch.arange(3)
+
+# The labels that an index takes, and what `lay_out` takes for them.
+GIVEN = {
+    "fiberpo": ({}, {}),
+    "fiberpo_domain": (
+        {"prompt_group": FIRST.tolist(), "domain": (FIRST % 2).tolist()},
+        {"parents": {("trajectory", "prompt_group"): FIRST, ("prompt_group", "domain"): torch.tensor([0, 1, 0, 1])}},
+    ),
+    "fiberpo_modal": (
+        {"prompt_group": FIRST.tolist(), "text_token": FINE > 0, "image_token": FINE == 0},
+        {
+            "parents": {("trajectory", "prompt_group"): FIRST},
+            "leaves": {"text_token": FINE > 0, "image_token": FINE == 0},
+        },
+    ),
+    "fiberpo_crossed": (
+        {"domain": FIRST.tolist(), "modality": SECOND.tolist()},
+        {"parents": {("trajectory", "domain"): FIRST, ("trajectory", "modality"): SECOND}},
+    ),
+    "fiberpo_experts": ({"expert": FINE.tolist()}, {"parents": {("token", "expert"): FINE}}),
+    "apc_obj": ({"state": FINE.tolist()}, {"parents": {("token", "state"): FINE}}),
+}
+
+
+def defaults(op):
+    """The parameters' defaults, as arguments of the generated functions."""
+    channel, found = {"plus": "+", "minus": "-"}, {}
+    for i in op.programs["objective"].inputs:
+        if i.kind == "parameter":
+            value = op.hierarchy.parameters[i.key[0]].default
+            value = value[channel[i.name.rsplit("_", 1)[1]]] if isinstance(value, dict) else value
+            found[f"{i.name}_of"] = torch.tensor([value], dtype=torch.float64)
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
+    """Chains, a tree, quivers."""
+    torch.manual_seed(1)
+    tokens = {"log_probs": -torch.rand(N), "old_log_probs": -torch.rand(N), "advantages": torch.randn(N)}
+    expected, data = {}, {}
+    names = list(GIVEN) if ALL else ["fiberpo_domain", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts"]
+    for name in names:
+        labels, layout = GIVEN[name]
+        op = compiled(fibration.load(name), backend)
+        assert write(name, backend, tmp_path).exit_code == 0
+        module, index = f"{name}_{backend}", op.index(offsets=OFFSETS, **labels)
+        expected[module] = op.coefficients(*tokens.values(), index, metrics=False)
+        mixes = {m.matrix: index.matrix(m.into, m.of) for m in op.programs["objective"].matrices}
+        assert bool(mixes) == (name == "fiberpo_crossed")
+        parents = layout.get("parents", {})
+        data[module] = {**tokens, **layout, "parents": parents, "matrices": mixes, "offsets": OFFSETS}
+        data[module]["parameters"] = defaults(op)
+    found = alone(tmp_path, data)
+    for module, result in found.items():
+        assert torch.equal(result["coefficients"], expected[module].values), module
+        assert torch.equal(result["objective"].reshape(()).float(), expected[module].objective), module
+    assert len(found) == len(names)
+
+
+@pytest.mark.parametrize("backend", ["torch", *BACKENDS])
+def test_the_certificate_names_every_file(backend, tmp_path):
+    done = write("ppo", backend, tmp_path)
+    assert done.exit_code == 0, done.stderr
+    certificate = json.loads((tmp_path / "ppo_certificate.json").read_text())
+    files = {p.name for p in tmp_path.iterdir()} - {"ppo_certificate.json"}
+    assert set(certificate["files"]) == files
+    for name, digest in certificate["files"].items():
+        assert sha256((tmp_path / name).read_bytes()).hexdigest() == digest
+        assert str(tmp_path / name) in done.stdout
+    assert certificate["module"] == f"ppo_{backend}.py"
+
+
+def test_machine_code_comes_with_what_it_takes_of_the_chip(tmp_path):
+    done = write("ppo", "triton", tmp_path, "--arch", "sm_90")
+    assert done.exit_code == 0, done.stderr
+    certificate = json.loads((tmp_path / "ppo_certificate.json").read_text())
+    assert {k["kernel"] for k in certificate["kernels"]} >= {"objective_sweep_1", "gate_sweep_1"}
+    for kernel in certificate["kernels"]:
+        stem = f"ppo_sm_90_{kernel['kernel']}"
+        assert "sm_90" in (tmp_path / f"{stem}.ptx").read_text()
+        assert (tmp_path / f"{stem}.cubin").read_bytes()[:4] == b"\x7fELF"
+        assert 0 < kernel["registers"] <= 255
+    assert "spilled bytes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "words"),
+    [("torch", "sm_90", "no architecture"), ("c", "sm_90", "leave --arch out"), ("triton", "sm_12", "'sm_12'")],
+)
+def test_an_architecture_that_a_backend_does_not_know_is_refused(backend, arch, words, tmp_path):
+    done = write("ppo", backend, tmp_path / "out", "--arch", arch)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_machine_code_is_not_printed():
+    done = CliRunner().invoke(app, ["compile", "ppo", "-b", "triton", "--arch", "sm_90"])
+    assert done.exit_code == 2
+    assert "-o DIR" in done.stderr
+
+
+MISTAKES = {
+    "advantages per row without their rows": (dict(advantages=torch.ones(2)), ValueError, "advantages has 2"),
+    "too few": (dict(old_log_probs=torch.zeros(3)), ValueError, "old_log_probs has 3"),
+    "whole numbers": (dict(advantages=torch.ones(5, dtype=torch.int64)), TypeError, "advantages is torch.int64"),
+    "offsets beyond the tokens": (dict(trajectory_offsets=torch.tensor([0, 3, 9])), ValueError, "end at 9"),
+    "rows beyond the advantages": (
+        dict(advantages=torch.ones(1), trajectory_rows=torch.tensor([0, 1])),
+        ValueError,
+        "row 1",
+    ),
+    "nothing": (dict(log_probs=None), TypeError, "lacks the argument log_probs"),
+    "unknown": (dict(log_prob=torch.zeros(5)), TypeError, "no argument log_prob"),
+}
+
+
+@needs_c
+def test_the_loader_says_what_does_not_fit(tmp_path):
+    import importlib.util
+
+    assert write("fiberpo", "c", tmp_path).exit_code == 0
+    place = importlib.util.spec_from_file_location("fiberpo_loader", tmp_path / "fiberpo_c.py")
+    loss = importlib.util.module_from_spec(place)
+    place.loader.exec_module(loss)
+    layout = loss.lay_out("objective", torch.tensor([0, 3, 5], dtype=torch.int32), {})
+    good = {
+        "log_probs": torch.rand(5, 2)[:, 0],
+        "old_log_probs": torch.zeros(5),
+        "advantages": torch.ones(5),
+        "epsilon_of": 0.05,
+    }
+    good |= {"C_trajectory_plus_of": 0.2, "C_trajectory_minus_of": torch.tensor(0.1), **layout}
+    assert torch.isfinite(loss.objective(**good)["objective"]).all()
+    per_row = {"advantages": torch.ones(2), "trajectory_rows": torch.tensor([0, 1], dtype=torch.int32)}
+    assert torch.equal(loss.objective(**{**good, **per_row})["objective"], loss.objective(**good)["objective"])
+    for what, (change, error, words) in MISTAKES.items():
+        with pytest.raises(error, match=words):
+            loss.objective(**{**good, **change})
+            pytest.fail(what)
+    with pytest.raises(ValueError, match="has a token"):
+        loss.lay_out("objective", torch.tensor([0, 3, 3, 5]), {})

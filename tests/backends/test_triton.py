@@ -1,0 +1,239 @@
+"""The Triton backend: generated modules under the interpreter, against the torch backend."""
+
+import ast
+import functools
+import logging
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hierarchies.chains import compiled, unasked
+from oracles.backends_here import triton_interprets
+from support import SPECS, Batch, packed, padded, spec, triton_artifact
+
+from fibration import BackendError, Fibration, Gate, Hierarchy, log_ratio, residual, strata, token_mean, uniform, where
+from fibration.backends.triton import load
+from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.language import fitted, is_literal, typed
+from fibration.pipeline import choose
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+interpreted = pytest.mark.skipif(not triton_interprets(), reason="kernels are compiled where there is a GPU")
+ROUNDING = {F64: 1e-14, F32: 2e-6, BF16: 2e-6}  # results of bfloat16 inputs are float32; but for gated ratios
+
+
+def batch_of(lengths, seed=0, groups=3, domains=2):
+    generator = np.random.default_rng(seed)
+    n, rows = sum(lengths), len(lengths)
+    group = generator.permutation(np.arange(rows) % groups)
+    labels = {"prompt_group": [f"g{g}" for g in group], "domain": [f"d{g % domains}" for g in group]}
+    x, advantages = generator.normal(0, 0.15, n), generator.normal(size=n)
+    return Batch(tuple(lengths), x, advantages, labels, parameters={"epsilon": 0.1})
+
+
+def tensors(layout, batch, dtype, per_row):
+    old = layout.tensor(np.full(batch.tokens, -0.7), dtype)
+    now = layout.tensor(batch.x, dtype) + old
+    if not per_row:
+        return now, old, layout.tensor(batch.advantages, dtype)
+    first = np.cumsum([0, *batch.lengths[:-1]])
+    return now, old, torch.from_numpy(batch.advantages[first]).to(dtype)
+
+
+def agree(found, wanted, tolerance, what):
+    scale = np.abs(wanted).max()
+    assert np.abs(found - wanted).max() <= tolerance * max(scale, 1e-30), what
+
+
+def holds(name, batch, lay_out, dtype, per_row=False, everything=True):
+    """Objective, coefficients, metrics, gated ratios, their gradient and levels are those of the torch backend."""
+    h = spec(name)
+    per_row = per_row or name == "gspo"
+    batch = replace(batch, parameters={k: v for k, v in batch.parameters.items() if k in h.parameters})
+    if per_row:
+        row = np.repeat(np.cumsum([0, *batch.lengths[:-1]]), batch.lengths)
+        batch = replace(batch, advantages=batch.advantages[row])
+    op, reference = compiled(h, "triton"), compiled(h, "torch")
+    layout = lay_out(op, batch)
+    now, old, advantages = tensors(layout, batch, dtype, per_row)
+    for metrics in (False, True) if everything else (False,):
+        found, wanted = (
+            o.coefficients(now, old, advantages, layout.index, batch.parameters, metrics=metrics)
+            for o in (op, reference)
+        )
+        agree(layout.read(found.values), layout.read(wanted.values), ROUNDING[dtype], "coefficients")
+        assert float(found.objective) == pytest.approx(float(wanted.objective), rel=ROUNDING[dtype], abs=1e-7)
+        outside = torch.ones(layout.shape, dtype=torch.bool).view(-1)
+        outside[torch.from_numpy(layout.slots)] = False
+        assert (found.values.view(-1)[outside] == 0).all()
+        assert found.metrics.keys() == wanted.metrics.keys()
+        for key, value in wanted.metrics.items():
+            assert float(found.metrics[key]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), key
+    if not everything:
+        return
+    x = now - old
+    weights = torch.cos(torch.arange(x.numel())).reshape(x.shape).to(dtype)
+    gated, gradients = [], []
+    for o in (op, reference):
+        given = x.clone().requires_grad_()
+        ratio = o.gate(given, layout.index, batch.parameters, advantages=advantages)
+        ratio.backward(weights)
+        gated.append(ratio.detach())
+        gradients.append(layout.read(given.grad))
+    half = 2.0**-7 if dtype == BF16 else ROUNDING[dtype]
+    assert gated[0].dtype == dtype
+    assert (gated[0].view(-1)[outside] == 1).all()
+    agree(layout.read(gated[0]), layout.read(gated[1]), half, "gated ratio")
+    agree(*gradients, half, "gradient of the gated ratio")
+    seen, wanted = (o.levels(x, layout.index, batch.parameters, advantages=advantages) for o in (op, reference))
+    for key in wanted.residual:
+        agree(seen.residual[key].numpy(), wanted.residual[key].numpy(), 1e-14, f"residual {key}")
+        agree(seen.gated[key].numpy(), wanted.gated[key].numpy(), 1e-14, f"gated {key}")
+
+
+# ---------------------------------------------------------------- under the interpreter
+
+LAYOUTS = {
+    "packed": packed,
+    "padded": functools.partial(padded, gaps=False),
+    "holes": functools.partial(padded, seed=3),
+}
+CASES = [("packed", F32), ("padded", BF16), ("holes", F64)]
+SHORT = (3, 1, 7, 2, 40, 6, 1, 1, 5, 9)  # tiles of 4 tokens, 32 rows
+
+
+@interpreted
+@pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_shipped_hierarchies_match_torch(name, kind, dtype):
+    holds(name, batch_of(SHORT, seed=SPECS.index(name)), LAYOUTS[kind], dtype, per_row=kind == "padded")
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("lengths", "dtype"),
+    [((1,) * 9, F64), ((33, 1, 64, 100, 2), F32), ((257, 300, 1), F32), ((1, 513, 700), BF16)],
+    ids=["ones", "tiles of 32", "tiles of 256", "tiles of 512"],
+)
+def test_rows_of_one_token_and_longer_than_a_tile(lengths, dtype):
+    holds("fiberpo", batch_of(lengths), LAYOUTS["padded"], dtype, everything=False)
+
+
+@interpreted
+@pytest.mark.parametrize(("rows", "groups", "domains"), [(600, 2, 1), (90, 40, 3)], ids=["fibres of 300", "40 fibres"])
+def test_fibres_longer_and_more_than_a_tile(rows, groups, domains):
+    batch = batch_of((1, 2) * (rows // 2), groups=groups, domains=domains)
+    holds("fiberpo_domain", batch, packed, F64, everything=False)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["ppo", "fiberpo_domain"])
+def test_the_same_call_gives_the_same_bits(name):
+    op, batch = compiled(spec(name), "triton"), batch_of(SHORT)
+    found = []
+    for lay_out in (packed, packed, LAYOUTS["padded"], LAYOUTS["holes"]):
+        layout = lay_out(op, batch)
+        result = op.coefficients(*tensors(layout, batch, F32, False), layout.index)
+        found.append((layout.read(result.values).tolist(), float(result.objective)))
+    assert all(f == found[0] for f in found)
+
+
+@interpreted
+def test_constants_keep_every_digit_in_float64():
+    """A choice between two literals would be float32."""
+    token, trajectory = strata("token trajectory")
+    h = Hierarchy(
+        name="constants",
+        fibrations=[Fibration(token, trajectory, uniform())],
+        gates={
+            trajectory: Gate(residual * where(residual <= 0.05, 1.1, 0.9)),
+            token: Gate(residual * where(residual <= 0.1, 0.7, 1.3)),
+        },
+        decomposition=log_ratio(),
+        objective=token_mean(),
+    )
+    batch = batch_of(SHORT)
+    found = []
+    for backend in ("triton", "torch"):
+        op = unasked(h, backend)
+        layout = packed(op, batch)
+        found.append(layout.read(op.gate(layout.tensor(batch.x), layout.index)))
+    agree(*found, 1e-15, "gated ratio")
+
+
+# ---------------------------------------------------------------- the source
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo_domain"])
+def test_a_module_stands_alone(name):
+    source = triton_artifact(name).source
+    imported = {a.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import) for a in n.names}
+    assert imported == {"torch", "triton", "triton.language"}
+    assert not [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+    assert max(map(len, source.splitlines())) <= 120
+    functions = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+    for plan_name, plan in triton_artifact(name).plans.items():
+        assert ast.get_docstring(functions[plan_name])
+        assert 1 <= len(kernels(plan_name, plan)) <= 5
+    assert all(ast.get_docstring(f) for f in functions.values())
+    assert not re.search(r"\.item\(|\.cpu\(|\.tolist\(|synchronize", source)
+
+
+def test_literals_beside_nothing_are_tensors():
+    assert is_literal("0.5") and is_literal("(-0.5)") and is_literal('float("-inf")') and is_literal('(float("nan"))')
+    assert not is_literal("a") and not is_literal("0.5 + a") and not is_literal("f(0.5)")
+    assert typed("(-0.1)", "tl.float64") == "tl.full([], -0.1, tl.float64)"
+    assert typed("x", "REAL") == "x"
+
+
+def test_long_statements_are_broken_where_python_allows_it():
+    words = " + ".join(f"some_name_{i}" for i in range(40))
+    for statement in (f"x = {words}", f"x += {words}", f"f({words.replace(' +', ',')})"):
+        lines = fitted(statement, "    ")
+        assert max(map(len, lines)) <= 118 and len(lines) > 3
+        assert ast.unparse(ast.parse("\n".join(line[4:] for line in lines))) == statement
+
+
+# ---------------------------------------------------------------- what must be refused, and chosen
+
+
+def test_tensors_on_the_cpu_are_refused(monkeypatch):
+    monkeypatch.setattr(load, "interpreted", lambda: False)
+    made = triton_artifact("fiberpo")
+    run = load.load("fiberpo", made.source, made.plans)
+    op = compiled(spec("fiberpo"), "torch")
+    layout = packed(op, batch_of(SHORT))
+    op = type(op)(op.hierarchy, op.report, "triton", made.source, made.programs, run)
+    with pytest.raises(BackendError, match="operator 'fiberpo' is compiled for the Triton backend") as caught:
+        op.gate(layout.tensor(batch_of(SHORT).x), layout.index)
+    assert "TRITON_INTERPRET=1" in caught.value.remedy
+
+
+def test_without_the_package_triton(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton.language", None)
+    with pytest.raises(BackendError, match="triton backend is not available") as caught:
+        load.load("ppo", triton_artifact("ppo").source, triton_artifact("ppo").plans)
+    assert "pip install triton" in caught.value.remedy
+
+
+def test_the_best_backend_of_a_machine(monkeypatch, caplog):
+    def refuse():
+        raise BackendError("there is no C compiler")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with caplog.at_level(logging.INFO, logger="fibration"):
+        monkeypatch.setattr("fibration.backends.c.build.compiler", lambda: "/bin/cc")
+        assert choose("auto") == "c"
+        monkeypatch.setattr("fibration.backends.c.build.compiler", refuse)
+        assert choose("auto") == "torch"
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a chip")
+        assert choose("auto") == "triton"
+    assert [r.getMessage().split(" (")[0] for r in caplog.records] == [
+        "fibration: backend 'c'",
+        "fibration: backend 'torch'",
+        "fibration: backend 'triton'",
+    ]

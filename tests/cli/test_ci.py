@@ -1,0 +1,332 @@
+"""Verification in CI: the pre-commit hook, the examples of docs/ci.md, and the table in the README.
+
+To renew the table after an intended change: FIBRATION_UPDATE_GOLDEN=1 make test
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import pytest
+from typer.testing import CliRunner
+
+from fibration import NoHierarchy, SpecError, load
+from fibration.cli.main import app
+from fibration.language.loading import hierarchies, load_all
+from fibration.printing.reports import FORMATS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "ci.md").read_text()
+GOOD = load("ppo").model_dump_json()
+WRONG = load("ppo").replace(gives_up={"positivity": "no reason"}).model_dump_json()
+
+
+def verify(*arguments: object) -> tuple[int, str]:
+    """Exit code, and stdout with stderr."""
+    result = CliRunner().invoke(app, ["verify", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+# ---------------------------------------------------------------- files without a hierarchy
+
+HELPER = "WIDTH = 3\n"
+NOTHING = {
+    "helper.py": HELPER,
+    "empty.py": "",
+    "private.py": "from fibration import load\n_mine = load('ppo')\n",
+    "list.json": "[]",
+    "settings.json": '{"name": "something", "width": 3}',
+}
+BROKEN = {
+    "raises.py": "1 / 0",
+    "exits.py": "import sys; sys.exit(0)",
+    "declared.py": "from fibration import Stratum\nStratum('a b')\n",
+    "half.json": '{"name": "half", "gates": {"token": "clip_gate(1)"}}',
+    "garbage.json": "{",
+    "deep.json": "[" * 100_000,
+    "bytes.json": "\x00",
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_file_that_declares_nothing_is_unusable_unless_it_may(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(name)
+    file.write_text(NOTHING[name])
+    with pytest.raises(NoHierarchy, match=re.escape(name)):
+        hierarchies(file)
+    assert verify(file)[0] == 2
+    assert verify(file, "--if-any") == (0, f"0 of 0 hierarchies verified; no hierarchy in: {file}\n")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_cannot_be_read_is_never_fine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(name)
+    file.write_text(BROKEN[name])
+    with pytest.raises(SpecError) as caught:
+        hierarchies(file)
+    assert not isinstance(caught.value, NoHierarchy)
+    code, output = verify(file, "--if-any")
+    assert code == 2
+    assert output.startswith("error: ")
+    assert f"unusable: {file}" in output
+
+
+def test_names_and_paths_that_lead_nowhere_are_never_fine(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text(HELPER)
+    for spec in (f"{tmp_path / 'helper.py'}:missing", tmp_path / "nothing.py", "no_such_name"):
+        assert verify(spec, "--if-any")[0] == 2
+    assert verify(tmp_path / "helper.py", "ppo", "--if-any")[0] == 0
+
+
+def test_an_empty_folder_may_be_empty(tmp_path: Path) -> None:
+    assert verify(tmp_path)[0] == 2
+    assert verify(tmp_path, "--if-any")[0] == 0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_takes_files_without_a_hierarchy(form: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(GOOD)
+    (tmp_path / "helper.py").write_text(HELPER)
+    file = tmp_path / "report"
+    code, output = verify(tmp_path, "--if-any", "--format", form, "--output", file)
+    assert code == 0
+    assert output.startswith(f"1 of 1 hierarchy verified; no hierarchy in: {tmp_path / 'helper.py'}; report in ")
+    text = file.read_text()
+    if form == "json":
+        assert [r["hierarchy"] for r in json.loads(text)] == ["ppo"]
+    if form == "junit":
+        assert [s.get("name") for s in Xml.fromstring(text)] == ["ppo"]
+
+
+def test_a_file_as_hierarchies_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "two.py"
+    file.write_text("from fibration import load\nb = load('ppo')\na = load('gspo')\nagain = b\n")
+    assert hierarchies(file) == {"b": load("ppo"), "a": load("gspo")}
+    assert hierarchies(f"{file}:a") == {"a": load("gspo")}
+    assert hierarchies("gspo") == {"gspo": load("gspo")}
+    with pytest.raises(SpecError, match="holds 2 hierarchies") as caught:
+        load(file)
+    assert not isinstance(caught.value, NoHierarchy)
+    assert load_all(tmp_path) == [load("ppo"), load("gspo")]
+
+
+# ---------------------------------------------------------------- YAML
+
+
+def read(text: str) -> Any:
+    """YAML, by PyYAML where it is installed; else the part of it that the examples are written in."""
+    if importlib.util.find_spec("yaml"):
+        import yaml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        return yaml.load(text, Loader=yaml.BaseLoader)  # strings stay strings, and `on` is no truth value
+    lines = [line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return _block([(len(line) - len(line.lstrip(" ")), line.lstrip(" ")) for line in lines])
+
+
+def _block(lines: list[tuple[int, str]]) -> Any:
+    depth, first = lines[0]
+    starts = [i for i, (indent, _) in enumerate(lines) if indent == depth]
+    assert all(indent >= depth for indent, _ in lines), lines
+    groups = [lines[a:b] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    if first.startswith("- "):
+        assert all(g[0][1].startswith("- ") for g in groups), groups
+        return [_block([(depth + 2, g[0][1][2:]), *g[1:]]) for g in groups]
+    if not re.match(r"[\w-]+:( |$)", first):
+        assert len(lines) == 1, lines
+        return _scalar(first)
+    pairs = [(*re.fullmatch(r"([\w-]+):(?: +(.*))?", g[0][1]).groups(), g[1:]) for g in groups]  # type: ignore[union-attr]
+    assert len({key for key, _, _ in pairs}) == len(pairs), pairs
+    assert all((value is None) == bool(rest) for _, value, rest in pairs), pairs
+    return {key: _block(rest) if value is None else _scalar(value) for key, value, rest in pairs}
+
+
+def _scalar(text: str) -> Any:
+    if text.startswith("["):
+        return [_scalar(part.strip()) for part in text.removeprefix("[").removesuffix("]").split(",")]
+    return text[1:-1] if text[0] == text[-1] == '"' else text
+
+
+def examples(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+ACTIONS, GITLAB, HOSTED, LOCAL = (read(text) for text in examples("yaml"))
+HOOK: dict[str, Any] = read((ROOT / ".pre-commit-hooks.yaml").read_text())[0]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with specs, and `fibration` on the path as an installation would put it there."""
+    command = tmp_path / "bin" / "fibration"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fibration "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name, text in {"good.json": GOOD, "wrong.json": WRONG, "helper.py": HELPER}.items():
+        for folder in ("specs", "losses"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / name).write_text(text)
+    (tmp_path / "setup.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shell(line: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **more}
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, encoding="utf-8", env=environment, check=False
+    )
+
+
+# ---------------------------------------------------------------- pre-commit
+
+
+def chosen(hook: dict[str, Any], names: list[str]) -> list[str]:
+    """The files that pre-commit gives to a hook: it searches with `files` and `exclude`."""
+    return [n for n in names if re.search(hook["files"], n) and not re.search(hook.get("exclude", "^$"), n)]
+
+
+def test_the_hook_is_one_that_pre_commit_reads() -> None:
+    assert {"id", "name", "entry", "language"} <= HOOK.keys()
+    assert HOOK["id"] == "fibration-verify"
+    assert HOOK["language"] == "python"
+    assert HOOK["types_or"] == ["python", "json"]
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert HOOK["entry"].split()[0] in script
+
+
+def test_the_hook_takes_specs_and_nothing_else() -> None:
+    good = ["specs/ppo.py", "specs/deep/mine.json", "src/mine/specs/loss.py"]
+    bad = ["setup.py", "specs.py", "my_specs/a.py", "specs/__init__.py", "specs/_shared.py", "specs/.hidden.json"]
+    assert chosen(HOOK, [*good, *bad]) == good
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "words"),
+    [
+        (["specs/good.json"], 0, "1 of 1 hierarchy verified"),
+        (["specs/helper.py"], 0, "no hierarchy in: specs/helper.py"),
+        (["specs/good.json", "specs/helper.py"], 0, "1 of 1 hierarchy verified; no hierarchy in: specs/helper.py"),
+        (["specs/good.json", "specs/wrong.json"], 1, "refused: ppo"),
+        (["specs/good.json", "setup.py"], 2, "'setup.py' does not import"),
+    ],
+)
+def test_the_hooks_entry_on_changed_files(project: Path, files: list[str], code: int, words: str) -> None:
+    made = shell(f"{HOOK['entry']} {shlex.join(files)}")
+    assert made.returncode == code, made.stderr
+    assert words in " ".join((made.stdout + made.stderr).split())
+
+
+def test_the_pre_commit_examples(project: Path) -> None:
+    assert [hook["id"] for repo in HOSTED["repos"] for hook in repo["hooks"]] == [HOOK["id"]]
+    mine = {**HOOK, **HOSTED["repos"][0]["hooks"][0]}
+    assert chosen(mine, ["losses/a.py", "specs/a.py", "losses/_a.py"]) == ["losses/a.py"]
+    (local,) = LOCAL["repos"][0]["hooks"]
+    assert local["pass_filenames"] == "false"
+    (project / "losses" / "helper.py").rename(project / "losses" / "_helper.py")
+    assert shell(local["entry"]).returncode == 1
+    (project / "losses" / "wrong.json").unlink()
+    assert shell(local["entry"]).returncode == 0
+
+
+# ---------------------------------------------------------------- GitHub, GitLab, pytest
+
+
+def test_the_workflow_for_github(project: Path) -> None:
+    (job,) = ACTIONS["jobs"].values()
+    uses = [s["uses"].split("@")[0] for s in job["steps"] if "uses" in s]
+    assert uses == ["actions/checkout", "actions/setup-python"]
+    supported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert tuple(map(int, job["steps"][1]["with"]["python-version"].split("."))) >= tuple(
+        map(int, supported.removeprefix(">=").split("."))
+    )
+    annotate, summarise = (s["run"] for s in job["steps"] if s.get("run", "").startswith("fibration "))
+    (project / "specs" / "helper.py").unlink()
+    made = shell(annotate)
+    assert made.returncode == 1
+    assert made.stdout.startswith("::error file=specs/wrong.json,title=ppo%3A given_up::")
+    assert shell(summarise, GITHUB_STEP_SUMMARY=str(project / "summary.md")).returncode == 1
+    assert (project / "summary.md").read_text().startswith("| hierarchy | structure |")
+    (project / "specs" / "wrong.json").unlink()
+    made = shell(annotate)
+    assert (made.returncode, made.stdout) == (0, "1 of 1 hierarchy verified\n")
+
+
+def test_the_job_for_gitlab(project: Path) -> None:
+    job = GITLAB["laws"]
+    (line,) = (s for s in job["script"] if s.startswith("fibration "))
+    (project / "specs" / "helper.py").unlink()
+    assert shell(line).returncode == 1
+    root = Xml.parse(project / job["artifacts"]["reports"]["junit"]).getroot()
+    assert (root.get("failures"), root.get("errors")) == ("1", "0")
+    assert job["artifacts"]["when"] == "always"  # a refusal is what the report is for
+
+
+def test_the_configuration_of_pytest() -> None:
+    from _fibration_pytest import pytest_addoption
+
+    (example,) = examples("toml")
+    options = tomllib.loads(example)["tool"]["pytest"]["ini_options"]
+    parser = pytest.Parser(_ispytest=True)
+    pytest_addoption(parser)
+    assert options.keys() == parser._inidict.keys()
+    assert all(isinstance(spec, str) for spec in options["fibration_specs"])
+
+
+def test_the_page_names_every_format() -> None:
+    assert [form for form in FORMATS if form not in ("text", "json") and f"--format {form}" not in PAGE] == []
+    readme = (ROOT / "README.md").read_text()
+    assert ", ".join(FORMATS) in readme
+
+
+# ---------------------------------------------------------------- the table in the README
+
+
+@pytest.mark.usefixtures("kept_verdicts")
+def test_the_readmes_table_is_what_verify_prints() -> None:
+    path = ROOT / "README.md"
+    code, table = verify(ROOT / "specs", "--format", "markdown")
+    assert code == 0
+    before, found, after = _around(path.read_text())
+    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
+        path.write_text(f"{before}{table}{after}")
+        _, found, _ = _around(path.read_text())
+    assert found == table, (
+        "the table in README.md is out of date: read the difference, then renew it with FIBRATION_UPDATE_GOLDEN=1"
+    )
+
+
+def _around(text: str) -> tuple[str, str, str]:
+    before, start, rest = text.partition("<!-- laws -->\n")
+    found, end, after = rest.partition("<!-- /laws -->")
+    assert start and end, "README.md has lost the comments around its table"
+    return before + start, found, end + after
+
+
+def test_the_table_has_a_row_for_every_shipped_hierarchy() -> None:
+    from fibration.language.loading import shipped
+    from fibration.laws import LAWS
+
+    _, found, _ = _around((ROOT / "README.md").read_text())
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines() if line.startswith("|")
+    ]
+    assert rows[0] == ["hierarchy", *LAWS]
+    assert [row[0] for row in rows[2:]] == list(shipped())
+    assert {len(row) for row in rows} == {1 + len(LAWS)}

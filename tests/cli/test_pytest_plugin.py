@@ -1,0 +1,355 @@
+"""The pytest plugin: what it collects, what it says, and that it costs nothing where it is not used.
+
+Projects are made by pytester. Plugins that are installed are not loaded in them, so that the tests do not depend on how
+this package is; `installed` makes an installation from what pyproject.toml declares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from typer.testing import CliRunner
+
+import fibration.printing.reports
+from fibration.cli.main import app
+from fibration.language.loading import load, load_all
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = """
+from fibration import Hierarchy, clip_gate, log_ratio, strata, token_mean
+
+print("a spec may print")
+(token,) = strata("token")
+good = Hierarchy(name="good_name", gates={token: clip_gate(1)}, decomposition=log_ratio(), objective=token_mean())
+"""
+OTHER = GOOD + "\nother = good.replace(name='other_name')\n"
+WRONG = """
+from fibration import Fibration, Hierarchy, MarkovKernel, count, identity_gate, signed_log_ratio, strata, trajectory_mean
+
+token, trajectory = strata("token trajectory")
+wrong = Hierarchy(
+    name="wrong",
+    fibrations=[Fibration(token, trajectory, kernel=MarkovKernel(1 / (count(token, over=trajectory) + 1)))],
+    gates={trajectory: identity_gate(), token: identity_gate()},
+    decomposition=signed_log_ratio(),
+    objective=trajectory_mean(),
+    gives_up={"positivity": "for no reason"},
+)
+"""
+USED = ["-p", "_fibration_pytest", "-p", "no:cacheprovider", "-W", "error"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """pytester forgets what is first imported in a run of its own, and sympy must not be there twice."""
+    file = tmp_path_factory.mktemp("specs") / "wrong.py"
+    file.write_text(WRONG)
+    for hierarchy in [*load_all(file), load("ppo"), load("gspo")]:
+        fibration.printing.reports.as_json([fibration.printing.reports.Outcome("", hierarchy.verify())])
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """An ordinary test, and a folder with two specs of which one does not verify."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    write(pytester, {"test_ordinary.py": "def test_it(): pass", "specs/a.py": OTHER, "specs/wrong.py": WRONG})
+    configure(pytester, "specs")
+    return pytester
+
+
+def write(project: pytest.Pytester, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        file = project.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def configure(project: pytest.Pytester, *specs: str, more: str = "") -> None:
+    listed = f"fibration_specs = {json.dumps(specs)}\n" if specs else ""
+    write(project, {"pyproject.toml": f"[tool.pytest.ini_options]\n{listed}{more}\n"})
+
+
+def ids(project: pytest.Pytester, *arguments: object) -> list[str]:
+    """The ids of what is collected."""
+    result = project.runpytest(*USED, "--collect-only", "-q", *map(str, arguments))
+    assert result.ret in (0, 5), result.stdout.str()
+    return sorted(line for line in result.outlines if "::" in line)
+
+
+ORDINARY = "test_ordinary.py::test_it"
+SPECS = ["specs/a.py::good", "specs/a.py::other", "specs/wrong.py::wrong"]
+
+# ---------------------------------------------------------------- what is collected
+
+
+def test_every_hierarchy_of_the_listed_specs_is_a_test(project: pytest.Pytester) -> None:
+    assert ids(project) == sorted([*SPECS, ORDINARY])
+    result = project.runpytest(*USED, "-v")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["specs/a.py::other PASSED*", "specs/wrong.py::wrong FAILED*"])
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        (["specs/a.py:other"], ["specs/a.py::other"]),
+        (["specs/a.py:other", "specs/a.py:good"], ["specs/a.py::good", "specs/a.py::other"]),
+        (["specs/a.py:other", "specs/a.py"], ["specs/a.py::good", "specs/a.py::other"]),
+        (["specs/a.py", "specs/a.py:other"], ["specs/a.py::good", "specs/a.py::other"]),
+        (["specs/wrong.py", "more/gspo.json"], ["more/gspo.json::gspo", "specs/wrong.py::wrong"]),
+    ],
+)
+def test_files_names_and_json(project: pytest.Pytester, specs: list[str], expected: list[str]) -> None:
+    write(project, {"more/gspo.json": load("gspo").model_dump_json()})
+    configure(project, *specs)
+    assert ids(project) == sorted([*expected, ORDINARY])
+
+
+def test_the_option_may_be_repeated_and_takes_what_the_command_line_takes(project: pytest.Pytester) -> None:
+    configure(project)
+    assert ids(project) == [ORDINARY]
+    found = ids(
+        project, "--fibration", "specs/a.py:good", "--fibration", project.path / "specs/wrong.py", "--fibration=ppo"
+    )
+    assert len(found) == 4
+    assert {"specs/a.py::good", "specs/wrong.py::wrong", ORDINARY} < set(found)
+    assert any(i.endswith("::ppo") for i in found)
+
+
+def test_a_path_on_the_command_line_means_what_lies_there(project: pytest.Pytester) -> None:
+    assert ids(project, "test_ordinary.py") == [ORDINARY]
+    assert ids(project, "specs") == SPECS
+    assert ids(project, "specs/wrong.py") == ["specs/wrong.py::wrong"]
+    assert ids(project, "specs/a.py::other") == ["specs/a.py::other"]
+    assert ids(project, ".") == sorted([*SPECS, ORDINARY])
+    assert ids(project, "test_ordinary.py", "--fibration", "specs/a.py") == [*SPECS[:2], ORDINARY]
+    assert project.runpytest(*USED, "specs/a.py::third").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_what_is_left_out(project: pytest.Pytester) -> None:
+    assert ids(project, "-k", "other") == ["specs/a.py::other"]
+    assert ids(project, "-k", "not specs") == [ORDINARY]
+    assert ids(project, "--deselect", "specs/wrong.py::wrong") == [*SPECS[:2], ORDINARY]
+    for everything in ("--ignore=specs", "--ignore-glob=spec*"):
+        assert ids(project, everything) == [ORDINARY]
+    for one in ("--ignore=specs/a.py", "--ignore-glob=*/a.py"):
+        assert ids(project, one) == ["specs/wrong.py::wrong", ORDINARY]
+    assert ids(project, "-o", "fibration_specs=") == [ORDINARY]
+
+
+def test_only_what_failed_last_runs_again(project: pytest.Pytester) -> None:
+    with_cache = ["-p", "_fibration_pytest", "-W", "error"]
+    project.runpytest(*with_cache).assert_outcomes(passed=3, failed=1)
+    again = project.runpytest(*with_cache, "--last-failed", "-v")
+    assert [line.split()[0] for line in again.outlines if "%]" in line] == ["specs/wrong.py::wrong"]
+
+
+def test_specs_are_relative_to_the_file_that_names_them_and_options_to_the_folder(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project, {"below/mine.py": GOOD})
+    monkeypatch.chdir(project.path / "below")
+    assert ids(project) == SPECS
+    assert ids(project, "--fibration", "mine.py") == ["below/mine.py::good", *SPECS]
+
+
+def test_a_folder_that_pytest_does_not_enter(project: pytest.Pytester) -> None:
+    write(project, {"build/kept.py": GOOD})
+    configure(project, "build")
+    assert ids(project) == ["build/kept.py::good", ORDINARY]
+
+
+def test_specs_outside_the_project(project: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for name in ("a.py", "b.py"):
+        (folder / name).write_text(GOOD)
+    configure(project, str(folder))
+    project.runpytest(*USED).assert_outcomes(passed=3)
+
+
+def test_the_folder_of_a_spec_may_be_a_package_that_does_not_import(project: pytest.Pytester) -> None:
+    write(project, {"specs/__init__.py": "raise ImportError"})
+    project.runpytest(*USED).assert_outcomes(passed=3, failed=1)
+    project.runpytest(*USED, "specs").assert_outcomes(passed=2, failed=1)
+
+
+def test_a_spec_beside_tests_of_it(project: pytest.Pytester) -> None:
+    write(project, {"test_mine.py": GOOD + "\ndef test_name(): assert good.name == 'good_name'"})
+    configure(project, "test_mine.py")
+    assert ids(project) == sorted([ORDINARY, "test_mine.py::good", "test_mine.py::test_name"])
+    assert ids(project, "test_mine.py") == ["test_mine.py::good", "test_mine.py::test_name"]
+
+
+def test_a_spec_is_imported_once_and_is_no_test_module(project: pytest.Pytester) -> None:
+    count = "\nfrom pathlib import Path\nwith open(Path(__file__).with_suffix('.count'), 'a') as f: f.write('x')\n"
+    write(project, {"specs/a.py": OTHER + count + "def test_not_collected(): assert False\n"})
+    project.runpytest(*USED, "specs/a.py::other").assert_outcomes(passed=1)
+    assert (project.path / "specs/a.count").read_text() == "x"
+    project.runpytest(*USED, "specs/a.py").assert_outcomes(passed=2)
+    assert (project.path / "specs/a.count").read_text() == "xx"
+    project.runpytest(*USED, "--keep-duplicates", "specs/a.py", "specs/a.py").assert_outcomes(passed=4)
+    assert (project.path / "specs/a.count").read_text() == "xxx"
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_a_refusal_is_the_reports_text_and_no_traceback(project: pytest.Pytester) -> None:
+    result = project.runpytest(*USED, "specs/wrong.py")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    text = result.stdout.str()
+    (wrong,) = load_all(project.path / "specs/wrong.py")
+    failures = wrong.verify().failures
+    assert {v.law for v in failures} >= {"reflecting", "given_up"}
+    for v in failures:
+        assert str(v.error("wrong")) in text
+        for part in (v.subject, v.required, v.remedy, str(v.counterexample or "")):
+            assert part in text
+    assert "wrong  refused" in text
+    assert not [word for word in ("Traceback", "runtest", "raise ", "LawError", "pytest_plugin.py") if word in text]
+
+
+def test_an_unusable_file_is_an_error_that_says_why(project: pytest.Pytester) -> None:
+    write(project, {"specs/broken.py": "import there_is_no_such_module", "specs/helper.py": "x = 1"})
+    result = project.runpytest(*USED)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.assert_outcomes(errors=2)
+    text = result.stdout.str()
+    assert f"'{Path('specs/broken.py')}' does not import" in text
+    assert "No module named 'there_is_no_such_module' (line 1)" in text
+    assert f"'{Path('specs/helper.py')}' holds no hierarchy" in text
+    assert not [
+        word for word in ("Traceback", "importlib", "SpecError", "loading.py", "pytest_plugin.py") if word in text
+    ]
+    go_on = project.runpytest(*USED, "--continue-on-collection-errors")
+    go_on.assert_outcomes(passed=3, failed=1, errors=2)
+
+
+def test_a_name_that_is_not_there(project: pytest.Pytester) -> None:
+    configure(project, "specs/a.py:third")
+    result = project.runpytest(*USED)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*holds no hierarchy called 'third'", "*one of good, other"])
+
+
+@pytest.mark.parametrize("spec", ["nothing.py", "no/such/folder", "nothing.json", "nothing.py:name", "empty"])
+def test_what_is_not_there_stops_pytest(project: pytest.Pytester, spec: str) -> None:
+    (project.path / "empty").mkdir()
+    for arguments in ([f"--fibration={spec}"], ["-o", f"fibration_specs={spec}"]):
+        result = project.runpytest(*USED, *arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        text = result.stderr.str()
+        assert text.startswith("ERROR: ")
+        assert spec.partition(":")[0] in text
+        assert "Traceback" not in text
+
+
+def test_a_defect_of_the_library_keeps_its_traceback(project: pytest.Pytester) -> None:
+    write(project, {"conftest.py": "import fibration.laws.verify\nfibration.Hierarchy.verify = lambda self: 1 / 0\n"})
+    kept = fibration.Hierarchy.verify
+    try:
+        result = project.runpytest(*USED, "specs/a.py::good")
+    finally:
+        fibration.Hierarchy.verify = kept  # type: ignore[method-assign]
+    result.assert_outcomes(failed=1)
+    assert "ZeroDivisionError" in result.stdout.str()
+
+
+# ---------------------------------------------------------------- with other tools
+
+
+def test_junit(project: pytest.Pytester) -> None:
+    project.runpytest(*USED, "--junitxml=report.xml")
+    cases = {c.get("name"): c for c in Xml.parse(project.path / "report.xml").iter("testcase")}
+    assert set(cases) == {"good", "other", "wrong", "test_it"}
+    assert cases["wrong"].get("classname") == "specs.wrong"
+    failure = cases["wrong"].find("failure")
+    assert failure is not None
+    assert "breaks the law 'reflecting'" in (failure.text or "")
+    assert cases["good"].find("failure") is None
+
+
+def test_xdist(project: pytest.Pytester) -> None:
+    write(project, {"specs/b.py": GOOD})
+    result = project.runpytest_subprocess(*USED, "-p", "xdist", "-n", "2", "--fibration", "ppo", "-v")
+    result.assert_outcomes(passed=5, failed=1)
+    text = result.stdout.str()
+    assert "breaks the law 'reflecting'" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ({"a.py": GOOD, "_not_a_spec.py": "1 +", "notes.txt": ""}, 0),
+        ({"a.py": GOOD, "b.py": WRONG}, 1),
+        ({"a.py": GOOD, "b.py": "1 +"}, 2),
+        ({"a.py": GOOD, "b.py": ""}, 2),
+        ({"a.json": "{}"}, 2),
+    ],
+)
+def test_pytest_and_the_command_line_agree(project: pytest.Pytester, files: dict[str, str], code: int) -> None:
+    write(project, {f"mine/{name}": text for name, text in files.items()})
+    configure(project, "mine")
+    assert CliRunner().invoke(app, ["verify", "mine"]).exit_code == code
+    assert project.runpytest(*USED).ret == code
+
+
+# ---------------------------------------------------------------- where it is not used, and installed
+
+REPORT = "import sys, pytest; code = pytest.main(sys.argv[1:]); print(code, *[m for m in {names} if m in sys.modules])"
+HEAVY = ("fibration", "fibration.cli.pytest_plugin", "sympy", "torch", "rich")
+
+
+@pytest.fixture
+def installed(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """With the entry points that this package declares, loaded as pytest loads those of an installed one."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    points = "\n".join(f"{name} = {value}" for name, value in declared.items())
+    folder = "site/fibration_of_the_test-1.dist-info"
+    metadata = "Metadata-Version: 2.1\nName: fibration-of-the-test\nVersion: 1\n"
+    write(project, {f"{folder}/entry_points.txt": f"[pytest11]\n{points}\n", f"{folder}/METADATA": metadata})
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project.path / "site"), str(ROOT)]))
+    return project
+
+
+def imported(project: pytest.Pytester, *arguments: str) -> list[str]:
+    """Runs pytest in a process of its own: the exit code, then which heavy modules were imported."""
+    code = REPORT.format(names=HEAVY)
+    made = project.run(sys.executable, "-c", code, "-q", *arguments)
+    return made.outlines[-1].replace("ExitCode.", "").split()
+
+
+def test_it_costs_nothing_where_it_is_not_used(installed: pytest.Pytester) -> None:
+    configure(installed)
+    assert imported(installed) == ["0"]
+    assert imported(installed, "--fibration", "specs/a.py")[:2] == ["0", "fibration"]
+
+
+def test_it_needs_no_torch(installed: pytest.Pytester) -> None:
+    assert imported(installed) == ["1", "fibration", "fibration.cli.pytest_plugin", "sympy", "rich"]
+
+
+def test_installed_it_needs_no_option_and_can_be_left_out(installed: pytest.Pytester) -> None:
+    installed.runpytest_subprocess("-W", "error").assert_outcomes(passed=3, failed=1)
+    configure(installed)
+    without = installed.runpytest_subprocess("-p", "no:fibration", "-W", "error")
+    without.assert_outcomes(passed=1)
+    refused = installed.runpytest_subprocess("-p", "no:fibration", "--fibration", "specs")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_installed_it_can_be_named_too(installed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed.runpytest_subprocess("-p", "fibration", "-W", "error").assert_outcomes(passed=3, failed=1)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    installed.runpytest_subprocess("-p", "fibration", "-W", "error").assert_outcomes(passed=3, failed=1)

@@ -1,0 +1,1 @@
+"""Hierarchies to test with: right ones, wrong ones, and ones drawn at random."""

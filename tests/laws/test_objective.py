@@ -1,0 +1,80 @@
+"""The weights of an objective are numbers at every token: on trees, where a count may be 0, and without the rows.
+
+Chains are in `zoo.wrong_objectives`.
+"""
+
+import pytest
+from hierarchies.quivers import BOTH, batch, image, make, text, token, trajectory, turn
+from hierarchies.zoo import T
+
+from fibration import Hierarchy, Objective, count, identity_gate, log_ratio, token_mean, trajectory_mean, where
+from fibration.language.assumptions import populated
+from fibration.laws import LAWS
+from fibration.laws.objective import whole_batch
+from fibration.laws.proof.subject import Subject
+
+
+def of(objective, *more, **assumed):
+    """The verdict on an objective of a tree of texts and images."""
+    return decided(make((text, trajectory, BOTH), (image, trajectory, BOTH), *more, objective=objective, **assumed))
+
+
+def decided(hierarchy):
+    (verdict,) = LAWS["objective"].decide(Subject(hierarchy, []))
+    return verdict
+
+
+BRANCH = Objective(1 / count(text, over=trajectory))
+
+
+@pytest.mark.parametrize("objective", [trajectory_mean(), token_mean(), trajectory_mean().score()])
+def test_an_empty_branch_leaves_the_means_defined(objective):
+    assert of(objective).status == "proved"
+
+
+def test_a_branch_that_may_be_empty():
+    """Read at an image there may be no text; at a text there is one."""
+    verdict = of(BRANCH)
+    assert verdict.status == "refuted"
+    assert (
+        str(verdict.counterexample) == "a image_token has no weight in a trajectory of 0 text_tokens and 1 image_token"
+    )
+    assert verdict.remedy.startswith("count(text_token, over=trajectory) is 0 where that branch is empty")
+    assert "assume=[populated(text_token, over=trajectory)]" in verdict.remedy
+    assert of(BRANCH, assume=[populated(text, over=trajectory)]).status == "proved"
+    assert of(Objective(1 / (1 + count(text, over=trajectory)))).status == "proved"
+    assert (
+        of(Objective(where(count(text, over=trajectory) > 0, 1 / count(text, over=trajectory), 0))).status == "proved"
+    )
+
+
+def test_a_branch_of_the_batch_cannot_be_assumed():
+    """The batch is no stratum of the hierarchy, so that nothing can be assumed over it."""
+    verdict = of(Objective(1 / count(text, over=batch)))
+    assert str(verdict.counterexample) == "a image_token has no weight in a batch of 0 text_tokens and 1 image_token"
+    assert "populated" not in verdict.remedy
+    assert "sum of counts" in verdict.remedy
+
+
+def test_rows_and_batch_need_no_gate():
+    alone = Hierarchy(
+        name="one", gates={token: identity_gate()}, decomposition=log_ratio(), objective=trajectory_mean()
+    )
+    assert [f.name for f in whole_batch(alone).fibrations] == ["token → trajectory", "trajectory → batch"]
+    assert decided(alone).status == "proved"
+    assert str(decided(alone.replace(objective=Objective(1 / (T - 1)))).counterexample).endswith(
+        "trajectory of 1 token"
+    )
+    beside = make((token, turn), objective=trajectory_mean())
+    names = [f.name for f in whole_batch(beside).fibrations]
+    assert names == ["token → turn", "token → trajectory", "turn → batch", "trajectory → batch"]
+    assert decided(beside).status == "proved"
+    assert decided(beside.replace(objective=Objective(1 / (T - 1)))).status == "refuted"
+
+
+def test_what_cannot_be_said_is_refused():
+    """A pole far beyond every size that is looked at."""
+    verdict = decided(make((token, trajectory), objective=Objective(1 / (T - 10**9))))
+    assert verdict.status == "undecided"
+    assert verdict.counterexample is None
+    assert "could not be shown to have a value at every token" in verdict.found

@@ -1,0 +1,197 @@
+"""Wrong specs are refused by the law they break, with a counterexample that holds when it is worked out by hand.
+
+The specs are in `zoo.wrong()`; `brute.confirm` rebuilds every counterexample in rationals, without the symbolic engine.
+"""
+
+import dataclasses
+import functools
+import pickle
+
+import pytest
+from hierarchies import quivers, zoo
+from oracles import brute
+
+from fibration import LawError, compile, exp, gated
+from fibration.language.expressions import OPERATORS
+from fibration.language.report import Report
+from fibration.language.traversal import atoms
+
+WRONG = zoo.wrong()
+UNDECIDABLE = zoo.undecidable()
+
+
+@functools.cache
+def report(name: str) -> Report:
+    return {**WRONG, **UNDECIDABLE}[name].hierarchy.verify()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refuted_by_the_law_it_breaks(name):
+    spec, found = WRONG[name], report(name)
+    assert not found.ok
+    verdict = next((v for v in found.verdicts if (v.law, v.subject) == (spec.law, spec.subject)), None)
+    assert verdict is not None, f"no verdict of '{spec.law}' on {spec.subject}:\n{found}"
+    assert verdict.status == "refuted", found
+    assert not verdict.accepted
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_counterexample_holds_when_worked_out(name):
+    found = report(name)
+    for verdict in found.verdicts:
+        if verdict.status == "refuted":
+            brute.confirm(WRONG[name].hierarchy, verdict, found.verdicts)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_error_names_object_law_and_remedy(name):
+    spec, found = WRONG[name], report(name)
+    with pytest.raises(LawError) as caught:
+        found.raise_for_status()
+    error = caught.value
+    assert error.report is found
+    assert spec.hierarchy.name in error.what
+    assert error.required
+    assert error.found
+    verdict = next(v for v in found.verdicts if (v.law, v.subject) == (spec.law, spec.subject))
+    assert str(verdict.error(spec.hierarchy.name))
+    assert verdict.remedy
+    if verdict.counterexample is not None:
+        assert str(verdict.counterexample) in str(verdict.error(spec.hierarchy.name))
+        assert verdict.counterexample.to_dict()["text"]
+
+
+@pytest.mark.parametrize("name", ["one too many in the denominator", "residual against the gated base", "self-loop"])
+def test_a_wrong_spec_does_not_compile(name):
+    with pytest.raises(LawError):
+        compile(WRONG[name].hierarchy)
+
+
+@pytest.mark.parametrize("name", UNDECIDABLE)
+def test_undecidable_is_said_and_not_accepted(name):
+    spec, found = UNDECIDABLE[name], report(name)
+    verdict = next(v for v in found.verdicts if (v.law, v.subject) == (spec.law, spec.subject))
+    assert verdict.status == "undecided", found
+    assert not found.ok
+    assert verdict.remedy
+    with pytest.raises(LawError, match="could not be shown"):
+        raise verdict.error(spec.hierarchy.name)
+
+
+@pytest.mark.parametrize("name", UNDECIDABLE)
+def test_nothing_undecidable_is_refuted_falsely(name):
+    found = report(name)
+    for verdict in found.verdicts:
+        if verdict.status == "refuted":
+            brute.confirm(UNDECIDABLE[name].hierarchy, verdict, found.verdicts)
+
+
+SEARCHED = {  # a law that is refuted by numbers, and a spec for which it has to look for them
+    "markov": WRONG["negative by an attribute"].hierarchy,
+    "reflecting": WRONG["one too many in the denominator"].hierarchy,
+    "coherent": quivers.wrong()["kernels that do not cohere"].hierarchy,
+    "objective": WRONG["objective that divides by 0 in a batch of two rows"].hierarchy,
+    "recovery": WRONG["recovery without its scale"].hierarchy,
+    "identity": WRONG["sigmoid that is not centred"].hierarchy,
+    "first_order": zoo.one(
+        zoo.identity_gate(), zoo.decomposition(density=zoo.x + 1, recovery=exp(gated("") - 1)), gives_up={"identity": "F(1) is not 0"}
+    ).replace(objective=zoo.token_mean().score()),
+    "positivity": WRONG["amplified fall"].hierarchy,
+    "orthogonality": quivers.wrong()["unbalanced crossing"].hierarchy,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, KeyError, ZeroDivisionError, OverflowError])
+@pytest.mark.parametrize("law", SEARCHED)
+def test_a_defect_of_an_operator_is_an_error_and_no_counterexample(law, error, monkeypatch):
+    assert next(v.law for v in SEARCHED[law].verify().verdicts if not v.accepted) == law
+
+    def broken(*_):
+        raise error("planted")
+
+    for name, row in OPERATORS.items():
+        if row.exact is not None:
+            monkeypatch.setitem(OPERATORS, name, dataclasses.replace(row, exact=broken))
+    with pytest.raises(error, match="planted"):
+        SEARCHED[law].verify()
+
+
+def test_counterexamples_are_small():
+    """The first hierarchy that shows the fault is given, not just any."""
+    smallest = {
+        "one too many in the denominator": 1,
+        "polynomial vanishing at 1 to 5": 6,
+        "polynomial vanishing at 1 to 8": 9,
+    }
+    for name, tokens in smallest.items():
+        verdict = next(v for v in report(name).verdicts if v.law == "reflecting" and v.status == "refuted")
+        assert verdict.counterexample.concrete.size[zoo.token] == tokens
+
+
+def test_the_collection_is_large_and_varied():
+    assert len(WRONG) >= 120
+    laws = {w.law for w in WRONG.values()}
+    assert laws == {
+        "structure", "locality", "markov", "reflecting", "recovery", "identity", "first_order", "positivity", "given_up",
+        "objective",
+    }  # fmt: skip
+    assert sum(1 for w in WRONG.values() if w.law == "reflecting") >= 25
+    assert all(any(True for _ in atoms(f.weight)) for w in WRONG.values() for f in w.hierarchy.fibrations)
+
+
+def test_foundations_stop_the_rest():
+    """Laws that build on structure or locality are not asked when these fail."""
+    for name, spec in WRONG.items():
+        if spec.law in ("structure", "locality"):
+            found = report(name)
+            laws = ["structure", "locality"][: ["structure", "locality"].index(spec.law) + 1]
+            assert {v.law for v in found.verdicts} <= set(laws)
+            assert not found.facts
+
+
+def test_verification_is_repeatable():
+    """The same verdicts and counterexamples on a second run."""
+    for name in ("negative by an attribute", "right for pairs only", "slope 2 below", "dip between breakpoints"):
+        again = WRONG[name].hierarchy.verify()
+        assert [str(v.counterexample) for v in again.verdicts] == [str(v.counterexample) for v in report(name).verdicts]
+
+
+def test_declared_exceptions_cover_only_what_they_name():
+    """Giving up first order lets a zero gate pass, and nothing else."""
+    kept = zoo.two(inner=zoo.zero_gate(), gives_up={"first_order": "tokens follow their trajectory"}).verify()
+    assert kept.ok
+    assert {v.law for v in kept.verdicts if v.given_up} == {"first_order", "identity"}
+    wrong_kernel = zoo.two(1 / (zoo.T + 1), inner=zoo.zero_gate(), gives_up={"first_order": "tokens follow"}).verify()
+    assert not wrong_kernel.ok
+    assert {v.law for v in wrong_kernel.failures} == {"reflecting", "orthogonality"}
+    split = zoo.decomposition(density=2 * zoo.x, recovery=zoo.exp(zoo.gated("")))
+    wrong_recovery = zoo.two(split=split, gives_up={"first_order": "why not"}).verify()
+    assert {v.law for v in wrong_recovery.failures} == {"recovery"}
+
+
+@pytest.mark.parametrize("law", ["structure", "locality", "markov", "reflecting"])
+def test_foundations_cannot_be_given_up(law):
+    from fibration import SpecError
+
+    with pytest.raises(SpecError):
+        zoo.two(gives_up={law: "because"})
+
+
+def test_reports_survive_pickling():
+    found = report("padded length")
+    again = pickle.loads(pickle.dumps(found.to_dict()))
+    assert again == found.to_dict()
+    assert again["ok"] is False
+
+
+def test_what_was_not_decided_is_asked():
+    """The comparison is shown, with bounds as a remedy; where there is none, a remedy as for what is refuted."""
+    found = {
+        name: next(v for v in report(name).verdicts if v.law == "identity" and v.status == "undecided")
+        for name in ("wrong for one advantage", "slope 2 at 0 alone")
+    }
+    asked, silent = found.values()
+    assert asked.found.endswith("were not decided: it is not known whether -77 + advantage is 0")
+    assert "Parameter(..., lower=..., upper=...)" in asked.remedy
+    assert silent.found.endswith("were not decided")
+    assert silent.remedy.startswith("let small residuals pass")

@@ -1,0 +1,1 @@
+"""What the right numbers are, worked out apart from the library."""

@@ -1,0 +1,690 @@
+"""`fibration plot`: the numbers behind each figure against closed forms, and the files."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hierarchies import chains
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+import fibration
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    MarkovKernel,
+    Parameter,
+    absolute,
+    advantage,
+    aggregate_gate,
+    clip,
+    clip_gate,
+    count,
+    density,
+    files,
+    identity_gate,
+    log_ratio,
+    mass,
+    maximum,
+    proportional,
+    ratio_deviation,
+    residual,
+    signed_log_ratio,
+    strata,
+    tanh,
+    token_mean,
+    total,
+    trajectory_mean,
+    uniform,
+    where,
+    zero_gate,
+)
+from fibration.cli.main import app
+from fibration.compiler.diagnostics import REGIMES, UNCHANGED
+from fibration.errors import BackendError, LawError, ParameterError
+from fibration.language.hierarchy import Hierarchy as Spec
+from fibration.plotting.figures import FIGURES, caption, draw, gates, make, note, objective, regimes
+from fibration.plotting.figures.joint import joint
+from fibration.plotting.figures.objective import ADVANTAGE, DELTA, Drift, baseline
+from fibration.plotting.figures.regimes import TOKENS, to_ratios
+from fibration.plotting.figures.sample import OLD, apart, dealing, dealt, regimes_of, sample, samples
+from fibration.plotting.gate_curve import Section
+from fibration.runtime.operator import Operator
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIANT = ROOT / "docs" / "fiberpo_k.py"
+token, turn, trajectory, batch = strata("token turn trajectory batch")
+epsilon, budget = Parameter("epsilon", default=0.05), Parameter("C", default=0.2)
+T = count(token, over=trajectory)
+
+
+@functools.cache
+def compiled(hierarchy: str | Spec) -> Operator:
+    return chains.compiled(fibration.load(hierarchy) if isinstance(hierarchy, str) else hierarchy, "torch")
+
+
+@functools.cache
+def variant() -> Operator:
+    return compiled(str(VARIANT))
+
+
+def two(inner: Gate, outer: Gate | None = None, split=None, **more: object) -> Spec:  # type: ignore[no-untyped-def]
+    return Hierarchy(
+        name="two",
+        fibrations=[Fibration(token, trajectory, kernel=uniform())],
+        gates={trajectory: outer or identity_gate(), token: inner},
+        decomposition=split or log_ratio(scale=1 / T),
+        objective=token_mean(),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+# ---------------------------------------------------------------- gates
+
+
+def g_agg(s: float, c: float, k: float) -> float:
+    """eq:gagg_main."""
+    if abs(s) <= c:
+        return s
+    return math.copysign((k + 1) * c - k * abs(s), s) if abs(s) < (1 + 1 / k) * c else 0.0
+
+
+@functools.cache
+def cases(op: Operator, stratum: str, channel: str, **values: float) -> list[Section]:
+    return gates.cases(gates.reference(op, values), stratum, channel)
+
+
+@pytest.mark.parametrize(("channel", "c"), [("+", 0.2), ("-", 0.1)])
+@pytest.mark.parametrize("k", [2.0, 32.0])
+def test_the_gate_of_the_caption(channel: str, c: float, k: float) -> None:
+    (section,) = cases(variant(), "trajectory", channel, k=k)
+    end = (1 + 1 / k) * c
+    assert section.breaks == pytest.approx((-end, -c, c, end), abs=1e-12)
+    grid = np.array([-0.4, -c * (1 + 0.5 / k), -0.05, 0.0, 0.05, c, c * (1 + 0.25 / k), c * (1 + 0.5 / k), end, 0.5])
+    seen = section.at(grid)
+    np.testing.assert_allclose(seen["gated"], [g_agg(s, c, k) for s in grid], atol=1e-12)
+    np.testing.assert_allclose(seen["slope"], [0, -k, 1, 1, 1, 1, -k, -k, 0, 0])
+    names = [REGIMES[i] for i in section.regime(grid)]
+    assert names == ["zeroed", "rolled_back", *["passed"] * 4, "rolled_back", "rolled_back", "zeroed", "zeroed"]
+
+
+def test_two_tokens_are_the_captions_k_without_saying_so() -> None:
+    (section,) = cases(compiled("fiberpo"), "trajectory", "+")
+    assert section.breaks == pytest.approx((-0.3, -0.2, 0.2, 0.3))
+    assert float(section.at(0.25)["slope"][0]) == -2
+
+
+def test_a_rollback_narrower_than_the_search_is_found() -> None:
+    (section,) = cases(variant(), "trajectory", "+", k=1e6)
+    assert section.breaks == pytest.approx((-0.2000002, -0.2, 0.2, 0.2000002), rel=1e-11)
+    assert float(section.at(0.2000001)["slope"][0]) == -1e6
+
+
+def test_gates_that_read_the_advantage_are_drawn_for_both_signs() -> None:
+    up, down = cases(compiled("ppo"), "token", "")
+    assert (up.label, down.label) == ("A > 0", "A < 0")
+    assert up.breaks == pytest.approx((0.2,))
+    assert down.breaks == pytest.approx((-0.2, 2.0))
+    up, down = cases(compiled("gspo"), "trajectory", "")
+    assert up.breaks == pytest.approx((math.log1p(0.0004),))
+    assert down.breaks == pytest.approx((math.log1p(-0.0003),))
+
+
+def test_gates_that_read_coarser_densities_are_drawn_for_three() -> None:
+    bound = epsilon + absolute(density(trajectory))
+    h = two(Gate(clip(residual, -bound, bound)), split=log_ratio(scale=1))
+    found = cases(compiled(h), "token", "")
+    assert [s.label for s in found] == ["coarser drift 0", "coarser drift 0.02", "coarser drift 0.04"]
+    # a trajectory's density is the sum over its T = 2 tokens, its drift their mean
+    assert [s.breaks[-1] for s in found] == pytest.approx([0.05, 0.05 + 2 * 0.02, 0.05 + 2 * 0.04])
+    picture = make(compiled(h), "gates", {})
+    assert {t.get_text() for a in picture.axes if a.get_legend() for t in a.get_legend().get_texts()} == {
+        s.label for s in found
+    }
+
+
+def test_smooth_constant_and_open_gates() -> None:
+    op = compiled(two(Gate(epsilon * tanh(residual / epsilon))))
+    (smooth,) = cases(op, "token", "")
+    assert smooth.breaks == ()
+    assert float(smooth.at(0.03)["slope"][0]) == pytest.approx(1 / math.cosh(0.03 / 0.1) ** 2)
+    (passes,) = cases(op, "trajectory", "")
+    assert passes.breaks == ()
+    assert passes.at([0.1, 3.0])["slope"].tolist() == [1, 1]
+    (zero,) = cases(compiled("gspo"), "token", "")
+    assert (zero.breaks, zero.gated(2.0).tolist(), zero.at(2.0)["slope"].tolist()) == ((), [0], [0])
+
+
+def test_restorative_regions_are_shaded_where_only_one_sign_rolls_back() -> None:
+    rolls = where(residual <= epsilon, residual, 2 * epsilon - residual)
+    gate = Gate(where(advantage >= 0, rolls, maximum(residual, -epsilon)))
+    h = Hierarchy(
+        name="rolls",
+        gates={token: gate},
+        decomposition=ratio_deviation(),
+        objective=token_mean(),
+        gives_up={"positivity": "rolls back without end"},
+    )
+    picture = make(compiled(h), "gates", {})
+    hatched = [p for p in picture.axes[0].patches if p.get_hatch()]
+    assert [p.get_x() for p in hatched] == pytest.approx([0.05])
+    assert hatched[0].get_width() == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("name", fibration.language.loading.shipped())
+def test_what_the_operator_does_lies_on_the_curves(name: str) -> None:
+    op = compiled(name)
+    worlds = 200 if apart(op) else 20
+    tokens = gates.tokens_of(op)
+    x = np.random.default_rng(3).normal(0, 0.3 if not name.startswith("gspo") else 4e-4, (worlds, tokens))
+    compared = []
+    for a in (1.0, -1.0):
+        parts = samples(op, x, [a] * tokens, {})
+        codes = regimes_of(parts)
+        for key in parts[0].residual:
+            found = gates.cases(gates.reference(op, {}), *key)
+            if any("coarser" in s.label for s in found):  # drawn for chosen densities, not for those of this batch
+                continue
+            compared.append(key)
+            section = found[0 if a > 0 else -1]
+            before, after = (np.concatenate([getattr(s, w)[key] for s in parts]) for w in ("residual", "gated"))
+            np.testing.assert_allclose(section.gated(before.ravel()), after.ravel(), atol=1e-14)
+            assert (section.regime(before.ravel()) == codes[key].ravel()).all()
+    assert len(set(compared)) >= len(op.hierarchy.strata) * len(op.hierarchy.decomposition.channels) - 2 * (
+        name == "apc_obj"
+    )
+
+
+# ---------------------------------------------------------------- regimes
+
+
+def by_hand(r: list[float], eps: float, plus: float, minus: float, k: float) -> tuple[int, str]:
+    """Tokens with |u_i| > ε, and the global regime, from the paper's formulas."""
+    x = [math.log(v) for v in r]
+    s = {1: sum(max(v, 0) for v in x) / 3, -1: sum(max(-v, 0) for v in x) / 3}
+    clipped = sum(abs(abs(v) - s[1 if v >= 0 else -1]) > eps for v in x)
+    past = [(s[1] > plus) + (s[1] >= plus * (1 + 1 / k)), (s[-1] > minus) + (s[-1] >= minus * (1 + 1 / k))]
+    name = {(0, 0): "G-I", (0, 1): "G-II,r", (0, 2): "G-II", (1, 1): "G-III,r", (1, 2): "G-III,r", (2, 2): "G-III"}
+    return clipped, name[min(past), max(past)]
+
+
+CHOSEN = [
+    ([1.0, 1.0, 1.0], 0, "G-I"),
+    ([1.01, 0.99, 1.0], 0, "G-I"),
+    ([1.05, 0.975, 0.975], 1, "G-I"),  # u = 2/3·0.0488 for the first, |0.0253 − 2/3·0.0253| for the others
+    ([1.3, 1.0, 0.7], 3, "G-II,r"),
+    ([1.4, 1.0, 0.6], 3, "G-II"),
+    ([1.65, 1.0, 0.35], 3, "G-III,r"),
+    ([2.5, 0.25, 0.25], 3, "G-III"),
+]
+
+
+@pytest.mark.parametrize(("r", "clipped", "name"), CHOSEN)
+def test_regimes_at_chosen_points(r: list[float], clipped: int, name: str) -> None:
+    values = caption(variant().hierarchy, "regimes")
+    seen = sample(variant(), np.log([r]), [1.0] * TOKENS, values)
+    window = regimes.Window(0.0, np.ones((1, 1), bool), [seen])
+    assert by_hand(r, 0.025, 0.15, 0.09, 3) == (clipped, name)
+    assert window.clipped().tolist() == [clipped]
+    assert window.joint("trajectory") == [name]
+
+
+def test_every_pixel_of_the_map() -> None:
+    op = compiled("fiberpo")  # three tokens: its rollback is the caption's k = 3
+    seen = regimes.window(op, 0.0, 60, 1.0, caption(op.hierarchy, "regimes"))
+    ratios = np.exp(seen.parts[0].log_ratio)
+    np.testing.assert_allclose(ratios.sum(axis=1), 3)
+    expected = [by_hand(r, 0.025, 0.15, 0.09, 3) for r in ratios.tolist()]
+    assert seen.clipped().tolist() == [n for n, _ in expected]
+    assert seen.joint("trajectory") == [name for _, name in expected]
+    assert {name for _, name in expected} == {"G-I", "G-II,r", "G-II", "G-III,r", "G-III"}
+    image = seen.field(np.arange(len(expected), dtype=float))
+    assert np.isnan(image).sum() == image.size - len(expected)
+
+
+def test_corners_and_centre() -> None:
+    np.testing.assert_allclose(to_ratios(*regimes.CENTRE), 1)
+    np.testing.assert_allclose(to_ratios(*regimes.CORNERS.T), 3 * np.eye(3), atol=1e-15)
+    x, y = regimes.CORNERS.T @ np.array([0.5, 0.3, 0.2])
+    np.testing.assert_allclose(to_ratios(x, y), [1.5, 0.9, 0.6])
+
+
+def test_the_advantage_decides_which_side_is_clipped() -> None:
+    op, r = compiled("dapo"), np.log([[1.5, 0.9, 0.6], [1.2, 1.15, 0.65]])
+    found = [
+        regimes.Window(0.0, np.ones((1, 2), bool), [sample(op, r, [a] * 3, {})]).clipped().tolist() for a in (1.0, -1.0)
+    ]
+    assert found == [[1, 0], [1, 1]]  # above 1.28 for A > 0, below 0.8 for A < 0
+
+
+def test_joint_regimes() -> None:
+    number = {name: i for i, name in enumerate(REGIMES)}
+    assert joint([number["zeroed"], number["passed"]]) == joint([number["passed"], number["zeroed"]]) == "G-II"
+    assert joint([number["zeroed"], number["rolled_back"]]) == "G-III,r"
+    assert joint([number["limited"]]) == "limited"
+    assert joint([number["passed"], number["limited"]]) == "passed / limited"
+
+
+# ---------------------------------------------------------------- objective
+
+
+def closed_form(t: float, eps: float, plus: float, minus: float, k: float) -> np.ndarray:
+    """`𝒢_i` of FiberPO along the drift (eq:fiberpo_gating_decomp)."""
+    x = np.log1p(t * DELTA)
+    s = {1: np.maximum(x, 0).mean(), -1: np.maximum(-x, 0).mean()}
+    base = g_agg(s[1], plus, k) - g_agg(s[-1], minus, k)
+    sign = np.where(x >= 0, 1, -1)
+    u = sign * x - np.where(sign > 0, s[1], s[-1])
+    v = -np.where(sign > 0, s[-1], s[1])
+    return np.exp(base + sign * (np.clip(u, -eps, eps) - np.clip(v, -eps, eps)))
+
+
+@functools.cache
+def drift() -> Drift:
+    return Drift(variant(), caption(variant().hierarchy, "objective"))
+
+
+def test_the_objective_under_drift() -> None:
+    t = np.array([0.0, 0.05, 0.3, 0.62, 0.65, 0.9, 1.1, 1.3])
+    expected = np.stack([closed_form(v, 0.04, 0.12, 0.05, 32) for v in t]) * ADVANTAGE / 10
+    np.testing.assert_allclose(drift().per_token(t), expected, rtol=1e-12)
+    np.testing.assert_allclose(drift().total(t), expected.sum(axis=1), atol=1e-13)
+    assert drift().weight == pytest.approx(0.1)
+
+
+def test_where_the_objective_bends() -> None:
+    def crossing(f, value: float) -> float:  # type: ignore[no-untyped-def]
+        low, high = 0.0, 1.4
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if f(middle) < value else (low, middle)
+        return low
+
+    up = lambda t: np.maximum(np.log1p(t * DELTA), 0).mean()  # noqa: E731
+    down = lambda t: np.maximum(-np.log1p(t * DELTA), 0).mean()  # noqa: E731
+    coarse = [(e.channel, e.before, e.after, e.t) for e in drift().events if e.stratum == "trajectory"]
+    expected = [
+        ("-", "passed", "rolled_back", crossing(down, 0.05)),
+        ("-", "rolled_back", "zeroed", crossing(down, 0.05 * (1 + 1 / 32))),
+        ("+", "passed", "rolled_back", crossing(up, 0.12)),
+        ("+", "rolled_back", "zeroed", crossing(up, 0.12 * (1 + 1 / 32))),
+    ]
+    assert [c[:3] for c in coarse] == [e[:3] for e in expected]
+    # a gate counts as passing while it changes its residual by less than UNCHANGED
+    assert [c[3] for c in coarse] == pytest.approx([e[3] for e in expected], rel=2 * UNCHANGED)
+    first = drift().events[0]
+    assert (first.stratum, first.element, first.channel, first.after) == ("token", 0, "+", "limited")
+    assert first.t == pytest.approx(crossing(lambda t: np.log1p(t * DELTA[0]) - up(t), 0.04), rel=2 * UNCHANGED)
+    assert first.t < coarse[0][3]  # local regulation engages first
+
+
+def test_grpo_with_the_same_clip() -> None:
+    grpo = baseline(variant(), caption(variant().hierarchy, "objective"))
+    assert grpo is not None
+    assert grpo.parameters == {"epsilon_low": 0.04, "epsilon_high": 0.04}
+    t = np.array([0.05, 0.5, 1.2])
+    r = 1 + t[:, None] * DELTA
+    gated = np.where(ADVANTAGE > 0, np.minimum(r, 1.04), np.maximum(r, 0.96))
+    np.testing.assert_allclose(grpo.total(t), (gated * ADVANTAGE).mean(axis=1), rtol=1e-12)
+    assert objective.weigh(drift(), grpo) == 1
+    long = Drift(compiled("dr_grpo"), {})  # μ = 1/1024 instead of 1/10
+    assert objective.weigh(long, grpo) == pytest.approx(10 / 1024)
+    assert baseline(compiled("grpo"), {}) is None
+    dapo = baseline(compiled("dapo"), {})
+    assert dapo is not None
+    assert dapo.parameters == {"epsilon_low": 0.2, "epsilon_high": 0.28}
+
+
+def test_the_legend_says_which_clip_of_grpo_is_its_own() -> None:
+    op = compiled("apc_obj")
+    mine = Drift(compiled("grpo"), {"epsilon_low": 0.1, "epsilon_high": 0.3})
+    for drift, label in (
+        (mine, "GRPO, clipped to [1 − 0.1, 1 + 0.3]"),
+        (Drift(mine.op, {"epsilon_high": 0.3}), "GRPO, clipped to [1 − 0.2 (its default), 1 + 0.3]"),
+        (baseline(op, {}), "GRPO, clipped at its default to [1 − 0.2, 1 + 0.2]"),
+    ):
+        assert drift is not None
+        assert objective._baseline_label(mine, drift) == label
+
+
+def test_a_gate_that_passes_no_residual_leaves_its_first_regime_with_the_ratio() -> None:
+    """APC-Obj's budget T·δ is spent at once by all tokens of a state, at t = 1/Σ|Δ|."""
+    d = Drift(compiled("apc_obj"), {})
+    assert d.by_ratio == ("token",)
+    first = d.events[:10]
+    assert sorted(e.element for e in first) == list(range(10))
+    assert [e.t for e in first] == pytest.approx([1 / np.abs(DELTA).sum()] * 10, rel=1e-5)
+    assert {e.after for e in d.events[10:]} == {"zeroed"}
+    assert Drift(compiled("fiberpo"), {}).by_ratio == Drift(compiled("gspo"), {}).by_ratio == ()
+
+
+def test_a_removed_level_has_no_plane_of_channels() -> None:
+    page = make(compiled("apc_obj"), "gates", {})
+    assert [a.get_title(loc="left") for a in page.axes if a.get_title(loc="left")] == [
+        "state, channel +", "state, channel −", "token, channel +", "token, channel −"
+    ]  # fmt: skip
+    assert "G-I" not in [t.get_text() for a in page.axes for t in a.texts]
+
+
+def test_a_page_names_the_channel_of_a_budget() -> None:
+    values = {"C_trajectory": {"a": {"+": 0.3, "-": 0.25}, "b": 0.1}}
+    assert note(fibration.load("fiberpo"), {}) == "C_trajectory[+] = 0.2, [−] = 0.1;  epsilon = 0.05"
+    assert note(fibration.load("fiberpo"), values).startswith("C_trajectory[a][+] = 0.3, [a][−] = 0.25, [b] = 0.1;")
+
+
+def test_a_trajectory_per_sign_where_its_gate_reads_the_advantage() -> None:
+    gspo = Drift(compiled("gspo"), {})
+    assert gspo.rows == 2
+    means = [lambda t: np.log1p(t * DELTA[:5]).mean(), lambda t: np.log1p(t * DELTA[5:]).mean()]
+    assert [(e.stratum, e.after) for e in gspo.events] == [("trajectory", "limited")] * 2
+    assert means[0](gspo.events[0].t) == pytest.approx(math.log1p(0.0004), rel=2 * UNCHANGED)
+    assert means[1](gspo.events[1].t) == pytest.approx(math.log1p(-0.0003), rel=2 * UNCHANGED)
+    np.testing.assert_allclose(gspo.per_token(0.001).sum(), gspo.total(np.array([0.001]))[0])
+
+
+# ---------------------------------------------------------------- other hierarchies
+
+
+def test_worlds_of_a_batch_do_not_see_each_other() -> None:
+    whole = Hierarchy(
+        name="whole",
+        fibrations=[Fibration(token, trajectory, kernel=uniform()), Fibration(trajectory, batch, kernel=uniform())],
+        gates={batch: aggregate_gate(budget, rollback=4), trajectory: identity_gate(), token: clip_gate(epsilon)},
+        decomposition=signed_log_ratio(),
+        objective=token_mean(),
+    )
+    assert not apart(compiled(whole))
+    assert apart(compiled("fiberpo_domain"))
+    d, t = Drift(compiled(whole), {}), np.array([0.2, 0.9])
+    together, alone = d.ratio(t), [d.ratio(t[i : i + 1])[0] for i in (0, 1)]
+    np.testing.assert_array_equal(together, np.stack(alone))
+
+
+def test_levels_below_the_rows_and_attributes() -> None:
+    weight = Attribute("weight", on=token)
+    turns = Hierarchy(
+        name="turns",
+        fibrations=[Fibration(token, turn, kernel=proportional(total(weight))), Fibration(turn, trajectory, uniform())],
+        gates={trajectory: aggregate_gate(budget, rollback=T), turn: zero_gate(), token: identity_gate()},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+        gives_up={"first_order": "a test"},
+    )
+    op = compiled(turns)
+    inside(make(op, "gates", {}))
+    np.testing.assert_allclose(Drift(op, {}).total(np.array([0.0])), 0, atol=1e-15)
+
+
+# ---------------------------------------------------------------- trees and quivers
+
+
+def test_tokens_are_dealt_out_to_the_leaves_in_turn() -> None:
+    seen = sample(compiled("fiberpo_modal"), np.zeros((2, 5)), [1.0] * 5, {})
+    text, image, row, group = (next(s for s in seen.op.hierarchy.order if s.name == n) for n in MODAL)
+    assert seen.tokens_of(text).tolist() == [0, 2, 4]
+    assert seen.tokens_of(image).tolist() == [1, 3]
+    assert seen.element(text).tolist() == [0, 1, 2]
+    assert seen.element(image).tolist() == [0, 1]
+    assert seen.tokens_over(row).tolist() == seen.tokens_over(group).tolist() == [0, 1, 2, 3, 4]
+    assert seen.element(group).tolist() == [0] * 5
+    assert dealing(seen.op.hierarchy) == "its tokens are text_token, image_token in turn"
+    assert dealt(6, 2, 2).tolist() == [0, 1, 0, 0, 1, 0]  # anew in every trajectory
+
+
+MODAL = ("text_token", "image_token", "trajectory", "prompt_group")
+
+
+def by_hand_modal(r: np.ndarray) -> np.ndarray:
+    """`𝒢_i` of fiberpo_modal with one trajectory in its group: FiberPO, with a clip per kind of token."""
+    x, tokens = np.log(r), len(r)
+    s = {1: np.maximum(x, 0).mean(), -1: np.maximum(-x, 0).mean()}
+    base = g_agg(s[1], 0.2, tokens) - g_agg(s[-1], 0.1, tokens)
+    sign = np.where(x >= 0, 1, -1)
+    eps = np.where(np.arange(tokens) % 2 == 0, 0.05, 0.02)
+    u = sign * x - np.where(sign > 0, s[1], s[-1])
+    v = -np.where(sign > 0, s[-1], s[1])
+    return np.exp(base + sign * (np.clip(u, -eps, eps) - np.clip(v, -eps, eps)))
+
+
+def test_a_tree_under_drift() -> None:
+    d, t = Drift(compiled("fiberpo_modal"), {}), np.array([0.0, 0.05, 0.3, 0.8, 1.3])
+    expected = np.stack([by_hand_modal(1 + v * DELTA) for v in t]) * ADVANTAGE / 10
+    np.testing.assert_allclose(d.per_token(t), expected, rtol=1e-12)
+    np.testing.assert_allclose(d.total(t), expected.sum(axis=1), atol=1e-13)
+    first = d.events[0]  # image tokens have the narrower clip, and the second token drifts fastest of them
+    assert (first.stratum, first.element, first.channel) == ("image_token", 1, "+")
+    assert {e.stratum for e in d.events} == {"text_token", "image_token", "prompt_group"}
+    assert all(e.element % 2 == (e.stratum == "image_token") for e in d.events if "token" in e.stratum)
+
+
+@pytest.mark.parametrize("name", ["fiberpo_crossed", "fiberpo_experts"])
+def test_a_quiver_of_single_elements_is_fiberpo(name: str) -> None:
+    """What crosses has one element each, and adds nothing to the batch's drift."""
+    t, values = np.array([0.05, 0.4, 1.2]), {"epsilon": 0.04}
+    budgets = {"C_batch": {"+": 0.12, "-": 0.05}}
+    d = Drift(compiled(name), {**values, **budgets})
+    assert not apart(d.op)
+    expected = np.stack([closed_form(v, 0.04, 0.12, 0.05, 10) for v in t])
+    np.testing.assert_allclose(d.ratio(t), expected, rtol=1e-12)
+    (seen,) = d.at(1.0)
+    for stratum in d.op.hierarchy.order:
+        still = stratum.name not in ("batch", "token")
+        assert (max(np.abs(seen.residual[stratum.name, c]).max() for c in "+-") < 1e-12) == still
+
+
+@pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "apc_obj", "dapo"])
+def test_regimes_of_many_worlds_at_once_are_those_of_each(name: str) -> None:
+    x = np.random.default_rng(5).normal(0, 0.2, (12, 4))
+    op = compiled(name)
+    parts = [sample(op, x[i : i + 1], [1.0, 1.0, -1.0, -1.0], {}) for i in range(len(x))]
+    together = regimes_of(parts)
+    assert set(together) == set(parts[0].regimes)
+    for level, codes in together.items():
+        np.testing.assert_array_equal(codes, np.concatenate([s.regimes[level] for s in parts]))
+
+
+def test_local_maps_of_leaves() -> None:
+    op = compiled("fiberpo_modal")
+    text, image = op.hierarchy.leaves
+    assert [regimes.tokens_of(op, leaf) for leaf in (text, image)] == [[0, 2], [1]]
+    r = np.array([[1.0, 1.0, 1.0], [1.03, 0.97, 1.0], [1.3, 0.7, 1.0]])
+    seen = regimes.Window(0.0, np.ones((1, 3), bool), [sample(op, np.log(r), [1.0] * 3, {})])
+    changed = []
+    for row in np.log(r):
+        s = {1: np.maximum(row, 0).mean(), -1: np.maximum(-row, 0).mean()}
+        u = np.abs(np.abs(row) - np.where(row >= 0, s[1], s[-1]))
+        changed.append([int((u[[0, 2]] > 0.05).sum()), int(u[1] > 0.02)])
+    assert changed == [[0, 0], [0, 1], [2, 1]]
+    assert [[int(seen.clipped(leaf)[i]) for leaf in (text, image)] for i in range(3)] == changed
+
+
+def test_a_gate_that_passes_no_residual_is_mapped_by_ratios() -> None:
+    op = compiled("apc_obj")
+    (leaf,) = op.hierarchy.leaves
+    seen = regimes.look(op, leaf, 1.0, {})
+    assert (seen.by_ratio, seen.half) == (True, regimes.ZOOM)
+    spent = np.abs(np.exp(seen.parts[0].log_ratio) - 1).sum(axis=1)
+    far = np.abs(spent - 0.3) > 1e-6  # T·δ
+    assert ((seen.clipped(leaf) == 0) == (spent <= 0.3))[far].all()
+    assert not regimes.look(compiled("fiberpo"), compiled("fiberpo").hierarchy.leaves[0], 1.0, {}).by_ratio
+
+
+def test_score_estimators_under_drift() -> None:
+    d, t = Drift(compiled("cispo"), {}), np.array([0.0, 0.4, 1.2])
+    r = 1 + t[:, None] * DELTA
+    expected = np.minimum(r, 1.28) * ADVANTAGE * np.log(r * OLD) / 10
+    np.testing.assert_allclose(d.per_token(t), expected, rtol=1e-12)
+    np.testing.assert_allclose(d.total(t), expected.sum(axis=1), atol=1e-13)
+    assert (r * OLD < 1).all()
+    assert baseline(d.op, {}) is None
+    written = " ".join(text.get_text() for text in make(d.op, "objective", {}).texts)
+    assert "score estimator, π_old = 0.5 for every token" in written
+
+
+@pytest.mark.usefixtures("small")
+def test_pages_say_how_tokens_are_dealt_out() -> None:
+    for figure in FIGURES:
+        page = make(compiled("fiberpo_modal"), figure, {})
+        assert "its tokens are text_token, image_token in turn" in " ".join(text.get_text() for text in page.texts)
+
+
+@pytest.mark.usefixtures("small")
+def test_more_leaves_than_tokens() -> None:
+    leaves = strata("speech picture word gesture")
+    count_all = sum((count(s, over=trajectory) for s in leaves[1:]), start=count(leaves[0], over=trajectory))
+    h = Hierarchy(
+        name="many",
+        fibrations=[Fibration(s, trajectory, kernel=MarkovKernel(1 / count_all)) for s in leaves],
+        gates={trajectory: aggregate_gate(budget, rollback=4), **{s: clip_gate(epsilon).per(mass) for s in leaves}},
+        decomposition=signed_log_ratio(scale=mass),
+        objective=token_mean(),
+    )
+    page = make(compiled(h), "regimes", {})
+    words = " ".join(t.get_text() for t in page.texts)
+    assert "not drawn: gesture, of which 3 tokens dealt out to 4 leaves are none" in words
+    assert "a trajectory of 4 tokens" in " ".join(t.get_text() for t in make(compiled(h), "gates", {}).texts)
+
+
+# ---------------------------------------------------------------- pictures and files
+
+
+def inside(figure: Figure) -> None:
+    """Nothing that is drawn reaches over the edge of the picture."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    box, page = figure.get_tightbbox(canvas.get_renderer()), figure.get_size_inches()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= page[0]
+    assert box.y1 <= page[1]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coarse pixels: fewer of the same points."""
+    monkeypatch.setattr(regimes, "PIXELS", 60)
+    monkeypatch.setattr(regimes, "PROBE", 40)
+    monkeypatch.setattr(regimes, "ALONE", 16)
+    monkeypatch.setattr(objective, "SEARCH", objective.SEARCH[::5])
+
+
+KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", "apc_obj")  # one of each kind
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [(f, n) for f in FIGURES for n in fibration.language.loading.shipped() if f == "gates" or n in KINDS],
+)
+def test_pictures_keep_to_their_page(name: str, figure: str) -> None:
+    inside(make(compiled(name), figure, {}))
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["plot", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_writes_every_figure_and_always_the_same(tmp_path: Path) -> None:
+    out, again = tmp_path / "new" / "out", tmp_path / "again"
+    code, output = invoke(VARIANT, "--paper", "--format", "png,svg", "-o", out)
+    assert code == 0, output
+    assert invoke(VARIANT, "--paper", "--format", "svg", "-o", again)[0] == 0
+    assert invoke(VARIANT, "--paper", "--figure", "gates", "-o", again)[0] == 0
+    assert len(list(again.iterdir())) == 4
+    names = sorted(f"fiberpo_k_{figure}.{form}" for figure in FIGURES for form in ("png", "svg"))
+    assert sorted(p.name for p in out.iterdir()) == names
+    for name in names:
+        contents = (out / name).read_bytes()
+        assert not (again / name).exists() or contents == (again / name).read_bytes()
+        assert contents.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+        assert f"{name}: " in output.replace("\n", "")
+    text = (out / "fiberpo_k_objective.svg").read_text()
+    assert "<dc:date>" not in text
+
+
+def test_parameters_reach_the_figure(tmp_path: Path) -> None:
+    given = ["--param", "k=5", "--param", 'C_trajectory={"+": 0.3, "-": 0.2}', "--figure", "gates", "-f", "svg"]
+    assert invoke(VARIANT, *given, "-o", tmp_path)[0] == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["fiberpo_k_gates.svg"]
+    picture = make(variant(), "gates", {"k": 5.0, "C_trajectory": {"+": 0.3, "-": 0.2}})
+    assert "k = 5" in " ".join(t.get_text() for t in picture.texts)
+    ticks = [t.get_text() for child in picture.axes[0].child_axes for t in child.get_xticklabels()]
+    assert ticks == ["0.3", "0.36"]
+
+
+def test_the_captions_give_way_to_what_is_given() -> None:
+    picture = make(variant(), "gates", {"k": 7.0}, paper=True)
+    assert "k = 7" in " ".join(t.get_text() for t in picture.texts)
+    assert caption(fibration.load("fiberpo"), "objective") == {"C_trajectory": {"+": 0.12, "-": 0.05}, "epsilon": 0.04}
+    assert caption(fibration.load("ppo"), "objective") == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ppo", "--param", "epsilon=0.1"], "'ppo' has no parameter 'epsilon'"),
+        (["ppo", "--param", "epsilon_low"], "cannot be read"),
+        (["ppo", "--param", "epsilon_low=2"], "epsilon_low"),
+        (["ppo", "--figure", "gate"], "no figure 'gate'"),
+        (["ppo", "--figure", "gates", "--format", "pdf"], "no format 'pdf'"),
+        (["no_such_spec"], "cannot load 'no_such_spec'"),
+    ],
+)
+def test_what_cannot_be_drawn(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    code, output = invoke(*arguments, "-o", tmp_path / "out")
+    assert code == 2
+    assert expected in output
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    code, output = invoke("ppo", "-o", tmp_path / "file")
+    assert (code, "is a file" in output, "--output" in output) == (2, True, True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(BackendError, match="is read-only"):
+        draw(fibration.load("ppo"), tmp_path / "out")
+
+
+@pytest.mark.usefixtures("small")
+def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(files.os, "replace", fails)
+    with pytest.raises(OSError, match="no space left"):
+        draw(fibration.load("ppo"), tmp_path, ["gates"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_unless_everything_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Figure:
+        raise ParameterError("a figure fails")
+
+    monkeypatch.setattr(objective, "figure", fails)
+    with pytest.raises(ParameterError):
+        draw(fibration.load("ppo"), tmp_path, ["gates", "objective"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hierarchy_that_does_not_verify(tmp_path: Path) -> None:
+    with pytest.raises(LawError):
+        draw(two(zero_gate()), tmp_path)
+
+
+def test_the_variant_of_the_documentation_verifies() -> None:
+    found = runpy.run_path(str(VARIANT))["fiberpo_k"]
+    assert found.verify().ok
+    assert found.parameters["k"].default == 2

@@ -1,0 +1,196 @@
+"""The table of laws over several hierarchies: its marks, its notes, and that it knows no law by name."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from hierarchies import zoo
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fibration import load
+from fibration.cli.main import app
+from fibration.language.loading import shipped
+from fibration.language.report import Report, Verdict
+from fibration.laws import LAWS
+from fibration.printing.law_table import KINDS, MARKS, Overview, legend, markdown, marks, notes
+from fibration.printing.reports import Outcome, as_markdown, rendered
+
+pytestmark = pytest.mark.usefixtures("kept_verdicts")
+
+WRONG = {**zoo.wrong(), **zoo.undecidable()}
+
+
+@functools.cache
+def report(name: str) -> Report:
+    return load(name).verify() if name in shipped() else WRONG[name].hierarchy.verify()
+
+
+def words(name: str) -> dict[str, str]:
+    return dict(zip(LAWS, (m.word for m in marks(report(name))), strict=True))
+
+
+def text(*reports: Report, width: int = 80, encoding: str = "utf-8") -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
+    Console(file=file, width=width, color_system=None, highlight=False, markup=False).print(Overview(reports))
+    file.seek(0)
+    return file.read()
+
+
+# ---------------------------------------------------------------- marks
+
+
+def test_marks_of_shipped_hierarchies() -> None:
+    assert set(words("fiberpo_crossed").values()) == {"proved"}
+    alone = {law for law, word in words("ppo").items() if word == "does not apply"}
+    assert alone == {"markov", "reflecting", "coherent", "orthogonality"}  # there is no kernel
+    given_up = {law for law, word in words("gspo").items() if word == "given up"}
+    assert given_up == {"identity", "first_order"}
+
+
+@pytest.mark.parametrize(
+    ("name", "law", "word"),
+    [
+        ("padded length", "reflecting", "refuted"),
+        ("slope 2", "identity", "refuted"),
+        ("a pole far out", "positivity", "undecided"),
+        ("self-loop", "structure", "refuted"),
+        ("its own density", "locality", "refuted"),
+    ],
+)
+def test_the_worst_verdict_is_the_mark(name: str, law: str, word: str) -> None:
+    assert words(name)[law] == word
+
+
+def test_one_bad_subject_among_good_ones_shows() -> None:
+    verdicts = tuple(
+        Verdict("identity", f"gate {i}", status, "")
+        for i, status in enumerate(("proved", "undecided", "refuted", "proved"))
+    )
+    shown = {}
+    for n in (1, 2, 3, 4):
+        made = Report(load("ppo"), verdicts[:n])
+        shown[n] = dict(zip(LAWS, (m.word for m in marks(made)), strict=True))["identity"]
+    assert shown == {1: "proved", 2: "undecided", 3: "refuted", 4: "refuted"}
+
+
+def test_what_rests_on_a_law_that_fails_was_not_asked() -> None:
+    assert set(words("self-loop").values()) == {"refuted", MARKS["not asked"].word}
+    found = words("its own density")
+    assert found["structure"] == "proved"
+    assert {word for law, word in found.items() if law not in ("structure", "locality")} == {MARKS["not asked"].word}
+    assert "does not apply" not in text(report("self-loop"))
+
+
+def test_marks_differ_and_only_those_that_occur_are_explained() -> None:
+    assert len({m.sign for m in MARKS.values()}) == len({m.word[0] for m in MARKS.values()}) == len(MARKS)
+    assert [m.word for m in legend([report("fiberpo_crossed")])] == ["proved"]
+    assert [m.word for m in legend([report("gspo"), report("ppo")])] == ["proved", "given up", "does not apply"]
+    assert KINDS["given up"].sign != MARKS["given up"].sign  # one stands before its reason, one points at it
+
+
+# ---------------------------------------------------------------- notes
+
+
+def test_a_law_given_up_has_its_reason_and_what_still_holds() -> None:
+    ((mark, note),) = notes(report("gspo"))
+    assert mark == MARKS["given up"]
+    assert note.startswith(f"gspo gives up identity, first_order: {load('gspo').gives_up['first_order']}")
+    assert note.endswith("identity of gate on trajectory; first_order of advantages constant on each trajectory)")
+    assert list(notes(report("fiberpo"))) == []
+
+
+def test_several_reasons_are_several_notes() -> None:
+    made = [Verdict(law, "it", "refuted", "", given_up=why) for law, why in (("identity", "a"), ("positivity", "b"))]
+    found = [note for _, note in notes(Report(load("ppo"), tuple(made)))]
+    assert found == ["ppo gives up identity: a", "ppo gives up positivity: b"]
+
+
+def test_a_promise_that_is_not_kept_is_a_note_since_it_is_no_law() -> None:
+    name = "gives up positivity, which holds"
+    assert words(name)["positivity"] == "proved"
+    ((mark, note),) = notes(report(name))
+    assert (mark, note) == (MARKS["refuted"], f"'{WRONG[name].hierarchy.name}' gives up law 'positivity', which holds")
+    assert note in " ".join(text(report(name)).split())
+
+
+# ---------------------------------------------------------------- text
+
+
+def test_every_sign_stands_below_its_law() -> None:
+    lines = text(report("gspo"), report("ppo"), report("padded length")).splitlines()
+    header, rows = lines[: len(LAWS)], lines[len(LAWS) : len(LAWS) + 3]
+    for i, (line, law) in enumerate(zip(header, LAWS, strict=True)):
+        assert line.rstrip().endswith(law)
+        column = line.index(law)
+        for row, name in zip(rows, ("gspo", "ppo", "padded length"), strict=True):
+            assert row[column] == marks(report(name))[i].sign
+    assert [row.split()[1] for row in rows] == ["verified", "verified", "refused"]
+
+
+def test_it_fits_80_columns_whatever_the_names() -> None:
+    hierarchies = [load(name) for name in shipped()]
+    reports = [report(name) for name in shipped()] + [
+        replace(report("ppo"), hierarchy=hierarchies[0].replace(name="n" * 63))
+    ]
+    page = text(*reports)
+    assert max(map(len, page.splitlines())) <= 80
+    assert "…" not in page
+    folded = [re.match("n*", line)[0] for line in page.splitlines()]  # type: ignore[index]
+    assert "".join(folded) == "n" * 63
+
+
+def test_a_terminal_without_unicode_gets_letters() -> None:
+    page = text(report("gspo"), report("padded length"), encoding="ascii")
+    assert "?" not in page.split("gives up")[0]
+    assert "P proved  G given up  R refuted" in page
+
+
+def test_verify_ends_with_it_when_there_are_several() -> None:
+    one = CliRunner().invoke(app, ["verify", "ppo"]).output
+    two = CliRunner().invoke(app, ["verify", "ppo", "gspo"]).output
+    assert "│ locality" not in one
+    table = text(report("ppo"), report("gspo"))
+    assert "\n".join(line.rstrip() for line in table.splitlines()) in two
+    assert two.endswith("\n2 of 2 hierarchies verified\n")
+    assert "│ locality" in rendered([Outcome("a", report("ppo")), Outcome("b", report("gspo"))], "text")
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def test_markdown_is_one_table_with_all_cells() -> None:
+    page = markdown([report("gspo"), report("padded length")])
+    table, shown, *below = page.split("\n\n")
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+    assert rows[0] == ["hierarchy", *LAWS]
+    assert rows[1] == ["---", *[":-:"] * len(LAWS)]
+    for row, name in zip(rows[2:], ("gspo", "padded length"), strict=True):
+        assert row[1:] == [m.sign for m in marks(report(name))]
+    assert shown == "✓ proved, † given up, ✗ refuted, · does not apply"
+    assert [note.split()[:2] for note in below] == [["†", "gspo"]]
+    assert as_markdown([Outcome("a", report("ppo"))]) == markdown([report("ppo")])
+
+
+def test_a_reason_is_no_markup() -> None:
+    reason = "50% | <b>, *at*\x01 line\nbreaks, `x` [y](z) a_b _c_"
+    made = Report(load("ppo"), (Verdict("identity", "it", "refuted", "", given_up=reason),))
+    note = markdown([made]).splitlines()[-1]
+    assert note == (r"† ppo gives up identity: 50% \| \<b\>, \*at\* line breaks, \`x\` \[y\](z) a_b \_c\_")
+
+
+# ---------------------------------------------------------------- laws to come
+
+
+def test_a_new_law_is_a_new_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    law = replace(LAWS["positivity"], name="newest")
+    monkeypatch.setitem(LAWS, "newest", law)
+    assert words("ppo")["newest"] == "does not apply"
+    made = Report(load("ppo"), (*report("ppo").verdicts, Verdict("newest", "it", "undecided", "")))
+    assert marks(made)[-1] == MARKS["undecided"]
+    assert "│ newest" in text(made)
+    assert "| newest |" in markdown([made])
