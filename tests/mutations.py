@@ -1,0 +1,143 @@
+"""Does the suite notice slips? One line of the library is changed at a time, and the tests that should see it are run.
+
+    python tests/mutations.py [--only NAME] [--tree PATH] [--full] [--limit SECONDS] [--list]
+
+Prints a Markdown table: the first test that fails, or SURVIVED. The tree is copied first and never touched. A slip whose
+text is not found exactly once, or that kills a test which fails without it too, is an error of the list (`slips.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from slips import SLIPS, Slip
+
+HERE = Path(__file__).resolve().parent.parent
+LIBRARY = ("fibration", "backends")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
+
+
+class NotApplicable(Exception):
+    """The list does not fit the tree."""
+
+
+class Copy:
+    """A tree of its own, with a folder of its own for what it builds."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.root, self.built = folder / "tree", folder / "built"
+        shutil.copytree(tree, self.root, symlinks=True, ignore=LEFT_OUT)
+        files = (p for part in LIBRARY for p in sorted((self.root / part).rglob("*")) if p.suffix in (".py", ".h"))
+        self.sources = {p.resolve(): p.read_text() for p in files}
+        self.tests = sorted(p.relative_to(self.root).as_posix() for p in (self.root / "tests").rglob("test_*.py"))
+        self.sound: dict[str, bool] = {}
+
+    def place(self, slip: Slip) -> tuple[Path, str]:
+        """The one file that the slip is in, and what it becomes."""
+        found = [
+            (path, text.replace(old, new))
+            for old, new in slip.texts
+            for path, text in self.sources.items()
+            for _ in range(text.count(old))
+        ]
+        if len(found) != 1:
+            raise NotApplicable(f"its text is found {len(found)} times")
+        path, text = found[0]
+        if path.suffix == ".py":
+            ast.parse(text)
+        return path, text
+
+    def likely(self, slip: Slip) -> list[str]:
+        """The files that should notice, in the order of the patterns."""
+        found: dict[str, None] = {}
+        for pattern in slip.likely:
+            found |= {t: None for t in self.tests if fnmatch.fnmatch(t.removeprefix("tests/"), f"*{pattern}*")}
+        if not found:
+            raise NotApplicable(f"no test file fits {' or '.join(slip.likely)}")
+        return list(found)
+
+    def first_failure(self, tests: Iterable[str], limit: float) -> str:
+        """What fails first, '' if nothing does."""
+        shutil.rmtree(self.built, ignore_errors=True)  # nothing that another version of the library has built
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--no-header", "--tb=no", "-rfE"]
+        command += ["-p", "no:cacheprovider", *tests]
+        env = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"FIBRATION_CACHE": str(self.built)}
+        try:
+            done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            return f"nothing within {limit:.0f} s"
+        if done.returncode == 0:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*?|\S+)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if failed is None:
+            raise NotApplicable(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
+        return failed[1]
+
+    def try_out(self, slip: Slip, full: bool, limit: float) -> str:
+        """The test that notices, '' if none does."""
+        path, text = self.place(slip)
+        tests = self.likely(slip)
+        path.write_text(text)
+        try:
+            killed = self.first_failure(tests, limit)
+            if full and not killed:
+                killed = self.first_failure([t for t in self.tests if t not in tests], limit)
+        finally:
+            path.write_text(self.sources[path])
+        if killed in ("", f"nothing within {limit:.0f} s"):
+            return killed
+        if killed not in self.sound:
+            self.sound[killed] = not self.first_failure([killed], limit)
+        if not self.sound[killed]:
+            raise NotApplicable(f"{killed} fails without it too")
+        return killed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Change one line of the library at a time, and run the tests.")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="slips whose name contains this")
+    parser.add_argument("--tree", type=Path, default=HERE, metavar="PATH", help="the checkout to copy")
+    parser.add_argument("--full", action="store_true", help="run all other tests on what the likely ones let pass")
+    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="of one run of the tests")
+    parser.add_argument("--list", action="store_true", help="name the slips and where they are, and run nothing")
+    chosen = parser.parse_args()
+    slips = [s for s in SLIPS if not chosen.only or any(word in s.name for word in chosen.only)]
+    if not slips:
+        parser.error(f"no slip is called {' or '.join(chosen.only)}: see --list")
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(chosen.tree.resolve(), Path(folder))
+        head = ("file", "should be noticed by") if chosen.list else ("killed by", "seconds")
+        print(f"| slip | {' | '.join(head)} |\n|---|---|---|", flush=True)
+        for slip in slips:
+            since = time.monotonic()
+            try:
+                if chosen.list:
+                    path, _ = copy.place(slip)
+                    first, second = path.relative_to(copy.root).as_posix(), ", ".join(copy.likely(slip))
+                else:
+                    first = copy.try_out(slip, chosen.full, chosen.limit) or "SURVIVED"
+                    second = f"{time.monotonic() - since:.0f}"
+            except (NotApplicable, SyntaxError) as error:
+                first, second = f"NOT APPLICABLE: {error}", ""
+            wrong += first == "SURVIVED" or first.startswith("NOT APPLICABLE")
+            cells = (slip.name, first.replace("|", "\\|"), second)
+            print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"\n{len(slips) - wrong} of {len(slips)} {'apply' if chosen.list else 'noticed'}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

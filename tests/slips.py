@@ -1,0 +1,388 @@
+"""Slips of the kind that people make: for `mutations.py`. Each is one line of the library, and what it becomes.
+
+A slip may have several texts, of which exactly one must be there. `likely` are patterns of the paths under `tests/` of the
+files that should notice, in the order in which they are tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Slip:
+    name: str
+    texts: tuple[tuple[str, str], ...]
+    likely: tuple[str, ...]
+
+
+def slip(name: str, likely: str, *texts: str) -> Slip:
+    """`texts`: old, new, old, new, ...; `likely`: patterns with spaces between."""
+    return Slip(name, tuple(zip(texts[::2], texts[1::2], strict=True)), tuple(likely.split()))
+
+
+LANGUAGE = (
+    slip(
+        "at x = 0 a token is in both sign channels", "gradients first_order",
+        '"-": where(x >= 0, 0, -(s * x))', '"-": where(x > 0, 0, -(s * x))',
+    ),
+    slip(
+        "at x = 0 a token is in no sign channel", "gradients first_order",
+        '{"+": where(x >= 0, s * x, 0)', '{"+": where(x > 0, s * x, 0)',
+    ),
+    slip(
+        "the budget itself is rolled back", "gradients",
+        "where(drift <= budget, residual,", "where(drift < budget, residual,",
+    ),
+    slip(
+        "the end of the rollback still has its slope", "gradients",
+        "where(drift < (1 + 1 / rollback) * budget", "where(drift <= (1 + 1 / rollback) * budget",
+    ),
+    slip(
+        "a clip is flat at its upper bound", "gradients expressions",
+        "where(a > high, high, a))", "where(a >= high, high, a))",
+    ),
+    slip(
+        "PPO clips the ratio before the minimum with the advantage", "vectors gradients",
+        '''"""PPO's `min(r·A, clip(r, 1-low, 1+high)·A)`: only the bound that the advantage pushes against is active."""
+    return Gate(where(advantage >= 0, minimum(residual, high), maximum(residual, -low)))''',
+        '''"""PPO's `min(r·A, clip(r, 1-low, 1+high)·A)`: only the bound that the advantage pushes against is active."""
+    return Gate(clip(residual, -low, high))''',
+    ),
+    slip(
+        "0 - x is cancelled to x", "ir",
+        "left if d == 0 else cancel(-right)", "left if d == 0 else cancel(right)",
+    ),
+    slip(
+        "what is constant on a fibre loses its coefficient", "ir",
+        "return _join(Fraction(1), inside), _join(coefficient, outside)",
+        "return _join(Fraction(1), inside), _join(Fraction(1), outside)",
+    ),
+    slip(
+        "the recovery multiplies by the scale", "laws*right expressions vectors",
+        'exp((gated("+") - gated("-")) / s)', 'exp((gated("+") - gated("-")) * s)',
+    ),
+    slip(
+        "trajectory_mean counts the tokens of the batch", "vectors laws*objective",
+        "return Objective(weight=1 / (count(ROWS, over=WHOLE) * count(LEAF, over=ROWS)))",
+        "return Objective(weight=1 / (count(ROWS, over=WHOLE) * count(LEAF, over=WHOLE)))",
+    ),
+    slip(
+        "token_mean counts the tokens of the row", "vectors laws*objective",
+        "return Objective(weight=1 / count(LEAF, over=WHOLE))", "return Objective(weight=1 / count(LEAF, over=ROWS))",
+    ),
+    slip(
+        "the Möbius numbers have the wrong sign", "shape quivers",
+        "found[s] = 1 - sum(c for u, c in found.items()", "found[s] = 1 + sum(c for u, c in found.items()",
+    ),
+)  # fmt: skip
+
+LAWS = (
+    slip(
+        "the domain of sqrt is forgotten", "laws*wrong laws*brute laws*first_order laws*right",
+        '"log": frozenset({1}), "log1p": frozenset({1}), "sqrt": frozenset({0, 1}),',
+        '"log": frozenset({1}), "log1p": frozenset({1}),',
+    ),
+    slip(
+        "the domain of log1p is that of log", "laws*wrong laws*brute laws*first_order laws*right",
+        'yield (1 + argument if e.operator == "log1p" else argument), _DOMAIN[e.operator]',
+        "yield argument, _DOMAIN[e.operator]",
+    ),
+    slip(
+        "exp is taken to be exact", "laws*right laws*wrong laws*brute",
+        'ROUNDED = frozenset({"exp", "expm1",', 'ROUNDED = frozenset({"expm1",',
+    ),
+    slip(
+        "what may be 0 has one sign too few", "laws*wrong laws*brute laws*quiver",
+        "return frozenset(possible) if strict else frozenset(possible | {0})", "return frozenset(possible)",
+    ),
+    slip(
+        "a denominator that may be 0 has signs", "laws*wrong laws*brute laws*first_order laws*facts",
+        "        if 0 in denominator:\n            return ANY\n", "",
+    ),
+    slip(
+        "a turned difference keeps its signs", "laws*right laws*brute",
+        "difference, true = -difference, frozenset(-s for s in true)", "difference, true = -difference, true",
+    ),
+    slip(
+        "a case that may be undefined is defined", "laws*wrong laws*brute",
+        "return all(inside.signs(e) <= allowed for e, allowed in self.needs)",
+        "return all(inside.signs(e) & allowed for e, allowed in self.needs)",
+    ),
+    slip(
+        "no counterexample beyond the constants of a law", "laws*wrong",
+        "fans = sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})",
+        "fans = sorted({1, 2, 3})",
+    ),
+    slip(
+        "counterexamples have one leaf element", "laws*wrong laws*quiver",
+        "MAX_LEAVES = 5 ", "MAX_LEAVES = 1 ",
+    ),
+    slip(
+        "too many cases count as proved", "laws*wrong laws*right laws*brute",
+        "        except TooManyCases:\n            safe = False", "        except TooManyCases:\n            safe = True",
+    ),
+    slip(
+        "too many cases count as always defined", "laws*wrong laws*right laws*first_order",
+        "return all(case.defined(assume) for case in cases(expression, assume))\n    except TooManyCases:\n"
+        "        return False",
+        "return all(case.defined(assume) for case in cases(expression, assume))\n    except TooManyCases:\n"
+        "        return True",
+    ),
+    slip(
+        "giving up first_order covers positivity", "laws*wrong laws*right laws*first_order laws*facts grammar",
+        'COVERS = {"first_order": ("first_order", "identity")}',
+        'COVERS = {"first_order": ("first_order", "identity", "positivity")}',
+    ),
+    slip(
+        "gates are not looked at below 0", "laws*wrong laws*first_order laws*brute",
+        "SIDES = (-1, 0, 1)", "SIDES = (0, 1)",
+    ),
+    slip(
+        "a branch that may be empty counts as filled", "laws*quiver laws*objective laws*brute",
+        "for t in self.coarser[s] if self.leaves[t] <= self.leaves[s]}",
+        "for t in self.coarser[s] if self.leaves[t] & self.leaves[s]}",
+    ),
+    slip(
+        "kernels are coherent if one branch of each is", "laws*quiver quivers",
+        "return all(case.defined(assume) and vanishes(case.sympy()) for case in branches)",
+        "return any(case.defined(assume) and vanishes(case.sympy()) for case in branches)",
+    ),
+    slip(
+        "a sum of squares is summed like one of measures", "laws*wrong laws*brute",
+        "    if polynomial.total_degree() > 1:\n", "    if polynomial.total_degree() > 2:\n",
+    ),
+    slip(
+        "one quotient that is not 1 refutes a slope", "laws*right laws*first_order laws*brute",
+        "        if all(wrong):\n            value, step", "        if any(wrong):\n            value, step",
+    ),
+    slip(
+        "a refuted law counts as proved where its weight is 0", "laws*wrong laws*brute",
+        "return case.defined(assume) and assume.with_signs(dict(case.signs)).signs(case.sympy()) == {1}",
+        "return case.defined(assume) and -1 not in assume.with_signs(dict(case.signs)).signs(case.sympy())",
+    ),
+    slip(
+        "means that count for a residual are forgotten in its reach", "laws*facts",
+        "added = 1 + sum(-c for c in factors if c < 0)", "added = 1",
+    ),
+    slip(
+        "a gated ratio of 0 is no counterexample", "laws*wrong laws*facts laws*brute",
+        "value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery))",
+        "value < -rounding(gate, recovery)",
+    ),
+)  # fmt: skip
+
+COMPILER = (
+    slip(
+        "the residual is taken against the gated base", "ir backends",
+        's = self.named(residuals[name], "residual", name, channel)',
+        's = self.named(next((_binary("sub", self.density[name, channel], self.pull(down[u.name, channel], name)) '
+        'for u in self.shape.coarser(stratum)), residuals[name]), "residual", name, channel)',
+    ),
+    slip(
+        "levels between root and leaf are dropped", "vectors ir backends",
+        'down[name, channel] = self.named(level, "down", name, channel)',
+        'down[name, channel] = self.named(level if name in self.leaves else '
+        'outputs[f"gated_{name}{CHANNEL_WORD[channel]}"], "down", name, channel)',
+    ),
+    slip(
+        "a residual is taken against the coarser residual", "ir vectors quivers",
+        "for node, sign in self.coarser(stratum, density):", "for node, sign in self.coarser(stratum, {**density, **found}):",
+    ),
+    slip(
+        "the score estimator differentiates its ratio", "operator ir",
+        "gated = Detach(ratio)", "gated = ratio",
+    ),
+    slip(
+        "the adjoint of a broadcast is a maximum", "gradients ir",
+        "return [(node.operand, Push(node.source, node.target, cotangent))]",
+        'return [(node.operand, Push(node.source, node.target, cotangent, "max"))]',
+    ),
+    slip(
+        "the adjoint of a matrix is the matrix", "quivers ir",
+        "Mix(node.into, node.of, cotangent, not node.transposed)", "Mix(node.into, node.of, cotangent, node.transposed)",
+    ),
+    slip(
+        "a contribution that comes twice counts once", "ir gradients",
+        "weights = [nodes.count(n) for n in unique]", "weights = [1 for n in unique]",
+    ),
+    slip(
+        "behind a closed gate 0·inf is NaN", "hard_inputs gradients ir",
+        'product = scalar("select", closed, ZERO, product)', "product = times(slope, received)",
+    ),
+    slip(
+        "the slope of a quotient has the wrong sign", "gradients ir",
+        "times(const(-1.0), _over(times(d[1], s), s.args[1]))", "times(const(1.0), _over(times(d[1], s), s.args[1]))",
+    ),
+    slip(
+        "the slope of log1p is that of log", "gradients ir",
+        '"log1p": lambda s, d: _over(d[0], scalar("add", ONE, s.args[0]))', '"log1p": lambda s, d: _over(d[0], s.args[0])',
+    ),
+    slip(
+        "interning forgets a reduction", "ir operator",
+        "for k, v in sorted(named.items()))", 'for k, v in sorted(named.items()) if k != "reduce")',
+    ),
+    slip(
+        "x - x is 0 for infinities too", "hard_inputs bad_input ir rules",
+        "return a if b is ZERO else _rule(scalar(\"neg\", b)) if a is ZERO else s",
+        "return ZERO if a is b else a if b is ZERO else _rule(scalar(\"neg\", b)) if a is ZERO else s",
+        "    Rule(sub(X, ZERO), X),\n", "    Rule(sub(X, ZERO), X),\n    Rule(sub(X, X), ZERO),\n",
+    ),
+    slip(
+        "0 - x is x", "rules ir",
+        '_rule(scalar("neg", b)) if a is ZERO else s', "b if a is ZERO else s",
+        "    Rule(sub(ZERO, X), neg(X)),\n", "    Rule(sub(ZERO, X), X),\n",
+    ),
+    slip(
+        "a compared choice has one condition for both branches", "rules ir gradients",
+        '_rule(scalar("and", _rule(scalar("not", condition)), b))', '_rule(scalar("and", condition, b))',
+        "Rule(lt(select(C, P, Q), K), either(both(C, lt(P, K)), both(no(C), lt(Q, K)))),",
+        "Rule(lt(select(C, P, Q), K), either(both(C, lt(P, K)), both(C, lt(Q, K)))),",
+    ),
+    slip(
+        "the maximum of -x is minus that of x", "metrics ir operator",
+        'if isinstance(node, Push) and node.reduce == "sum" and _is_negated(node.operand):',
+        "if isinstance(node, Push) and _is_negated(node.operand):",
+    ),
+    slip(
+        "a token with a channel that passed is not clipped", "metrics operator quivers",
+        'body = scalar("mul", body, arg(i))', 'body = scalar("add", body, arg(i))',
+    ),
+)  # fmt: skip
+
+BACKENDS = (
+    slip(
+        "C sums tokens in float32", "hard_inputs test_c.py backends",
+        "f\"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
+        "f\"float {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
+    ),
+    slip(
+        "C reads places as int32", "test_c.py vectors",
+        '"const int64_t *restrict {}"', '"const int32_t *restrict {}"',
+    ),
+    slip(
+        "C takes the number of a token for its place", "vectors backends",
+        "(WHOLE_##S ? start + (i) :", "(WHOLE_##S ? first + (i) :",
+    ),
+    slip(
+        "C leaves out the last piece of a long sum", "test_c.py hard_inputs backends",
+        "at < end ? at : end, at + LONG < end ? at + LONG : end)", "at < end ? at : end, at + LONG < end ? at + LONG : at)",
+    ),
+    slip(
+        "C leaves a masked place before the first row as it was", "hard_inputs backends",
+        'f"if (!b) FILL_GAP({k}_out, 0, start);"', 'f"if (!b) FILL_GAP({k}_out, 1, start);"',
+    ),
+    slip(
+        "C rounds ties of bfloat16 away from 0", "c_math",
+        "h = (i + 0x7fff + (i >> 16 & 1)) >> 16", "h = (i + 0x8000) >> 16",
+    ),
+    slip(
+        "C reads bfloat16 as whole numbers", "test_c.py hard_inputs backends",
+        "{ return from_bf16(*p); }", "{ return (float)*p; }",
+    ),
+    slip(
+        "the key of a built library leaves out the flags", "test_c.py",
+        "parts = [source, *flags, *cc, _version(cc), _processor()]", "parts = [source, *cc, _version(cc), _processor()]",
+    ),
+    slip(
+        "Triton's tiles reach one token too far", "triton backends",
+        '"m = i < size[:, None]"', '"m = i <= size[:, None]"',
+    ),
+    slip(
+        "Triton sums what lies beyond a row", "triton backends",
+        'value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"',
+        "value = typed(names[push.operand], precision)",
+    ),
+    slip(
+        "Triton does not fill masked places after a row", "triton backends",
+        "{value}, mask=i < reach[:, None])", "{value}, mask=m)",
+    ),
+    slip(
+        "torch works in place on what it reads", "vectors gradients backends",
+        '"expm1": "torch.expm1({})"', '"expm1": "({}).expm1_()"',
+    ),
+    slip(
+        "torch takes fibres to be sorted that begin so", "vectors operator backends",
+        "is_sorted = bool((parent[1:] >= parent[:-1]).all())", "is_sorted = bool((parent[1:] >= parent[:-1]).any())",
+    ),
+)  # fmt: skip
+
+RUNTIME = (
+    slip(
+        "log ratios are taken in the precision of the log-probs", "hard_inputs",
+        "return values.reshape(-1)[batch.index.positions_of(leaf)].double()",
+        "return values.reshape(-1)[batch.index.positions_of(leaf)]",
+    ),
+    slip(
+        "advantages per row are read by the number of the element", "hard_inputs operator backends",
+        'here["advantage"] = a[index.row_tensor()].double()[index.rows_of_tokens(leaf)]',
+        'here["advantage"] = a.double()[index.rows_of_tokens(leaf)]',
+    ),
+    slip(
+        "attributes per row are read by the number of the element", "hard_inputs operator index",
+        "array = array[self.row_numbers]", "array = array[: size[stratum]]",
+    ),
+    slip(
+        "rows without tokens are elements", "hard_inputs operator",
+        "self.row_numbers = np.flatnonzero(sizes)", "self.row_numbers = np.arange(len(sizes))",
+    ),
+    slip(
+        "masked tokens count in the batch", "hard_inputs operator metrics",
+        "torch.tensor([self.size[of]], device=self.device).double()",
+        "torch.tensor([int(np.prod(self.shape)) if of in self.leaves else self.size[of]]).double()",
+    ),
+    slip(
+        "what is assumed to be populated is not looked at", "index*assumed",
+        "empty = (index.count(of, over) == 0).nonzero()", "empty = (index.count(of, over) < 0).nonzero()",
+    ),
+    slip(
+        "no batch is out of balance", "index*assumed",
+        "<= TOLERANCE * np.maximum(given, asked)] = 0", "<= 2 * np.maximum(given, asked)] = 0",
+    ),
+    slip(
+        "paths are not compared where they may disagree", "index*quiver",
+        "    if not h.shape.is_tree:\n        paths_agree(index)", "    if h.shape.is_tree:\n        paths_agree(index)",
+    ),
+    slip(
+        "a parameter may lie on its bound", "bad_input",
+        "above = self.lower is None or number > self.lower", "above = self.lower is None or number >= self.lower",
+    ),
+    slip(
+        "parameters per element are not checked", "bad_input operator",
+        'numbers = [parameter.check(v, f"the value of {stratum} {i}") for i, v in enumerate(value.tolist())]',
+        "numbers = value.tolist()",
+    ),
+    slip(
+        "metrics of micro-batches are averaged", "metrics",
+        "return Mean(self.sum + other.sum, self.count + other.count)",
+        "return Mean(self.sum / self.count + other.sum / other.count, torch.tensor(2.0))",
+    ),
+    slip(
+        "the smaller of two minima is lost", "metrics",
+        "pick = torch.maximum if self.largest else torch.minimum", "pick = torch.maximum",
+    ),
+    slip(
+        "an entry of the cache is written in place", "test_c.py",
+        "            workshop.rename(place)\n", "            shutil.copytree(workshop, place)\n",
+    ),
+    slip(
+        "damage in the cache goes unseen", "test_c.py",
+        "all(_digest(place / name) == digest for name, digest in contents.items())",
+        "all((place / name).exists() for name, digest in contents.items())",
+    ),
+    slip(
+        "the last trajectories of a batch are in no micro-batch", "record",
+        "pairwise([*ends[:-1:trajectories], ends[-1]])", "pairwise(ends[::trajectories])",
+    ),
+    slip(
+        "a label may be one too large", "rollouts",
+        "np.flatnonzero((of < 0) | (of >= len(given.names)))", "np.flatnonzero((of < 0) | (of > len(given.names)))",
+    ),
+    slip(
+        "tied actions share equally", "trust_region*maximiser",
+        "(values == extreme[states.of_token]), multiplicity, 0.0)",
+        "(values == extreme[states.of_token]), multiplicity.sign(), 0.0)",
+    ),
+)  # fmt: skip
+
+SLIPS = (*LANGUAGE, *LAWS, *COMPILER, *BACKENDS, *RUNTIME)
