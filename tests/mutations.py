@@ -3,7 +3,7 @@
     python tests/mutations.py [--only NAME] [--tree PATH] [--full] [--limit SECONDS] [--list]
 
 Prints a Markdown table: the first test that fails, or SURVIVED. The tree is copied first and never touched. A slip whose
-text is not found exactly once, or that kills a test which fails without it too, is an error of the list (`slips.py`).
+text is not found exactly once is an error of the list (`slips.py`); at the end, the tests that failed have to pass without.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from slips import SLIPS, Slip
 
 HERE = Path(__file__).resolve().parent.parent
 LIBRARY = ("fibration", "backends")
+NO_END = "no end within"
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
 
 
@@ -41,7 +42,6 @@ class Copy:
         files = (p for part in LIBRARY for p in sorted((self.root / part).rglob("*")) if p.suffix in (".py", ".h"))
         self.sources = {p.resolve(): p.read_text() for p in files}
         self.tests = sorted(p.relative_to(self.root).as_posix() for p in (self.root / "tests").rglob("test_*.py"))
-        self.sound: dict[str, bool] = {}
 
     def place(self, slip: Slip) -> tuple[Path, str]:
         """The one file that the slip is in, and what it becomes."""
@@ -67,42 +67,37 @@ class Copy:
             raise NotApplicable(f"no test file fits {' or '.join(slip.likely)}")
         return list(found)
 
-    def first_failure(self, tests: Iterable[str], limit: float) -> str:
-        """What fails first, '' if nothing does."""
-        shutil.rmtree(self.built, ignore_errors=True)  # nothing that another version of the library has built
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--no-header", "--tb=no", "-rfE"]
+    def failures(self, tests: Iterable[str], limit: float, *options: str) -> list[str]:
+        """What fails, by name."""
+        command = [sys.executable, "-m", "pytest", *options, "-q", "-n", "0", "--no-header", "--tb=no", "-rfE"]
         command += ["-p", "no:cacheprovider", *tests]
         env = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
         env |= {"FIBRATION_CACHE": str(self.built)}
         try:
             done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
-            return f"nothing within {limit:.0f} s"
-        if done.returncode == 0:
-            return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*?|\S+)(?: - .*)?$", done.stdout, re.MULTILINE)
-        if failed is None:
+            return [f"{NO_END} {limit:.0f} s"]
+        failed: list[str] = re.findall(r"^(?:FAILED|ERROR) (\S+::.*?|\S+)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if bool(failed) != bool(done.returncode):
             raise NotApplicable(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
-        return failed[1]
+        return failed
 
-    def try_out(self, slip: Slip, full: bool, limit: float) -> str:
-        """The test that notices, '' if none does."""
+    def killer(self, slip: Slip, full: bool, limit: float) -> str:
+        """The first test that notices, '' if none does."""
         path, text = self.place(slip)
         tests = self.likely(slip)
         path.write_text(text)
+        if path.name in ("build.py", "cache.py"):  # what others have built is no test of them, nor theirs of any use
+            shutil.rmtree(self.built, ignore_errors=True)
         try:
-            killed = self.first_failure(tests, limit)
-            if full and not killed:
-                killed = self.first_failure([t for t in self.tests if t not in tests], limit)
+            failed = self.failures(tests, limit, "-x")
+            if full and not failed:
+                failed = self.failures([t for t in self.tests if t not in tests], limit, "-x")
         finally:
             path.write_text(self.sources[path])
-        if killed in ("", f"nothing within {limit:.0f} s"):
-            return killed
-        if killed not in self.sound:
-            self.sound[killed] = not self.first_failure([killed], limit)
-        if not self.sound[killed]:
-            raise NotApplicable(f"{killed} fails without it too")
-        return killed
+            if path.name in ("build.py", "cache.py"):
+                shutil.rmtree(self.built, ignore_errors=True)
+        return failed[0] if failed else ""
 
 
 def main() -> int:
@@ -116,7 +111,7 @@ def main() -> int:
     slips = [s for s in SLIPS if not chosen.only or any(word in s.name for word in chosen.only)]
     if not slips:
         parser.error(f"no slip is called {' or '.join(chosen.only)}: see --list")
-    wrong = 0
+    wrong, killers = 0, dict[str, str]()
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(chosen.tree.resolve(), Path(folder))
         head = ("file", "should be noticed by") if chosen.list else ("killed by", "seconds")
@@ -128,13 +123,18 @@ def main() -> int:
                     path, _ = copy.place(slip)
                     first, second = path.relative_to(copy.root).as_posix(), ", ".join(copy.likely(slip))
                 else:
-                    first = copy.try_out(slip, chosen.full, chosen.limit) or "SURVIVED"
+                    first = copy.killer(slip, chosen.full, chosen.limit) or "SURVIVED"
+                    if first not in ("SURVIVED", f"{NO_END} {chosen.limit:.0f} s"):
+                        killers[first] = slip.name
                     second = f"{time.monotonic() - since:.0f}"
             except (NotApplicable, SyntaxError) as error:
                 first, second = f"NOT APPLICABLE: {error}", ""
             wrong += first == "SURVIVED" or first.startswith("NOT APPLICABLE")
             cells = (slip.name, first.replace("|", "\\|"), second)
             print(f"| {' | '.join(cells)} |", flush=True)
+        for test in copy.failures(killers, chosen.limit) if killers else ():
+            print(f"\n{test} fails without '{killers.get(test, 'any slip')}' too")
+            wrong += 1
     print(f"\n{len(slips) - wrong} of {len(slips)} {'apply' if chosen.list else 'noticed'}")
     return int(wrong > 0)
 
