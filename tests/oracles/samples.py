@@ -19,6 +19,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oracles.rationals import Row, combined, inner, solve
+
 Pair = tuple[int, int]
 
 
@@ -198,30 +200,12 @@ def smallest_maximiser(sample: Sample, s: int) -> dict[Pair, Fraction]:
             v = _least_solution([*rows, *more], [Fraction(0), most, *right])
             if v is None or any(x * i < 0 for x, i in zip(v, signs, strict=True)):
                 continue
-            if sum(m * abs(x) for m, x in zip(n, v, strict=True)) <= sample.count(s):
+            if inner(n, [abs(x) for x in v]) <= sample.count(s):
                 found.append(v)
     return dict(zip(pairs, min(found, key=lambda v: sum(x * x for x in v)), strict=True))
 
 
-def _least_solution(rows: list[list[Fraction]], right: list[Fraction]) -> list[Fraction] | None:
+def _least_solution(rows: list[Row], right: list[Fraction]) -> Row | None:
     """The solution of rows·v = right of the least Σ v², which is rowsᵀ·y with rows·rowsᵀ·y = right; None if none is."""
-    table = [
-        [sum((a * b for a, b in zip(one, two, strict=True)), Fraction(0)) for two in rows] + [r]
-        for one, r in zip(rows, right, strict=True)
-    ]
-    pivots: list[tuple[int, int]] = []
-    for column in range(len(rows)):
-        done = len(pivots)
-        at = next((i for i in range(done, len(table)) if table[i][column]), None)
-        if at is None:
-            continue
-        table[done], table[at] = table[at], table[done]
-        table[done] = [v / table[done][column] for v in table[done]]
-        for i, row in enumerate(table):
-            if i != done:
-                table[i] = [v - row[column] * w for v, w in zip(row, table[done], strict=True)]
-        pivots.append((done, column))
-    if any(row[-1] for row in table[len(pivots) :]):
-        return None
-    y = dict.fromkeys(range(len(rows)), Fraction(0)) | {column: table[i][-1] for i, column in pivots}
-    return [sum((y[i] * row[a] for i, row in enumerate(rows)), Fraction(0)) for a in range(len(rows[0]))]
+    y = solve([[inner(one, two) for two in rows] for one in rows], right)
+    return None if y is None else combined(y, rows)

@@ -1,6 +1,8 @@
 """The projection of crossed strata: least squares on the data, and where it is refused."""
 
 import re
+from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +27,7 @@ from hierarchies.edges import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.rationals import combined, inner, rank, solve
 from support import refuses
 
 import fibration.runtime.index.projection as projection_module
@@ -34,36 +37,39 @@ from fibration.runtime.index.mass_on_batch import Measure
 
 
 def effects(i, x, m):
-    """ρ of every stratum of S on tokens, from the definition: an orthonormal basis of functions of each stratum that
-    are orthogonal to all coarser ones, and one least-squares fit in all of them. Tokens of all leaves side by side."""
+    """ρ of every stratum of S on tokens, from the definition, in rationals: what indicators of its elements leave where
+    the fit by all coarser ones is taken off, and one least-squares fit in all of these. Tokens of all leaves side by side.
+    """
     h, shape = i.hierarchy, i.hierarchy.shape
     starts = np.cumsum([0, *(i.size[leaf] for leaf in i.leaves)])
-    bases, root = {}, np.sqrt(m)
+    weight, x = [Fraction(v) for v in m.tolist()], [Fraction(v) for v in x.tolist()]
 
     def indicators(s):
-        columns = np.zeros((len(m), i.size[s.name]))
-        for leaf, start in zip(i.leaves, starts, strict=False):
+        rows = [[Fraction(0)] * len(m) for _ in range(i.size[s.name])]
+        for leaf, start in zip(i.leaves, starts.tolist(), strict=False):
             if Stratum(leaf) in shape.leaves_over(s):
-                columns[start + np.arange(i.size[leaf]), i.parent(leaf, s.name).numpy()] = 1
-        return columns * root[:, None]
+                for token, element in enumerate(i.parent(leaf, s.name).tolist()):
+                    rows[element][start + token] = Fraction(1)
+        return rows
+
+    def fitted(y, rows):
+        """The factors of the least-squares fit of `y` by `rows`."""
+        weighted = [[w * v for w, v in zip(weight, row, strict=True)] for row in rows]
+        return solve([[inner(a, b) for b in rows] for a in weighted], [inner(a, y) for a in weighted])
 
     involved = {u for v in shape.strata if len(shape.below(v)) > 1 for u in shape.coarser(v)}
+    bases = {}
     for u in (s for s in h.order if s in involved):
-        mine = indicators(u)
-        coarser = [indicators(w) for w in shape.coarser(u)]
+        bases[u.name] = mine = indicators(u)
+        coarser = [row for w in shape.coarser(u) for row in indicators(w)]
         if coarser:
-            q, values, _ = np.linalg.svd(np.concatenate(coarser, axis=1), full_matrices=False)
-            q = q[:, values > 1e-9 * values[0]]
-            mine = mine - q @ (q.T @ mine)
-        q, values, _ = np.linalg.svd(mine, full_matrices=False)
-        bases[u.name] = q[:, values > 1e-9]
-    whole = np.concatenate(list(bases.values()), axis=1)
-    assert np.linalg.matrix_rank(whole) == whole.shape[1]
-    solution = np.linalg.lstsq(whole, root * x, rcond=None)[0]
-    found, at = {}, 0
-    for name, basis in bases.items():
-        found[name] = basis @ solution[at : at + basis.shape[1]] / root
-        at += basis.shape[1]
+            fits = [combined(fitted(y, coarser), coarser) for y in mine]
+            bases[u.name] = [[a - b for a, b in zip(y, fit, strict=True)] for y, fit in zip(mine, fits, strict=True)]
+    whole = [row for rows in bases.values() for row in rows]
+    assert rank(whole) == sum(map(rank, bases.values()))  # so that the parts of a fit are what they are
+    factors, found = iter(fitted(x, whole)), {}
+    for name, rows in bases.items():
+        found[name] = np.array([float(v) for v in combined(list(islice(factors, len(rows))), rows)])
     return found
 
 
@@ -83,7 +89,7 @@ def means(i, x, m):
     return found
 
 
-def agrees(i, seed=0, tolerance=1e-9):
+def agrees(i, seed=0, tolerance=1e-11):
     measure = Measure(i, "a test")
     m = np.concatenate([measure.of_leaf[leaf] for leaf in i.leaves])
     x = np.random.default_rng(seed).normal(size=len(m))
@@ -95,9 +101,9 @@ def agrees(i, seed=0, tolerance=1e-9):
         for leaf, start in zip(i.leaves, starts, strict=False):
             here = on_tokens[start : start + i.size[leaf]]
             if leaf in i.leaves_over(u):
-                np.testing.assert_allclose(found[i.parent(leaf, u).numpy()], here, atol=tolerance)
+                np.testing.assert_allclose(found[i.parent(leaf, u).numpy()], here, rtol=0, atol=tolerance)
             else:
-                np.testing.assert_allclose(here, 0, atol=tolerance)
+                np.testing.assert_allclose(here, 0, rtol=0, atol=tolerance)
 
 
 def test_projection_of_two_crossed_strata():
@@ -155,7 +161,7 @@ def test_projection_of_nested_crossings():
         domain=["a", "a", "b", "b", "c", "c"] * 2, modality=["x", "y", "y", "z", "z", "z", "x", "x", "y", "y", "x", "z"],
     )  # fmt: skip
     assert i.projection.strata == ("batch", "expert", "domain", "modality", "trajectory")
-    agrees(i, tolerance=1e-8)
+    agrees(i)
 
 
 def two_leaves(*edges):
@@ -205,7 +211,7 @@ def test_projection_is_defined_where_the_crossing_hangs_together(rows):
         domain=[d for d, _, _ in rows], modality=[m for _, m, _ in rows],
     )  # fmt: skip
     if len(parts) == 1:
-        agrees(index(PROJECTED, **labels), tolerance=1e-7)
+        agrees(index(PROJECTED, **labels))
         return
     with pytest.raises(HierarchyIndexError) as caught:
         index(PROJECTED, **labels)
