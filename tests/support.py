@@ -250,8 +250,8 @@ class Cells:
         self.code: dict[str, np.ndarray] = {BATCH: np.zeros(batch.tokens, int)}
         self.names: dict[str, list[Any]] = {}
         row = batch.row
-        for s in {*(s.name for s in hierarchy.strata), hierarchy.rows.name, hierarchy.leaf.name} - {BATCH}:
-            if s == hierarchy.leaf.name:
+        for s in {*(s.name for s in hierarchy.strata), hierarchy.rows.name, hierarchy.leaves[0].name} - {BATCH}:
+            if s == hierarchy.leaves[0].name:
                 keys: list[Any] = list(range(batch.tokens))
             elif s == hierarchy.rows.name:
                 keys = list(row)
@@ -472,8 +472,8 @@ class Exact:
 def exact(hierarchy: Hierarchy, batch: Batch, direction: Any = None) -> Exact:
     """Theory, section 2, word for word: push up, subtract the reflected base, gate, reflect down, recover."""
     h, cells, run = hierarchy, Cells(hierarchy, batch), Evaluator()
-    chain = [s.name for s in h.chain]
-    leaf, rows = h.leaf.name, h.rows.name
+    chain = [s.name for s in h.order]
+    leaf, rows = h.leaves[0].name, h.rows.name
     places = {"leaf": leaf, "rows": rows, BATCH: BATCH}
     direction = np.zeros(batch.tokens) if direction is None else np.asarray(direction)
     sigma: dict[tuple[str, str], list[Dual]] = {}
@@ -527,7 +527,7 @@ def exact(hierarchy: Hierarchy, batch: Batch, direction: Any = None) -> Exact:
     for channel in h.decomposition.channels:
         for depth, stratum in enumerate(chain):
             own = sigma[stratum, channel]
-            gate = in_channel(h.gate(next(s for s in h.chain if s.name == stratum)), channel)
+            gate = in_channel(h.gate(next(s for s in h.order if s.name == stratum)), channel)
             base: list[Dual] = []
             rho = own
             if depth:
@@ -571,8 +571,8 @@ def _no_more(atom: Expression) -> Dual:
 def _home(hierarchy: Hierarchy, parameter: Parameter) -> str:
     if parameter.on is not None:
         return parameter.on.name
-    readers = [s.name for s in hierarchy.chain if parameter in set(_atoms(hierarchy.gate(s)))]
-    return readers[0] if readers and readers[0] != hierarchy.leaf.name else BATCH
+    readers = [s.name for s in hierarchy.order if parameter in set(_atoms(hierarchy.gate(s)))]
+    return readers[0] if readers and readers[0] != hierarchy.leaves[0].name else BATCH
 
 
 def _atoms(e: Expression) -> Iterator[Expression]:
@@ -661,7 +661,7 @@ def reads_advantage(hierarchy: Hierarchy) -> list[Stratum]:
     """The strata whose gate reads the advantage, coarsest first."""
     return [
         s
-        for s in hierarchy.chain
+        for s in hierarchy.order
         if any(isinstance(a, Reading) and a.name == "advantage" for a in _atoms(hierarchy.gate(s)))
     ]
 
@@ -678,7 +678,7 @@ def batches(draw: st.DrawFn, hierarchy: Hierarchy | None = None, scale: float = 
     n = sum(lengths)
     number = st.integers(-48, 48).map(lambda k: scale * k / 64)
     x = draw(st.lists(number, min_size=n, max_size=n))
-    per_row = hierarchy is not None and any(s != hierarchy.leaf for s in reads_advantage(hierarchy))
+    per_row = hierarchy is not None and any(s != hierarchy.leaves[0] for s in reads_advantage(hierarchy))
     size = len(lengths) if per_row else n
     a = draw(st.lists(st.integers(-8, 8).map(lambda k: k / 4), min_size=size, max_size=size))
     domains = draw(st.lists(st.sampled_from(["math", "code"]), min_size=len(lengths), max_size=len(lengths)))

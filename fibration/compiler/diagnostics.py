@@ -29,7 +29,8 @@ from fibration.compiler.ir import (
 )
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.decompositions import CHANNEL_WORD
-from fibration.language.hierarchy import Hierarchy, row_path
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import row_path
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")

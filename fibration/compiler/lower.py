@@ -27,7 +27,6 @@ from fibration.language.atoms import (
     Reading,
     Stratum,
     Total,
-    Where,
     in_channel,
     residual,
     token_log_ratio,
@@ -36,7 +35,8 @@ from fibration.language.cancel import cancel, factors_over
 from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number, as_expression
-from fibration.language.hierarchy import Hierarchy, home, row_path
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import home, row_path
 from fibration.language.traversal import atoms, desugar, evaluate, substitute
 
 _SCALAR = {
@@ -236,9 +236,6 @@ class _Lowering:
             node = Pull(f.source.name, f.target.name, node)
         return node
 
-    def home(self, parameter: Parameter) -> str:
-        return home(self.h, parameter)
-
     def map(
         self,
         expression: Expression,
@@ -258,9 +255,6 @@ class _Lowering:
         return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
 
     def atom(self, atom: Expression, stratum: str) -> Node:
-        def name_of(place: Where) -> str:
-            return stratum if place is None else place.name
-
         if atom == token_log_ratio:
             return Input(f"log_ratio{self.suffix(stratum)}", stratum, "log_ratio")
         if isinstance(atom, Reading):
@@ -268,19 +262,16 @@ class _Lowering:
             return Input(word, stratum, atom.name)
         if isinstance(atom, Density):
             return self.density[atom.stratum.name, atom.channel or ""]
+        place = home(self.h, atom) or stratum
         if isinstance(atom, Count):
-            of, over = name_of(atom.of), name_of(atom.over)
-            if of == over:
-                return Const(1.0, over)
-            return ir.count_input(of, over)
+            return Const(1.0, place) if atom.of.name == place else ir.count_input(atom.of.name, place)
         if isinstance(atom, Total):
-            over = name_of(atom.over)
-            return Input(f"total_{atom.attribute.name}_over_{over}", over, "total", (atom.attribute.name, over))
+            return Input(f"total_{atom.attribute.name}_over_{place}", place, "total", (atom.attribute.name, place))
         if isinstance(atom, Attribute):
-            return Input(f"attribute_{atom.name}", atom.on.name, "attribute", (atom.name,))
+            return Input(f"attribute_{atom.name}", place, "attribute", (atom.name,))
         parameter, channel = (atom.parameter, atom.channel) if isinstance(atom, Component) else (atom, "")
         assert isinstance(parameter, Parameter)
-        return Input(self.words[parameter.name, channel], self.home(parameter), "parameter", (parameter.name, channel))
+        return Input(self.words[parameter.name, channel], place, "parameter", (parameter.name, channel))
 
     def parameter_words(self) -> dict[tuple[str, str], str]:
         """The input of every parameter and channel: named after them, and unlike any other input."""

@@ -54,6 +54,22 @@ class Declared(BaseModel):
         return repr(self)
 
 
+class FrozenMap(dict[Any, Any]):
+    """A hashable dictionary that keeps its order and cannot be changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
+        return type(self), (dict(self),)
+
+    def _readonly(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("what is declared is immutable: declare another, or use hierarchy.replace(...)")
+
+    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
+    __ior__ = _readonly  # type: ignore[assignment]
+
+
 class Stratum(Declared):
     """A finite set of one kind of element: tokens, trajectories, domains (`B_k`, def:uniform_fibration)."""
 
@@ -123,22 +139,6 @@ def count(of: Stratum | Place, over: Where = None) -> Count:
     return Count(_of(of, "count"), None if over is None else _of(over, "count(..., over=)"))
 
 
-class PerChannel(dict[str, float]):
-    """A hashable mapping from sign channel to value."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(sorted(self.items())))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
-        return type(self), (dict(self),)
-
-    def _readonly(self, *args: object, **kwargs: object) -> None:
-        raise TypeError("a parameter's default is immutable; declare another Parameter")
-
-    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
-    __ior__ = _readonly  # type: ignore[assignment]
-
-
 class Attribute(Declared, Expression):
     """A number that the user gives for every element of a stratum, when the index is built.
 
@@ -179,7 +179,7 @@ def total(attribute: Attribute, over: Where = None) -> Total:
 def _as_default(value: object) -> object:
     try:
         if isinstance(value, Mapping):
-            return PerChannel({str(k): float(v) for k, v in value.items()})
+            return FrozenMap({str(k): float(v) for k, v in value.items()})
         if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             return None if value is None else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -356,6 +356,18 @@ def _channel(channel: object, what: str) -> str:
     raise SpecError(
         f"{what} cannot read the channel {channel!r}", required="'+' or '-', or '' where there is one channel"
     )
+
+
+def read_at(atom: Expression) -> Where:
+    """The stratum that an atom names as the one at whose elements it has its values.
+
+    None for what is read at the element where it stands, and for a parameter that names none.
+    """
+    if isinstance(atom, (Count, Total)):
+        return atom.over
+    if isinstance(atom, (Attribute, Parameter)):
+        return atom.on
+    return atom.parameter.on if isinstance(atom, Component) else None
 
 
 def at(expression: Expression, place: Where) -> Expression:

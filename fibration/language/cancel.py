@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.atoms import Component, Parameter, read_at
 from fibration.language.expressions import Apply, Expression, Number, as_expression
 from fibration.language.traversal import atoms
 
@@ -101,17 +101,15 @@ def factors_over(weight: Expression, stratum: str) -> tuple[Expression, Expressi
     coefficient, factors = _factor(weight)
 
     def varies(e: Expression) -> bool:
-        return any(_home(a) in (stratum, None) for a in atoms(e))
+        return any(_varies(a, stratum) for a in atoms(e))
 
     inside = {e: p for e, p in factors.items() if varies(e)}
     outside = {e: p for e, p in factors.items() if not varies(e)}
     return _join(Fraction(1), inside), _join(coefficient, outside)
 
 
-def _home(atom: Expression) -> str | None:
-    """The stratum at whose elements an atom is read."""
-    if isinstance(atom, (Count, Total)) and isinstance(atom.over, Stratum):
-        return atom.over.name
-    if isinstance(atom, Attribute):
-        return atom.on.name
-    return "" if isinstance(atom, (Parameter, Component)) else None
+def _varies(atom: Expression, stratum: str) -> bool:
+    place = read_at(atom)
+    if place is None:
+        return not isinstance(atom, (Parameter, Component))
+    return place.name == stratum

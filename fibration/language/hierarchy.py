@@ -27,6 +27,7 @@ from fibration.language.atoms import (
     Attribute,
     Count,
     Declared,
+    FrozenMap,
     Name,
     Parameter,
     Place,
@@ -36,6 +37,7 @@ from fibration.language.atoms import (
     check_name,
     in_channel,
     mass,
+    read_at,
 )
 from fibration.language.decompositions import Decomposition
 from fibration.language.document import HierarchyDocument, flat, written_assumption
@@ -52,22 +54,6 @@ from fibration.language.traversal import atoms, substitute
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
 CAN_BE_GIVEN_UP = ("recovery", "identity", "first_order", "orthogonality", "positivity")
-
-
-class FrozenMap(dict[Any, Any]):
-    """A hashable dictionary that keeps its order and cannot be changed."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
-        return type(self), (dict(self),)
-
-    def _readonly(self, *args: object, **kwargs: object) -> None:
-        raise TypeError("a hierarchy is immutable; use hierarchy.replace(...)")
-
-    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
-    __ior__ = _readonly  # type: ignore[assignment]
 
 
 class Hierarchy(Declared):
@@ -105,58 +91,35 @@ class Hierarchy(Declared):
         rows: Stratum | None = None,
     ) -> None:
         check_name(name, "a hierarchy")
-        _expect(
-            name,
-            "collection of fibrations",
-            fibrations,
-            Iterable,
-            "fibrations=[Fibration(token, trajectory, uniform())]",
-        )
-        fibrations = tuple(fibrations)
-        _expect(name, "collection of gates", gates, Mapping, "gates={token: identity_gate()}")
-        _expect(name, "decomposition", decomposition, Decomposition, "signed_log_ratio(scale=...)")
-        _expect(name, "objective", objective, Objective, "trajectory_mean()")
-        _expect(name, "stratum of the rows", rows or Stratum("trajectory"), Stratum, "rows=trajectory, a Stratum")
-        _expect(name, "collection of laws given up", gives_up or {}, Mapping, "gives_up={'first_order': 'why'}")
-        _expect(name, "collection of assumptions", assume, Iterable, "assume=[balanced(domain, modality)]")
-        assume = tuple(assume)
-        for a in assume:
-            if not isinstance(a, Assumption):
-                raise SpecError(
-                    f"hierarchy '{name}' assumes {a!r}",
-                    required="balanced(domain, modality), or populated(image_token, over=trajectory)",
-                )
+        given = {
+            "fibrations": fibrations,
+            "gates": gates,
+            "decomposition": decomposition,
+            "objective": objective,
+            "gives_up": gives_up or {},
+            "assume": assume,
+            "rows": rows or Stratum("trajectory"),
+        }
+        for argument, (what, kind, example) in _ARGUMENTS.items():
+            _expect(name, what, given[argument], kind, example)
+        given |= {"fibrations": tuple(fibrations), "assume": tuple(assume)}
+        _check_elements(name, given["fibrations"], gates, given["assume"])
         if orthogonalise not in (None, "projection"):
             raise SpecError(f"hierarchy '{name}': orthogonalise={orthogonalise!r}", required="None or 'projection'")
-        for f in fibrations:
-            _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
-        for stratum, gate in gates.items():
-            _expect(name, "gated stratum", stratum, Stratum, "a Stratum as the key")
-            _expect(name, f"gate on {stratum}", gate, Gate, "Gate(expression), or a gate made by one of the functions")
-        super().__init__(  # type: ignore[call-arg]
-            name=name,
-            fibrations=fibrations,
-            gates=FrozenMap(gates),
-            decomposition=decomposition,
-            objective=objective,
-            gives_up=FrozenMap(gives_up or {}),
-            assume=assume,
-            orthogonalise=orthogonalise,
-            rows=rows or Stratum("trajectory"),
-        )
-        self._check_references()
+        super().__init__(name=name, orthogonalise=orthogonalise, **given)  # type: ignore[call-arg]
+        self._check_gates()
+        self._check_names()
+        self._check_objective()
+        self._check_assumptions()
+        self._check_given_up()
 
     # ------------------------------------------------------------ structure
 
     @cached_property
     def strata(self) -> tuple[Stratum, ...]:
         """Every stratum, in the order of the fibrations (finest first when they are written so)."""
-        found: dict[Stratum, None] = {}
-        for f in self.fibrations:
-            found.update({f.source: None, f.target: None})
-        for s in self.gates:
-            found.setdefault(s, None)
-        return tuple(found)
+        joined = (s for f in self.fibrations for s in (f.source, f.target))
+        return tuple(dict.fromkeys([*joined, *self.gates]))
 
     @cached_property
     def shape(self) -> Shape:
@@ -172,11 +135,6 @@ class Hierarchy(Declared):
     def roots(self) -> tuple[Stratum, ...]:
         return self.shape.roots
 
-    @property
-    def leaf(self) -> Stratum:
-        """The leaf, where there is one."""
-        return self.leaves[0]
-
     def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
         """Every stratum that `stratum` lies over, nearest first."""
         return self.shape.coarser(stratum)
@@ -185,8 +143,6 @@ class Hierarchy(Declared):
     def order(self) -> tuple[Stratum, ...]:
         """Every stratum after those that it lies over; of a chain, from the root to the leaf."""
         return self.shape.order
-
-    chain = order
 
     # ------------------------------------------------------------ vocabulary
 
@@ -237,80 +193,90 @@ class Hierarchy(Declared):
                         )
         return FrozenMap(found)
 
-    def _check_references(self) -> None:
-        where_ = f"hierarchy '{self.name}'"
+    # ------------------------------------------------------------ whether it can be read
+
+    @property
+    def _here(self) -> str:
+        return f"hierarchy '{self.name}'"
+
+    def _check_gates(self) -> None:
+        """Every stratum has a gate, what has a gate is joined by a fibration, and nothing is coarser than the batch."""
         if not self.gates:
-            raise SpecError(f"{where_} has no gate", required="one gate per stratum")
+            raise SpecError(f"{self._here} has no gate", required="one gate per stratum")
         for stratum in self.strata:
             if stratum not in self.gates:
                 raise SpecError(
-                    f"{where_} has no gate on {stratum}",
+                    f"{self._here} has no gate on {stratum}",
                     required="one gate per stratum",
                     remedy=f"add {stratum}: identity_gate() to let the level pass, or zero_gate() to remove it",
                 )
         for f in self.fibrations:
             if f.source.name == BATCH:
                 raise SpecError(
-                    f"{where_} has a fibration {f}",
+                    f"{self._here} has a fibration {f}",
                     required=f"nothing below '{BATCH}': it is the whole batch, one element",
                     remedy=f"make {BATCH} the root, or give {f.source} another name",
                 )
-        if self.fibrations:
-            joined = {s for f in self.fibrations for s in (f.source, f.target)}
-            for stratum in self.gates:
-                if stratum not in joined:
-                    raise SpecError(
-                        f"{where_} has a gate on {stratum}, which no fibration joins",
-                        required=f"one of {', '.join(s.name for s in self.strata if s in joined)}",
-                    )
-        names = [s.name for s in self.strata]
-        words = [*names, *self.parameters, *self.attributes]
+        joined = {s for f in self.fibrations for s in (f.source, f.target)}
+        for stratum in self.gates:
+            if joined and stratum not in joined:
+                raise SpecError(
+                    f"{self._here} has a gate on {stratum}, which no fibration joins",
+                    required=f"one of {', '.join(s.name for s in self.strata if s in joined)}",
+                )
+
+    def _check_names(self) -> None:
+        words = [*(s.name for s in self.strata), *self.parameters, *self.attributes]
         for word in words:
             if words.count(word) > 1:
-                raise SpecError(f"{where_} uses the name '{word}' for two things", required="one meaning per name")
+                raise SpecError(f"{self._here} uses the name '{word}' for two things", required="one meaning per name")
+
+    def _check_objective(self) -> None:
         for atom in atoms(self.objective.weight):
             if not self._is_weight(atom):
                 raise SpecError(
-                    f"{where_}: the objective weighs tokens by {atom}",
+                    f"{self._here}: the objective weighs tokens by {atom}",
                     required="numbers, parameters of one value, and counts and totals over a row or the batch",
                     remedy="weights must not change with the policy; gates are for that",
-                )
-        for a in self.assume:
-            for s in (a.first, a.second) if isinstance(a, Balanced) else (a.stratum, a.over):
-                if s not in self.strata:
-                    raise SpecError(
-                        f"{where_} assumes {a!r}, and has no stratum {s}",
-                        required=f"strata of the hierarchy: {', '.join(x.name for x in self.strata)}",
-                    )
-            if isinstance(a, Populated) and a.over not in self.coarser(a.stratum):
-                raise SpecError(
-                    f"{where_} assumes {a!r}, and {a.stratum} does not lie over {a.over}",
-                    required=f"one of {', '.join(x.name for x in self.coarser(a.stratum)) or 'none: it is a root'}",
-                )
-        for law, why in self.gives_up.items():
-            if law in FOUNDATIONS:
-                raise SpecError(
-                    f"{where_} gives up '{law}', on which all the others rest", remedy="mend the hierarchy instead"
-                )
-            if law not in CAN_BE_GIVEN_UP:
-                raise SpecError(f"{where_} gives up '{law}'", required=f"one of {', '.join(CAN_BE_GIVEN_UP)}")
-            if not why.strip():
-                raise SpecError(
-                    f"{where_} gives up '{law}' without a reason", required="a sentence that the report can show"
                 )
 
     def _is_weight(self, atom: Expression) -> bool:
         """Whether an objective may read `atom`: it is one number per row."""
-        below = (self.rows, *self.coarser(self.rows))
+        place = read_at(atom)
+        at_row = not isinstance(place, Stratum) or place in (self.rows, *self.coarser(self.rows))
         if isinstance(atom, Parameter):
-            return not atom.per_channel and (atom.on is None or atom.on in below)
+            return at_row and not atom.per_channel
         if isinstance(atom, Attribute):
-            return atom.on in below
+            return at_row
         if not isinstance(atom, (Count, Total)):
             return False
         of = atom.of if isinstance(atom, Count) else atom.attribute.on
         known = isinstance(of, Place) or of in (*self.strata, self.rows)
-        return known and (not isinstance(atom.over, Stratum) or atom.over in below or atom.over.name == BATCH)
+        return known and (at_row or atom.over == Stratum(BATCH))
+
+    def _check_assumptions(self) -> None:
+        for a in self.assume:
+            for s in (a.first, a.second) if isinstance(a, Balanced) else (a.stratum, a.over):
+                if s not in self.strata:
+                    raise SpecError(
+                        f"{self._here} assumes {a!r}, and has no stratum {s}",
+                        required=f"strata of the hierarchy: {', '.join(x.name for x in self.strata)}",
+                    )
+            if isinstance(a, Populated) and a.over not in self.coarser(a.stratum):
+                raise SpecError(
+                    f"{self._here} assumes {a!r}, and {a.stratum} does not lie over {a.over}",
+                    required=f"one of {', '.join(x.name for x in self.coarser(a.stratum)) or 'none: it is a root'}",
+                )
+
+    def _check_given_up(self) -> None:
+        for law, why in self.gives_up.items():
+            gives_up = f"{self._here} gives up '{law}'"
+            if law in FOUNDATIONS:
+                raise SpecError(f"{gives_up}, on which all the others rest", remedy="mend the hierarchy instead")
+            if law not in CAN_BE_GIVEN_UP:
+                raise SpecError(gives_up, required=f"one of {', '.join(CAN_BE_GIVEN_UP)}")
+            if not why.strip():
+                raise SpecError(f"{gives_up} without a reason", required="a sentence that the report can show")
 
     # ------------------------------------------------------------ use
 
@@ -387,6 +353,32 @@ class Hierarchy(Declared):
         return handler(HierarchyDocument.__pydantic_core_schema__)
 
 
+# What an argument is called in messages, what it has to be, and an example of one.
+_ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
+    "fibrations": ("collection of fibrations", Iterable, "fibrations=[Fibration(token, trajectory, uniform())]"),
+    "gates": ("collection of gates", Mapping, "gates={token: identity_gate()}"),
+    "decomposition": ("decomposition", Decomposition, "signed_log_ratio(scale=...)"),
+    "objective": ("objective", Objective, "trajectory_mean()"),
+    "rows": ("stratum of the rows", Stratum, "rows=trajectory, a Stratum"),
+    "gives_up": ("collection of laws given up", Mapping, "gives_up={'first_order': 'why'}"),
+    "assume": ("collection of assumptions", Iterable, "assume=[balanced(domain, modality)]"),
+}
+
+
+def _check_elements(name: str, fibrations: Any, gates: Mapping[Any, Any], assume: Any) -> None:
+    for a in assume:
+        if not isinstance(a, Assumption):
+            raise SpecError(
+                f"hierarchy '{name}' assumes {a!r}",
+                required="balanced(domain, modality), or populated(image_token, over=trajectory)",
+            )
+    for f in fibrations:
+        _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
+    for stratum, gate in gates.items():
+        _expect(name, "gated stratum", stratum, Stratum, "a Stratum as the key")
+        _expect(name, f"gate on {stratum}", gate, Gate, "Gate(expression), or a gate made by one of the functions")
+
+
 def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:
     if not isinstance(value, kind):
         raise SpecError(
@@ -405,32 +397,3 @@ def gates(h: Hierarchy) -> Iterator[tuple[Stratum, str, Expression]]:
     for stratum in h.order:
         for channel in h.decomposition.channels:
             yield stratum, channel, in_channel(h.gate(stratum), channel)
-
-
-def home(hierarchy: Hierarchy, parameter: Parameter) -> str:
-    """Where a parameter may vary: `on`, or the coarsest stratum that reads it (never the leaf).
-
-    A kernel reads at its target, since its weights are normalised over each target element. One that the objective
-    reads has one value for the whole batch.
-    """
-    if parameter.on is not None:
-        return parameter.on.name
-    if parameter in set(atoms(hierarchy.objective.weight)):
-        return BATCH
-    shape = hierarchy.shape
-    readers = []
-    for s in (s for s in hierarchy.order if s not in hierarchy.leaves):
-        read = [hierarchy.gate(s), *(f.weight for f in shape.above(s))]
-        if any(parameter in set(atoms(e)) for e in read):
-            readers.append(s)
-    # where strata that cross read it, it has one value for the batch
-    one = readers and all(s == readers[0] or readers[0] in shape.coarser(s) for s in readers)
-    return readers[0].name if one else BATCH
-
-
-def row_path(hierarchy: Hierarchy, leaf: str) -> list[str]:
-    """From a leaf to the rows of the batch: through the hierarchy where it leads there, else in one step."""
-    source = next(s for s in hierarchy.leaves if s.name == leaf)
-    if hierarchy.rows not in hierarchy.coarser(source):
-        return [leaf, hierarchy.rows.name]
-    return [leaf, *(f.target.name for f in hierarchy.shape.path(source, hierarchy.rows))]

@@ -7,9 +7,9 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import BATCH, Attribute, Component, Count, Parameter, Stratum, Total, gated
-from fibration.language.expressions import Expression
-from fibration.language.hierarchy import Hierarchy, gates, home
+from fibration.language.atoms import BATCH, Stratum, gated
+from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.places import home
 from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.germ import is_kinked
@@ -113,14 +113,4 @@ def _shares(subject: Subject) -> list[list[Any]]:
 def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
     """Whether a value is the same for everything that lies over one element of a stratum."""
     allowed = {s.name for s in (stratum, *h.coarser(stratum))} | {BATCH}
-
-    def home_of(atom: Expression) -> str:
-        if isinstance(atom, (Count, Total)):
-            return str(atom.over)
-        if isinstance(atom, Attribute):
-            return atom.on.name
-        if isinstance(atom, (Parameter, Component)):
-            return home(h, atom.parameter if isinstance(atom, Component) else atom)
-        return ""
-
-    return all(home_of(from_sympy(s)) in allowed for s in sympy.cancel(sympy.together(value)).free_symbols)
+    return all(home(h, from_sympy(s)) in allowed for s in sympy.cancel(sympy.together(value)).free_symbols)

@@ -103,13 +103,13 @@ def test_the_interpreter_s_tolerances_are_tight():
 def test_a_hundred_chains_are_a_varied_lot():
     """Or the tests above show less than they seem to: every depth, every gate, rows beside the chain, a common root."""
     chains = [candidate(seed) for seed in range(CHAINS)]
-    assert {len(h.chain) for h in chains} == {1, 2, 3, 4, 5, 6}
+    assert {len(h.order) for h in chains} == {1, 2, 3, 4, 5, 6}
     written = " ".join(g.written for h in chains for g in h.gates.values())
     for made in CONSTRUCTORS.values():
         texts = " ".join([written, *(f"{h.decomposition} {h.objective} {h.fibrations}" for h in chains)])
         assert made.name in texts, made.name
-    assert sum(h.rows not in h.chain and len(h.chain) > 1 for h in chains) > 5
-    assert sum(h.chain[0] == ROOT for h in chains) > 10
+    assert sum(h.rows not in h.order and len(h.order) > 1 for h in chains) > 5
+    assert sum(h.order[0] == ROOT for h in chains) > 10
     assert sum(h.rows.name == "sample" for h in chains) > 5
     for word in ("density", "advantage", "count", "where", "tanh", "sigmoid", "log1p", "expm1", "sqrt", "w_", ".per("):
         assert word in written, word

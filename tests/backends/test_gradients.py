@@ -86,7 +86,7 @@ def around(text, level, coordinates):
 
 def clear_of_breakpoints(hierarchy, scale, start=0, tokens=(3, 1, 4, 2)):
     """A batch at a distance from every comparison that a gate makes, and from x = 0."""
-    per_row = any(s != hierarchy.leaf for s in reads_advantage(hierarchy))
+    per_row = any(s != hierarchy.leaves[0] for s in reads_advantage(hierarchy))
     for seed in range(start, start + 200):
         batch = spread_batch(lengths=tokens, seed=seed, scale=scale, per_row=per_row)
         if exact(hierarchy, batch).gap > 1e-4 and np.abs(batch.x).min() > 1e-4:

@@ -297,7 +297,7 @@ def test_shipped_gates_lose_their_sizes():
     }
     for name in ("fiberpo", "fiberpo_domain"):
         p = raw_programs(spec(name))["levels"]
-        for s in spec(name).chain[1:-1]:
+        for s in spec(name).order[1:-1]:
             for channel in ("plus", "minus"):
                 node = p.outputs[f"gated_{s}_{channel}"]
                 assert not [o for o in node.operands if isinstance(o, Input) and o.name.startswith("count_trajectory")]

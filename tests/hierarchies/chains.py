@@ -58,7 +58,7 @@ from fibration import (
 )
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.expressions import Expression, Number
-from fibration.language.hierarchy import home
+from fibration.language.places import home
 from fibration.language.registry import CONSTRUCTORS, construct
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
@@ -375,7 +375,7 @@ def batch_for(hierarchy: Hierarchy, seed: int, small: bool = False, smooth: bool
     if zeros != "none":
         x[generator.random(n) < (0.3 if zeros == "some" else 2)] = 0.0
 
-    per_row = generator.random() < 0.3 or any(s != hierarchy.leaf for s in reads_advantage(hierarchy))
+    per_row = generator.random() < 0.3 or any(s != hierarchy.leaves[0] for s in reads_advantage(hierarchy))
     advantages = generator.normal(size=n_rows)[row] if per_row else generator.normal(size=n)
     if generator.random() < 0.2 and not per_row:
         advantages[::4] = 0.0

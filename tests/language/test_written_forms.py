@@ -44,7 +44,7 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.language.atoms import BATCH, SOURCE, TARGET, PerChannel, Stratum
+from fibration.language.atoms import BATCH, SOURCE, TARGET, FrozenMap, Stratum
 from fibration.language.expressions import OPERATORS, apply, as_expression
 from fibration.language.grammar import parse
 from fibration.language.registry import CONSTRUCTORS, construct
@@ -417,7 +417,7 @@ def test_json_round_trip(name):
     assert Hierarchy.model_validate(json.loads(text)) == h
     assert again.parameters == h.parameters
     assert again.attributes == h.attributes
-    assert [again.gate(s) for s in again.chain] == [h.gate(s) for s in h.chain]
+    assert [again.gate(s) for s in again.order] == [h.gate(s) for s in h.order]
 
 
 def test_a_changed_document_is_another_hierarchy():
@@ -528,7 +528,7 @@ def test_copies_are_equal(copier, name):
 
 
 def test_per_channel_values_hash_by_content():
-    assert hash(PerChannel({"+": 1.0, "-": 2.0})) == hash(PerChannel({"-": 2.0, "+": 1.0}))
+    assert hash(FrozenMap({"+": 1.0, "-": 2.0})) == hash(FrozenMap({"-": 2.0, "+": 1.0}))
 
 
 def test_hierarchies_are_keys():

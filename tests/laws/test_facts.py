@@ -68,10 +68,10 @@ def facts(h, name):
 def forest(h, fans, roots=1, **given):
     """A regular hierarchy: `fans` elements over each, root first; parameters at their defaults, or as given."""
     parents, width = {}, roots
-    for stratum, fan in zip(h.chain[1:], fans, strict=True):
+    for stratum, fan in zip(h.order[1:], fans, strict=True):
         parents[stratum] = [i for i in range(width) for _ in range(fan)]
         width *= fan
-    return World(h.chain, parents, {}, settings_of(h, given), roots)
+    return World(h.order, parents, {}, settings_of(h, given), roots)
 
 
 def settings_of(h, given):
@@ -91,11 +91,11 @@ def ragged(h, seed):
     rng = np.random.default_rng(seed)
     parents, width = {}, int(rng.integers(1, 3))
     roots = width
-    for _ in h.chain[1:]:
+    for _ in h.order[1:]:
         fan = rng.integers(1, 4, size=width)
-        parents[h.chain[len(parents) + 1]] = np.repeat(np.arange(width), fan).tolist()
+        parents[h.order[len(parents) + 1]] = np.repeat(np.arange(width), fan).tolist()
         width = int(fan.sum())
-    return World(h.chain, parents, {}, settings_of(h, {}), roots)
+    return World(h.order, parents, {}, settings_of(h, {}), roots)
 
 
 def levels(n, xs, advantages=None):
@@ -170,12 +170,12 @@ def test_bounds_are_never_exceeded(name):
     values = parameter_values(h)
     if not certified:
         return
-    assert set(certified) == {"log 𝒢", *(f"{s} level" for s in h.chain)}
+    assert set(certified) == {"log 𝒢", *(f"{s} level" for s in h.order)}
     for seed, world in enumerate([forest(h, fans), ragged(h, 0)]):
         n = Numeric(h, world)
         counts = {}
         for s, over in itertools.product(h.strata, h.strata):
-            if h.chain.index(s) >= h.chain.index(over):
+            if h.order.index(s) >= h.order.index(over):
                 counts[f"count({s}, over={over})"] = len(world.over(s, over, 0))
         if any("count" in v for v in certified.values()) and seed:
             continue  # as many elements over each, so that the text has one value
@@ -191,7 +191,7 @@ def test_bounds_are_never_exceeded(name):
                 for scale in (0.1, 1.0, 5.0):
                     _, reached = climb(lambda xs, s=sign: float((s * totals(xs)).max()), size, seed, 60, scale)
                     assert reached <= sign * bound + 1e-9, f"log 𝒢 reaches {sign * reached}, beyond {bound}"
-            for stratum in h.chain:
+            for stratum in h.order:
                 near = limits[f"{stratum} level"][0 if sign < 0 else 1]
                 if abs(near) < math.inf:
                     _, reached = climb(
@@ -247,7 +247,7 @@ def test_fiberpo_domain_bounds_are_approached(sign):
     for stratum, bound in facts(h, "bounds").items():
         if stratum != "log 𝒢":
             limits = interval(bound, values)
-            level = added[next(s for s in h.chain if stratum == f"{s} level")]
+            level = added[next(s for s in h.order if stratum == f"{s} level")]
             assert sign * float(level[0]) == pytest.approx(max(sign * v for v in limits), rel=0.01)
     reached = float(np.log(n.ratio(np.array(xs)))[0])
     assert reached == pytest.approx(high if sign > 0 else low, rel=0.01)
@@ -335,13 +335,13 @@ RADIUS = {
 
 
 def regular(h, size):
-    depth = len(h.chain) - 1
+    depth = len(h.order) - 1
     return (2,) * (depth - 1) + (size,) if depth else ()
 
 
 def wide(h, size):
     """Many elements over each at one level, one at the others, level by level; and two everywhere but at the leaf."""
-    depth = len(h.chain) - 1
+    depth = len(h.order) - 1
     return {regular(h, size), *((1,) * k + (size,) + (1,) * (depth - k - 1) for k in range(depth))} if depth else {()}
 
 
@@ -379,7 +379,7 @@ def test_radius(name):
     found = []
     for fans in sorted({f for size in (1, 2, 7, 300) for f in wide(h, size)}):
         world = forest(h, fans)
-        counts = {f"count({token}, over={s})": len(world.over(token, s, 0)) for s in h.chain}
+        counts = {f"count({token}, over={s})": len(world.over(token, s, 0)) for s in h.order}
         found.append((world, number(text, parameter_values(h), counts)))
     for world, radius in found:
         n = Numeric(h, world)
@@ -435,9 +435,9 @@ SHAPES = {
 
 def sampled(h, stratum, channel, advantage_value):
     """A gate in intensive units, as a function of a float."""
-    world = forest(h, tuple(2 for _ in h.chain[1:]))
+    world = forest(h, tuple(2 for _ in h.order[1:]))
     gate = in_channel(h.gate(stratum), channel)
-    leaf = h.chain[-1]
+    leaf = h.order[-1]
     mass = sum((world.value(h.decomposition.scale, leaf, i) for i in world.over(leaf, stratum, 0)), Fraction(0))
 
     def g(rho):
@@ -467,7 +467,7 @@ GRID = sorted({*np.linspace(-2, 2, 81).tolist(), 0.0, 1.0, -1.0})
 def test_continuity(name):
     h = SHAPES[name]
     certified = facts(h, "continuity")
-    for stratum in h.chain:
+    for stratum in h.order:
         said = certified[f"gate on {stratum}"]
         curves = [sampled(h, stratum, c, a) for c in h.decomposition.channels for a in (1, -1, 0)]
         found = any(next(jumps(g, GRID), None) is not None for g in curves)
@@ -480,16 +480,16 @@ def test_restorative_regions(name):
     """Where the report says that a gate falls it does, with that slope; elsewhere it does not fall."""
     h = SHAPES[name]
     certified = facts(h, "restorative")
-    world = forest(h, tuple(2 for _ in h.chain[1:]))
-    for stratum in h.chain:
+    world = forest(h, tuple(2 for _ in h.order[1:]))
+    for stratum in h.order:
         for channel in h.decomposition.channels:
             values = parameter_values(h)
             values |= {k.removesuffix(f"[{channel}]"): v for k, v in values.items() if k.endswith(f"[{channel}]")}
             counts = {
                 f"count({s}, over={o})": len(world.over(s, o, 0))
-                for s in h.chain
-                for o in h.chain
-                if h.chain.index(s) >= h.chain.index(o)
+                for s in h.order
+                for o in h.order
+                if h.order.index(s) >= h.order.index(o)
             }
             regions = []
             for part in filter(None, certified.get(f"gate on {stratum}", "").split("; ")):
@@ -563,8 +563,8 @@ BLOCKS = {
 def test_blocks(name):
     """Entries across the certified blocks are exactly 0; within some block, and not only on the diagonal, one is not."""
     h = BLOCKS[name]
-    stratum = next(s for s in h.chain if facts(h, "blocks")["Jacobian of 𝒢"] == f"block-diagonal over {s}")
-    world = forest(h, tuple(2 for _ in h.chain[1:]), roots=2)
+    stratum = next(s for s in h.order if facts(h, "blocks")["Jacobian of 𝒢"] == f"block-diagonal over {s}")
+    world = forest(h, tuple(2 for _ in h.order[1:]), roots=2)
     n, size = Numeric(h, world), world.size(token)
     block = np.array([world.below(token, i, stratum) for i in range(size)])
     inside = np.zeros((size, size), bool)
@@ -581,7 +581,7 @@ def test_blocks(name):
         inside |= (jacobian != 0) & ~across
     assert inside.diagonal().any()
     if stratum != token:
-        finer = np.array([world.below(token, i, h.chain[h.chain.index(stratum) + 1]) for i in range(size)])
+        finer = np.array([world.below(token, i, h.order[h.order.index(stratum) + 1]) for i in range(size)])
         assert inside[finer[:, None] != finer[None, :]].any(), "the blocks are finer than certified"
 
 

@@ -319,8 +319,8 @@ def hierarchies(draw):
 @examples(20)
 @given(hierarchies())
 def test_random_hierarchies(h):
-    found = check(h, sizes=(1, 2, 3) if len(h.chain) < 4 else (1, 2))
-    if found.ok and len(h.chain) > 1:
+    found = check(h, sizes=(1, 2, 3) if len(h.order) < 4 else (1, 2))
+    if found.ok and len(h.order) > 1:
         _agrees_with_the_interpreter(h)
 
 

@@ -33,7 +33,7 @@ def test_unusual_but_right(name):
 @pytest.mark.parametrize("name", [*SHIPPED, *RIGHT])
 def test_what_was_proved_holds_on_small_hierarchies(name):
     found = report(name)
-    depth = len(found.hierarchy.chain)
+    depth = len(found.hierarchy.order)
     sizes = (1, 2, 3) if depth > 3 else (1, 2, 3, 4)
     assert brute.uphold(found.hierarchy, found.verdicts, brute.worlds_for(found.hierarchy, sizes)) > 5
 
@@ -60,7 +60,7 @@ def test_subspaces_that_are_not_claimed_do_not_hold(name):
     """The claim that was not made for these would have been false: brute force finds a batch on which it fails."""
     h, _ = SUBSPACES[name]
     found = h.verify()
-    good = next(s for s in reversed(h.chain[:-1]) if found_identity(found, s))
+    good = next(s for s in reversed(h.order[:-1]) if found_identity(found, s))
     claim = next(v for v in found.verdicts if v.law == "first_order")
     false = replace(claim, status="proved", subject=f"advantages constant on each {good}")
     with pytest.raises(AssertionError):

@@ -339,7 +339,7 @@ def _confirm_locality(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
             [d for _, d in h.decomposition.densities] if kind == "decomposition" else [h.decomposition.recovery]
         )
         expressions = [*expressions, h.decomposition.scale]
-        here, reads = h.leaf, {x} if kind == "decomposition" else {gated(c) for c in h.decomposition.channels}
+        here, reads = h.leaves[0], {x} if kind == "decomposition" else {gated(c) for c in h.decomposition.channels}
     elif kind == "kernel":
         f = next(f for f in h.fibrations if f.name == rest)
         expressions, here, reads = [f.weight], f.source, set()
@@ -352,7 +352,7 @@ def _confirm_locality(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
 
     def allowed(a: Expression) -> bool:
         if a in reads:
-            sees_rows = here == h.leaf or here == h.rows or (h.rows in below)
+            sees_rows = here == h.leaves[0] or here == h.rows or (h.rows in below)
             return a != advantage or sees_rows
         if isinstance(a, (Parameter, Component)):
             p = a.parameter if isinstance(a, Component) else a
@@ -401,7 +401,7 @@ def _confirm_objective(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None
     assert world.chain[0].name == "batch"
     try:
         weight = h.objective.spelled_out(h.leaves, h.rows)
-        value = world.value(weight, h.leaf, verdict.counterexample.values["element"])  # type: ignore[union-attr]
+        value = world.value(weight, h.leaves[0], verdict.counterexample.values["element"])  # type: ignore[union-attr]
     except NO_VALUE:
         return
     raise AssertionError(f"the weight is {value}")
@@ -619,7 +619,7 @@ def _uphold_gradient(h: Hierarchy, world: World, rng: random.Random) -> None:
 
 def _uphold_subspace(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
     """The derivative of `J` from on-policy, for advantages that are constant on the named stratum."""
-    coarse = next(s for s in h.chain if verdict.subject.endswith(f" {s}"))
+    coarse = next(s for s in h.order if verdict.subject.endswith(f" {s}"))
     n, unit = world.size(world.chain[-1]), F(1, 10**12)
     advantages = _advantages(h, world, rng, coarse)
     mu = [objective_weight(h, world, i) for i in range(n)]
@@ -705,11 +705,11 @@ def worlds_for(h: Hierarchy, sizes: Iterable[int] = (1, 2, 3, 4, 5), seed: int =
             parameters[a] = a
     attributes = {a.attribute if isinstance(a, Total) else a for a in read if isinstance(a, (Attribute, Total))}
     for leaves in sizes:
-        for tree in trees(len(h.chain), leaves if len(h.chain) > 1 else 1):
-            parents = dict(zip(h.chain[1:], tree, strict=True))
-            size = {h.chain[0]: 1, **{s: len(p) for s, p in parents.items()}}
+        for tree in trees(len(h.order), leaves if len(h.order) > 1 else 1):
+            parents = dict(zip(h.order[1:], tree, strict=True))
+            size = {h.order[0]: 1, **{s: len(p) for s, p in parents.items()}}
             yield World(
-                h.chain,
+                h.order,
                 parents,
                 {a: [some(0 if a.positive else None, None) for _ in range(size[a.on])] for a in attributes},
                 {a: some(p.lower, p.upper) for a, p in sorted(parameters.items(), key=lambda i: str(i[0]))},

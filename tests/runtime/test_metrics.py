@@ -51,7 +51,7 @@ def batch_for(name, scale=0.3, seed=0, lengths=(3, 1, 4, 2, 5, 2, 3, 4)):
 
 def keys_of(hierarchy):
     """(metric prefix, stratum, channel)."""
-    for s in hierarchy.chain:
+    for s in hierarchy.order:
         for c in hierarchy.decomposition.channels:
             yield f"{s.name}/{c}" if c else s.name, s.name, c
 
@@ -63,7 +63,7 @@ def test_every_element_is_in_exactly_one_regime(name, scale):
     batch = batch_for(name, scale)
     metrics = measured(op, batch)
     layout = packed(op, batch)
-    root = spec(name).chain[0].name
+    root = spec(name).order[0].name
     suffixes = {k.partition("passed")[2] for k in metrics if "/passed" in k}
     assert "" in suffixes
     for key, stratum, _ in keys_of(spec(name)):

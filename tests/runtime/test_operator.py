@@ -65,7 +65,7 @@ TINY = 1e-9  # a comparison closer to a tie than this may fall either way in flo
 
 
 def needs_rows(name):
-    return any(s != spec(name).leaf for s in reads_advantage(spec(name)))
+    return any(s != spec(name).leaves[0] for s in reads_advantage(spec(name)))
 
 
 # ---------------------------------------------------------------- the definition

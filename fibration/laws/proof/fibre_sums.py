@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.atoms import Attribute, Count, Stratum, Total, read_at
 from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import from_sympy, symbol
 from fibration.laws.proof.populations import Populations
@@ -22,7 +22,7 @@ def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations)
     Where the weight reads a stratum between the two, the sum is taken in two steps.
     """
     varying = [s for s in weight.free_symbols if _varies(_atom(s), target, known)]
-    between = {home for s in varying if (home := _home(_atom(s))) != source}
+    between = {home for s in varying if (home := read_at(_atom(s))) != source}
     if between:
         for z in known.shape.coarser(source):
             reads = {source, *known.coarser[z]}
@@ -60,18 +60,9 @@ def _summed(measure: Expression, target: Stratum) -> Expression | None:
     return Total(measure, target) if isinstance(measure, Attribute) else None
 
 
-def _home(atom: Expression) -> object:
-    """The stratum at whose elements an atom is read; None for one value for all."""
-    if isinstance(atom, (Count, Total)):
-        return atom.over
-    if isinstance(atom, (Attribute, Parameter)):
-        return atom.on
-    return atom.parameter.on if isinstance(atom, Component) else None
-
-
 def _varies(atom: Expression, target: Stratum, known: Populations) -> bool:
     """Whether an atom can differ between elements of one fibre: of a crossing stratum too."""
-    home = _home(atom)
+    home = read_at(atom)
     return home is not None and home not in known.coarser[target]
 
 

@@ -9,7 +9,7 @@ from fibration.compiler import ir
 from fibration.compiler.interpret import value_of
 from fibration.compiler.lower import to_scalar
 from fibration.errors import HierarchyIndexError, SpecError
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, read_at
 from fibration.language.expressions import Expression
 from fibration.language.traversal import desugar
 from fibration.runtime.index.index import Index
@@ -69,13 +69,8 @@ class Measure:
         return result
 
     def _atom(self, atom: Expression, leaf: str) -> Vector:
-        if isinstance(atom, Count) and isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum):
-            values, at = self.index.count(atom.of.name, atom.over.name), atom.over
-        elif isinstance(atom, Total) and isinstance(atom.over, Stratum):
-            values, at = self.index.total(atom.attribute, atom.over.name), atom.over
-        elif isinstance(atom, Attribute):
-            values, at = self.index.values[atom.name], atom.on
-        else:
+        place = read_at(atom)
+        if place is None or not isinstance(atom, (Count, Total, Attribute)):
             parameter = isinstance(atom, (Parameter, Component))
             raise SpecError(
                 f"hierarchy '{self.index.hierarchy.name}': {self.reader} needs the masses of a batch, and a kernel "
@@ -84,4 +79,8 @@ class Measure:
                 "values",
                 remedy="make it an Attribute, or leave the assumption out" if parameter else "",
             )
-        return values.cpu().numpy()[self.under(leaf, at.name)]  # type: ignore[no-any-return]
+        if isinstance(atom, Count):
+            values = self.index.count(atom.of.name, place.name)
+        else:
+            values = self.index.total(atom if isinstance(atom, Attribute) else atom.attribute, place.name)
+        return values.cpu().numpy()[self.under(leaf, place.name)]  # type: ignore[no-any-return]
