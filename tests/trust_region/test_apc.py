@@ -362,6 +362,8 @@ def test_random_search_never_beats_the_maximiser(sample: Sample, gamma, seed, re
         args = (*args[:3], relaxed, gamma)
     best = apc_maximiser(advantages, sample.state, args[3], sample.action)
     value = float(apc_projected_objective(best, *args))
+    gain = value - float(apc_projected_objective(torch.zeros_like(best), *args))
+    assert gain == pytest.approx(programme(sample, weights_of(sample, args), float(args[3])), rel=1e-9, abs=1e-9)
     generator = torch.Generator().manual_seed(seed)
     scale = max(float(best.abs().max()), 1e-3)
     for size in (3.0, 1.0, 0.1, 1e-3):
@@ -376,7 +378,10 @@ ASCENTS = 4
 
 @pytest.mark.parametrize("seed", range(ASCENTS))
 def test_projected_ascent_reaches_the_maximum_and_not_more(seed):
-    """So the closed form is neither beaten nor needlessly generous: the climb ends within 0.1% of it."""
+    """So the closed form is neither beaten nor needlessly generous: the climb ends within 0.01% of it.
+
+    At the kinks each rounding sends it another way; the steps become short enough for that not to matter.
+    """
     generator = torch.Generator().manual_seed(seed)
     n = 12
     state = torch.randint(0, 3, (n,), generator=generator)
@@ -393,9 +398,9 @@ def test_projected_ascent_reaches_the_maximum_and_not_more(seed):
         reached = max(reached, float(value.detach()))
         (slope,) = torch.autograd.grad(value, u)
         # where the climb has left the budget the gate rolls it back: retract, as the lemma says
-        u = retract(centred(u.detach() + 0.2 * 0.992**i * slope, state), state, 0.3)
+        u = retract(centred(u.detach() + 0.5 * 0.987**i * slope, state), state, 0.3)
     assert reached <= limit + 1e-9
-    assert reached - base > 0.999 * (limit - base)
+    assert reached - base > 0.9999 * (limit - base)
 
 
 def test_without_the_probability_constraint_there_is_more_to_be_had():
