@@ -7,8 +7,9 @@ from pathlib import Path
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out already; read when numpy and torch are imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-for word in ("COLUMNS", "FORCE_COLOR"):  # set in some shells and runners: what is tested is what a pipe gets
-    os.environ.pop(word, None)
+if {"COLUMNS", "FORCE_COLOR"} & os.environ.keys():  # some shells and runners set them: tested is what a pipe gets
+    os.environ.pop("COLUMNS", None)
+    os.environ.pop("FORCE_COLOR", None)
 
 import pytest
 import torch
