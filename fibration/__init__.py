@@ -36,7 +36,20 @@ from fibration.language.atoms import (
     total,
 )
 from fibration.language.decompositions import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
-from fibration.language.expressions import (
+from fibration.language.gates import (
+    Gate,
+    aggregate_gate,
+    clip_gate,
+    dual_clip_gate,
+    identity_gate,
+    log_clip_gate,
+    pessimistic_clip_gate,
+    zero_gate,
+)
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
+from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
+from fibration.language.operators import (
     absolute,
     clip,
     exp,
@@ -51,19 +64,6 @@ from fibration.language.expressions import (
     tanh,
     where,
 )
-from fibration.language.gates import (
-    Gate,
-    aggregate_gate,
-    clip_gate,
-    dual_clip_gate,
-    identity_gate,
-    log_clip_gate,
-    pessimistic_clip_gate,
-    zero_gate,
-)
-from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
-from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
 from fibration.language.report import Report
 from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 

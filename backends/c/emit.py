@@ -8,6 +8,7 @@ the number of threads: a segment is one thread's, and long coarse sums are cut a
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -16,16 +17,22 @@ from pathlib import Path
 from fibration.backends.bodies import Language, ternary
 from fibration.compiler.arguments import Argument, layout_word, result_of, signature
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Program, Pull, Push
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep
 from fibration.compiler.reuse import keep
 from fibration.errors import BackendError
 
+PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in ("math", "storage", "fibres", "matrix")}
+# One row per scalar operator of the IR, but for the choice. Functions are those of math.h.
+_DOUBLE, _FLOAT = (
+    set(re.findall(rf"^MATH {kind} (\w+)_{precision}\({kind} x\)", PARTS["math"].read_text(), re.MULTILINE))
+    for kind, precision in (("double", "f64"), ("float", "f32"))
+)
+FUNCTIONS = [op for op in SCALAR_ARITY if op in _DOUBLE & _FLOAT]
 OPERATORS = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
-    "exp": "exp_T({})", "log": "log_T({})", "expm1": "expm1_T({})", "log1p": "log1p_T({})", "tanh": "tanh_T({})",
-    "sigmoid": "sigmoid_T({})", "sqrt": "sqrt_T({})",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
+    **{function: f"{function}_T({{}})" for function in sorted(_DOUBLE & _FLOAT)},
 }  # fmt: skip
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "select"})
 KEYWORDS = """
@@ -36,11 +43,10 @@ _Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_loca
 SKELETON_WORDS = """
 real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
 AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
-int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs exp log expm1 log1p tanh sqrt sigmoid
+int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs
 """.split()
-RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS})
-
-PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in ("math", "storage", "fibres", "matrix")}
+PRECISIONS = ("f32", "f64", "real")
+RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})
 
 
 def wide_constant(value: float) -> str:
@@ -75,7 +81,9 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
     found = (layout_word(p, s.segments, leaf) for p in plans.values() for s in p.sweeps for leaf in s.leaves)
     variants = "".join(VARIANT.format(s=word) for word in dict.fromkeys(found))
-    parts = [top, _part("math"), _part("storage").replace("{variants}", variants), "\n" + _part("fibres")]
+    functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in FUNCTIONS)
+    storage = _part("storage").replace("{variants}", variants).replace("{functions}", functions)
+    parts = [top, _part("math"), storage, "\n" + _part("fibres")]
     parts += ["\n" + _part("matrix")] if any(plan.program.matrices for plan in plans.values()) else []
     parts += [_Function(name, plan, titles[name]).text() for name, plan in plans.items()]
     return "\n".join(part.rstrip() + "\n" for part in parts)

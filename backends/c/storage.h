@@ -69,10 +69,4 @@ typedef STORED(REAL) real;
 typedef JOIN(ordered_, REAL) ordered_real;
 #define order_real JOIN(order_, REAL)
 #define unorder_real JOIN(unorder_, REAL)
-#define exp_real JOIN(exp_, REAL)
-#define expm1_real JOIN(expm1_, REAL)
-#define log_real JOIN(log_, REAL)
-#define log1p_real JOIN(log1p_, REAL)
-#define tanh_real JOIN(tanh_, REAL)
-#define sigmoid_real JOIN(sigmoid_, REAL)
-#define sqrt_real JOIN(sqrt_, REAL)
+{functions}

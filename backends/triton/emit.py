@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
 
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.language import RESERVED
+from fibration.backends.triton.language import HELPERS, RESERVED
 from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.compiler.arguments import Argument, signature
 from fibration.compiler.fuse import sweeps
@@ -20,8 +18,6 @@ from fibration.compiler.ir import Program
 from fibration.compiler.plan import Plan
 
 __all__ = ["RESERVED", "emit", "launched", "plan"]
-
-FUNCTIONS = Path(__file__).with_name("functions.py")
 
 SKELETON = '''\
 {header}
@@ -100,23 +96,16 @@ def _with_tails(made: Iterable[Kernel]) -> list[Kernel]:
     return [k for kernel in made for k in (kernel, kernel.tail) if k]
 
 
-@cache
-def _functions() -> dict[str, str]:
-    """The helpers, by name, in their order."""
-    parts = FUNCTIONS.read_text().split("\n\n\n")[1:]
-    return {re.findall(r"def (\w+)\(", part)[0]: part.strip("\n") for part in parts}
-
-
 def _used(text: str) -> list[str]:
     """The helpers that `text` calls, and those that they call."""
     found: set[str] = set()
     frontier = [text]
     while frontier:
         here = frontier.pop()
-        new = [name for name in _functions() if name not in found and re.search(rf"(?<![\w.]){name}\(", here)]
+        new = [name for name in HELPERS if name not in found and re.search(rf"(?<![\w.]){name}\(", here)]
         found.update(new)
-        frontier += [_functions()[name] for name in new]
-    return [part for name, part in _functions().items() if name in found]
+        frontier += [HELPERS[name] for name in new]
+    return [part for name, part in HELPERS.items() if name in found]
 
 
 # ------------------------------------------------------------ launchers

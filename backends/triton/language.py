@@ -12,20 +12,27 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from fibration.backends.bodies import Language, call
 
+# What generated modules are made with, by name, and those of it that are scalar functions.
+HELPERS: Mapping[str, str] = {
+    re.findall(r"def (\w+)\(", part)[0]: part.strip("\n")
+    for part in Path(__file__).with_name("functions.py").read_text().split("\n\n\n")[1:]
+}
+FUNCTIONS = [name for name, text in HELPERS.items() if f"def {name}(x):" in text]
+# One row per scalar operator of the IR, but for the choice. Functions that Triton has not are those of functions.py.
 OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
-    "exp": "tl.exp({})", "log": "tl.log({})", "expm1": "expm1({})", "log1p": "log1p({})", "tanh": "tanh({})",
-    "sigmoid": "sigmoid({})", "sqrt": "tl.sqrt({})",
+    "exp": "tl.exp({})", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
+    **{function: f"{function}({{}})" for function in FUNCTIONS},
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 SKELETON_WORDS = """
-triton tl torch expm1 log1p tanh sigmoid place number fill_before last_to_arrive fresh fibres members product shape_for
-fibre_block b live first row now old start size longest reach following t i m at k y f a row_advantage counter
-tokens shape wide grid nothing lowest block_r block_t block_c warps places fill work BLOCK_R BLOCK_T BLOCK_C
-BLOCK_S WIDE REAL TAIL ONE_LAUNCH
+triton tl torch shape_for fibre_block b live first row now old start size longest reach following t i m at k y f a
+row_advantage counter tokens shape wide grid nothing lowest block_r block_t block_c warps places fill work BLOCK_R
+BLOCK_T BLOCK_C BLOCK_S WIDE REAL TAIL ONE_LAUNCH
 """.split()
 PROGRAMS = ("evaluate", "objective", "gate", "gate_adjoint", "levels")
 RESERVED = frozenset(
@@ -33,6 +40,7 @@ RESERVED = frozenset(
         *keyword.kwlist,
         *dir(builtins),
         *SKELETON_WORDS,
+        *HELPERS,
         *PROGRAMS,
         *(f"{p}_{kind}_{i}" for p in PROGRAMS for kind in ("sweep", "coarse") for i in range(1, 100)),
     }

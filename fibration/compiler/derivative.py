@@ -1,10 +1,16 @@
-"""Scalar derivatives: one rule per operator, differentiated in the branch that holds at the point."""
+"""Scalar derivatives by the chain rule, differentiated in the branch that holds at the point."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import cache, reduce
 
 from fibration.compiler.ir import CONDITIONS, Scalar, const, scalar
+from fibration.compiler.scalars import to_scalar
+from fibration.language.atoms import Reading
+from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.operators import PRIMITIVES
+from fibration.language.traversal import desugar
 
 ONE, ZERO = const(1.0), const(0.0)
 
@@ -35,33 +41,35 @@ def plus(a: Scalar, b: Scalar) -> Scalar:
     return a if b is ZERO else scalar("add", a, b)
 
 
-# One row per scalar operator: (the node, the derivatives of its arguments) -> the derivative of the node.
-RULES: dict[str, Callable[[Scalar, tuple[Scalar, ...]], Scalar]] = {
-    "const": lambda s, d: ZERO,
-    "add": lambda s, d: plus(d[0], d[1]),
-    "sub": lambda s, d: plus(d[0], times(const(-1.0), d[1])),
-    "mul": lambda s, d: plus(times(d[0], s.args[1]), times(d[1], s.args[0])),
-    "div": lambda s, d: plus(
-        _over(d[0], s.args[1]), times(const(-1.0), _over(times(d[1], s), s.args[1]))
-    ),
-    "neg": lambda s, d: times(const(-1.0), d[0]),
-    "exp": lambda s, d: times(d[0], s),
-    "log": lambda s, d: _over(d[0], s.args[0]),
-    "expm1": lambda s, d: times(d[0], scalar("exp", s.args[0])),
-    "log1p": lambda s, d: _over(d[0], scalar("add", ONE, s.args[0])),
-    "tanh": lambda s, d: times(d[0], scalar("sub", ONE, scalar("mul", s, s))),
-    "sigmoid": lambda s, d: times(d[0], scalar("mul", s, scalar("sub", ONE, s))),
-    "sqrt": lambda s, d: _over(d[0], scalar("mul", const(2.0), s)),
-    "select": lambda s, d: d[1] if d[1] is d[2] else scalar("select", s.args[0], d[1], d[2]),
-}  # fmt: skip
-
-
 def _over(a: Scalar, b: Scalar) -> Scalar:
     if a is ZERO:
         return ZERO
     if a.op == "select":
         return scalar("select", a.args[0], _over(a.args[1], b), _over(a.args[2], b))
     return scalar("div", a, b)
+
+
+# What the slopes of the table are written in: the operator's arguments, and its value.
+_ARGUMENTS, _VALUE = (Reading("a"), Reading("b")), Reading("y")
+
+
+@cache
+def _slopes(op: str) -> tuple[Expression, ...]:
+    row = PRIMITIVES[op]
+    assert row.slopes is not None
+    return tuple(desugar(as_expression(s)) for s in row.slopes(*_ARGUMENTS[: row.arity], _VALUE))
+
+
+def _chain(flowing: Scalar, slope: Expression, known: Mapping[Expression, Scalar]) -> Scalar:
+    """`flowing · slope`. What the slope divides by divides the product: a reciprocal would be rounded once more."""
+    if isinstance(slope, Number):
+        return times(const(float(slope.value)), flowing)
+    if isinstance(slope, Apply) and slope.operator == "neg":
+        return times(const(-1.0), _chain(flowing, slope.arguments[0], known))
+    if isinstance(slope, Apply) and slope.operator == "/":
+        top, bottom = slope.arguments
+        return _over(_chain(flowing, top, known), to_scalar(bottom, known.__getitem__))
+    return times(flowing, to_scalar(slope, known.__getitem__))
 
 
 def derivative(body: Scalar, position: int) -> Scalar:
@@ -72,10 +80,17 @@ def derivative(body: Scalar, position: int) -> Scalar:
         if s not in known:
             if s.op == "arg":
                 known[s] = ONE if s.value == position else ZERO
-            elif s.op in CONDITIONS:
+            elif s.op == "const" or s.op in CONDITIONS:
                 known[s] = ZERO
+            elif s.op == "select":
+                condition, a, b = s.args[0], of(s.args[1]), of(s.args[2])
+                known[s] = a if a is b else scalar("select", condition, a, b)
             else:
-                known[s] = RULES[s.op](s, tuple(of(a) for a in s.args))
+                known[s] = flowing(s)
         return known[s]
+
+    def flowing(s: Scalar) -> Scalar:
+        read: dict[Expression, Scalar] = {**dict(zip(_ARGUMENTS, s.args, strict=False)), _VALUE: s}
+        return reduce(plus, (_chain(of(a), slope, read) for a, slope in zip(s.args, _slopes(s.op), strict=True)))
 
     return of(body)

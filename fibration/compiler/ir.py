@@ -31,16 +31,12 @@ from weakref import WeakValueDictionary
 
 from fibration.errors import IRError
 from fibration.language.atoms import BATCH as BATCH  # the stratum of one element, over which everything lies
+from fibration.language.operators import PRIMITIVES
 
 # Scalar operators: number of arguments. `select` takes a condition and two numbers.
-SCALAR_ARITY: Mapping[str, int] = {
-    "arg": 0, "const": 0,
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1,
-    "exp": 1, "log": 1, "expm1": 1, "log1p": 1, "tanh": 1, "sigmoid": 1, "sqrt": 1,
-    "lt": 2, "le": 2, "and": 2, "or": 2, "not": 1, "select": 3,
-}  # fmt: skip
+SCALAR_ARITY: Mapping[str, int] = {"arg": 0, "const": 0, **{op: row.arity for op, row in PRIMITIVES.items()}}
+CONDITIONS = frozenset(op for op, row in PRIMITIVES.items() if row.is_condition)
 PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # results that all leaves fill together
-CONDITIONS = frozenset({"lt", "le", "and", "or", "not"})
 
 
 @cache
@@ -354,5 +350,6 @@ def _scalar_problem(body: Scalar, arity: int, condition: bool) -> str:
         return f"{body.op!r} where a {'condition' if condition else 'number'} belongs"
     if body.op == "arg" and not 0 <= int(body.value or 0) < arity:
         return f"the unbound argument {body}"
-    inner = [(a, body.op in ("and", "or", "not") or (body.op == "select" and i == 0)) for i, a in enumerate(body.args)]
-    return next((p for a, c in inner if (p := _scalar_problem(a, arity, c))), "")
+    conditions = PRIMITIVES[body.op].conditions if body.args else frozenset()
+    problems = (_scalar_problem(a, arity, i in conditions) for i, a in enumerate(body.args))
+    return next(filter(None, problems), "")

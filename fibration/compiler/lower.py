@@ -15,6 +15,7 @@ from fractions import Fraction
 
 from fibration.compiler import ir
 from fibration.compiler.ir import Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
 from fibration.language.atoms import (
     BATCH,
@@ -34,17 +35,10 @@ from fibration.language.atoms import (
 from fibration.language.cancel import cancel, factors_over
 from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import home, row_path
 from fibration.language.traversal import atoms, desugar, evaluate, substitute
-
-_SCALAR = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "neg": "neg", "<": "lt", "<=": "le", "and": "and", "or": "or",
-    "not": "not", "where": "select", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "tanh": "tanh",
-    "sigmoid": "sigmoid", "sqrt": "sqrt",
-}  # fmt: skip
-
 
 TOKEN_WORDS = ("log_ratio", "log_prob", "cotangent", "advantage")
 
@@ -292,26 +286,6 @@ class _Lowering:
                 taken.add(free)
                 words[name, channel] = free
         return words
-
-
-def to_scalar(expression: Expression, atom) -> Scalar:  # type: ignore[no-untyped-def]
-    """A desugared expression as a scalar body."""
-    if isinstance(expression, Number):
-        return ir.const(float(expression.value))
-    if not isinstance(expression, Apply):
-        return atom(expression)  # type: ignore[no-any-return]
-    if expression.operator == "**":
-        base = to_scalar(expression.arguments[0], atom)
-        exponent = expression.arguments[1]
-        assert isinstance(exponent, Number)
-        result = base
-        for _ in range(int(exponent.value) - 1):
-            result = ir.scalar("mul", result, base)
-        return result
-    args = [to_scalar(a, atom) for a in expression.arguments]
-    if expression.operator in (">", ">="):
-        return ir.scalar("lt" if expression.operator == ">" else "le", args[1], args[0])
-    return ir.scalar(_SCALAR[expression.operator], *args)
 
 
 def _binary(op: str, a: Node, b: Node) -> Map:

@@ -11,9 +11,7 @@ from dataclasses import replace
 
 from fibration.compiler.ir import Input, Map, Node, Pull, Scalar
 from fibration.compiler.plan import Pass, Plan, Scalars, Sweep
-
-# Vector instructions per token, roughly; everything else is one, and an argument or a constant is none.
-COST = {"exp": 16, "expm1": 20, "log": 30, "log1p": 35, "tanh": 25, "sigmoid": 20, "div": 5, "sqrt": 8}
+from fibration.language.operators import PRIMITIVES
 
 
 def keep(plan: Plan, result: str) -> Plan:
@@ -63,7 +61,7 @@ def cost(values: Iterable[Node]) -> int:
         if isinstance(node, Input):
             total += 2
         elif isinstance(node, Map):
-            total += sum(COST.get(s.op, 1) for s in _parts(node.body) if s.args)
+            total += sum(PRIMITIVES[s.op].cost for s in _parts(node.body) if s.args)
     return total
 
 

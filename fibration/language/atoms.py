@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from fibration.errors import ParameterError, SpecError, shown
 from fibration.language.expressions import Expression
+from fibration.language.operators import CALLED
 from fibration.language.traversal import transform
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
@@ -24,10 +25,9 @@ BATCH = "batch"
 
 # Words of the expression grammar, and of the generated code, that a user's object may not take.
 RESERVED = frozenset({
-    "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "where", "minimum",
-    "maximum",
-    "clip", "abs", "sign", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "and", "or", "not", "source",
-    "target", "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
+    *CALLED, "and", "or", "not",
+    "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "source", "target",
+    "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
 })  # fmt: skip
 
 

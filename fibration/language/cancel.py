@@ -49,7 +49,7 @@ def _factor(expression: Expression) -> tuple[Fraction, Factors]:
                 f[e] = f.get(e, 0) + (-power if invert else power)
             return (c / d if invert else c * d), {e: p for e, p in f.items() if p}
         inner = cancel(expression)
-        if isinstance(inner, Apply) and inner.operator in ("*", "/", "neg"):
+        if isinstance(inner, Number) or (isinstance(inner, Apply) and inner.operator in ("*", "/", "neg")):
             return _factor(inner)
         return Fraction(1), {inner: 1}
     return Fraction(1), {expression: 1}

@@ -6,7 +6,8 @@ from typing import Any
 
 from fibration.errors import SpecError
 from fibration.language.atoms import gated, token_log_ratio
-from fibration.language.expressions import Expression, as_expression, exp, expm1, where
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.operators import exp, expm1, where
 from fibration.language.registry import Written, constructor
 
 CHANNEL_ARGUMENT = {"": "density", "+": "plus", "-": "minus"}

@@ -1,11 +1,8 @@
 """The expression language: what a gate, a kernel weight or a decomposition may say.
 
-An `Expression` is an immutable tree of numbers, atoms (`atoms.py`) and the operators of `OPERATORS`. It keeps what
-was written: nothing is reordered or evaluated, because `C - k*(abs(s) - C)` and `(k + 1)*C - k*abs(s)` are different
-programs in float32. The laws translate it to sympy (`laws/proof/signs.py`), lowering translates it to the IR.
-
-Sugar (`abs`, `minimum`, `clip`, `sign`, ...) has one meaning: its expansion into `where`. That is also what fixes the
-derivative at a breakpoint: the branch that holds *at* the point is differentiated, so `clip` passes at its bounds.
+An `Expression` is an immutable tree of numbers, atoms (`atoms.py`) and operators (`operators.py`). It keeps what was
+written: nothing is reordered or evaluated, because `C - k*(abs(s) - C)` and `(k + 1)*C - k*abs(s)` are different
+programs in float32. The laws translate it to sympy (`sympy_bridge.py`), lowering translates it to the IR.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 from fibration.errors import SpecError
-from fibration.language import exact
 
 MAX_DEPTH = 100
 MAX_SIZE = 4_000
@@ -164,7 +160,7 @@ class Apply(Expression):
 
     @property
     def is_condition(self) -> bool:  # type: ignore[override]
-        return OPERATORS[self.operator].condition
+        return SYNTAX[self.operator].is_condition
 
     def __hash__(self) -> int:
         return self._hash
@@ -180,45 +176,18 @@ class Apply(Expression):
         )
 
 
-@dataclass(frozen=True)
-class Operator:
-    """One row of the language. `exact` computes on Fractions; `expand` defines sugar by other rows."""
+@dataclass(frozen=True, kw_only=True)
+class Syntax:
+    """How an operator is applied and written. What it means is in its row (`operators.py`)."""
 
     arity: int
-    condition: bool = False
-    takes_conditions: bool = False
-    exact: Callable[..., Any] | None = None
-    expand: Callable[..., Expression] | None = None
+    is_condition: bool = False  # whether it is a condition and no number
+    conditions: frozenset[int] = frozenset()  # which of its arguments are
+    sign: str = ""  # written between its operands, or before the only one; without a sign it is called by its name
+    binding: int = 9  # how tightly the sign binds
 
 
-OPERATORS: dict[str, Operator] = {
-    "+": Operator(2, exact=lambda a, b: a + b),
-    "-": Operator(2, exact=lambda a, b: a - b),
-    "*": Operator(2, exact=lambda a, b: a * b),
-    "/": Operator(2, exact=exact.divide),
-    "**": Operator(2, exact=exact.power),
-    "neg": Operator(1, exact=lambda a: -a),
-    "exp": Operator(1, exact=exact.transcendental("exp")),
-    "expm1": Operator(1, exact=exact.transcendental("expm1")),
-    "log": Operator(1, exact=exact.transcendental("log")),
-    "log1p": Operator(1, exact=lambda a: exact.transcendental("log")(1 + a)),
-    "tanh": Operator(1, exact=exact.transcendental("tanh")),
-    "sigmoid": Operator(1, exact=exact.sigmoid),
-    "sqrt": Operator(1, exact=exact.sqrt),
-    "<": Operator(2, condition=True, exact=lambda a, b: a < b),
-    "<=": Operator(2, condition=True, exact=lambda a, b: a <= b),
-    ">": Operator(2, condition=True, exact=lambda a, b: a > b),
-    ">=": Operator(2, condition=True, exact=lambda a, b: a >= b),
-    "and": Operator(2, condition=True, takes_conditions=True, exact=lambda a, b: a and b),
-    "or": Operator(2, condition=True, takes_conditions=True, exact=lambda a, b: a or b),
-    "not": Operator(1, condition=True, takes_conditions=True, exact=lambda a: not a),
-    "where": Operator(3),
-    "abs": Operator(1, expand=lambda a: where(a >= 0, a, -a)),
-    "sign": Operator(1, expand=lambda a: where(a > 0, 1, where(a < 0, -1, 0))),
-    "minimum": Operator(2, expand=lambda a, b: where(a <= b, a, b)),
-    "maximum": Operator(2, expand=lambda a, b: where(a >= b, a, b)),
-    "clip": Operator(3, expand=lambda a, low, high: where(a < low, low, where(a > high, high, a))),
-}
+SYNTAX: dict[str, Syntax] = {}  # of all operators; `operators.py` puts them here
 
 
 def as_expression(value: object, what: str = "an expression") -> Expression:
@@ -268,12 +237,12 @@ def terminates(value: Fraction) -> bool:
 
 def apply(operator: str, *arguments: object) -> Expression:
     """Build an application, checking arity and that conditions stand only where conditions belong."""
-    row = OPERATORS[operator]
+    row = SYNTAX[operator]
     args = tuple(as_expression(a, f"an argument of '{operator}'") for a in arguments)
     if len(args) != row.arity:
         raise SpecError(f"'{operator}' takes {row.arity} arguments, got {len(args)}")
     for position, argument in enumerate(args):
-        wants_condition = row.takes_conditions or (operator == "where" and position == 0)
+        wants_condition = position in row.conditions
         if argument.is_condition != wants_condition:
             raise SpecError(
                 f"argument {position + 1} of '{operator}' is {argument}",
@@ -282,82 +251,6 @@ def apply(operator: str, *arguments: object) -> Expression:
     if operator == "neg" and isinstance(args[0], Number):
         return Number(-args[0].value)
     return Apply(operator, args)
-
-
-def where(condition: Expression, value: Operand, otherwise: Operand) -> Expression:
-    """`value` where `condition` holds, `otherwise` elsewhere."""
-    return apply("where", condition, value, otherwise)
-
-
-def minimum(a: Operand, b: Operand) -> Expression:
-    """The smaller; at a tie `a` is differentiated."""
-    return apply("minimum", a, b)
-
-
-def maximum(a: Operand, b: Operand) -> Expression:
-    """The larger; at a tie `a` is differentiated."""
-    return apply("maximum", a, b)
-
-
-def clip(a: Operand, low: Operand, high: Operand) -> Expression:
-    """`a` limited to `[low, high]`; its slope is 1 on the closed interval."""
-    return apply("clip", a, low, high)
-
-
-def absolute(a: Operand) -> Expression:
-    """`|a|`, with slope +1 at 0."""
-    return apply("abs", a)
-
-
-def sign(a: Operand) -> Expression:
-    """-1, 0 or 1."""
-    return apply("sign", a)
-
-
-def exp(a: Operand) -> Expression:
-    return apply("exp", a)
-
-
-def expm1(a: Operand) -> Expression:
-    return apply("expm1", a)
-
-
-def log(a: Operand) -> Expression:
-    return apply("log", a)
-
-
-def log1p(a: Operand) -> Expression:
-    return apply("log1p", a)
-
-
-def tanh(a: Operand) -> Expression:
-    return apply("tanh", a)
-
-
-def sigmoid(a: Operand) -> Expression:
-    return apply("sigmoid", a)
-
-
-def sqrt(a: Operand) -> Expression:
-    return apply("sqrt", a)
-
-
-_BINDING = {
-    "or": 1,
-    "and": 2,
-    "not": 3,
-    "<": 4,
-    "<=": 4,
-    ">": 4,
-    ">=": 4,
-    "+": 5,
-    "-": 5,
-    "*": 6,
-    "/": 6,
-    "neg": 7,
-    "**": 8,
-}
-_WORD = {"and": "&", "or": "|"}
 
 
 def write_number(value: Fraction) -> str:
@@ -386,24 +279,22 @@ def _write(e: Expression) -> tuple[str, int]:
     if not isinstance(e, Apply):
         return e.text(), 9
     op = e.operator
-    if op not in _BINDING:
-        return f"{op}({', '.join(write(a) for a in e.arguments)})", 9
-    strength = _BINDING[op]
+    row = SYNTAX[op]
+    if not row.sign:
+        return f"{op}({', '.join(write(a) for a in e.arguments)})", row.binding
 
     def operand(argument: Expression, at_least: int) -> str:
         text, binding = _write(argument)
         return text if binding >= at_least else f"({text})"
 
-    if op == "neg":
-        return f"-{operand(e.arguments[0], 7)}", strength
-    if op == "not":
-        return f"~{operand(e.arguments[0], 9)}", strength
+    if row.arity == 1:
+        return f"{row.sign}{operand(e.arguments[0], 7 if op == 'neg' else 9)}", row.binding
     left, right = e.arguments
-    if op in ("<", "<=", ">", ">="):
-        return f"{operand(left, 5)} {op} {operand(right, 5)}", strength
-    if op in _WORD:  # & and | bind tighter than comparisons in Python, so comparisons take parentheses
-        return f"{operand(left, 9)} {_WORD[op]} {operand(right, 9)}", 4
+    if row.conditions:  # & and | bind tighter than comparisons in Python, so comparisons take parentheses
+        return f"{operand(left, 9)} {row.sign} {operand(right, 9)}", 4
+    if row.is_condition:
+        return f"{operand(left, 5)} {row.sign} {operand(right, 5)}", row.binding
     if op == "**":
-        return f"{operand(left, 9)}**{operand(right, 9)}", strength
+        return f"{operand(left, 9)}**{operand(right, 9)}", row.binding
     gap = "" if op in "*/" else " "
-    return f"{operand(left, strength)}{gap}{op}{gap}{operand(right, strength + 1)}", strength
+    return f"{operand(left, row.binding)}{gap}{row.sign}{gap}{operand(right, row.binding + 1)}", row.binding

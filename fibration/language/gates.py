@@ -9,17 +9,8 @@ from typing import Any, ClassVar
 
 from fibration.errors import SpecError
 from fibration.language.atoms import advantage, residual
-from fibration.language.expressions import (
-    Expression,
-    absolute,
-    as_expression,
-    clip,
-    log1p,
-    maximum,
-    minimum,
-    sign,
-    where,
-)
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.operators import absolute, clip, log1p, maximum, minimum, sign, where
 from fibration.language.registry import Written, constructor
 from fibration.language.traversal import substitute
 

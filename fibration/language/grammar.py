@@ -31,6 +31,7 @@ from fibration.language.atoms import (
     total,
 )
 from fibration.language.expressions import MAX_DEPTH, Expression, apply, as_expression
+from fibration.language.operators import CALLED, OPERATORS
 
 T = TypeVar("T")
 MAX_TEXT = 10_000
@@ -153,17 +154,17 @@ class _Reader:
 
     # From loosest to tightest. Comparisons bind tighter than & and |, as in mathematics; `write` always puts
     # parentheses there, because Python disagrees.
-    LEVELS = (("|",), ("&",), ("<", "<=", ">", ">="), ("+", "-"), ("*", "/"))
-    STRENGTH: ClassVar = {sign: level for level, signs in enumerate(LEVELS) for sign in signs}
-    MEANING: ClassVar = {"|": "or", "&": "and"}
-    COMPARISON = 2  # does not chain
+    INFIX: ClassVar = {r.sign: name for name, r in OPERATORS.items() if r.sign and r.arity == 2 and name != "**"}
+    PREFIX: ClassVar = {r.sign: name for name, r in OPERATORS.items() if r.sign and r.arity == 1}
+    STRENGTH: ClassVar = {sign: OPERATORS[name].binding for sign, name in INFIX.items()}
+    COMPARISON = OPERATORS["<"].binding  # does not chain
 
     def expression(self, level: int = 0) -> Tree:
         """Operands joined by operators that bind at least as tightly as `level`."""
-        left, loosest = self.prefix(), len(self.LEVELS)
+        left, loosest = self.prefix(), OPERATORS["**"].binding
         while level <= (strength := self.STRENGTH.get(sign := self.peek(), -1)) < loosest:
             self.position += 1
-            left = self.operation(self.MEANING.get(sign, sign), left, self.expression(strength + 1))
+            left = self.operation(self.INFIX[sign], left, self.expression(strength + 1))
             if strength == self.COMPARISON:
                 loosest = strength
         return left
@@ -181,13 +182,13 @@ class _Reader:
         if self.depth > MAX_DEPTH:
             raise self.error(f"more than {MAX_DEPTH} levels of nesting")
         sign = self.peek()
-        if sign in ("-", "~"):
+        if sign in self.PREFIX:
             self.position += 1
             operand = self.prefix()
             if sign == "-" and isinstance(operand, Fraction):
                 tree: Tree = -operand
             else:
-                tree = self.operation("neg" if sign == "-" else "not", operand)
+                tree = self.operation(self.PREFIX[sign], operand)
         else:
             tree = self.primary()
             if self.peek() == "**":
@@ -254,26 +255,11 @@ def read(text: object, what: str = "an expression") -> Tree:
 
 
 Names = Mapping[str, object]
-_FUNCTIONS = (
-    "where",
-    "minimum",
-    "maximum",
-    "clip",
-    "abs",
-    "sign",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "tanh",
-    "sigmoid",
-    "sqrt",
-)
 _READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio, "mass": mass}
 _ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
 
 
-CALLS = (*_FUNCTIONS, *_ATOM_CALLS)
+CALLS = (*CALLED, *_ATOM_CALLS)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -304,7 +290,7 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
         return apply(tree.operator, *(build(o, names, what) for o in tree.operands))
     if tree.methods:
         raise SpecError(f"{what}: '.{tree.methods[0].name}(...)' belongs to a gate, not to a number")
-    if tree.name in _FUNCTIONS and not tree.named:
+    if tree.name in CALLED and not tree.named:
         return apply(tree.name, *(build(a, names, what) for a in tree.positional))
     if tree.name in _ATOM_CALLS:
         positional, named = arguments(tree, names, what)

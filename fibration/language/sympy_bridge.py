@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import sympy
 from sympy import Dummy
 
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Count, Total
-from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, exp, sqrt, where, write
+from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, write
+from fibration.language.operators import OPERATORS, sqrt, where
 
 _ATOM_OF: dict[Dummy, Expression] = {}
-
-
-_TO: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
-    "**": lambda a, b: a**b, "neg": lambda a: -a, "exp": sympy.exp, "expm1": lambda a: sympy.exp(a) - 1,
-    "log": sympy.log, "log1p": lambda a: sympy.log(1 + a), "tanh": sympy.tanh,
-    "sigmoid": lambda a: 1 / (1 + sympy.exp(-a)), "sqrt": sympy.sqrt,
-    "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "and": sympy.And, "or": sympy.Or, "not": sympy.Not,
-    "where": lambda c, a, b: sympy.Piecewise((a, c), (b, True)), "abs": sympy.Abs, "sign": sympy.sign,
-    "minimum": sympy.Min, "maximum": sympy.Max, "clip": lambda a, lo, hi: sympy.Min(sympy.Max(a, lo), hi),
-}  # fmt: skip
+OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
+_WORDS = [head.__name__ for row in OPERATORS.values() if not row.sign for head in row.heads]
+_CONSTANTS = {value: written for row in OPERATORS.values() for value, written in row.constants.items()}
 
 
 @cache  # evicting one would give its atom a second symbol
@@ -52,7 +44,7 @@ def to_sympy(expression: Expression) -> Any:
     if isinstance(expression, Number):
         return sympy.Rational(expression.value.numerator, expression.value.denominator)
     if isinstance(expression, Apply):
-        return _TO[expression.operator](*(to_sympy(a) for a in expression.arguments))
+        return OPERATORS[expression.operator].sympy(*(to_sympy(a) for a in expression.arguments))
     if isinstance(expression, Count) and expression.of == expression.over:
         return sympy.Integer(1)
     if isinstance(expression, Total) and expression.over == expression.attribute.on:
@@ -66,8 +58,8 @@ def from_sympy(value: Any) -> Expression:
         return _ATOM_OF[value]
     if isinstance(value, sympy.Rational):
         return as_expression(Fraction(int(value.p), int(value.q)))
-    if value is sympy.E:
-        return exp(1)
+    if value in _CONSTANTS:
+        return _CONSTANTS[value]()
     if isinstance(value, sympy.Float):
         return as_expression(float(value))
     if isinstance(value, sympy.Piecewise):
@@ -87,34 +79,24 @@ def from_sympy(value: Any) -> Expression:
         top, bottom = value.as_numer_denom()
         if bottom != 1:
             return from_sympy(top) / from_sympy(bottom)
-    heads: dict[Any, str] = {
-        sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.Abs: "abs", sympy.sign: "sign",
-        sympy.StrictLessThan: "<", sympy.LessThan: "<=",
-        sympy.StrictGreaterThan: ">", sympy.GreaterThan: ">=", sympy.Not: "not",
-    }  # fmt: skip
-    folds = {
-        sympy.Add: "+",
-        sympy.Mul: "*",
-        sympy.Min: "minimum",
-        sympy.Max: "maximum",
-        sympy.And: "and",
-        sympy.Or: "or",
-    }
-    args = [from_sympy(a) for a in value.args]
-    if value.func in heads:
-        return apply(heads[value.func], *args)
-    if value.func in folds and args:
-        if value.func is sympy.Add:  # positive terms first, so that differences read as differences
-            args.sort(key=lambda a: isinstance(a, Apply) and a.operator == "neg")
+    if value.func in OPERATOR_OF and value.args:
+        operator, args = OPERATOR_OF[value.func], [from_sympy(a) for a in value.args]
+        if len(args) == 1:
+            return apply(operator, *args)
+        if operator == "+":  # positive terms first, so that differences read as differences
+            args.sort(key=_is_negated)
         result = args[0]
         for a in args[1:]:
-            negative = value.func is sympy.Add and isinstance(a, Apply) and a.operator == "neg"
-            result = result - a.arguments[0] if negative else apply(folds[value.func], result, a)  # type: ignore[attr-defined]
+            result = result - a.arguments[0] if operator == "+" and _is_negated(a) else apply(operator, result, a)
         return result
     raise SpecError(
         f"the sympy expression {value} cannot be used here",
-        required="numbers, our atoms, and + - * / ** exp log tanh sqrt Abs sign Min Max Piecewise",
+        required=f"numbers, our atoms, + - * / ** sqrt Piecewise {' '.join(_WORDS)}",
     )
+
+
+def _is_negated(e: Expression) -> TypeGuard[Apply]:
+    return isinstance(e, Apply) and e.operator == "neg"
 
 
 def show(value: Any) -> str:

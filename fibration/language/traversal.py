@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from fibration.language.expressions import OPERATORS, Apply, Expression, Number
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.operators import OPERATORS, Sugar
 
 
 def atoms(expression: Expression) -> Iterator[Expression]:
@@ -41,7 +42,7 @@ def desugar(expression: Expression) -> Expression:
         return expression
     arguments = tuple(desugar(a) for a in expression.arguments)
     row = OPERATORS[expression.operator]
-    if row.expand is not None:
+    if isinstance(row, Sugar):
         return desugar(row.expand(*arguments))
     return Apply(expression.operator, arguments)
 
@@ -56,12 +57,11 @@ def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | 
         return expression.value
     if not isinstance(expression, Apply):
         return values(expression) if callable(values) else values[expression]
-    row = OPERATORS[expression.operator]
     if expression.operator == "where":
         condition, value, otherwise = expression.arguments
         return evaluate(value if evaluate(condition, values) else otherwise, values)
     arguments = [evaluate(a, values) for a in expression.arguments]
-    if row.expand is not None:
+    row = OPERATORS[expression.operator]
+    if isinstance(row, Sugar):
         return evaluate(row.expand(*(Number(a) for a in arguments)), {})
-    assert row.exact is not None
     return row.exact(*arguments)

@@ -10,8 +10,9 @@ from sympy import oo
 
 from fibration.language.atoms import advantage, gated, residual
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Expression, as_expression, log
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.operators import log
 from fibration.language.report import Verdict
 from fibration.language.traversal import evaluate
 from fibration.laws.law import Law

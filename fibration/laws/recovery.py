@@ -9,8 +9,9 @@ import sympy
 
 from fibration.language.atoms import Stratum, token_log_ratio
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Expression, exp
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import exp
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import show, vanishes
 from fibration.language.traversal import evaluate

@@ -28,6 +28,7 @@ from fibration.language.cancel import cancel
 from fibration.language.expressions import Apply, Expression, Number, write_number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
+from fibration.language.operators import OPERATORS
 from fibration.language.traversal import atoms
 from fibration.printing.text import graph, is_crossed, joint, layers, moebius
 
@@ -35,8 +36,11 @@ _GREEK = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
     "omega".split()
 )
-_FUNCTIONS = {"minimum": r"\min", "maximum": r"\max", "log": r"\log", "exp": r"\exp", "tanh": r"\tanh"}
-_SIGNS = {"<": "<", "<=": r"\le", ">": ">", ">=": r"\ge", "and": r"\land", "or": r"\lor"}
+# Of what is written with a sign: its strength, and the least strength of each operand that needs no parentheses.
+_STRENGTHS = {
+    "+": (1, 1, 1), "-": (1, 1, 2), "*": (2, 2, 2), "/": (2, 0, 0), "**": (3, 4, 0), "neg": (1, 2),
+    "<": (0, 1, 1), "<=": (0, 1, 1), ">": (0, 1, 1), ">=": (0, 1, 1), "and": (0, 2, 2), "or": (0, 2, 2), "not": (0, 0),
+}  # fmt: skip
 
 
 def latex(hierarchy: Hierarchy) -> str:
@@ -160,43 +164,20 @@ def _tex(e: Expression) -> _Written:
     if not isinstance(e, Apply):
         return _Written(_atom(e), 4)
     op, args = e.operator, e.arguments
-
-    def operand(i: int, at_least: int) -> str:
-        text, strength = _tex(args[i])
-        negative_inside = i > 0 and strength == 1 and text.startswith("-")
-        return text if strength >= at_least and not negative_inside else rf"\left({text}\right)"
-
-    if op == "/":
-        return _Written(rf"\frac{{{tex(args[0])}}}{{{tex(args[1])}}}", 2)
-    if op == "*":
-        dot = r" \cdot " if isinstance(args[1], Number) else r"\, "
-        return _Written(f"{operand(0, 2)}{dot}{operand(1, 2)}", 2)
-    if op in "+-":
-        return _Written(f"{operand(0, 1)} {op} {operand(1, 1 if op == '+' else 2)}", 1)
-    if op == "neg":
-        return _Written(f"-{operand(0, 2)}", 1)
-    if op == "**":
-        return _Written(f"{operand(0, 4)}^{{{tex(args[1])}}}", 3)
-    if op in _SIGNS:
-        least = 2 if op in ("and", "or") else 1
-        return _Written(f"{operand(0, least)} {_SIGNS[op]} {operand(1, least)}", 0)
+    written = OPERATORS[op].latex
+    if not isinstance(written, str):
+        return _tex(written(*args))
     if op == "where":
-        return _Written(_cases(e), 0)
-    inside = [tex(a) for a in args]
-    if op == "abs":
-        return _Written(rf"\left\lvert {inside[0]} \right\rvert", 4)
-    if op == "sqrt":
-        return _Written(rf"\sqrt{{{inside[0]}}}", 4)
-    if op == "not":
-        return _Written(rf"\lnot\left({inside[0]}\right)", 0)
-    if op == "expm1":
-        return _Written(rf"\exp\left({inside[0]}\right) - 1", 1)
-    if op == "log1p":
-        inner = args[0]
-        negated = inner.arguments[0] if isinstance(inner, Apply) and inner.operator == "neg" else None
-        return _Written(rf"\log\left({tex(1 + inner if negated is None else 1 - negated)}\right)", 4)
-    head = _FUNCTIONS.get(op, rf"\operatorname{{{op}}}")
-    return _Written(rf"{head}\left({', '.join(inside)}\right)", 4)
+        return _Written(written % _cases(e), 0)
+    if op == "*" and isinstance(args[1], Number):
+        written = r"%s \cdot %s"
+    strength, *least = _STRENGTHS.get(op, (4, *(0 for _ in args)))
+    texts = []
+    for i, (argument, at_least) in enumerate(zip(args, least, strict=True)):
+        text, inner = _tex(argument)
+        negative_inside = i > 0 and at_least > 0 and inner == 1 and text.startswith("-")
+        texts.append(text if inner >= at_least and not negative_inside else rf"\left({text}\right)")
+    return _Written(written % tuple(texts), strength)
 
 
 def _cases(e: Expression) -> str:
@@ -205,8 +186,7 @@ def _cases(e: Expression) -> str:
         condition, value, e = e.arguments
         rows.append(rf"{tex(value)} & \text{{if }} {tex(condition)}")
     rows.append(rf"{tex(e)} & \text{{otherwise}}")
-    lines = r" \\ ".join(rows)
-    return rf"\begin{{cases}} {lines} \end{{cases}}"
+    return r" \\ ".join(rows)
 
 
 def _atom(atom: Expression) -> str:

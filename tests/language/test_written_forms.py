@@ -45,8 +45,9 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import BATCH, SOURCE, TARGET, FrozenMap, Stratum
-from fibration.language.expressions import OPERATORS, apply, as_expression
+from fibration.language.expressions import apply, as_expression
 from fibration.language.grammar import parse
+from fibration.language.operators import OPERATORS
 from fibration.language.registry import CONSTRUCTORS, construct
 
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)

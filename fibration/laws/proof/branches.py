@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from fibration.language.expressions import Apply, Expression, apply
+from fibration.language.operators import OPERATORS, Valued
 from fibration.language.sympy_bridge import to_sympy
 from fibration.language.traversal import desugar
 from fibration.laws.proof.signs import Assumptions, Signs
@@ -73,19 +74,15 @@ def always_defined(expression: Expression, assume: Assumptions) -> bool:
         return False
 
 
-_DOMAIN: dict[str, Signs] = {
-    "/": frozenset({-1, 1}), "log": frozenset({1}), "log1p": frozenset({1}), "sqrt": frozenset({0, 1}),
-}  # fmt: skip
-
-
 def needs(e: Expression) -> Iterator[tuple[Any, Signs]]:
     """Which signs of what a branch-free expression needs to have a value."""
     if isinstance(e, Apply):
         for a in e.arguments:
             yield from needs(a)
-        if e.operator in _DOMAIN:
-            argument = to_sympy(e.arguments[-1])
-            yield (1 + argument if e.operator == "log1p" else argument), _DOMAIN[e.operator]
+        row = OPERATORS[e.operator]
+        assert isinstance(row, Valued)
+        for value, signs in row.domain(*e.arguments):
+            yield to_sympy(value), signs
 
 
 @dataclass(frozen=True)

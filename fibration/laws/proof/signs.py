@@ -16,12 +16,12 @@ from sympy import Dummy
 from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
 from fibration.language.expressions import Expression
+from fibration.language.operators import ANY as ANY
+from fibration.language.operators import OPERATORS, Operator
+from fibration.language.operators import Signs as Signs
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import _ATOM_OF, symbol
+from fibration.language.sympy_bridge import _ATOM_OF, OPERATOR_OF, symbol
 from fibration.laws.proof.populations import Populations
-
-Signs = frozenset[int]
-ANY: Signs = frozenset({-1, 0, 1})
 
 
 class Assumptions:
@@ -159,10 +159,12 @@ class Assumptions:
         roots = {p for p in value.atoms(sympy.Pow) if not p.exp.is_Integer and not isinstance(p, sympy.exp)}
         for function in sorted(value.atoms(sympy.Function) | roots, key=lambda f: -sympy.count_ops(f)):
             signs = self._function_signs(function)
-            if isinstance(function, sympy.tanh):  # between -1 and 1
-                t = fresh(0 not in signs or signs == ANY)
-                bounded = (t - 1) / (t + 1) if signs == ANY else t / (t + 2) * (1 if 1 in signs else -1)
-                value = value.subs(function, bounded)
+            row = _row(function)
+            if row is not None and row.bound is not None:
+                either = {-1, 1} <= signs
+                t = fresh(either or 0 not in signs)
+                part = (t - 1) / (t + 1) if either else t / (t + 2) * (1 if 1 in signs else -1)
+                value = value.subs(function, row.bound * part)
             elif len(signs) == 1 and 0 not in signs:
                 value = value.subs(function, next(iter(signs)) * fresh(True))
             elif signs == {0, 1}:
@@ -209,13 +211,8 @@ class Assumptions:
         if function.is_Pow and not isinstance(function, sympy.exp):
             base = self.signs(argument)
             return base if base == {1} or (-1 not in base and function.exp.is_positive) else ANY
-        if isinstance(function, sympy.exp):
-            return frozenset({1})
-        if isinstance(function, sympy.Abs):
-            return frozenset(abs(s) for s in self.signs(argument))
-        if isinstance(function, sympy.log):
-            return self.signs(argument - 1) if self.signs(argument) == {1} else ANY
-        return self.signs(argument) if isinstance(function, sympy.tanh) else ANY
+        row = _row(function)
+        return ANY if row is None else row.signs(self.signs, argument)
 
     def _rank(self, s: Any) -> tuple[int, int]:
         atom, depth = _ATOM_OF[s], self.populations.depth
@@ -225,6 +222,12 @@ class Assumptions:
     def _at_most(self, small: Any, large: Any) -> bool:
         a, b = _pair(small), _pair(large)
         return a is not None and b is not None and self.populations.at_most(a, b)
+
+
+def _row(function: Any) -> Operator | None:
+    """What the language knows of one of sympy's functions."""
+    name = OPERATOR_OF.get(function.func)
+    return None if name is None else OPERATORS[name]
 
 
 def _pair(s: Any) -> tuple[Any, Any] | None:

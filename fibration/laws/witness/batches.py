@@ -19,6 +19,7 @@ from fibration.language.atoms import Attribute, Component, Count, Parameter, Str
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import OPERATORS, Valued
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.shapes import Maps, regular, small
@@ -27,7 +28,7 @@ MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried bef
 MAX_CROSSED = 4  # every quiver
 MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
 MAX_ELEMENTS = 100_000
-ROUNDED = frozenset({"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt"})
+ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
 BUDGET = 400_000  # elements of all regular hierarchies together
 
 

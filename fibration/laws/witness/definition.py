@@ -13,8 +13,9 @@ from functools import cached_property
 
 from fibration.language.atoms import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
 from fibration.language.exact import NoValue, divide
-from fibration.language.expressions import Expression, exp
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import exp
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding
 

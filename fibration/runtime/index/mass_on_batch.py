@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fibration.compiler import ir
 from fibration.compiler.interpret import value_of
-from fibration.compiler.lower import to_scalar
+from fibration.compiler.scalars import to_scalar
 from fibration.errors import HierarchyIndexError, SpecError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, read_at
 from fibration.language.expressions import Expression

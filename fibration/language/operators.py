@@ -1,0 +1,291 @@
+"""Every scalar operator, one row each: what all rooms know of it.
+
+Whatever else depends on the operators is derived from this table: the words of the grammar, the scalars of the IR with
+their values and derivatives, where a formula has a value, what proofs and counterexamples may take for granted. What
+would make a proof or a gradient wrong if it were forgotten has no default here. A backend has one row of its own for
+each operator of the IR, and is refused at import without it.
+
+Derivatives, domains and expansions are written in the language itself. Sugar has one meaning, its expansion, and that
+is also what fixes the derivative at a breakpoint: the branch that holds *at* the point is differentiated, so `clip`
+passes at its bounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import sympy
+
+from fibration.language import exact
+from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Operand, Syntax, apply
+
+Signs = frozenset[int]
+ANY: Signs = frozenset({-1, 0, 1})
+POSITIVE: Signs = frozenset({1})
+NOT_NEGATIVE: Signs = frozenset({0, 1})
+NOT_ZERO: Signs = frozenset({-1, 1})
+Needs = tuple[tuple[Expression, Signs], ...]
+
+
+def everywhere(*arguments: Expression) -> Needs:
+    """The domain of what has a value for all arguments."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator(Syntax):
+    """What is known of every operator, beside how it is applied and written."""
+
+    sympy: Callable[..., Any]
+    heads: tuple[Any, ...] = ()  # sympy's words that are read back as this operator
+    constants: Mapping[Any, Callable[[], Expression]] = field(default_factory=dict)  # sympy's names for values of it
+    # In proofs, where sympy's word for it stays a word: its signs, from a function for the signs of anything and its
+    # argument, and what its size stays below.
+    signs: Callable[[Callable[[Any], Signs], Any], Signs] = lambda signs, x: ANY
+    bound: Any = None
+    latex: str | Callable[..., Expression]  # with a `%s` for every argument, or what is printed in its place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sugar(Operator):
+    """An operator that stands for a formula in others."""
+
+    expand: Callable[..., Expression]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Valued(Operator):
+    """An operator with a value of its own."""
+
+    exact: Callable[..., Any]  # on Fractions
+    rounded: bool  # whether that has fifty digits, and not all
+    domain: Callable[..., Needs]  # which signs of what its arguments must have for it to have a value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed(Valued):
+    """An operator that the IR says with others."""
+
+    lowered: Callable[..., Expression]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Primitive(Valued):
+    """An operator of the IR too."""
+
+    ir: str
+    numeric: Callable[..., Any]  # in float64, on numbers and numpy arrays; may overflow, and then be infinite or NaN
+    # Of the arguments and the value, the partial derivatives. None: a condition, which has none, or a choice, whose
+    # derivative is that of the branch taken.
+    slopes: Callable[..., tuple[Operand, ...]] | None
+    cost: int = 1  # vector instructions, roughly
+
+
+def _whole(exponent: Expression) -> int:
+    assert isinstance(exponent, Number)
+    return int(exponent.value)
+
+
+def _one_plus(x: Expression) -> Expression:
+    return 1 - x.arguments[0] if isinstance(x, Apply) and x.operator == "neg" else 1 + x
+
+
+def _sigmoid(x: Any) -> Any:
+    # 1/(1 + exp(-x)) without overflow on either side
+    e = np.exp(-np.abs(x))
+    return np.where(np.asarray(x) >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
+
+
+def _compared(ir: str, **row: Any) -> Primitive:
+    return Primitive(arity=2, is_condition=True, binding=4, ir=ir, rounded=False, domain=everywhere, slopes=None, **row)
+
+
+def _joined(ir: str, **row: Any) -> Primitive:
+    return Primitive(
+        arity=2, is_condition=True, conditions=frozenset({0, 1}), ir=ir, rounded=False, domain=everywhere, slopes=None,
+        **row,
+    )  # fmt: skip
+
+
+def _swapped(of: Callable[[Any, Any], Expression], **row: Any) -> Composed:
+    return Composed(
+        arity=2, is_condition=True, binding=4, rounded=False, domain=everywhere, lowered=lambda a, b: of(b, a), **row
+    )
+
+
+OPERATORS: dict[str, Sugar | Composed | Primitive] = {
+    "+": Primitive(
+        arity=2, sign="+", binding=5, latex="%s + %s", sympy=operator.add, heads=(sympy.Add,), ir="add",
+        exact=operator.add, rounded=False, numeric=np.add, domain=everywhere, slopes=lambda a, b, y: (1, 1),
+    ),
+    "-": Primitive(
+        arity=2, sign="-", binding=5, latex="%s - %s", sympy=operator.sub, ir="sub",
+        exact=operator.sub, rounded=False, numeric=np.subtract, domain=everywhere, slopes=lambda a, b, y: (1, -1),
+    ),
+    "*": Primitive(
+        arity=2, sign="*", binding=6, latex=r"%s\, %s", sympy=operator.mul, heads=(sympy.Mul,), ir="mul",
+        exact=operator.mul, rounded=False, numeric=np.multiply, domain=everywhere, slopes=lambda a, b, y: (b, a),
+    ),
+    "/": Primitive(
+        arity=2, sign="/", binding=6, latex=r"\frac{%s}{%s}", sympy=operator.truediv, ir="div", cost=5,
+        exact=exact.divide, rounded=False, numeric=np.divide, domain=lambda a, b: ((b, NOT_ZERO),),
+        slopes=lambda a, b, y: (1 / b, -(y / b)),
+    ),
+    "**": Composed(
+        arity=2, sign="**", binding=8, latex="%s^{%s}", sympy=operator.pow,
+        exact=exact.power, rounded=False, domain=everywhere,
+        lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)),
+    ),
+    "neg": Primitive(
+        arity=1, sign="-", binding=7, latex="-%s", sympy=operator.neg, ir="neg",
+        exact=operator.neg, rounded=False, numeric=np.negative, domain=everywhere, slopes=lambda a, y: (-1,),
+    ),
+    "<": _compared("lt", sign="<", latex="%s < %s", sympy=sympy.Lt, heads=(sympy.StrictLessThan,),
+                   exact=operator.lt, numeric=np.less),
+    "<=": _compared("le", sign="<=", latex=r"%s \le %s", sympy=sympy.Le, heads=(sympy.LessThan,),
+                    exact=operator.le, numeric=np.less_equal),
+    ">": _swapped(operator.lt, sign=">", latex="%s > %s", sympy=sympy.Gt, heads=(sympy.StrictGreaterThan,),
+                  exact=operator.gt),
+    ">=": _swapped(operator.le, sign=">=", latex=r"%s \ge %s", sympy=sympy.Ge, heads=(sympy.GreaterThan,),
+                   exact=operator.ge),
+    "and": _joined("and", sign="&", binding=2, latex=r"%s \land %s", sympy=sympy.And, heads=(sympy.And,),
+                   exact=lambda a, b: a and b, numeric=np.logical_and),
+    "or": _joined("or", sign="|", binding=1, latex=r"%s \lor %s", sympy=sympy.Or, heads=(sympy.Or,),
+                  exact=lambda a, b: a or b, numeric=np.logical_or),
+    "not": Primitive(
+        arity=1, is_condition=True, conditions=frozenset({0}), sign="~", binding=3, latex=r"\lnot\left(%s\right)",
+        sympy=sympy.Not, heads=(sympy.Not,), ir="not",
+        exact=operator.not_, rounded=False, numeric=np.logical_not, domain=everywhere, slopes=None,
+    ),
+    "where": Primitive(
+        arity=3, conditions=frozenset({0}), latex=r"\begin{cases} %s \end{cases}", ir="select",
+        sympy=lambda c, a, b: sympy.Piecewise((a, c), (b, True)),
+        exact=lambda c, a, b: a if c else b, rounded=False, numeric=np.where, domain=everywhere, slopes=None,
+    ),
+    "minimum": Sugar(
+        arity=2, latex=r"\min\left(%s, %s\right)", sympy=sympy.Min, heads=(sympy.Min,),
+        expand=lambda a, b: where(a <= b, a, b),
+    ),
+    "maximum": Sugar(
+        arity=2, latex=r"\max\left(%s, %s\right)", sympy=sympy.Max, heads=(sympy.Max,),
+        expand=lambda a, b: where(a >= b, a, b),
+    ),
+    "clip": Sugar(
+        arity=3, latex=r"\operatorname{clip}\left(%s, %s, %s\right)",
+        sympy=lambda a, low, high: sympy.Min(sympy.Max(a, low), high),
+        expand=lambda a, low, high: where(a < low, low, where(a > high, high, a)),
+    ),
+    "abs": Sugar(
+        arity=1, latex=r"\left\lvert %s \right\rvert", sympy=sympy.Abs, heads=(sympy.Abs,),
+        signs=lambda signs, x: frozenset(abs(s) for s in signs(x)),
+        expand=lambda a: where(a >= 0, a, -a),
+    ),
+    "sign": Sugar(
+        arity=1, latex=r"\operatorname{sign}\left(%s\right)", sympy=sympy.sign, heads=(sympy.sign,),
+        expand=lambda a: where(a > 0, 1, where(a < 0, -1, 0)),
+    ),
+    "exp": Primitive(
+        arity=1, latex=r"\exp\left(%s\right)", ir="exp", cost=16,
+        sympy=sympy.exp, heads=(sympy.exp,), constants={sympy.E: lambda: exp(1)}, signs=lambda signs, x: POSITIVE,
+        exact=exact.transcendental("exp"), rounded=True, numeric=np.exp, domain=everywhere, slopes=lambda x, y: (y,),
+    ),
+    "expm1": Primitive(
+        arity=1, latex=lambda x: exp(x) - 1, sympy=lambda x: sympy.exp(x) - 1, ir="expm1", cost=20,
+        exact=exact.transcendental("expm1"), rounded=True, numeric=np.expm1, domain=everywhere,
+        slopes=lambda x, y: (exp(x),),
+    ),
+    "log": Primitive(
+        arity=1, latex=r"\log\left(%s\right)", ir="log", cost=30, sympy=sympy.log, heads=(sympy.log,),
+        signs=lambda signs, x: signs(x - 1) if signs(x) == POSITIVE else ANY,
+        exact=exact.transcendental("log"), rounded=True, numeric=np.log, domain=lambda x: ((x, POSITIVE),),
+        slopes=lambda x, y: (1 / x,),
+    ),
+    "log1p": Primitive(
+        arity=1, latex=lambda x: log(_one_plus(x)), sympy=lambda x: sympy.log(1 + x), ir="log1p", cost=35,
+        exact=exact.transcendental("log1p"), rounded=True, numeric=np.log1p, domain=lambda x: ((1 + x, POSITIVE),),
+        slopes=lambda x, y: (1 / (1 + x),),
+    ),
+    "tanh": Primitive(
+        arity=1, latex=r"\tanh\left(%s\right)", ir="tanh", cost=25,
+        sympy=sympy.tanh, heads=(sympy.tanh,), signs=lambda signs, x: signs(x), bound=sympy.Integer(1),
+        exact=exact.transcendental("tanh"), rounded=True, numeric=np.tanh, domain=everywhere,
+        slopes=lambda x, y: (1 - y * y,),
+    ),
+    "sigmoid": Primitive(
+        arity=1, latex=r"\operatorname{sigmoid}\left(%s\right)", ir="sigmoid", cost=20,
+        sympy=lambda x: 1 / (1 + sympy.exp(-x)),
+        exact=exact.sigmoid, rounded=True, numeric=_sigmoid, domain=everywhere,
+        slopes=lambda x, y: (y * (1 - y),),
+    ),
+    "sqrt": Primitive(
+        arity=1, latex=r"\sqrt{%s}", sympy=sympy.sqrt, ir="sqrt", cost=8,
+        exact=exact.sqrt, rounded=True, numeric=np.sqrt, domain=lambda x: ((x, NOT_NEGATIVE),),
+        slopes=lambda x, y: (1 / (2 * y),),
+    ),
+}  # fmt: skip
+SYNTAX.update(OPERATORS)
+PRIMITIVES: dict[str, Primitive] = {row.ir: row for row in OPERATORS.values() if isinstance(row, Primitive)}
+CALLED = tuple(name for name, row in OPERATORS.items() if not row.sign)  # words of the grammar
+
+
+def where(condition: Expression, value: Operand, otherwise: Operand) -> Expression:
+    """`value` where `condition` holds, `otherwise` elsewhere."""
+    return apply("where", condition, value, otherwise)
+
+
+def minimum(a: Operand, b: Operand) -> Expression:
+    """The smaller; at a tie `a` is differentiated."""
+    return apply("minimum", a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Expression:
+    """The larger; at a tie `a` is differentiated."""
+    return apply("maximum", a, b)
+
+
+def clip(a: Operand, low: Operand, high: Operand) -> Expression:
+    """`a` limited to `[low, high]`; its slope is 1 on the closed interval."""
+    return apply("clip", a, low, high)
+
+
+def absolute(a: Operand) -> Expression:
+    """`|a|`, with slope +1 at 0."""
+    return apply("abs", a)
+
+
+def sign(a: Operand) -> Expression:
+    """-1, 0 or 1."""
+    return apply("sign", a)
+
+
+def exp(a: Operand) -> Expression:
+    return apply("exp", a)
+
+
+def expm1(a: Operand) -> Expression:
+    return apply("expm1", a)
+
+
+def log(a: Operand) -> Expression:
+    return apply("log", a)
+
+
+def log1p(a: Operand) -> Expression:
+    return apply("log1p", a)
+
+
+def tanh(a: Operand) -> Expression:
+    return apply("tanh", a)
+
+
+def sigmoid(a: Operand) -> Expression:
+    return apply("sigmoid", a)
+
+
+def sqrt(a: Operand) -> Expression:
+    return apply("sqrt", a)
