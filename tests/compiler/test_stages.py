@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support import (
     SPECS,
@@ -347,6 +347,7 @@ def test_cancelling_keeps_every_value(e):
 
 
 @settings(max_examples=200)
+@example(residual * apply("+", 0, 0.4))
 @given(formulas)
 def test_cancelling_twice_changes_nothing_more(e):
     once = cancel(e)
