@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, shown
+from fibration.errors import HierarchyIndexError, located, shown
 from fibration.language.atoms import BATCH, Attribute, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
@@ -31,14 +31,15 @@ def build_index(
     labels: Mapping[str, Any],
 ) -> Index:
     """See `Operator.index`."""
-    attributes = {} if attributes is None else attributes
-    if not isinstance(attributes, Mapping):
-        raise HierarchyIndexError(
-            f"index of '{hierarchy.name}': attributes={shown(attributes)}",
-            required="a mapping from the names of attributes to their values",
-            found=f"the attributes of the hierarchy: {', '.join(hierarchy.attributes) or 'none'}",
-        )
-    index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes)
+    with located(f"index of '{hierarchy.name}'"):
+        attributes = {} if attributes is None else attributes
+        if not isinstance(attributes, Mapping):
+            raise HierarchyIndexError(
+                f"attributes={shown(attributes)}",
+                required="a mapping from the names of attributes to their values",
+                found=f"the attributes of the hierarchy: {', '.join(hierarchy.attributes) or 'none'}",
+            )
+        index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes)
     check(index)
     if hierarchy.orthogonalise and hierarchy.shape.crossed():  # too low a rank is refused here, not by a gate
         return replace(index, projection=Projection(index))
@@ -48,13 +49,11 @@ def build_index(
 class _Builder:
     def __init__(self, hierarchy: Hierarchy, mask: Any, offsets: Any, device: torch.device | str | None) -> None:
         self.h = hierarchy
-        self.here = f"index of '{hierarchy.name}'"
         self.leaves = [s.name for s in hierarchy.leaves]
         self.rows = hierarchy.rows.name
         if mask is None and offsets is None:
             raise HierarchyIndexError(
-                f"{self.here}: neither mask nor offsets",
-                required="mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones",
+                "neither mask nor offsets", required="mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones"
             )
         given = mask if mask is not None else offsets
         self.device = (
@@ -68,15 +67,14 @@ class _Builder:
             self.device = torch.empty(0, device=self.device).device  # "cuda" means the current one: "cuda:0"
         except (AssertionError, RuntimeError) as error:
             first = str(error).splitlines()[0]
-            raise HierarchyIndexError(f"{self.here}: device={device!r} cannot be used", found=first) from None
+            raise HierarchyIndexError(f"device={device!r} cannot be used", found=first) from None
         keep = None if mask is None else self._mask(mask, "the mask")
         if offsets is None:
             assert keep is not None
             self.shape: tuple[int, ...] = tuple(keep.shape)
             if keep.ndim != 2:
                 raise HierarchyIndexError(
-                    f"{self.here}: the mask has shape {list(keep.shape)}",
-                    required="[B, T], or a packed [N] together with offsets",
+                    f"the mask has shape {list(keep.shape)}", required="[B, T], or a packed [N] together with offsets"
                 )
             self.n_rows = self.shape[0]
             sizes = np.count_nonzero(keep, axis=1)
@@ -86,15 +84,14 @@ class _Builder:
             sizes = np.diff(bounds)
             if keep is not None and keep.shape != self.shape:
                 raise HierarchyIndexError(
-                    f"{self.here}: the mask has shape {list(keep.shape)}",
-                    required=f"{list(self.shape)}, as the offsets say",
+                    f"the mask has shape {list(keep.shape)}", required=f"{list(self.shape)}, as the offsets say"
                 )
             if keep is not None:  # how many unmasked tokens come before each bound
                 sizes = np.diff(np.concatenate([[0], np.cumsum(keep)])[bounds])
         self.positions = self._all_tokens() if keep is None else np.flatnonzero(keep)
         if not len(self.positions):
             raise HierarchyIndexError(
-                f"{self.here}: the batch is empty",
+                "the batch is empty",
                 required="at least one unmasked token",
                 found=f"shape {list(self.shape)}, nothing unmasked",
                 remedy="skip the update for this batch",
@@ -107,13 +104,13 @@ class _Builder:
             return np.arange(self.shape[0])
         except (MemoryError, ValueError):
             raise HierarchyIndexError(
-                f"{self.here}: the offsets end at {self.shape[0]}",
+                f"the offsets end at {self.shape[0]}",
                 required="as many tokens as fit into memory",
                 remedy="give cu_seqlens: their last entry is the number of tokens",
             ) from None
 
     def _mask(self, mask: Any, what: str) -> NDArray[np.bool_]:
-        array = to_numpy(mask, f"{self.here}: {what}")
+        array = to_numpy(mask, what)
         if array.dtype == np.bool_:
             return array
         wrong = ~np.isin(array, (0, 1)) if array.dtype.kind in "iuf" else np.ones(array.shape, np.bool_)
@@ -121,7 +118,7 @@ class _Builder:
             wrong = np.vectorize(lambda v: not isinstance(v, (bool, int)) or v not in (0, 1), otypes=[bool])(array)
         if wrong.any() or array.dtype.kind not in "iuf":
             raise HierarchyIndexError(
-                f"{self.here}: {what} holds values other than 0 and 1",
+                f"{what} holds values other than 0 and 1",
                 required="booleans, or 0 and 1",
                 found=f"dtype {array.dtype}{self._first(array, wrong)}",
             )
@@ -135,14 +132,12 @@ class _Builder:
         return f", {shown(array.item(place))}" + (f" at {list(place)}" if place else "")
 
     def _offsets(self, offsets: Any) -> Codes:
-        array = to_numpy(offsets, f"{self.here}: the offsets")
+        array = to_numpy(offsets, "the offsets")
         rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
         if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
-            raise HierarchyIndexError(
-                f"{self.here}: offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule
-            )
+            raise HierarchyIndexError(f"offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule)
         if int(array.max()) > np.iinfo(np.int64).max:
-            raise HierarchyIndexError(f"{self.here}: the offsets reach {array.max()}", required=rule)
+            raise HierarchyIndexError(f"the offsets reach {array.max()}", required=rule)
         steps = np.diff(array.astype(np.int64))
         if array[0] != 0 or (steps < 0).any():
             bad = (
@@ -150,7 +145,7 @@ class _Builder:
                 if array[0]
                 else f"offsets[{int(np.argmax(steps < 0)) + 1}] is smaller than the one before"
             )
-            raise HierarchyIndexError(f"{self.here}: the offsets do not delimit rows", required=rule, found=bad)
+            raise HierarchyIndexError("the offsets do not delimit rows", required=rule, found=bad)
         return array.astype(np.int64)
 
     # ------------------------------------------------------------ assembly
@@ -159,7 +154,7 @@ class _Builder:
         wanted = self._wanted(labels)
         tokens, rows = len(self.positions), len(self.row_numbers)
         places = Places(
-            self.h, self.here, self.shape, self.n_rows, self.positions, self.row_numbers, self.row_of_token,
+            self.h, self.shape, self.n_rows, self.positions, self.row_numbers, self.row_of_token,
             self._leaf_of_token(labels),
         )  # fmt: skip
         encoded = Encoder(places).encode({name: labels[name] for name in wanted}, labels.get(self.rows))
@@ -177,7 +172,7 @@ class _Builder:
         for name in attributes:
             if name not in values:
                 raise HierarchyIndexError(
-                    f"{self.here}: unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
+                    f"unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
                 )
 
         def move(array: NDArray[Any]) -> Tensor:
@@ -212,10 +207,10 @@ class _Builder:
                 found = " → ".join(reversed(strata)) if shape.is_chain else f"{{{fibrations}}}"
                 if name == BATCH and BATCH in strata:
                     raise HierarchyIndexError(
-                        f"{self.here}: labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out"
+                        f"labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out"
                     )
                 raise HierarchyIndexError(
-                    f"{self.here}: unknown label '{name}'",
+                    f"unknown label '{name}'",
                     required=f"labels for {', '.join(wanted) or 'nothing'}"
                     + (f", and masks for {', '.join(self.leaves)}" if len(self.leaves) > 1 else ""),
                     found=f"the hierarchy is {found}",
@@ -233,7 +228,7 @@ class _Builder:
                 if self.rows not in strata:  # nothing says which of both it is
                     per += ", or one per token"
                 raise HierarchyIndexError(
-                    f"{self.here}: no labels for '{name}'",
+                    f"no labels for '{name}'",
                     required=f"{name}=[{per}], any hashable values",
                     found=f"labels for {', '.join(given) or 'nothing'}",
                     remedy=hint or f"pass {name}=...",
@@ -247,13 +242,13 @@ class _Builder:
         lacking = [leaf for leaf in self.leaves if labels.get(leaf) is None]
         if self.rows in self.leaves:
             raise HierarchyIndexError(
-                f"{self.here}: the rows are '{self.rows}', a sampled stratum",
+                f"the rows are '{self.rows}', a sampled stratum",
                 required="rows that the sampled strata lie over",
                 remedy="declare Hierarchy(rows=...) with another stratum",
             )
         if len(lacking) > 1:
             raise HierarchyIndexError(
-                f"{self.here}: no masks for {' and '.join(map(repr, lacking))}",
+                f"no masks for {' and '.join(map(repr, lacking))}",
                 required=f"which tokens are which: masks for all of {', '.join(self.leaves)} but one",
                 remedy=f"pass {lacking[0]}=... of the shape {list(self.shape)}, True on its tokens",
             )
@@ -264,7 +259,7 @@ class _Builder:
             mine = self._mask(labels[leaf], f"the mask of '{leaf}'")
             if mine.shape != self.shape:
                 raise HierarchyIndexError(
-                    f"{self.here}: the mask of '{leaf}' has shape {list(mine.shape)}",
+                    f"the mask of '{leaf}' has shape {list(mine.shape)}",
                     required=f"{list(self.shape)}, one value per token",
                 )
             here = mine.reshape(-1)[self.positions]
@@ -272,7 +267,7 @@ class _Builder:
             if twice.any():
                 token = int(np.argmax(twice))
                 raise HierarchyIndexError(
-                    f"{self.here}: {self._token(token)} is in two leaves: '{self.leaves[found[token]]}' and '{leaf}'",
+                    f"{self._token(token)} is in two leaves: '{self.leaves[found[token]]}' and '{leaf}'",
                     required="every unmasked token is an element of exactly one leaf",
                     remedy=f"leave one of the masks out: '{leaf}' then gets the tokens that no other has",
                 )
@@ -281,7 +276,7 @@ class _Builder:
             found[found < 0] = self.leaves.index(lacking[0])
         elif (found < 0).any():
             raise HierarchyIndexError(
-                f"{self.here}: {self._token(int(np.argmax(found < 0)))} is a token without a leaf",
+                f"{self._token(int(np.argmax(found < 0)))} is a token without a leaf",
                 required=f"every unmasked token is an element of one of {', '.join(self.leaves)}",
                 remedy="mask it, or leave one of the leaves' masks out: that leaf gets the tokens that no other has",
             )
@@ -298,7 +293,7 @@ class _Builder:
         names: Mapping[str, tuple[Hashable, ...]],
         leaf_tokens: Mapping[str, Codes],
     ) -> NDArray[np.float64]:
-        stratum, what = attribute.on.name, f"{self.here}: attribute '{attribute.name}'"
+        stratum, what = attribute.on.name, f"attribute '{attribute.name}'"
         if attribute.name not in given:
             raise HierarchyIndexError(
                 f"{what} is not given", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"

@@ -24,7 +24,6 @@ class Places:
     """Where the unmasked tokens of a batch are, which rows they are in, and which leaves they are elements of."""
 
     hierarchy: Hierarchy
-    here: str  # how errors begin
     shape: tuple[int, ...]
     n_rows: int
     positions: Codes  # [tokens]
@@ -77,24 +76,23 @@ class Encoded:
         parent[above] = below
         wrong = np.flatnonzero(parent[above] != below)
         if len(wrong):
-            element, other = above[wrong[0]], below[wrong[0]]
-            if source == self.places.hierarchy.rows.name:  # labels per token, of which a row has but one
-                tokens, mine = np.flatnonzero(keep), above == element
-                two = sorted((int(np.argmax(mine & (below == b))), b) for b in (parent[element], other))
-                words = [f"{self.names[target][b]!r} at {self.places.token(tokens[i])}" for i, b in two]
-                raise HierarchyIndexError(
-                    f"{self.places.here}: {source} {self.names[source][element]!r} lies over two elements of {target}",
-                    required=f"every {source} lies over exactly one {target}",
-                    found=" and ".join(words),
-                    remedy=f"give one {target} per {source}: labels of one row are the same on all of its tokens",
-                )
+            element, rows = above[wrong[0]], self.places.hierarchy.rows.name
+            two = [parent[element], below[wrong[0]]]
+            found = [repr(self.names[target][b]) for b in two]
+            if source == rows:  # labels per token, of which a row has but one
+                tokens = np.flatnonzero(keep)
+                first = sorted((int(np.argmax((above == element) & (below == b))), b) for b in two)
+                found = [f"{self.names[target][b]!r} at {self.places.token(tokens[i])}" for i, b in first]
+                remedy = f"give one {target} per {source}: labels of one row are the same on all of its tokens"
+            elif target == rows:
+                remedy = f"labels hold for the whole batch: make them unique, for example row * 1000 + {source}"
+            else:
+                remedy = f"make the label unique, for example the pair ({target}, {source})"
             raise HierarchyIndexError(
-                f"{self.places.here}: {source} {self.names[source][element]!r} lies over two elements of {target}",
+                f"{source} {self.names[source][element]!r} lies over two elements of {target}",
                 required=f"every {source} lies over exactly one {target}",
-                found=f"{self.names[target][parent[element]]!r} and {self.names[target][other]!r}",
-                remedy=f"make the label unique, for example the pair ({target}, {source})"
-                if target != self.places.hierarchy.rows.name
-                else f"labels hold for the whole batch: make them unique, for example row * 1000 + {source}",
+                found=" and ".join(found),
+                remedy=remedy,
             )
         return parent
 
@@ -103,7 +101,7 @@ class Encoder:
     """Numbers the elements of every labelled stratum in the order in which their labels first appear."""
 
     def __init__(self, places: Places) -> None:
-        self.places, self.h, self.here = places, places.hierarchy, places.here
+        self.places, self.h = places, places.hierarchy
         self.rows = self.h.rows.name
 
     def encode(self, labels: Mapping[str, Any], row_labels: Any) -> Encoded:
@@ -131,7 +129,7 @@ class Encoder:
         given = _to_list(given)
         if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
             raise HierarchyIndexError(
-                f"{self.here}: the labels for '{name}' are a {type(given).__name__}", required="one label per row"
+                f"the labels for '{name}' are a {type(given).__name__}", required="one label per row"
             )
         shape, n_rows = self.places.shape, self.places.n_rows
         nested = len(shape) == 2 and len(given) == n_rows and all(isinstance(g, list) for g in given)
@@ -145,13 +143,13 @@ class Encoder:
                 lengths = {len(g) for g in given}
                 found = f"have shape {[len(given), *lengths]}" if len(lengths) == 1 else "are ragged"
                 raise HierarchyIndexError(
-                    f"{self.here}: the labels for '{name}' {found}",
+                    f"the labels for '{name}' {found}",
                     required=f"shape {list(shape)}, or one hashable label per row (a tuple, not a list)",
                 )
             given = [label for line in given for label in line]
         if not per_token and len(given) != n_rows:
             raise HierarchyIndexError(
-                f"{self.here}: {len(given)} labels for '{name}'",
+                f"{len(given)} labels for '{name}'",
                 required=f"one per row, {n_rows}, or one per token, shape {list(shape)}",
             )
         all_places = self.places.positions if per_token else self.places.row_numbers
@@ -169,12 +167,12 @@ class Encoder:
             except TypeError:
                 at = f"{'token' if per_token else 'row'} {all_places[i]}"
                 raise HierarchyIndexError(
-                    f"{self.here}: the label {label!r} of {at} for '{name}' is not hashable",
+                    f"the label {label!r} of {at} for '{name}' is not hashable",
                     required="strings, numbers, tuples, or other hashable values",
                 ) from None
             if per_token and isinstance(label, (int, np.integer)) and label < 0:
                 raise HierarchyIndexError(
-                    f"{self.here}: {self.places.token(int(i))} has the label {label!r} for '{name}'",
+                    f"{self.places.token(int(i))} has the label {label!r} for '{name}'",
                     required="a label of its own for every token: negative numbers mean none in most data",
                     remedy="leave the token out of the response mask, or label it by a string or a number from 0",
                 )
@@ -183,7 +181,7 @@ class Encoder:
                 if per_token and not self.h.shape.is_chain:  # there a label may lack for some tokens: say which
                     place = self.places.token(int(i))
                 raise HierarchyIndexError(
-                    f"{self.here}: {place} has no label for '{name}': {label!r}",
+                    f"{place} has no label for '{name}': {label!r}",
                     required=f"every unmasked element lies over exactly one {name}",
                 )
         return codes, tuple(numbers), not per_token
@@ -201,8 +199,7 @@ class Encoder:
             one, other = _plain(given[self.places.positions[token]]), _plain(given[row])
             if one is not other and one != other:
                 raise HierarchyIndexError(
-                    f"{self.here}: {len(given)} labels for '{name}' may be per token or per row: there are as many "
-                    "of each",
+                    f"{len(given)} labels for '{name}' may be per token or per row: there are as many of each",
                     required="a shape that tells which",
                     found=f"{one!r} and {other!r} for {self.places.token(int(token))}",
                     remedy="leave the rows without tokens out of the offsets",
@@ -217,7 +214,7 @@ class Encoder:
         if not by_row or len(names) != len(rows):
             twice = next((names[c] for i, c in enumerate(codes) if c in codes[:i]), "?")
             raise HierarchyIndexError(
-                f"{self.here}: two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
+                f"two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
             )
         return names
 
@@ -229,7 +226,7 @@ class Encoder:
             row = int(self.places.row_numbers[np.argmin(over)])
             leaves = [s.name for s in self.h.leaves if s in self.h.shape.leaves_over(self.h.rows)]
             raise HierarchyIndexError(
-                f"{self.here}: nothing lies over {self.rows} {row}",
+                f"nothing lies over {self.rows} {row}",
                 required=f"every row has a token that is an element of {' or '.join(leaves)}",
                 found="tokens of other leaves alone",
                 remedy=f"let every leaf lie over {self.rows}, or mask that row",
@@ -254,8 +251,7 @@ class Encoder:
                 one = f"{name} {labels[codes[token]]!r} by way of {self._word(list(maps)[origin[token]], token, found)}"
                 two = f"{labels[mine[wrong[0]]]!r} by way of {self._word(source, token, found)}"
                 raise HierarchyIndexError(
-                    f"{self.here}: {self._parting(token, list(maps)[origin[token]], source, found)} lies over {one}, "
-                    f"and over {two}",
+                    f"{self._parting(token, list(maps)[origin[token]], source, found)} lies over {one}, and over {two}",
                     required="all paths agree: two ways down to one stratum lead to the same element",
                     remedy=f"mend one of the mappings for '{name}'",
                 )
@@ -274,23 +270,21 @@ class Encoder:
         leaves = [f.source.name for f in above if f.source in self.h.leaves]
         if leaves:
             raise HierarchyIndexError(
-                f"{self.here}: the labels for '{name}' are a mapping, and {leaves[0]} lies directly over it",
+                f"the labels for '{name}' are a mapping, and {leaves[0]} lies directly over it",
                 required="mappings from labels, which tokens have not",
                 remedy=f"pass {name}=... with one label per token or per row",
             )
         nested = bool(given) and all(isinstance(m, Mapping) for m in given.values())
         if not nested and len(sources) > 1:
             raise HierarchyIndexError(
-                f"{self.here}: one mapping for '{name}', over which {' and '.join(sources)} lie",
+                f"one mapping for '{name}', over which {' and '.join(sources)} lie",
                 required="a mapping for each: " + f"{name}={{{', '.join(f'{s!r}: {{...}}' for s in sources)}}}",
             )
         maps = dict(given) if nested else {sources[0]: given}
         unknown, lacking = ([s for s in one if s not in other] for one, other in ((maps, sources), (sources, maps)))
         if unknown or lacking:
             problem = f"no mapping from {lacking[0]!r}" if lacking else f"a mapping from {unknown[0]!r}"
-            raise HierarchyIndexError(
-                f"{self.here}: {problem} to '{name}'", required=f"one from each of {', '.join(sources)}"
-            )
+            raise HierarchyIndexError(f"{problem} to '{name}'", required=f"one from each of {', '.join(sources)}")
         return {s: maps[s] for s in sources}
 
     def _entry(
@@ -300,7 +294,7 @@ class Encoder:
         try:
             if value is None or value != value:
                 raise HierarchyIndexError(
-                    f"{self.here}: the mapping from {source} to '{name}' has no entry for {source} {label!r}",
+                    f"the mapping from {source} to '{name}' has no entry for {source} {label!r}",
                     required=f"every {source} lies over exactly one {name}",
                     found=f"entries for {', '.join(map(repr, list(mapping)[:8])) or 'nothing'}",
                     remedy=f"add {label!r}: ...",
@@ -308,7 +302,7 @@ class Encoder:
             return numbers.setdefault(value, len(numbers))
         except TypeError:
             raise HierarchyIndexError(
-                f"{self.here}: the label {value!r} of {source} {label!r} for '{name}' is not hashable",
+                f"the label {value!r} of {source} {label!r} for '{name}' is not hashable",
                 required="strings, numbers, tuples, or other hashable values",
             ) from None
 
