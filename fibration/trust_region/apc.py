@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fibration.errors import BatchError
 from fibration.trust_region.maximiser import unit_maximiser
-from fibration.trust_region.tokens import Elements, Tokens, discount, discount_weights, radius
+from fibration.trust_region.tokens import Elements, Tokens, discount, discount_weights, first, of_states, radius
 
 CONSTRAINT_TOLERANCE = 1e-6  # of the mean |u| of a state: what float32 deviations leave after centring
 CONSTRAINT_FLOOR = 1e-12  # where nothing but rounding is left of a state, as of equal ratios: r - 1 with r near 1
@@ -58,8 +58,7 @@ def apc_gate(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tens
     of the same shape, 0 under the mask, differentiable in `deviation` (slope 1 up to and on the edge of the budget).
     Raises `BatchError` (values, shapes), `HierarchyIndexError` (ids, a mask that keeps no token), `ParameterError`.
     """
-    tokens = Tokens("deviation", deviation, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("deviation", deviation, state, mask)
     return tokens.spread(_gate(tokens.numbers("deviation", deviation), states, radius(delta)), 0.0)
 
 
@@ -72,8 +71,7 @@ def apc_gated_ratio(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mas
     `log_ratio`: floating point, in nats. Returns float64 of the same shape, 1 under the mask, differentiable. Other
     arguments and errors as `apc_gate`.
     """
-    tokens = Tokens("log_ratio", log_ratio, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("log_ratio", log_ratio, state, mask)
     return tokens.spread(1 + _gate(tokens.deviations(log_ratio), states, radius(delta)), 1.0)
 
 
@@ -83,8 +81,7 @@ def apc_regimes(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: T
     `PASSED` is decided per state, `D̂_TV(s) ≤ δ`; beyond it a token is `ROLLED_BACK` if `|r - 1|/T_s > D̂_TV(s) - δ` and
     `ZEROED` otherwise. `MASKED` (-1) under the mask. Arguments and errors as `apc_gated_ratio`.
     """
-    tokens = Tokens("log_ratio", log_ratio, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("log_ratio", log_ratio, state, mask)
     deviation = tokens.deviations(log_ratio).detach()
     excess = _excess(deviation, states, radius(delta))
     regimes = torch.where(deviation.abs() > excess, int(Regime.ROLLED_BACK), int(Regime.ZEROED))
@@ -102,16 +99,15 @@ def apc_objective(
     equivalence proof does, and a positive constant is the paper's relaxation (rem:trust_region_design). `advantages`:
     floating point, of the shape of `log_ratio`. Other arguments and errors as `apc_gated_ratio`.
     """
-    tokens = Tokens("log_ratio", log_ratio, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("log_ratio", log_ratio, state, mask)
     gated = _gate(tokens.deviations(log_ratio), states, radius(delta)) + 1
     return (gated * tokens.numbers("advantages", advantages)).mean()
 
 
-def _weighted(tokens: Tokens, states: Elements, terms: Tensor, step: Tensor, gamma: float) -> Tensor:
+def _weighted(tokens: Tokens, states: Elements, terms: Tensor, step: Tensor, gamma: float | Tensor) -> Tensor:
     """The paper's discounted mean: `1/((1-γ)Γ) Σ_s Γ(s)/T_s Σ over the tokens of s`."""
-    weights = discount_weights(tokens, states, step, gamma)
-    return (weights * states.mean(terms)).sum() / (1 - gamma)
+    g = discount(gamma, below_one=True)
+    return (discount_weights(tokens, states, step, g) * states.mean(terms)).sum() / (1 - g)
 
 
 def apc_objective_discounted(
@@ -129,11 +125,9 @@ def apc_objective_discounted(
     though the display writes the whole sample. `step`: integers, the time step of every token
     (`steps(offsets)`); `gamma`: `0 < γ < 1`. Other arguments and errors as `apc_objective`.
     """
-    tokens = Tokens("log_ratio", log_ratio, mask)
-    states = tokens.elements("state", state)
-    g = discount(gamma, below_one=True)
+    tokens, states = of_states("log_ratio", log_ratio, state, mask)
     gated = _gate(tokens.deviations(log_ratio), states, radius(delta)) + 1
-    return _weighted(tokens, states, gated * tokens.numbers("advantages", advantages), step, g)
+    return _weighted(tokens, states, gated * tokens.numbers("advantages", advantages), step, gamma)
 
 
 def apc_surrogate(
@@ -153,13 +147,11 @@ def apc_surrogate(
 
     `deviation`: floating point `r - 1`. Other arguments and errors as `apc_objective_discounted`.
     """
-    tokens = Tokens("deviation", deviation, mask)
-    states = tokens.elements("state", state)
-    g = discount(gamma, below_one=True)
+    tokens, states = of_states("deviation", deviation, state, mask)
     clipped = _gate(tokens.numbers("deviation", deviation), states, radius(delta))
     correction = states.mean(clipped)[states.of_token]
     values = tokens.numbers("advantages", advantages)
-    return _weighted(tokens, states, clipped * values + (1 - correction) * values, step, g)
+    return _weighted(tokens, states, clipped * values + (1 - correction) * values, step, gamma)
 
 
 def apc_projected_objective(
@@ -177,11 +169,9 @@ def apc_projected_objective(
     that of TV-TRPO (thm:apc_obj_trpo_equiv); without the constraint a larger value can be had. Arguments and errors as
     `apc_surrogate`.
     """
-    tokens = Tokens("deviation", deviation, mask)
-    states = tokens.elements("state", state)
-    g = discount(gamma, below_one=True)
+    tokens, states = of_states("deviation", deviation, state, mask)
     projected = _projected(tokens.numbers("deviation", deviation), states, radius(delta))
-    return _weighted(tokens, states, (projected + 1) * tokens.numbers("advantages", advantages), step, g)
+    return _weighted(tokens, states, (projected + 1) * tokens.numbers("advantages", advantages), step, gamma)
 
 
 def retract(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -196,15 +186,13 @@ def retract(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tenso
     same shape, 0 under the mask, differentiable. Other arguments and errors as `apc_gate`; `BatchError` also names a
     state that breaks the constraint.
     """
-    tokens = Tokens("deviation", deviation, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("deviation", deviation, state, mask)
     u = tokens.numbers("deviation", deviation)
     mean, scale = states.mean(u).detach(), states.mean(u.abs()).detach()
-    broken = mean.abs() > CONSTRAINT_TOLERANCE * scale + CONSTRAINT_FLOOR
-    if bool(broken.any()):
-        worst = int(broken.nonzero()[0])
+    broken = first(mean.abs() > CONSTRAINT_TOLERANCE * scale + CONSTRAINT_FLOOR)
+    if broken is not None:
         raise BatchError(
-            f"the deviations of state {int(states.ids[worst])} have mean {float(mean[worst]):g}",
+            f"the deviations of state {int(states.ids[broken])} have mean {float(mean[broken]):g}",
             required="mean 0 over the tokens of every state (eq:ratio_sum_identity); the lemma bounds no others",
             remedy="pass centred(deviation, state, mask)",
         )

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from fibration.errors import BatchError
-from fibration.trust_region.tokens import Elements, PerElement, Tokens, discount, discount_weights, elements
+from fibration.trust_region.tokens import (
+    Elements,
+    PerElement,
+    Tokens,
+    discount,
+    discount_weights,
+    elements,
+    first,
+    of_states,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +62,7 @@ def unit_maximiser(
     of its own. `mask`: booleans or 0 and 1. Raises `BatchError` (values, shapes, two advantages of a pair) and
     `HierarchyIndexError` (ids, a mask that keeps no token).
     """
-    tokens = Tokens("advantages", advantages, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("advantages", advantages, state, mask)
     deviation, value = _unit(tokens, advantages, states, action)
     return UnitMaximiser(tokens.spread(deviation, 0.0), states.per_element(value))
 
@@ -83,15 +91,14 @@ def _pair_counts(tokens: Tokens, values: Tensor, states: Elements, action: Tenso
         return torch.ones_like(values)
     actions = tokens.elements("action", action)
     pairs = elements(states.of_token * len(actions.ids) + actions.of_token)
-    first = values.new_full((len(pairs.ids),), -torch.inf).scatter_reduce(0, pairs.of_token, values, "amax")
-    differs = first[pairs.of_token] != values
-    if bool(differs.any()):
-        token = int(differs.nonzero()[0])
+    largest = values.new_full((len(pairs.ids),), -torch.inf).scatter_reduce(0, pairs.of_token, values, "amax")
+    token = first(largest[pairs.of_token] != values)
+    if token is not None:
         s, a = int(states.ids[states.of_token[token]]), int(actions.ids[actions.of_token[token]])
         raise BatchError(
             f"state {s} with action {a} has two advantages",
             required="one advantage per (state, action) pair, as its tokens share one ratio",
-            found=f"{float(values[token]):g} at {tokens.place(token)} and {float(first[pairs.of_token[token]]):g}",
+            found=f"{float(values[token]):g} at {tokens.place(token)} and {float(largest[pairs.of_token[token]]):g}",
             remedy="pass the mean over the pair's tokens, or leave `action` out",
         )
     return pairs.counts.double()[pairs.of_token]
@@ -136,8 +143,7 @@ def tv_trpo_maximiser(
 
     Arguments and errors as `apc_radius`.
     """
-    tokens = Tokens("advantages", advantages, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("advantages", advantages, state, mask)
     g = discount(gamma)
     unit, value = _unit(tokens, advantages, states, action)
     weights = discount_weights(tokens, states, step, g)
@@ -165,8 +171,7 @@ def tv_trpo_objective(
     tokens of every state (eq:ratio_sum_identity), and `centred` makes such. `gamma`: `0 < γ < 1`. Other arguments and
     errors as `apc_radius`.
     """
-    tokens = Tokens("deviation", deviation, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("deviation", deviation, state, mask)
     g = discount(gamma, below_one=True)
     delta = tokens.numbers("deviation", deviation)
     values = tokens.numbers("advantages", advantages)
@@ -183,7 +188,6 @@ def centred(values: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor
     (eq:adv_centering), the two standing assumptions of app:apc_obj_equiv_notation. Differentiable in `values`.
     Arguments and errors as `unit_maximiser`.
     """
-    tokens = Tokens("values", values, mask)
-    states = tokens.elements("state", state)
+    tokens, states = of_states("values", values, state, mask)
     numbers = tokens.numbers("values", values)
     return tokens.spread(numbers - states.mean(numbers)[states.of_token], 0.0)

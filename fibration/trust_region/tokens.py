@@ -103,9 +103,8 @@ class Tokens:
                 remedy=f"pass {name}.double()",
             )
         values = tensor[self.keep].double()
-        bad = ~torch.isfinite(values)
-        if bool(bad.any()):
-            token = int(bad.nonzero()[0])
+        token = first(~torch.isfinite(values))
+        if token is not None:
             raise BatchError(
                 f"{name} of {self.place(token)} is {float(values.detach()[token]):g}",
                 required="finite values on every unmasked token",
@@ -117,9 +116,8 @@ class Tokens:
         """`r - 1` of the unmasked tokens, without the cancellation of `exp(x) - 1`: float64 [n]. Differentiable."""
         x = self.numbers("log_ratio", log_ratio)
         deviation = torch.expm1(x)
-        bad = ~torch.isfinite(deviation)
-        if bool(bad.any()):
-            token = int(bad.nonzero()[0])
+        token = first(~torch.isfinite(deviation))
+        if token is not None:
             raise BatchError(
                 f"log_ratio of {self.place(token)} is {float(x.detach()[token]):g}: its ratio is no float64",
                 required="log ratios (new minus old log-prob, in nats) of at most 709",
@@ -144,6 +142,17 @@ class Tokens:
         """One value per unmasked token, back in the caller's shape, with `fill` under the mask. Differentiable."""
         result = torch.full(self.shape, fill, dtype=values.dtype, device=self.device)
         return result.masked_scatter(self.keep, values)
+
+
+def first(wrong: Tensor) -> int | None:
+    """Where the first of these is, if there is one."""
+    return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
+
+
+def of_states(name: str, first: Tensor, state: Tensor, mask: Tensor | None) -> tuple[Tokens, Elements]:
+    """The unmasked tokens of `first`, and the states that they lie over."""
+    tokens = Tokens(name, first, mask)
+    return tokens, tokens.elements("state", state)
 
 
 def elements(labels: Tensor) -> Elements:
@@ -176,10 +185,8 @@ def scalar(name: str, value: float | Tensor) -> float | Tensor:
 
 def discount(gamma: float | Tensor, below_one: bool = False) -> float:
     """The discount factor γ."""
-    if below_one:
-        rule = "0 < gamma < 1: a discounted objective carries the factor 1/(1 - gamma)"
-        return float(number_in("gamma", scalar("gamma", gamma), rule, (0, 1), "()"))
-    return float(number_in("gamma", scalar("gamma", gamma), "0 < gamma <= 1", (0, 1), "(]"))
+    rule = "0 < gamma < 1: a discounted objective carries the factor 1/(1 - gamma)" if below_one else "0 < gamma <= 1"
+    return float(number_in("gamma", scalar("gamma", gamma), rule, (0, 1), "()" if below_one else "(]"))
 
 
 def radius(delta: float | Tensor) -> float:
@@ -190,8 +197,8 @@ def radius(delta: float | Tensor) -> float:
 def discount_weights(tokens: Tokens, states: Elements, step: Tensor, gamma: float) -> Tensor:
     """`Γ(s)/Γ` with `Γ(s)` the sum of `γ^t` over the tokens of a state (app:apc_obj_equiv_notation): float64 [S]."""
     steps = tokens.integers("step", step)
-    if bool((steps < 0).any()):
-        token = int((steps < 0).nonzero()[0])
+    token = first(steps < 0)
+    if token is not None:
         raise HierarchyIndexError(
             f"step of {tokens.place(token)} is {int(steps[token])}",
             required="time steps t = 0, 1, ... of each token in its trajectory",
