@@ -68,7 +68,11 @@ def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
 
 def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
     """Source for one backend, from a hierarchy that is known to verify."""
-    programs = {name: optimise(program) for name, program in build(hierarchy).items()}
+    return emit(hierarchy, backend, {name: optimise(program) for name, program in build(hierarchy).items()})
+
+
+def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> Artifact:
+    """Source for one backend, from a hierarchy's programs after optimisation, which are the same for all."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans = {name: emitter.plan(program, hierarchy.rows.name) for name, program in programs.items()}
     source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)

@@ -1,6 +1,7 @@
 """Deterministic property tests, an import path for helpers, and Triton's interpreter where there is no GPU."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -30,6 +31,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile("deterministic")
+
+
+@pytest.fixture
+def quick_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C of hierarchies drawn at random is built as it stands, which takes a quarter of the time."""
+    from thorough import ALL
+
+    from fibration.backends.c.build import compiler
+
+    if not ALL:
+        monkeypatch.setenv("CC", f"{shlex.join(compiler())} -O0")
 
 
 @pytest.fixture

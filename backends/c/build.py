@@ -39,7 +39,7 @@ def compiler() -> tuple[str, ...]:
 
 
 def build(source: str, defines: Mapping[str, str]) -> Path:
-    """The shared library of `source`, compiled for this machine or for what `CC` says after `-march` or `-mcpu`.
+    """The shared library of `source`, compiled for this machine unless `CC` says otherwise.
 
     Raises BackendError with the compiler's words.
     """
@@ -97,7 +97,8 @@ def _processor() -> str:
 
 
 def _target(cc: tuple[str, ...]) -> tuple[str, ...]:
-    """For which processor: this one, unless `CC` names another, which a later flag would override."""
-    if any(a.startswith(("-march=", "-mcpu=")) for a in cc):
-        return ()
-    return ("-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native",)
+    """For this processor and as `FLAGS` optimise, unless `CC` says otherwise: of two flags the later one wins."""
+    own = tuple(a for a in cc if a.startswith(("-O", "-march=", "-mcpu=")))
+    if any(a.startswith("-m") for a in own):
+        return own
+    return (*own, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native")

@@ -106,7 +106,8 @@ def call(function, given):
 
 def _function(function, defines):
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    target = [] if any(a.startswith(("-march=", "-mcpu=")) for a in compiler) else [NATIVE]
+    own = [a for a in compiler if a.startswith(("-O", "-march=", "-mcpu="))]
+    target = own if any(a.startswith("-m") for a in own) else [*own, NATIVE]
     flags = [*FLAGS, *target, *(f"-D{{k}}={{v}}" for k, v in sorted(defines.items()))]
     processor = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
     chip = sorted({{line for line in processor.splitlines() if line.startswith(("model name", "flags", "Features"))}})

@@ -24,7 +24,7 @@ stratum, arguments of a body are bound, conditions stand only where conditions b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -40,10 +40,9 @@ PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # results tha
 
 
 @cache
-def _fields(cls: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of a dataclass's fields, and their defaults."""
-    found = fields(cls)
-    return tuple(f.name for f in found), {f.name: f.default for f in found if f.default is not MISSING}
+def _defaults(cls: Any) -> dict[str, Any]:
+    """The fields of a dataclass, with their defaults."""
+    return {f.name: f.default for f in fields(cls)}
 
 
 class _Interned(type):
@@ -52,9 +51,10 @@ class _Interned(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        names, defaults = _fields(cls)
-        named = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        key = tuple((k, type(v), v.hex() if isinstance(v, float) else v) for k, v in sorted(named.items()))
+        given: Any = args
+        if kwargs or len(args) < len(_defaults(cls)):
+            given = {**_defaults(cls), **dict(zip(_defaults(cls), args, strict=False)), **kwargs}.values()
+        key = tuple([(type(v), v.hex() if isinstance(v, float) else v) for v in given])
         found = cls.table.get(key)  # type: ignore[attr-defined]
         if found is None:
             found = super().__call__(*args, **kwargs)
@@ -96,6 +96,8 @@ def bind(body: Scalar, table: list[Scalar]) -> Scalar:
     """`body` with its arguments replaced by the entries of `table`."""
     if body.op == "arg":
         return table[int(body.value or 0)]
+    if not body.args:
+        return body
     return Scalar(body.op, tuple(bind(a, table) for a in body.args), body.value)
 
 

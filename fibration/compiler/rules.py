@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from fibration.compiler.derivative import ONE, ZERO, times
 from fibration.compiler.ir import CONDITIONS, Scalar, arg, const, scalar
@@ -127,16 +127,19 @@ RULES: tuple[Rule, ...] = (
     Rule(select(C, K, select(D, K, X)), select(either(C, D), K, X)),
     Rule(select(C, X, X), X),
 )
+KEPT = 1 << 14  # bodies are shared, between the programs of an operator too: most are met many times
 _OF: dict[str, list[Rule]] = {}
 for _rule in RULES:
     _OF.setdefault(_rule.before.op, []).append(_rule)
 
 
+@lru_cache(KEPT)
 def simplify(body: Scalar) -> Scalar:
     """Fold constants and apply the rules, bottom-up."""
     return rewrite(Scalar(body.op, tuple(map(simplify, body.args)), body.value)) if body.args else body
 
 
+@lru_cache(KEPT)
 def rewrite(s: Scalar) -> Scalar:
     """`s`, whose parts are simple: its value if that is a finite constant, else what the first rule makes of it."""
     if s.op != "select" and s.args and all(a.op == "const" for a in s.args):

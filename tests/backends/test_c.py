@@ -296,6 +296,19 @@ def test_the_compilers_arguments_may_name_the_processor(own_cache, monkeypatch):
         assert ctypes.CDLL(str(build.build(source, {}))).wide() == wide
 
 
+def test_the_compilers_arguments_may_say_how_much_to_optimise(own_cache, monkeypatch):
+    source = """
+    #ifdef __OPTIMIZE__
+    int fast(void) { return 1; }
+    #else
+    int fast(void) { return 0; }
+    #endif
+    """
+    for cc, fast in (("cc", 1), ("cc -O0", 0)):
+        monkeypatch.setenv("CC", cc)
+        assert ctypes.CDLL(str(build.build(source, {}))).fast() == fast
+
+
 @pytest.mark.parametrize("script", ["", "#!/bin/sh\nexit 0\n"], ids=["no program", "builds nothing"])
 def test_a_compiler_that_does_nothing_is_an_error(own_cache, monkeypatch, tmp_path, script):
     idle = tmp_path / "idlecc"
