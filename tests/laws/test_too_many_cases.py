@@ -1,0 +1,34 @@
+"""Where a formula has more cases than are looked at, nothing is known of it: a law may be left open, and never decided."""
+
+import pytest
+from hierarchies import quivers, zoo
+
+from fibration.laws import LAWS
+from fibration.laws.proof import branches
+from fibration.laws.proof.subject import Subject
+
+WRONG = {name: spec for name, spec in (zoo.wrong() | quivers.wrong()).items() if spec.law in LAWS}
+
+
+@pytest.fixture(autouse=True)
+def one_case(monkeypatch):
+    """A single choice is one too many."""
+    monkeypatch.setattr(branches, "MAX_CASES", 1)
+
+
+def verdicts(hierarchy, last):
+    """Of the laws up to this one: later ones do not matter to it."""
+    subject = Subject(hierarchy, [])
+    for law in LAWS.values():
+        subject.verdicts += law.decide(subject)
+        if law.name == last or (law.foundation and subject.first_failure(law.name)):
+            break
+    return {(v.law, v.subject): v.status for v in subject.verdicts}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_not_proved(name):
+    spec = WRONG[name]
+    found = verdicts(spec.hierarchy, spec.law)
+    assert found.get((spec.law, spec.subject)) != "proved"
+    assert any(law == spec.law and status != "proved" for (law, _), status in found.items())
