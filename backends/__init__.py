@@ -1,6 +1,6 @@
 """One folder per target: each turns a plan into standalone, readable source, and calls it. No front end here.
 
-May import: `errors`, `files`, `compiler`, `runtime`.
+May import: `errors`, `files`, `cache`, `compiler`, `runtime`.
 """
 
 if __name__ == "backends":

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from fibration.backends.standalone import Export
+from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.diagnostics import count_nonfinite, instrument, report_of
 from fibration.compiler.ir import BATCH, Const, Input, Program
 from fibration.compiler.lower import lower
 from fibration.compiler.optimise import optimise
 from fibration.errors import BackendError, SpecError
+from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.runtime.batch import Run
@@ -66,9 +68,20 @@ def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
     return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact), compile)
 
 
+ARTIFACTS: Recent[Artifact] = Recent(32)
+
+
 def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
-    """Source for one backend, from a hierarchy that is known to verify."""
-    return emit(hierarchy, backend, {name: optimise(program) for name, program in build(hierarchy).items()})
+    """Source for one backend, from a hierarchy that is known to verify; of equal hierarchies, made once per process."""
+
+    def make() -> Artifact:
+        return emit(hierarchy, backend, {name: optimise(program) for name, program in build(hierarchy).items()})
+
+    key = fingerprint(hierarchy)
+    artifact = ARTIFACTS.get(f"{backend} {key}", make) if key else make()
+    if os.environ.get("FIBRATION_PRINT") == "1":
+        print(artifact.source, file=sys.stderr)
+    return artifact
 
 
 def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> Artifact:
@@ -76,8 +89,6 @@ def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) ->
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans = {name: emitter.plan(program, hierarchy.rows.name) for name, program in programs.items()}
     source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
-    if os.environ.get("FIBRATION_PRINT") == "1":
-        print(source, file=sys.stderr)
     return Artifact(hierarchy, backend, source, programs, plans)
 
 

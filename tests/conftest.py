@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out already; read when numpy and torch are imported
@@ -44,11 +45,9 @@ def quick_c(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CC", f"{shlex.join(compiler())} -O0")
 
 
-@pytest.fixture
-def kept_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`verify()` answers from what this process has verified already: for tests of what is done with a verdict."""
-    from hierarchies import chains
-
-    import fibration
-
-    monkeypatch.setattr(fibration.Hierarchy, "verify", chains.verdict)
+@pytest.fixture(autouse=True, scope="session")
+def _decided_in_this_run() -> Iterator[None]:
+    """What the laws say is what they say now: no verdict is read from the disk, where an earlier run left it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fibration.laws.kept.SOURCES", "")
+        yield

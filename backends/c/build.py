@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from fibration.cache import entry, folder
 from fibration.errors import BackendError
-from fibration.runtime.cache import entry, folder
 
 # -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C says. Threading
 # jumps through choices that follow from one another makes more blends, not fewer. -O3 builds longer and is no faster.

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
+from fibration.cache import entry
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Run
-from fibration.runtime.cache import entry
 from fibration.runtime.calling import bind
 
 MODULE = "kernels.py"

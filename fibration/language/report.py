@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from fibration.errors import LawError
@@ -87,13 +89,24 @@ class Fact:
         return {k: v for k, v in vars(self).items() if v}
 
 
+def _nothing(hierarchy: Named, verdicts: tuple[Verdict, ...]) -> tuple[Fact, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Report:
-    """All verdicts and facts of one hierarchy, in the order of the laws."""
+    """All verdicts and facts of one hierarchy, in the order of the laws.
+
+    `certify` finds the facts, from the hierarchy and its verdicts, when they are asked for.
+    """
 
     hierarchy: Named
     verdicts: tuple[Verdict, ...]
-    facts: tuple[Fact, ...] = field(default=())
+    certify: Callable[[Any, tuple[Verdict, ...]], tuple[Fact, ...]] = field(default=_nothing, repr=False, compare=False)
+
+    @cached_property
+    def facts(self) -> tuple[Fact, ...]:
+        return self.certify(self.hierarchy, self.verdicts)
 
     @property
     def ok(self) -> bool:

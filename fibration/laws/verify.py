@@ -1,14 +1,21 @@
-"""Run the laws on a hierarchy."""
+"""Run the laws on a hierarchy. What they decide is kept (`kept.py`), and equal hierarchies are decided once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
-from fibration.language.report import Report, Verdict
+from fibration.language.report import Fact, Report, Verdict
 from fibration.laws import LAWS
 from fibration.laws.facts import facts
+from fibration.laws.kept import Kept
 from fibration.laws.proof.subject import Subject
+
+Verdicts = tuple[Verdict, ...]
+Facts = tuple[Fact, ...]
 
 
 def verify(hierarchy: Hierarchy) -> Report:
@@ -16,13 +23,29 @@ def verify(hierarchy: Hierarchy) -> Report:
 
     If a foundation (structure, locality) fails, the laws that build on it are not asked.
     """
+    return Report(hierarchy, VERDICTS.of(hierarchy, lambda: decide(hierarchy)), certified)
+
+
+def decide(hierarchy: Hierarchy) -> Verdicts:
+    """The laws' verdicts, decided anew."""
     subject = Subject(hierarchy, [])
     for law in LAWS.values():
         subject.verdicts += list(law.decide(subject))
         if law.foundation and subject.first_failure(law.name):
-            return Report(hierarchy, tuple(_account(hierarchy, subject.verdicts)))
-    sound = subject.first_failure(*FOUNDATIONS) is None  # a fact about a kernel that does not reflect would mislead
-    return Report(hierarchy, tuple(_account(hierarchy, subject.verdicts)), tuple(facts(subject)) if sound else ())
+            break
+    SUBJECTS.of(hierarchy, lambda: subject)
+    return tuple(_account(hierarchy, subject.verdicts))
+
+
+def certified(hierarchy: Hierarchy, verdicts: Verdicts) -> Facts:
+    """What is certified beside the laws, of a hierarchy with these verdicts."""
+    if any(v.law in FOUNDATIONS and v.status != "proved" for v in verdicts):
+        return ()  # a fact about a kernel that does not reflect would mislead
+
+    def find() -> Facts:
+        return tuple(facts(SUBJECTS.of(hierarchy, lambda: Subject(hierarchy, list(verdicts)))))
+
+    return FACTS.of(hierarchy, find)
 
 
 # Giving up first-order agreement covers what it rests on at single gates.
@@ -50,5 +73,63 @@ def _account(hierarchy: Hierarchy, verdicts: list[Verdict]) -> list[Verdict]:
         result = [replace(v, given_up=why) if v.law in covered and v.status != "proved" else v for v in result]
     return result
 
+
+# ---------------------------------------------------------------- what is kept
+
+
+@dataclass(frozen=True)
+class Told:
+    """A counterexample as it was written down: its words, and the numbers behind them.
+
+    The objects that a `Witness` has besides are found by deciding the laws anew.
+    """
+
+    text: str
+    numbers: dict[str, Any]
+    hierarchy: Hierarchy
+    place: int  # of its verdict
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        return deepcopy(self.numbers)
+
+    @cached_property
+    def _witness(self) -> Any:
+        return decide(self.hierarchy)[self.place].counterexample
+
+    @property
+    def concrete(self) -> Any:
+        return self._witness.concrete
+
+    @property
+    def values(self) -> Any:
+        return self._witness.values
+
+
+def _write(verdicts: Verdicts) -> list[dict[str, Any]]:
+    seen = [v.counterexample for v in verdicts]
+    told = [None if w is None else {"text": str(w), "numbers": w.to_dict()} for w in seen]
+    return [{**vars(v), "counterexample": t} for v, t in zip(verdicts, told, strict=True)]
+
+
+def _read(data: list[dict[str, Any]], hierarchy: Hierarchy) -> Verdicts:
+    told = [v.pop("counterexample") for v in data]
+    seen = [t and Told(**t, hierarchy=hierarchy, place=i) for i, t in enumerate(told)]
+    return tuple(Verdict(**v, counterexample=w) for v, w in zip(data, seen, strict=True))
+
+
+def _write_facts(found: Facts) -> list[dict[str, str]]:
+    return [vars(f) for f in found]
+
+
+def _read_facts(data: list[dict[str, str]], hierarchy: Hierarchy) -> Facts:
+    return tuple(Fact(**f) for f in data)
+
+
+VERDICTS = Kept(256, "verdicts", _write, _read)
+FACTS = Kept(256, "facts", _write_facts, _read_facts)
+SUBJECTS: Kept[Subject] = Kept(16)  # what the laws have worked out, for the facts
 
 Hierarchy.verify = verify  # the method that users call

@@ -1,4 +1,4 @@
-"""Batches, and the operator on them: index, inputs, parameters, the call of a generated function, metrics, the cache.
+"""Batches, and the operator on them: index, inputs, parameters, the call of a generated function, metrics.
 
 May import: `errors`, `files`, `language`, `compiler`.
 """

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fibration
+from fibration import cache
 from fibration.backends.bodies import Language
 from fibration.backends.c import build, emit
 from fibration.compiler.fuse import sweeps
@@ -21,7 +22,6 @@ from fibration.compiler.optimise import optimise
 from fibration.errors import BackendError
 from fibration.pipeline import build as build_programs
 from fibration.pipeline import generate
-from fibration.runtime import cache
 from fibration.runtime.batch import Batch
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")

@@ -14,7 +14,7 @@ import test_gradients
 import test_hard_inputs
 import test_vectors
 import torch
-from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_chain, unasked, verdict
+from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_chain, unasked
 from oracles.backends_here import (
     BACKENDS_HERE,
     F32,
@@ -364,5 +364,5 @@ def test_rows_need_not_be_part_of_the_chain(over, backend):
         decomposition=log_ratio(),
         objective=trajectory_mean(),
     )
-    assert verdict(h).ok
+    assert h.verify().ok
     holds_training(backend, case(h, batch_for(h, 1), F64), "packed")

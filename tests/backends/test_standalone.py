@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 import fibration
 from fibration.cli.main import app
 
-pytestmark = pytest.mark.usefixtures("kept_verdicts")
-
 needs_c = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
 BACKENDS = [pytest.param("c", marks=needs_c), "triton"]
 

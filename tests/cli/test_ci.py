@@ -298,7 +298,6 @@ def test_the_page_names_every_format() -> None:
 # ---------------------------------------------------------------- the table in the README
 
 
-@pytest.mark.usefixtures("kept_verdicts")
 def test_the_readmes_table_is_what_verify_prints() -> None:
     path = ROOT / "README.md"
     code, table = verify(ROOT / "specs", "--format", "markdown")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import numpy as np
 from support import Batch, example_words, reads_advantage
@@ -74,23 +73,13 @@ ROOT = Stratum(BATCH)
 ABOVE = (sentence, turn, trajectory, prompt_group, domain, ROOT)
 
 
-# ---------------------------------------------------------------- verified once, compiled for any backend
-
-
-@functools.cache
-def verdict(hierarchy: Hierarchy) -> Report:
-    """`hierarchy.verify()`, once per process."""
-    return VERIFY(hierarchy)
-
-
-VERIFY = Hierarchy.verify
+# ---------------------------------------------------------------- compiled for any backend
 
 
 @functools.cache
 def compiled(hierarchy: Hierarchy, backend: str) -> Operator:
-    """`fibration.compile`, which asks for the verdict that is already there."""
-    with patch.object(Hierarchy, "verify", verdict):
-        return fibration.compile(hierarchy, backend=backend)
+    """`fibration.compile`, one operator per hierarchy."""
+    return fibration.compile(hierarchy, backend=backend)
 
 
 @functools.cache
@@ -132,12 +121,12 @@ def linear_chain(seed: int) -> Hierarchy:
 def _verified(draw: Callable[[int], Hierarchy]) -> Hierarchy:
     for attempt in range(20):
         candidate = draw(attempt)
-        if verdict(candidate).ok:
+        if candidate.verify().ok:
             return candidate
-        broken = {v.law for v in verdict(candidate).verdicts if not v.accepted}
+        broken = {v.law for v in candidate.verify().verdicts if not v.accepted}
         if broken == {"positivity"}:  # deviations: that ratios stay positive is not always decided
             candidate = candidate.replace(gives_up={**candidate.gives_up, "positivity": "drawn at random"})
-            if verdict(candidate).ok:
+            if candidate.verify().ok:
                 return candidate
     raise AssertionError("twenty chains in a row do not verify")
 

@@ -15,6 +15,7 @@ from fibration import LawError, compile, exp, gated
 from fibration.language.expressions import OPERATORS
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
+from fibration.laws.verify import decide
 
 WRONG = zoo.wrong()
 UNDECIDABLE = zoo.undecidable()
@@ -113,7 +114,7 @@ def test_a_defect_of_an_operator_is_an_error_and_no_counterexample(law, error, m
         if row.exact is not None:
             monkeypatch.setitem(OPERATORS, name, dataclasses.replace(row, exact=broken))
     with pytest.raises(error, match="planted"):
-        SEARCHED[law].verify()
+        decide(SEARCHED[law])
 
 
 def test_counterexamples_are_small():
@@ -152,8 +153,8 @@ def test_foundations_stop_the_rest():
 def test_verification_is_repeatable():
     """The same verdicts and counterexamples on a second run."""
     for name in ("negative by an attribute", "right for pairs only", "slope 2 below", "dip between breakpoints"):
-        again = WRONG[name].hierarchy.verify()
-        assert [str(v.counterexample) for v in again.verdicts] == [str(v.counterexample) for v in report(name).verdicts]
+        again = decide(WRONG[name].hierarchy)
+        assert [str(v.counterexample) for v in again] == [str(v.counterexample) for v in report(name).verdicts]
 
 
 def test_declared_exceptions_cover_only_what_they_name():

@@ -20,8 +20,6 @@ from fibration.laws import LAWS
 from fibration.printing.law_table import KINDS, MARKS, Overview, legend, markdown, marks, notes
 from fibration.printing.reports import Outcome, as_markdown, rendered
 
-pytestmark = pytest.mark.usefixtures("kept_verdicts")
-
 WRONG = {**zoo.wrong(), **zoo.undecidable()}
 
 

@@ -1,0 +1,563 @@
+"""What is decided about a hierarchy is decided once, is what would be decided anew, and is believed where it is safe.
+
+A "process" here is a test that has forgotten what is in memory, unless it says that it starts one.
+"""
+
+import functools
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hierarchies import zoo
+
+import fibration
+from fibration import Fibration, Gate, Hierarchy, cache, clip_gate, pipeline, residual, strata, trajectory_mean, uniform
+from fibration.cli.main import app
+from fibration.language.atoms import Parameter
+from fibration.language.decompositions import log_ratio
+from fibration.language.fingerprint import fingerprint
+from fibration.language.kernels import MarkovKernel, proportional
+from fibration.language.registry import CONSTRUCTORS, constructor
+from fibration.language.report import Report
+from fibration.laws import LAWS, kept
+from fibration.laws import verify as module
+from fibration.laws.witness.batches import Witness
+
+SOURCES = kept.sources()
+WRONG = zoo.wrong()
+token, trajectory, domain = strata("token trajectory domain")
+C = Parameter("C", default=0.1)
+
+
+def ppo():
+    """A hierarchy that verifies quickly, built anew."""
+    return Hierarchy.model_validate_json(fibration.load("ppo").model_dump_json())
+
+
+def plain(gate, **more):
+    return Hierarchy(name="plain", gates={token: gate}, decomposition=log_ratio(), objective=trajectory_mean(), **more)
+
+
+GOOD, BROKEN = plain(clip_gate(C)), plain(Gate(2 * residual))
+
+
+def forget(monkeypatch):
+    """As in a process that has just begun."""
+    for name in ("VERDICTS", "FACTS", "SUBJECTS"):
+        monkeypatch.setattr(getattr(module, name), "_recent", cache.Recent(256))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty cache folder of this test's own, and an empty memory; what is decided may be kept in both."""
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "SOURCES", SOURCES)
+    forget(monkeypatch)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def decided(monkeypatch):
+    """The names of the hierarchies that a law was asked about."""
+    return counted(monkeypatch)
+
+
+def counted(monkeypatch, law="structure"):
+    asked, decide = [], LAWS[law].decide
+
+    @functools.wraps(decide)
+    def count(subject):
+        asked.append(subject.hierarchy.name)
+        return decide(subject)
+
+    monkeypatch.setitem(LAWS, law, replace(LAWS[law], decide=count))
+    return asked
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """The names of the hierarchies whose facts were looked for."""
+    asked, facts = [], module.facts
+
+    def count(subject):
+        asked.append(subject.hierarchy.name)
+        return facts(subject)
+
+    monkeypatch.setattr(module, "facts", count)
+    return asked
+
+
+def notes(place, what="verdicts"):
+    return sorted((place / cache.NOTES).glob(f"{what}-*.json"))
+
+
+# ---------------------------------------------------------------- once
+
+
+def test_equal_hierarchies_are_decided_once(decided, found):
+    first, second = plain(clip_gate(C), rows=domain), plain(clip_gate(C), rows=domain)
+    reports = first.verify(), second.verify()
+    assert decided == ["plain"]
+    assert [r.hierarchy for r in reports] == [first, second]
+    assert reports[1].hierarchy is second
+    assert reports[0] == reports[1]
+    assert reports[0].facts == reports[1].facts
+    assert found == ["plain"]
+
+
+def test_every_law_is_asked_once(monkeypatch, place):
+    asked = [counted(monkeypatch, law) for law in LAWS]
+    for _ in range(3):
+        ppo().verify().raise_for_status()
+    assert asked == [["ppo"]] * len(LAWS)
+
+
+def test_a_hierarchy_that_is_refused_is_decided_once(decided, place):
+    assert [plain(Gate(2 * residual)).verify().ok for _ in range(3)] == [False] * 3
+    assert decided == ["plain"]
+
+
+def test_threads_may_ask_at_once(decided, place):
+    ready = threading.Barrier(4)
+
+    def ask(_):
+        ready.wait()
+        return ppo().verify()
+
+    with ThreadPoolExecutor(4) as pool:
+        told = {str(r) for r in pool.map(ask, range(4))}
+    assert len(told) == 1
+    assert 1 <= len(decided) <= 4
+    ppo().verify()
+    assert len(decided) <= 4
+
+
+def test_facts_are_certified_when_they_are_asked_for(found, place):
+    report = ppo().verify()
+    report.raise_for_status()
+    fibration.compile(ppo(), backend="torch")
+    assert found == []
+    assert all(f.value in str(report) for f in report.facts)
+    assert report.to_dict()["facts"] == [f.to_dict() for f in report.facts] != []
+    assert found == ["ppo"]
+
+
+def test_refused_foundations_have_no_facts(found, place):
+    wrong = next(w.hierarchy for w in WRONG.values() if w.law == "reflecting")
+    assert wrong.verify().facts == ()
+    assert found == []
+
+
+def test_an_operator_is_made_once(decided, place, monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr(pipeline, "build", lambda h, build=pipeline.build: made.append(h.name) or build(h))
+    monkeypatch.setattr(pipeline, "ARTIFACTS", cache.Recent(32))
+    op = fibration.compile(ppo(), backend="torch")
+    monkeypatch.setenv("FIBRATION_PRINT", "1")
+    copy = pickle.loads(pickle.dumps(op))
+    assert (made, decided) == (["ppo"], ["ppo"])
+    assert capsys.readouterr().err == op.source + "\n"
+    assert (copy.source, str(copy.report)) == (op.source, str(op.report))
+    fibration.compile(ppo().replace(name="other"), backend="torch")
+    assert (made, decided) == (["ppo", "other"], ["ppo", "other"])
+
+
+def test_memory_is_bounded():
+    recent, found = cache.Recent(2), []
+
+    def get(key):
+        return recent.get(key, lambda: found.append(key) or key.upper())
+
+    assert [get(k) for k in "abacab"] == list("ABACAB")
+    assert found == list("abcb")  # b was the one not asked for longest when c came
+
+
+# ---------------------------------------------------------------- another process
+
+ASK = """
+    import sys
+    import fibration
+    from fibration.laws import verify
+    decide, asked = verify.decide, []
+    verify.decide = lambda h: asked.append(h.name) or decide(h)
+    report = fibration.load("ppo").verify()
+    print(report, report.to_dict(), sep="\\n")
+    print(asked, file=sys.stderr)
+"""
+
+
+def ask():
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(ASK)], capture_output=True, text=True, check=True)
+
+
+def test_another_process_finds_the_verdicts(place):
+    first, second = ask(), ask()
+    assert (first.stderr, second.stderr) == ("['ppo']\n", "[]\n")
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith(str(ppo().verify()))
+
+
+def test_many_processes_may_start_at_once(place):
+    with ThreadPoolExecutor(3) as pool:
+        told = {done.stdout for done in pool.map(lambda _: ask(), range(3))}
+    assert len(told) == 1
+    assert sorted(p.name.partition("-")[0] for p in (place / cache.NOTES).iterdir()) == ["facts", "verdicts"]
+
+
+NAMES = ["apc_obj", "gspo", "sapo", "truly_ppo"]
+REFUSED = [
+    *["negative by an attribute", "right for pairs only", "slope 2 below", "dip between breakpoints"],
+    *dict((w.law, n) for n, w in WRONG.items()).values(),
+]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *dict.fromkeys(REFUSED)])
+def test_a_report_that_was_read_says_what_was_found(name, place, decided, found, monkeypatch):
+    """Verdicts, facts and counterexamples, to the letter; and the batch of a counterexample, which is found again."""
+    h = fibration.load(name) if name in NAMES else WRONG[name].hierarchy
+    first = h.verify()
+    told = str(first), json.dumps(first.to_dict()), [str(v.error(h.name)) for v in first.verdicts]
+    forget(monkeypatch)
+    decided.clear(), found.clear()
+    again = h.verify()
+    assert (str(again), json.dumps(again.to_dict()), [str(v.error(h.name)) for v in again.verdicts]) == told
+    assert (again.ok, again.failures == (), decided, found) == (first.ok, first.ok, [], [])
+    for v, w in zip(first.verdicts, again.verdicts, strict=True):
+        assert replace(v, counterexample=None) == replace(w, counterexample=None)
+        if v.counterexample is not None:
+            assert isinstance(v.counterexample, Witness)
+            assert {k: str(x) for k, x in w.counterexample.values.items()} == {
+                k: str(x) for k, x in v.counterexample.values.items()
+            }
+            batches = v.counterexample.concrete, w.counterexample.concrete
+            assert [b and b.to_dict() for b in batches] == [batches[0] and batches[0].to_dict()] * 2
+
+
+def test_reports_travel(place, monkeypatch):
+    """Before and after their facts are known, found and read."""
+    first = ppo().verify()
+    copies = [pickle.loads(pickle.dumps(first))]
+    shown = str(first)
+    forget(monkeypatch)
+    read = ppo().verify()
+    copies += [pickle.loads(pickle.dumps(r)) for r in (first, read)]
+    assert all(isinstance(r, Report) and r == first and str(r) == shown for r in copies)
+    assert hash(read) == hash(first)
+    assert read != BROKEN.verify()
+
+
+def test_the_command_line_says_the_same_twice(place, decided, monkeypatch):
+    from typer.testing import CliRunner
+
+    said = [CliRunner().invoke(app, ["verify", "gspo"]).output]
+    forget(monkeypatch)
+    said.append(CliRunner().invoke(app, ["verify", "gspo"]).output)
+    assert decided == ["gspo"]
+    assert said[0] == said[1]
+    assert "gspo" in said[0]
+
+
+# ---------------------------------------------------------------- what a verdict is of
+
+
+def two(kernel=None, **more):
+    return Hierarchy(
+        name="two",
+        fibrations=[Fibration(token, trajectory, kernel or uniform())],
+        gates={token: clip_gate(C), trajectory: clip_gate(C)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+        **more,
+    )
+
+
+OTHERS = {
+    "name": GOOD.replace(name="other"),
+    "bound of a parameter": plain(clip_gate(Parameter("C", default=0.1, upper=1))),
+    "default of a parameter": plain(clip_gate(Parameter("C", default=0.2))),
+    "default per channel": plain(clip_gate(Parameter("C", default={"+": 0.1, "-": 0.1}, per_channel=True))),
+    "name of a parameter": plain(clip_gate(Parameter("D", default=0.1))),
+    "formula": plain(clip_gate(C / 2)),
+    "formula, not called": plain(Gate(clip_gate(C).expression)),
+    "a number": plain(clip_gate(0.1)),
+    "decomposition": GOOD.replace(decomposition=log_ratio(scale=2)),
+    "objective": GOOD.replace(objective=trajectory_mean().score()),
+    "given up": GOOD.replace(gives_up={"positivity": "why"}),
+    "given up, why": GOOD.replace(gives_up={"positivity": "why not"}),
+    "given up, another": GOOD.replace(gives_up={"identity": "why", "positivity": "why"}),
+    "given up, in another order": GOOD.replace(gives_up={"positivity": "why", "identity": "why"}),
+    "rows": GOOD.replace(rows=domain),
+    "two strata": two(),
+    "assumed": two(assume=[fibration.populated(token, over=trajectory)]),
+    "kernel": two(proportional(fibration.count(token))),
+    "weight": two(MarkovKernel(1 / fibration.count(token, over=trajectory))),
+}
+
+
+def test_what_is_declared_otherwise_has_another_key():
+    keys = {name: fingerprint(h) for name, h in {"this one": GOOD, **OTHERS}.items()}
+    assert None not in keys.values()
+    assert len(set(keys.values())) == len(keys)
+    assert fingerprint(plain(clip_gate(Parameter("C", default=0.1)))) == keys["this one"]
+    crossed = fibration.load("fiberpo_crossed")
+    assert fingerprint(crossed.replace(orthogonalise=None)) != fingerprint(crossed)
+    assert fingerprint(pickle.loads(pickle.dumps(crossed))) == fingerprint(crossed)
+
+
+def test_equal_hierarchies_in_another_order_keep_their_order(place):
+    a, b = OTHERS["given up, another"], OTHERS["given up, in another order"]
+    assert a == b
+    subjects = [[v.subject for v in h.verify().failures] for h in (a, b)]
+    assert subjects == [["law 'identity'", "law 'positivity'"], ["law 'positivity'", "law 'identity'"]]
+
+
+@pytest.mark.parametrize("what", ["SOURCES", "versions"])
+def test_other_sources_and_versions_decide_anew(what, place, decided, monkeypatch):
+    ppo().verify()
+    monkeypatch.setattr(kept, what, "other" if what == "SOURCES" else lambda: ["other"])
+    assert ppo().verify().ok
+    forget(monkeypatch)
+    assert ppo().verify().ok
+    assert decided == ["ppo", "ppo"]
+    assert len(notes(place)) == 2
+
+
+def test_an_edit_of_what_decides_changes_the_sources(tmp_path, monkeypatch):
+    copied = tmp_path / "fibration"
+    shutil.copytree(Path(fibration.__file__).parent, copied, symlinks=True)
+    monkeypatch.setattr(kept, "__file__", str(copied / "laws" / "kept.py"))
+    assert kept.sources() == SOURCES
+    (copied / "bench" / "report.py").write_text("pass")
+    assert kept.sources() == SOURCES
+    seen = {SOURCES}
+    for edited in ("laws/markov.py", "laws/proof/germ.py", "laws/witness/batches.py", "language/gates.py", "errors.py"):
+        with (copied / edited).open("a") as file:
+            file.write("# more\n")
+        seen.add(kept.sources())
+    (copied / "laws" / "newest.py").write_text("")
+    seen.add(kept.sources())
+    assert len(seen) == 7
+    shutil.rmtree(copied / "laws")
+    (copied / "errors.py").unlink()
+    assert kept.sources() == ""
+
+
+def test_without_sources_nothing_is_kept_on_disk(place, decided, monkeypatch):
+    monkeypatch.setattr(kept, "SOURCES", "")
+    ppo().verify()
+    ppo().verify()
+    assert decided == ["ppo"]
+    assert not place.exists()
+
+
+def test_a_constructor_of_the_users_own_is_its_formula(place, decided, monkeypatch):
+    """The JSON form holds its name alone."""
+
+    def declare(slope):
+        @constructor(Gate, examples=())
+        def my_gate(bound):
+            return Gate(clip_gate(bound).expression * slope)
+
+        return plain(my_gate(C))
+
+    try:
+        right, wrong = declare(1), declare(2)
+    finally:
+        del CONSTRUCTORS["my_gate"]
+    assert right.model_dump_json() == wrong.model_dump_json()
+    assert right.verify().ok and not wrong.verify().ok
+    forget(monkeypatch)
+    assert right.verify().ok and not wrong.verify().ok
+    assert len(decided) == 2
+
+
+class Mine(Hierarchy):
+    """Gates that no field tells of."""
+
+    def gate(self, stratum):
+        return Mine.factor * super().gate(stratum)
+
+
+def test_what_a_class_of_the_users_own_does_is_never_kept(place, decided, monkeypatch):
+    mine = Mine(**{k: getattr(GOOD, k) for k in Hierarchy.model_fields})
+    monkeypatch.setattr(Mine, "factor", 1, raising=False)
+    assert mine.verify().ok
+    monkeypatch.setattr(Mine, "factor", 2)
+    assert not mine.verify().ok
+    assert "refused" in str(mine.verify())
+    assert len(decided) == 3
+    assert not place.exists()
+
+
+def test_what_a_law_of_the_users_own_says_is_never_kept(place, monkeypatch):
+    asked = []
+
+    def decide(subject):
+        asked.append(subject.hierarchy.name)
+        return LAWS["structure"].decide(subject)
+
+    monkeypatch.setitem(LAWS, "newest", replace(LAWS["structure"], name="newest", decide=decide))
+    ppo().verify()
+    ppo().verify()
+    assert asked == ["ppo", "ppo"]
+    assert not place.exists()
+
+
+# ---------------------------------------------------------------- what is believed
+
+
+def forge(place, monkeypatch):
+    """A note that says of the broken hierarchy what is true of the good one, sealed as it should be."""
+    for h in (GOOD, BROKEN):
+        h.verify()
+    forget(monkeypatch)
+    good, broken = (f"verdicts-{kept.question(h)}" for h in (GOOD, BROKEN))
+    cache.keep(broken, cache.recall(good))
+    return place / cache.NOTES / f"{broken}.json"
+
+
+def test_a_note_in_the_users_own_folder_is_believed(place, monkeypatch):
+    """Like the machine code beside it: who may write there may run anything as this user."""
+    forge(place, monkeypatch)
+    assert BROKEN.verify().ok
+
+
+def given_away(path, monkeypatch):
+    """The file or folder of somebody else."""
+    if os.getuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        other = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: other)
+
+
+UNSAFE = {
+    "the folder is everybody's": lambda cache_, note, patch: cache_.chmod(0o777),
+    "the folder is a group's": lambda cache_, note, patch: cache_.chmod(0o775),
+    "the folder is everybody's, and sticky": lambda cache_, note, patch: note.parent.chmod(0o1777),
+    "the notes are everybody's": lambda cache_, note, patch: note.parent.chmod(0o777),
+    "the notes are a group's": lambda cache_, note, patch: note.parent.chmod(0o770),
+    "the note is everybody's": lambda cache_, note, patch: note.chmod(0o666),
+    "the note is a group's": lambda cache_, note, patch: note.chmod(0o660),
+    "the note is somebody's": lambda cache_, note, patch: given_away(note, patch),
+    "the notes are somebody's": lambda cache_, note, patch: given_away(note.parent, patch),
+    "the folder is somebody's": lambda cache_, note, patch: given_away(cache_, patch),
+    "what it lies in is everybody's": lambda cache_, note, patch: cache_.parent.chmod(0o777),
+    "the note is a link": lambda cache_, note, patch: note.symlink_to(note.rename(note.with_name("other"))),
+    "no owner is known": lambda cache_, note, patch: patch.delattr(os, "getuid"),
+}
+
+
+@pytest.mark.parametrize("way", UNSAFE)
+def test_where_others_may_write_nothing_is_believed(way, place, decided, monkeypatch):
+    note = forge(place, monkeypatch)
+    decided.clear()
+    UNSAFE[way](place, note, monkeypatch)
+    assert not BROKEN.verify().ok
+    assert decided == ["plain"]
+
+
+def test_nothing_is_written_where_it_would_not_be_believed(place):
+    place.mkdir()
+    place.chmod(0o777)
+    assert ppo().verify().ok
+    assert notes(place) == []
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_link_on_the_way_is_as_safe_as_what_it_leads_through(safe, tmp_path, place, decided, monkeypatch):
+    middle = tmp_path / "middle"
+    middle.mkdir()
+    (middle / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("middle/link")
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "link" / "cache"))
+    forge(place, monkeypatch)
+    decided.clear()
+    if not safe:
+        middle.chmod(0o777)
+    assert BROKEN.verify().ok == safe
+    assert decided == [] if safe else ["plain"]
+
+
+def test_a_folder_where_only_owners_rename_may_be_on_the_way(place, monkeypatch):
+    place.parent.chmod(0o1777)
+    forge(place, monkeypatch)
+    assert BROKEN.verify().ok
+
+
+def test_the_users_own_folder_is_made_for_them_alone_to_write(tmp_path, place, monkeypatch):
+    monkeypatch.delenv("FIBRATION_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = os.umask(0o002)
+    try:
+        ppo().verify()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "fibration").stat().st_mode & 0o777 == 0o755
+    assert len(notes(tmp_path / "fibration")) == 1
+
+
+def _replace(note, text):
+    note.write_bytes(text)
+
+
+DAMAGE = {
+    "cut short": lambda note: _replace(note, note.read_bytes()[:-40]),
+    "empty": lambda note: _replace(note, b""),
+    "another letter": lambda note: _replace(note, note.read_bytes().replace(b'": "', b'": "o', 1)),
+    "no seal": lambda note: _replace(note, note.read_bytes().partition(b"\n")[2]),
+    "no text": lambda note: _replace(note, b"\xff\xfe\x00"),
+    "a folder": lambda note: (note.unlink(), note.mkdir()),
+    "a note of another hierarchy": lambda note: shutil.copy(
+        next(n for n in notes(note.parent.parent) if n != note), note
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGE)
+@pytest.mark.parametrize("what", ["verdicts", "facts"])
+def test_a_damaged_note_is_found_and_replaced(what, harm, place, decided, found, monkeypatch):
+    shown = str(GOOD.verify())
+    (note,) = notes(place, what)
+    str(BROKEN.verify())
+    DAMAGE[harm](note)
+    for expected in (["plain"], ["plain"] if harm == "a folder" else []):  # which nothing is put in the place of
+        forget(monkeypatch)
+        decided.clear(), found.clear()
+        assert str(GOOD.verify()) == shown
+        assert (decided if what == "verdicts" else found) == expected
+
+
+def no_space(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("way", ["no folder", "no room to begin", "no room", "no rename", "no home", "no name"])
+def test_a_cache_that_cannot_be_used_stops_nobody(way, place, decided, monkeypatch):
+    if way == "no folder":
+        place.write_text("a file")
+    elif way == "no room to begin":
+        monkeypatch.setattr(cache.tempfile, "mkstemp", no_space)
+    elif way == "no room":
+        monkeypatch.setattr(cache, "_seal", no_space)
+    elif way == "no rename":
+        monkeypatch.setattr(os, "replace", no_space)
+    elif way == "no home":
+        monkeypatch.setenv("FIBRATION_CACHE", "~nobody-of-this-name/cache")
+    else:
+        monkeypatch.setattr(cache, "folder", lambda: Path("a\0b"))
+    for _ in range(2):
+        report = ppo().verify()
+        assert report.ok and report.facts
+    assert decided == ["ppo"]
+    assert way == "no folder" or not list(place.rglob("*.*"))
