@@ -92,13 +92,13 @@ def scalar(op: str, *args: Scalar) -> Scalar:
     return Scalar(op, args)
 
 
-def bind(body: Scalar, table: list[Scalar]) -> Scalar:
+def with_arguments(body: Scalar, table: list[Scalar]) -> Scalar:
     """`body` with its arguments replaced by the entries of `table`."""
     if body.op == "arg":
         return table[int(body.value or 0)]
     if not body.args:
         return body
-    return Scalar(body.op, tuple(bind(a, table) for a in body.args), body.value)
+    return Scalar(body.op, tuple(with_arguments(a, table) for a in body.args), body.value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,10 +22,10 @@ from fibration.compiler.ir import (
     Push,
     Scalar,
     arg,
-    bind,
     const,
     count_input,
     scalar,
+    with_arguments,
 )
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import compute
@@ -82,10 +82,10 @@ def _fuse(node: Node, inner: set[Node]) -> Node:
     for o in node.inputs:
         if o in inner and isinstance(o, Map):
             table = [arg(operands.setdefault(x, len(operands))) for x in o.inputs]
-            substitution.append(bind(o.body, table))
+            substitution.append(with_arguments(o.body, table))
         else:
             substitution.append(arg(operands.setdefault(o, len(operands))))
-    return Map(bind(node.body, substitution), tuple(operands))
+    return Map(with_arguments(node.body, substitution), tuple(operands))
 
 
 def _tidy(node: Node) -> Node:
@@ -108,13 +108,13 @@ def _tidy(node: Node) -> Node:
     table: list[Scalar] = []
     for o in node.inputs:
         table.append(const(o.value) if isinstance(o, Const) else arg(operands.setdefault(o, len(operands))))
-    body = simplify(bind(node.body, table))
+    body = simplify(with_arguments(node.body, table))
     used = sorted(_arguments(body))
     if not used:
         return Const(_value(body), node.stratum)
     renumber = {old: arg(new) for new, old in enumerate(used)}
     chosen = tuple(list(operands)[i] for i in used)
-    body = bind(body, [renumber.get(i, ZERO) for i in range(len(operands))])
+    body = with_arguments(body, [renumber.get(i, ZERO) for i in range(len(operands))])
     return chosen[0] if body is arg(0) else Map(body, chosen)
 
 

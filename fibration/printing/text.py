@@ -46,7 +46,7 @@ def text(hierarchy: Hierarchy) -> str:
         "parameters": [p.declaration() for p in h.parameters.values()],
         "attributes": [f"Attribute({a.name!r}, on={a.on}, positive={a.positive})" for a in h.attributes.values()],
     }
-    parts = [repr(h), "\n".join(tree(h) if h.shape.is_tree else levels(h))]
+    parts = [repr(h), "\n".join(tree(h) if h.shape.is_tree else quiver(h))]
     parts += ["\n".join([name, *(f"  {line}" for line in lines)]) for name, lines in sections.items() if lines]
     return "\n\n".join(parts)
 
@@ -127,7 +127,7 @@ def tree(hierarchy: Hierarchy) -> Iterator[str]:
             yield from branch(stratum, None, "", "")
 
 
-def levels(hierarchy: Hierarchy) -> Iterator[str]:
+def quiver(hierarchy: Hierarchy) -> Iterator[str]:
     """Lines of a quiver: every stratum once, coarsest first, with the kernel over each stratum that it lies over."""
     for depth, strata in enumerate(layers(graph(hierarchy))):
         if depth:

@@ -13,7 +13,7 @@ from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
-from fibration.runtime.parameters import bind_parameters
+from fibration.runtime.parameters import parameter_vectors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -31,7 +31,7 @@ def make_batch(
 ) -> Batch:
     """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not."""
     tokens = {name: t.detach() for name, t in tokens.items()}
-    values = bind_parameters(hierarchy, declared, index, {} if parameters is None else parameters)
+    values = parameter_vectors(hierarchy, declared, index, {} if parameters is None else parameters)
     vectors: dict[str, Tensor] = {}
     given: Tensor | None = None
     per_row = False

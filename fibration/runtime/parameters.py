@@ -15,7 +15,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.index import Index
 
 
-def bind_parameters(
+def parameter_vectors(
     hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """One float64 vector `[elements of its stratum]` per parameter input.

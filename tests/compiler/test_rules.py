@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from fibration.compiler.ir import CONDITIONS, Const, Map, Push, Scalar, arg, bind, const, scalar
+from fibration.compiler.ir import CONDITIONS, Const, Map, Push, Scalar, arg, const, scalar, with_arguments
 from fibration.compiler.rules import ANY, CHOICES, CONSTANTS, ROUNDED, RULES, C, D, rewrite
 from fibration.compiler.scalars import MEANING
 
@@ -50,7 +50,7 @@ def instances(rule):
         table = [arg(i) for i in range(8)]
         for s, c in zip(wanted, chosen, strict=True):
             table[s.value] = c
-        yield bind(rule.before, table)
+        yield with_arguments(rule.before, table)
 
 
 def leaves(s: Scalar):

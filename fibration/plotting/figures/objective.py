@@ -112,7 +112,7 @@ class Drift:
         best = int(np.argmax(np.abs(sums)))
         return float(self.total(t[best : best + 1])[0] / sums[best])
 
-    def levels(self, word: str, t: Any, key: tuple[str, str]) -> Vector:
+    def level(self, word: str, t: Any, key: tuple[str, str]) -> Vector:
         """`residual` or `gated` of a level: `[len(t), elements]`."""
         return np.concatenate([getattr(s, word)[key] for s in self.at(t)])
 
@@ -270,7 +270,7 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
         axes.grid(alpha=0.2)
         return
     if len(channels) == 1:
-        before, after = (drift.levels(word, t, (root, "")) for word in ("residual", "gated"))
+        before, after = (drift.level(word, t, (root, "")) for word in ("residual", "gated"))
         for i in range(before.shape[1]):
             colour = PALETTE[(0, 4)[i % 2]]
             sign = {1: "A > 0", -1: "A < 0"}[int(ADVANTAGE[i * TOKENS // drift.rows])] if drift.rows > 1 else root
@@ -282,7 +282,7 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
         axes.grid(alpha=0.2)
         return
     found = [sections(drift.start, root, c, advantages=(1.0,))[0] for c in channels]
-    path = [drift.levels("residual", t, (root, c)) for c in channels]
+    path = [drift.level("residual", t, (root, c)) for c in channels]
     reaches = [reach([s]) / 1.35 if s.breaks else 0.0 for s in found]
     far = [1.06 * max(r, float(p.max())) for r, p in zip(reaches, path, strict=True)]
     low = 0.0 if min(float(p.min()) for p in path) >= 0 else -1.0
