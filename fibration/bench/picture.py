@@ -62,9 +62,8 @@ def figure(results: Sequence[Measured], machine: Mapping[str, Any]) -> Figure:
     page.legend(handles.values(), handles.keys(), ncols=6, frameon=False, fontsize=9, **low_left)
     on_cpu = machine["device"] == "the processor"
     where = f"{machine['processor' if on_cpu else 'device']}, {machine['torch_threads']} threads"
-    title(page, "Value and gradient of a loss: time as a multiple of copying the bytes that must move", 0.02, 0.18)
-    below = f"{where}, torch {machine['torch']}; lower is better"
-    page.text(0.02, 1 - 0.52 / high, below, fontsize=9, va="top", color=INK)
+    what = "Value and gradient of a loss: time as a multiple of copying the bytes that must move"
+    title(page, what, 0.02, 0.18, below=f"{where}, torch {machine['torch']}; lower is better")
     return page
 
 

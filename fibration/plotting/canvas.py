@@ -44,6 +44,14 @@ def page(figure: Figure, form: str) -> bytes:
     return contents.getvalue()
 
 
-def title(figure: Figure, text: str, left: float, inches: float) -> None:
-    """A title at a distance from the top that does not grow with the figure."""
-    figure.suptitle(text, x=left, y=1 - inches / figure.get_figheight(), ha="left", fontsize=14)
+def title(figure: Figure, text: str, left: float, inches: float, below: str = "") -> None:
+    """A title at a distance from the top that does not grow with the figure, and remarks `below` it."""
+    high = figure.get_figheight()
+    figure.suptitle(text, x=left, y=1 - inches / high, ha="left", fontsize=14)
+    if below:
+        figure.text(left, 1 - 0.52 / high, below, fontsize=9, va="top", color=INK)
+
+
+def plate(alpha: float, pad: float) -> dict[str, Any]:
+    """The white behind words that stand on a picture, as matplotlib's `bbox`."""
+    return {"facecolor": "white", "edgecolor": "none", "alpha": alpha, "pad": pad}

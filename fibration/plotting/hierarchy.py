@@ -15,7 +15,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.plotting.canvas import CODE, INK, character, title
+from fibration.plotting.canvas import CODE, INK, character, plate, title
 from fibration.plotting.drifts import colours, drift, under
 from fibration.printing.regimes import unit
 from fibration.printing.text import graph, layers
@@ -79,8 +79,7 @@ def _arrows(
             half = gutter + 0.5 * one * max(map(len, lines))
             centre = min(max(x, i * wide + half), (i + 1) * wide - half)
             look = {**CODE, "fontsize": SMALL * min(1, 4 / len(lines)), "ha": "center", "linespacing": 1.05}
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-            axes.text(centre, _middle(y), label, color=INK, bbox=box, **look)
+            axes.text(centre, _middle(y), label, color=INK, bbox=plate(0.85, 0.6), **look)
 
 
 def _middle(y: int) -> float:
@@ -143,8 +142,8 @@ def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]]) -> None:
             if len(edges) <= 400:
                 axes.vlines(edges, top, low, color="white", linewidth=0.9 if len(edges) < 60 else 0.25)
             if len(row) > 1:
-                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-                axes.text(0.01 * len(order), (top + low) / 2, stratum.name, va="center", fontsize=9, bbox=box)
+                words: dict[str, Any] = {"va": "center", "fontsize": 9, "bbox": plate(0.75, 1.5)}
+                axes.text(0.01 * len(order), (top + low) / 2, stratum.name, **words)
     bounds = np.searchsorted(who.tokens[order], np.arange(len(who.names) + 1))
     for i, (name, start, stop) in enumerate(zip(who.names, bounds, bounds[1:], strict=False)):
         if stop - start > 0.012 * len(name) * len(order):  # else it would run into its neighbours

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.plotting.canvas import save, title
+from fibration.plotting.canvas import plate, save, title
 from fibration.plotting.drifts import Colours, colours
 from fibration.plotting.gate_curve import sections
 from fibration.plotting.hierarchy import hierarchy
@@ -157,8 +157,7 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     note = f"budget: ±{bound:.3g}" if bound > limit else ""
     note = f"{outside} of {len(residual)} elements lie further out" if outside else note
     if note:
-        frame = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.8}
-        upper.text(0.015, 0.94, note, transform=upper.transAxes, va="top", fontsize=9, bbox=frame)
+        upper.text(0.015, 0.94, note, transform=upper.transAxes, va="top", fontsize=9, bbox=plate(0.8, 1.5))
     lowest = min([float(residual.min()), *(line.passes[0] for line in lines if np.isfinite(line.passes[0]))])
     left = max(-limit, 1.3 * lowest) if residual.min() < 0 else -0.06 * limit
     heights = [v for line in lines for v in line.gated[line.residual >= left]] or list(after)

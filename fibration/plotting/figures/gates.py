@@ -79,9 +79,8 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     page.legend(
         handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=columns_of_legend, fontsize=9, frameon=False
     )
-    title(page, f"{h.name}: gates, and their slopes", 0.35 / wide, 0.18)
     below = ";  ".join(filter(None, (f"a {h.rows} of {tokens_of(op)} tokens", dealing(h), note)))
-    page.text(0.35 / wide, 1 - 0.52 / high, below, fontsize=9, va="top", color=INK)
+    title(page, f"{h.name}: gates, and their slopes", 0.35 / wide, 0.18, below)
     return page
 
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from fibration.compiler.diagnostics import REGIMES as NAMES
+from fibration.plotting.canvas import plate
 from fibration.plotting.gate_curve import Section
 from fibration.printing.regimes import REGIMES
 
@@ -94,10 +95,8 @@ def plane(
             name = joint([int(plus.regime((a + b) / 2)[0]), int(minus.regime((c + d) / 2)[0])])
             wide, high = (b - a) / spans[0], (d - c) / spans[1]
             if name in COLOURS and high > 0.06 and wide > 0.035 * len(name) * 0.55:
-                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.65, "pad": 1.0}
-                axes.text(
-                    a + at[0] * (b - a), c + at[1] * (d - c), name, ha="center", va="center", fontsize=8, bbox=box
-                )
+                look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "bbox": plate(0.65, 1.0)}
+                axes.text(a + at[0] * (b - a), c + at[1] * (d - c), name, **look)
     return mesh
 
 

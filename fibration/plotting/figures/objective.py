@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fibration.compiler.diagnostics import REGIMES as NAMES
 from fibration.language.loading import load
 from fibration.pipeline import compile as compile_operator
-from fibration.plotting.canvas import INK, PALETTE, title
+from fibration.plotting.canvas import INK, PALETTE, plate, title
 from fibration.plotting.figures.gates import reach
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, plane
 from fibration.plotting.figures.sample import OLD, Sample, Vector, dealing, regimes_of, sample, samples
@@ -229,12 +229,11 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
             Line2D([], [], color="black", linestyle="--", linewidth=1.2, label=_baseline_label(drift, other))
         )
     page.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.03, 0.01), ncols=2, frameon=False, fontsize=9)
-    title(page, f"{h.name}: objective while ratios drift as r = 1 + t·Δ", 0.03, 0.18)
     split = "; each sign of A is a trajectory of its own" if drift.rows > 1 else ""
     old = f";  score estimator, π_old = {OLD:g} for every token" if drift.is_score else ""
     above = ";  ".join(filter(None, (f"{TOKENS} tokens", dealing(h), note)))
     below = f"{above}\nΔ = {', '.join(f'{d:g}' for d in DELTA)};  A = sign(Δ){split}{old}".replace("-", "−")
-    page.text(0.03, 1 - 0.52 / high, below, fontsize=9, va="top", color=INK)
+    title(page, f"{h.name}: objective while ratios drift as r = 1 + t·Δ", 0.03, 0.18, below)
     return page
 
 
@@ -287,8 +286,7 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
     far = [1.06 * max(r, float(p.max())) for r, p in zip(reaches, path, strict=True)]
     low = 0.0 if min(float(p.min()) for p in path) >= 0 else -1.0
     mesh = plane(axes, found[0], found[1], low, (far[0], far[1]), at=(0.2, 0.8))
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 0.8}
-    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "bbox": box}
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "bbox": plate(0.6, 0.8)}
     for x, y in zip(path[0].T, path[1].T, strict=True):
         axes.plot(x, y, color="black", linewidth=1.8)
         for mark in np.arange(1, 8) * drift.longest / 7:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import REGIMES as NAMES
 from fibration.language.atoms import Stratum
-from fibration.plotting.canvas import INK, title
+from fibration.plotting.canvas import INK, plate, title
 from fibration.plotting.figures.gates import number
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
 from fibration.plotting.figures.sample import Level, Sample, Vector, apart, dealing, dealt, regimes_of, sample, samples
@@ -120,8 +120,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     heading = f"{h.name}: regimes of a {h.rows} of {TOKENS} tokens" + (
         ", over all ratios with mean 1" if columns > 1 else ""
     )
-    title(page, heading, 0.35 / wide, 0.18)
-    page.text(0.35 / wide, 1 - 0.52 / high, "\n".join(remarks), fontsize=9, va="top", color=INK)
+    title(page, heading, 0.35 / wide, 0.18, "\n".join(remarks))
     return page
 
 
@@ -253,8 +252,7 @@ def _frame(axes: Axes, seen: Window) -> None:
     edges = np.vstack([CORNERS, CORNERS[:1]])
     axes.plot(*edges.T, color=INK, linewidth=1.2)
     axes.plot(*CENTRE, marker="+", color="black", markersize=9)
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 0.6}
-    axes.annotate("r = 1", CENTRE, (6, 5), textcoords="offset points", fontsize=9, bbox=box)
+    axes.annotate("r = 1", CENTRE, (6, 5), textcoords="offset points", fontsize=9, bbox=plate(0.5, 0.6))
     left, right, low, high = seen.extent
     axes.set(xlim=(left, right), ylim=(low, high), aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_visible(bool(seen.half))
