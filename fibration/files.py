@@ -25,11 +25,20 @@ def write_file(path: Path, contents: str | bytes) -> None:
 
 def check_writable(folder: Path, option: str) -> None:
     """Whether `folder` is there or can be made; nothing is made yet. `option` names it on the command line."""
-    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    found = unwritable(folder)
+    if found:
         raise BackendError(
             f"the pictures cannot go to '{folder}'",
             required="a folder that can be written",
-            found=f"'{place}' is {'read-only' if place.is_dir() else 'a file'}",
+            found=found,
             remedy=f"name another with {option}",
         )
+
+
+def unwritable(path: Path, file: bool = False) -> str:
+    """Why there can be no such folder, or file, to write to; nothing if there can."""
+    place = next(p for p in (path, *path.absolute().parents) if p.exists())
+    is_file = file and place == path
+    if place.is_dir() == is_file:
+        return f"'{place}' is {'a folder' if is_file else 'a file'}"
+    return "" if os.access(place, os.W_OK if is_file else os.W_OK | os.X_OK) else f"'{place}' is read-only"

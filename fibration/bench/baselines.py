@@ -134,19 +134,20 @@ def ppo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tens
     return -b.masked(surrogate).sum() / b.tokens
 
 
+def _masked_surrogate(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared, high: float = 0.2) -> Tensor:
+    return b.masked(_clipped(_wide(log_probs) - _wide(old), _by_token(advantages, log_probs, b), 0.2, high))
+
+
 def grpo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
-    a = _by_token(advantages, log_probs, b)
-    return -(b.sums(b.masked(_clipped(_wide(log_probs) - _wide(old), a, 0.2, 0.2))) / b.length).mean()
+    return -(b.sums(_masked_surrogate(log_probs, old, advantages, b)) / b.length).mean()
 
 
 def dapo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
-    a = _by_token(advantages, log_probs, b)
-    return -b.masked(_clipped(_wide(log_probs) - _wide(old), a, 0.2, 0.28)).sum() / b.tokens
+    return -_masked_surrogate(log_probs, old, advantages, b, high=0.28).sum() / b.tokens
 
 
 def dr_grpo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
-    a = _by_token(advantages, log_probs, b)
-    return -b.masked(_clipped(_wide(log_probs) - _wide(old), a, 0.2, 0.2)).sum() / (1024 * len(b.length))
+    return -_masked_surrogate(log_probs, old, advantages, b).sum() / (1024 * len(b.length))
 
 
 # ---------------------------------------------------------------- gates on trajectories and above

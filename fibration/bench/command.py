@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fibration.bench.measure import bandwidth, clock
 from fibration.bench.rows import Measured, Plan, measure
 from fibration.bench.shapes import DTYPES, KI, MI, Shape, parse_count, sweep
 from fibration.errors import BackendError, BatchError
-from fibration.files import write_file
+from fibration.files import unwritable, write_file
 from fibration.language.hierarchy import Hierarchy
 from fibration.printing.reports import load_quietly
 
@@ -133,16 +132,10 @@ def check(settings: Settings) -> list[Hierarchy]:
 def _check_writable(path: Path, suffix: str) -> None:
     if path.suffix != suffix:
         raise BackendError(f"'{path}' cannot be written", required=f"a file that ends in {suffix}")
-    place = path if path.exists() else next(p for p in path.absolute().parents if p.exists())
-    fits = (
-        place.is_file() and os.access(place, os.W_OK) if path.exists() else place.is_dir() and os.access(place, os.W_OK)
-    )
-    if not fits:
-        folder, wrong = place.is_dir(), place.is_dir() == path.exists()
+    found = unwritable(path, file=True)
+    if found:
         raise BackendError(
-            f"'{path}' cannot be written",
-            required="a file in a folder that can be written",
-            found=f"'{place}' is {('a folder' if folder else 'a file') if wrong else 'read-only'}",
+            f"'{path}' cannot be written", required="a file in a folder that can be written", found=found
         )
 
 

@@ -72,6 +72,10 @@ class ShowFormat(StrEnum):
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
 ]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
+]
 
 
 def console() -> Console:
@@ -203,10 +207,7 @@ def run(
     out: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Where the pictures go.")] = Path(
         "out"
     ),
-    param: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
-    ] = None,
+    param: Parameters = None,
 ) -> None:
     """Gate a recorded batch and show what every level did.
 
@@ -223,10 +224,7 @@ def plot(
     figure: Annotated[
         list[str] | None, typer.Option(metavar="gates|regimes|objective|all", help="May be repeated; all if left out.")
     ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
-    ] = None,
+    param: Parameters = None,
     paper: Annotated[bool, typer.Option("--paper", help="Parameters as in the captions of the paper.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the figures go.")] = Path("out"),
     format: Annotated[str, typer.Option("--format", "-f", metavar="png,svg", help="One, or both.")] = "png",

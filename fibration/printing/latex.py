@@ -127,7 +127,7 @@ def _gate(expression: Expression) -> tuple[str, ...]:
         scale, inner = expression.arguments
         s = Reading("s")
         scaled = _replace(inner, residual / scale, s)
-        if scaled != inner and residual not in set(_leaves(scaled)):
+        if scaled != inner and residual not in set(atoms(scaled)):
             text, strength = _tex(scale)
             factor = text if strength > 1 else rf"\left({text}\right)"
             return rf"{factor} \cdot {tex(scaled)}", f"s = {tex(cancel(residual / scale))}"
@@ -138,14 +138,6 @@ def _replace(e: Expression, old: Expression, new: Expression) -> Expression:
     if e == old:
         return new
     return Apply(e.operator, tuple(_replace(a, old, new) for a in e.arguments)) if isinstance(e, Apply) else e
-
-
-def _leaves(e: Expression) -> Iterator[Expression]:
-    if isinstance(e, Apply):
-        for a in e.arguments:
-            yield from _leaves(a)
-    else:
-        yield e
 
 
 def tex(expression: Expression) -> str:
