@@ -51,6 +51,7 @@ from fibration.language.kernels import Fibration, MarkovKernel, proportional, un
 from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
 from fibration.language.operators import (
     absolute,
+    atan,
     clip,
     exp,
     expm1,
@@ -60,6 +61,7 @@ from fibration.language.operators import (
     minimum,
     sigmoid,
     sign,
+    softplus,
     sqrt,
     tanh,
     where,
@@ -107,6 +109,7 @@ __all__ = [
     "absolute",
     "advantage",
     "aggregate_gate",
+    "atan",
     "balanced",
     "clip",
     "clip_gate",
@@ -137,6 +140,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "signed_log_ratio",
+    "softplus",
     "sqrt",
     "strata",
     "tanh",

@@ -360,6 +360,8 @@ _SLOPES: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "tanh": lambda x, y: 1 - y * y,
     "sigmoid": lambda x, y: y * (1 - y),
     "sqrt": lambda x, y: 1 / (2 * y),
+    "softplus": lambda x, y: 1 / (1 + _real("exp", -x)),
+    "atan": lambda x, y: 1 / (1 + x * x),
 }
 
 
@@ -445,6 +447,8 @@ class Evaluator:
             value = 1 / (1 + _real("exp", -a.value))
         elif op == "log1p":
             value = _real("log", 1 + a.value)
+        elif op == "softplus":
+            value = _real("log", 1 + _real("exp", a.value))
         else:
             value = _real(op, a.value)
         return Dual(value, a.slope and _SLOPES[op](a.value, value) * a.slope)

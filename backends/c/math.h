@@ -141,6 +141,31 @@ MATH float tanh_f32(float x) {
 /* 0 below -709.78 (-88.72), where exp overflows. */
 MATH double sigmoid_f64(double x) { return 1 / (1 + exp_f64(-x)); }
 MATH float sigmoid_f32(float x) { return 1 / (1 + exp_f32(-x)); }
+/* The larger of x and 0, and what is above it. */
+MATH double softplus_f64(double x) { return (x > 0 ? x : 0) + log1p_f64(exp_f64(-__builtin_fabs(x))); }
+MATH float softplus_f32(float x) { return (x > 0 ? x : 0) + log1p_f32(exp_f32(-__builtin_fabsf(x))); }
+
+/* atan: |x| is turned back by no, one or two times pi/4 to some |t| <= tan(pi/8); atan(t) = t + t^3 p(t^2). */
+MATH double atan_f64(double x) {
+  double a = __builtin_fabs(x), turns = a > 0x1.3504f333f9de6p+1 ? 2 : a > 0x1.a827999fcef32p-2 ? 1 : 0;
+  double t = (turns > 1 ? -1 : a - turns) / (turns > 1 ? a : 1 + a * turns), z = t * t;
+  double p = FMA_F64(z, -0x1.2554ecebd04d7p-6, 0x1.37cb4ae6b8b43p-5);
+  p = FMA_F64(z, FMA_F64(z, p, -0x1.9cce6750a55f6p-5), 0x1.df0e437c588f4p-5);
+  p = FMA_F64(z, FMA_F64(z, p, -0x1.10eba4b741233p-4), 0x1.3b11173c19f5fp-4);
+  p = FMA_F64(z, FMA_F64(z, p, -0x1.745cf8be9b90dp-4), 0x1.c71c70e4e4bd1p-4);
+  p = FMA_F64(z, FMA_F64(z, p, -0x1.24924922a9e88p-3), 0x1.99999999957bep-3);
+  p = FMA_F64(z, p, -0x1.555555555553dp-2);
+  t = t + FMA_F64(t * z, p, turns * 0x1.1a62633145c07p-55); /* pi/4 in two parts */
+  return __builtin_copysign(turns * 0x1.921fb54442d18p-1 + t, x);
+}
+MATH float atan_f32(float x) {
+  float a = __builtin_fabsf(x), turns = a > 0x1.3504f4p+1f ? 2 : a > 0x1.a8279ap-2f ? 1 : 0;
+  float t = (turns > 1 ? -1 : a - turns) / (turns > 1 ? a : 1 + a * turns), z = t * t;
+  float p = FMA_F32(z, FMA_F32(z, -0x1.f1e8b6p-5f, 0x1.b1eb48p-4f), -0x1.23b514p-3f);
+  p = FMA_F32(z, FMA_F32(z, p, 0x1.999196p-3f), -0x1.55554ap-2f);
+  t = t + FMA_F32(t * z, p, turns * -0x1.777a5cp-26f);
+  return __builtin_copysignf(turns * 0x1.921fb6p-1f + t, x);
+}
 
 /* 16-bit storage. Integers keep it right where the processor is set to flush subnormal numbers. */
 MATH float from_bf16(uint16_t h) { return from_bits_f32((uint32_t)h << 16); }

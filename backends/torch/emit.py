@@ -22,6 +22,7 @@ OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "exp": "torch.exp({})", "log": "torch.log({})", "expm1": "torch.expm1({})", "log1p": "torch.log1p({})",
     "tanh": "torch.tanh({})", "sigmoid": "torch.sigmoid({})", "sqrt": "torch.sqrt({})",
+    "softplus": "torch.nn.functional.softplus({}, threshold=40.0)", "atan": "torch.atan({})",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 # Words that the skeleton uses; no value of a program is called so.

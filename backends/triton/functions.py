@@ -72,6 +72,40 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + exp(x)): the larger of x and 0, and what is above it."""
+    return tl.where(x > 0.0, x, 0.0) + log1p(tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def atan(x):
+    """|x| is turned back by no, one or two times pi/4 to some |t| <= tan(pi/8); a minimax polynomial in t there."""
+    a = tl.abs(x)
+    turns = tl.where(a > 2.414213562373095, 2.0, tl.where(a > 0.41421356237309503, 1.0, 0.0)).to(x.dtype)
+    t = tl.where(turns > 1.0, -1.0, a - turns) / tl.where(turns > 1.0, a, 1.0 + a * turns)
+    z = t * t
+    if x.dtype == tl.float64:
+        p = z * -0.017903548591907317 + 0.03806080464507613
+        p = p * z - 0.050391389643816994
+        p = p * z + 0.0584784811096756
+        p = p * z - 0.06663097707866754
+        p = p * z + 0.07692059589464638
+        p = p * z - 0.09090897718281017
+        p = p * z + 0.11111110781921175
+        p = p * z - 0.14285714280162076
+        p = p * z + 0.19999999999953205
+        p = p * z - 0.333333333333332
+        y = turns * 0.7853981633974483 + (t + (t * z * p + turns * 3.061616997868383e-17))
+    else:
+        p = z * -0.060779910534620285 + 0.10593727231025696
+        p = p * z - 0.142435222864151
+        p = p * z + 0.19998471438884735
+        p = p * z - 0.33333316445350647
+        y = turns * 0.7853981852531433 + (t + (t * z * p - turns * 2.1855695e-08))
+    return tl.where(x < 0.0, -y, y)
+
+
+@triton.jit
 def place(positions, first, start, i, m):
     """Where the i-th token of each row lies: int64 [BLOCK_R, BLOCK_T]. Rows are whole where `positions` is None."""
     at = start[:, None] + i

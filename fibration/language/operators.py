@@ -227,6 +227,19 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
         exact=exact.sqrt, rounded=True, numeric=np.sqrt, domain=lambda x: ((x, NOT_NEGATIVE),),
         slopes=lambda x, y: (1 / (2 * y),),
     ),
+    "softplus": Primitive(
+        arity=1, latex=r"\operatorname{softplus}\left(%s\right)", ir="softplus", cost=55,
+        sympy=lambda x: sympy.log(1 + sympy.exp(x)),
+        exact=lambda x: exact.transcendental("log1p")(exact.transcendental("exp")(x)), rounded=True,
+        numeric=lambda x: np.logaddexp(0.0, x), domain=everywhere, slopes=lambda x, y: (sigmoid(x),),
+    ),
+    "atan": Primitive(
+        arity=1, latex=r"\arctan\left(%s\right)", ir="atan", cost=25,
+        sympy=sympy.atan, heads=(sympy.atan,), constants={sympy.pi: lambda: 4 * atan(1)},
+        signs=lambda signs, x: signs(x), bound=sympy.pi / 2,
+        exact=exact.transcendental("atan"), rounded=True, numeric=np.arctan, domain=everywhere,
+        slopes=lambda x, y: (1 / (1 + x * x),),
+    ),
 }  # fmt: skip
 SYNTAX.update(OPERATORS)
 PRIMITIVES: dict[str, Primitive] = {row.ir: row for row in OPERATORS.values() if isinstance(row, Primitive)}
@@ -289,3 +302,13 @@ def sigmoid(a: Operand) -> Expression:
 
 def sqrt(a: Operand) -> Expression:
     return apply("sqrt", a)
+
+
+def softplus(a: Operand) -> Expression:
+    """`log(1 + exp(a))`, also where `exp(a)` overflows."""
+    return apply("softplus", a)
+
+
+def atan(a: Operand) -> Expression:
+    """The angle between -π/2 and π/2 whose tangent is `a`."""
+    return apply("atan", a)

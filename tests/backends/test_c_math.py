@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from fibration.backends.c import emit
+
 HEADER = Path(__file__).parents[2] / "backends" / "c" / "math.h"
 COMPILER = shutil.which("cc")
 STRICT = ["-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
@@ -29,8 +31,10 @@ FUNCTIONS: dict[str, tuple[float, float, tuple[float, float], tuple[float, float
     "tanh": (3.0, 3.0, (-20.0, 20.0), (-10.0, 10.0)),
     "sigmoid": (3.0, 3.0, (-708.3, 40.0), (-87.3, 20.0)),
     "sqrt": (0.5001, 0.5001, (0.0, 4.0), (0.0, 4.0)),
+    "softplus": (2.0, 2.0, (-708.3, 40.0), (-87.3, 20.0)),
+    "atan": (2.0, 2.0, (-20.0, 20.0), (-20.0, 20.0)),
 }
-POSITIVE = {"log", "sqrt"}
+UNBOUNDED = {"log", "sqrt", "log1p", "atan"}
 STORAGE = {
     "from_bf16": ("uint16_t", "float"),
     "from_f16": ("uint16_t", "float"),
@@ -39,6 +43,10 @@ STORAGE = {
 }
 C_NAMES = {np.dtype(np.float64): ("double", "f64"), np.dtype(np.float32): ("float", "f32")}
 Function = Callable[[np.ndarray], np.ndarray]
+
+
+def test_every_function_of_the_backend_has_its_bound() -> None:
+    assert FUNCTIONS.keys() == SPECIALS.keys() == set(emit.FUNCTIONS)
 
 
 def loops() -> dict[str, tuple[str, str]]:
@@ -84,8 +92,20 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return result
 
 
+def softplus(x: np.ndarray) -> np.ndarray:
+    result: np.ndarray = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    return result
+
+
 def reference(name: str) -> Function:
-    function: Function = sigmoid if name == "sigmoid" else getattr(np, name)
+    function: Function = {"sigmoid": sigmoid, "softplus": softplus, "atan": np.arctan}.get(name) or getattr(np, name)
+    return function
+
+
+def in_any_precision(name: str) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = {
+        "sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)), "softplus": lambda v: mpmath.log1p(mpmath.exp(v))
+    }.get(name) or getattr(mpmath, name)  # fmt: skip
     return function
 
 
@@ -118,7 +138,7 @@ def arguments(name: str, dtype: Any, count: int) -> np.ndarray:
     )
     with np.errstate(over="ignore", under="ignore"):
         x = np.concatenate([some, magnitude * rng.choice([-1, 1], magnitude.size)]).astype(dtype)
-    limit = info.max if name in POSITIVE or name == "log1p" else high
+    limit = info.max if name in UNBOUNDED else high
     inside: np.ndarray = x[(x > low) & (x < limit) & (x != 0)]
     return inside
 
@@ -145,8 +165,7 @@ def test_a_float_is_within_its_bound(call: Callable[..., np.ndarray], name: str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_double_agrees_with_arbitrary_precision(call: Callable[..., np.ndarray], name: str) -> None:
     x = arguments(name, np.float64, 2_000)[::40]
-    function = (lambda v: 1 / (1 + mpmath.exp(-v))) if name == "sigmoid" else getattr(mpmath, name)
-    result = call(name, x)
+    function, result = in_any_precision(name), call(name, x)
     with mpmath.workprec(1200):
         for value, got in zip(x.tolist(), result.tolist(), strict=True):
             exact = function(mpmath.mpf(value))
@@ -162,6 +181,23 @@ SPECIALS: dict[str, list[tuple[float, float]]] = {
     "tanh": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (1e30, 1.0), (-1e30, -1.0), (30.0, 1.0)],
     "sigmoid": [(0.0, 0.5), (-0.0, 0.5), (INF, 1.0), (-INF, 0.0), (1e30, 1.0), (-1e30, 0.0), (50.0, 1.0)],
     "sqrt": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, NAN), (-1.0, NAN), (4.0, 2.0)],
+    "softplus": [
+        (INF, INF),
+        (-INF, 0.0),
+        (1e30, 1e30),
+        (-1e30, 0.0),
+        (50.0, 50.0),
+        (0.0, math.log(2)),
+        (-0.0, math.log(2)),
+    ],
+    "atan": [
+        (0.0, 0.0),
+        (-0.0, -0.0),
+        (INF, math.pi / 2),
+        (-INF, -math.pi / 2),
+        (1e30, math.pi / 2),
+        (-1e30, -math.pi / 2),
+    ],
 }
 
 
@@ -221,7 +257,7 @@ def test_exp_outside_its_range_is_zero_or_infinite(call: Callable[..., np.ndarra
 def test_tiny_arguments_are_kept_to_the_last_bit(call: Callable[..., np.ndarray], dtype: Any) -> None:
     least = np.finfo(dtype).smallest_subnormal
     x = np.concatenate([np.arange(-2000, 2001) * least, np.ldexp(np.array([-1.5, 1.5], dtype), -100)]).astype(dtype)
-    for name in ("expm1", "log1p", "tanh"):
+    for name in ("expm1", "log1p", "tanh", "atan"):
         np.testing.assert_array_equal(call(name, x), x)
 
 

@@ -2,7 +2,9 @@
 
 import ast
 import functools
+import importlib.util
 import logging
+import math
 import re
 import sys
 from dataclasses import replace
@@ -17,7 +19,8 @@ from support import SPECS, Batch, packed, padded, spec, triton_artifact
 from fibration import BackendError, Fibration, Gate, Hierarchy, log_ratio, residual, strata, token_mean, uniform, where
 from fibration.backends.triton import load
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.language import fitted, is_literal, typed
+from fibration.backends.triton.language import FUNCTIONS, fitted, is_literal, typed
+from fibration.language.operators import PRIMITIVES
 from fibration.pipeline import choose
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -237,3 +240,39 @@ def test_the_best_backend_of_a_machine(monkeypatch, caplog):
         "fibration: backend 'torch'",
         "fibration: backend 'triton'",
     ]
+
+
+# ---------------------------------------------------------------- functions that Triton has not
+
+LOOP = """
+import triton
+import triton.language as tl
+from fibration.backends.triton.functions import {name}
+
+
+@triton.jit
+def loop(x, y, n: tl.constexpr):
+    i = tl.arange(0, n)
+    tl.store(y + i, {name}(tl.load(x + i)))
+"""
+EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 87.0, -87.0, 1e30, -1e30)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_within_some_roundings_and_right_at_the_edges(name, dtype, tmp_path):
+    (tmp_path / f"loop_{name}.py").write_text(LOOP.format(name=name))
+    made = importlib.util.spec_from_file_location(f"loop_{name}", tmp_path / f"loop_{name}.py")
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    sizes = np.geomspace(1e-20, 300, 1000)
+    x = torch.from_numpy(np.resize(np.concatenate([EDGES, sizes, -sizes, np.linspace(-8, 8, 2000)]), 4096)).to(dtype)
+    y = torch.empty_like(x)
+    module.loop[(1,)](x, y, 4096)
+    with np.errstate(all="ignore"):
+        exact = PRIMITIVES[name].numeric(x.double().numpy())
+        rounded = exact.astype(x.numpy().dtype).astype(float)
+    normal = np.isnan(rounded) | (rounded == 0) | (np.abs(rounded) >= np.finfo(x.numpy().dtype).smallest_normal)
+    roundings = 8 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(y.double().numpy()[normal], rounded[normal], rtol=roundings, atol=0)

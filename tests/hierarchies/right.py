@@ -11,6 +11,7 @@ from fibration import (
     absolute,
     advantage,
     aggregate_gate,
+    atan,
     clip,
     clip_gate,
     constant_normaliser,
@@ -36,6 +37,7 @@ from fibration import (
     sigmoid,
     sign,
     signed_log_ratio,
+    softplus,
     sqrt,
     strata,
     tanh,
@@ -121,6 +123,8 @@ def right_gates():
     split = signed_log_ratio(scale=1 / T)
     return {
         "tanh": one(epsilon * tanh(residual / epsilon), log_ratio()),
+        "arc tangent": one(epsilon * atan(residual / epsilon), log_ratio()),
+        "centred softplus": one(2 * epsilon * (softplus(residual / epsilon) - log(2)), log_ratio()),
         "bell": one(residual * exp(-residual * residual), log_ratio()),
         "softsign": one(residual / (1 + abs(residual)), log_ratio()),
         "softer sign": one(residual / sqrt(1 + residual * residual / (epsilon * epsilon)), log_ratio()),

@@ -316,7 +316,7 @@ class _Rounding:
             return np.where(rest > 0, e[0] / rest, np.inf)
         if op == "sqrt":
             return np.where(e[0] == 0, 0.0, np.where(value > 0, e[0] / value, np.sqrt(e[0])))
-        assert op in ("neg", "tanh", "sigmoid")  # none of them is steeper than 1
+        assert op in ("neg", "tanh", "sigmoid", "softplus", "atan")  # none of them is steeper than 1
         return e[0]
 
 

@@ -102,11 +102,7 @@ class World:
 
 def rounds(*expressions: Expression) -> bool:
     """Whether values are only correct to fifty digits."""
-    return any(
-        isinstance(e, Apply)
-        and (e.operator in ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt") or rounds(*e.arguments))
-        for e in expressions
-    )
+    return any(isinstance(e, Apply) and (e.operator in _SLOPE or rounds(*e.arguments)) for e in expressions)
 
 
 # ---------------------------------------------------------------- the operator, densely (eq:fgh_gating)
@@ -238,6 +234,7 @@ class Numeric:
 _SLOPE = {
     "exp": lambda a, y: y, "expm1": lambda a, y: y + 1, "log": lambda a, y: 1 / a, "log1p": lambda a, y: 1 / (1 + a),
     "tanh": lambda a, y: 1 - y * y, "sigmoid": lambda a, y: y * (1 - y), "sqrt": lambda a, y: 1 / (2 * y),
+    "softplus": lambda a, y: 1 - evaluate(exp(-x), {x: y}), "atan": lambda a, y: 1 / (1 + a * a),
 }  # fmt: skip
 
 

@@ -96,6 +96,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # a fun
     "tanh": (np.tanh, lambda x, y: 1 - y * y),
     "sigmoid": (_sigmoid, lambda x, y: y * (1 - y)),
     "sqrt": (np.sqrt, lambda x, y: 1 / (2 * y)),
+    "softplus": (lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), lambda x, y: _sigmoid(x)),
+    "atan": (np.arctan, lambda x, y: 1 / (1 + x * x)),
 }
 CONDITIONS: dict[str, Callable[..., Any]] = {
     "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,

@@ -1,0 +1,110 @@
+"""Gates that bend instead of break: proved, and the same on every backend, near 0 and where their functions saturate."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hierarchies.zoo import T, epsilon, one, token, trajectory, two
+from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, Case, case, holds_gate, holds_training
+from support import central, spread_batch
+
+from fibration import (
+    Gate,
+    Hierarchy,
+    Parameter,
+    atan,
+    count,
+    log,
+    log_ratio,
+    ratio_deviation,
+    residual,
+    signed_log_ratio,
+    softplus,
+    sqrt,
+)
+from fibration.language.sympy_bridge import to_sympy
+from fibration.laws.proof.branches import always_defined
+from fibration.laws.proof.signs import Assumptions
+
+ARC = epsilon * atan(residual / epsilon)
+SOFT = 2 * epsilon * (softplus(residual / epsilon) - log(2))  # falls to -2 ln 2 epsilon, rises for ever
+HIERARCHIES: dict[str, Hierarchy] = {
+    "arc": one(ARC, log_ratio()),
+    "soft": one(SOFT, log_ratio()),
+    "both levels": two(
+        outer=Gate(ARC).per(T), inner=Gate(SOFT).per(1 / count(token, over=trajectory)), split=signed_log_ratio(1 / T)
+    ),
+}
+SCALES = {"near 0": 1e-3, "bent": 0.4, "saturated": 12.0}
+
+
+@functools.cache
+def soft_case(name: str, scale: str, dtype: object, direct: bool) -> Case:
+    batch = spread_batch((3, 1, 7, 2, 5), seed=3, scale=SCALES[scale])
+    return case(HIERARCHIES[name], batch, dtype, 5, direct)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_soft_gates_are_proved(name: str) -> None:
+    found = HIERARCHIES[name].verify()
+    assert found.ok, found
+    first_order = [v for v in found.verdicts if v.law in ("identity", "first_order")]
+    assert first_order and all(v.status == "proved" for v in first_order)
+
+
+def test_a_soft_gate_of_another_slope_is_refuted() -> None:
+    for gate in (2 * ARC, epsilon * (softplus(residual / epsilon) - log(2)), epsilon * softplus(residual / epsilon)):
+        assert any(v.law == "first_order" and v.status == "refuted" for v in one(gate, log_ratio()).verify().verdicts)
+
+
+@pytest.mark.parametrize(("most", "proved"), [(0.6, True), (0.7, False)])
+def test_a_ratio_stays_positive_where_the_arc_is_shorter_than_1(most: float, proved: bool) -> None:
+    """`1 + C·atan(ρ/C)` is above `1 - C·π/2`, and as near to it as one likes."""
+    narrow = Parameter("narrow", default=0.1, upper=most)
+    found = one(narrow * atan(residual / narrow / 50), ratio_deviation()).verify().verdicts
+    assert [v.status == "proved" for v in found if v.law == "positivity"] == [proved]
+
+
+def test_proofs_know_the_signs_of_soft_functions() -> None:
+    assume = Assumptions(one(ARC).shape)
+    signs = {
+        softplus(residual): {1},
+        atan(residual**2 + 1): {1},
+        atan(-epsilon): {-1},
+        2 - atan(residual): {1},
+        1.57 - atan(residual): {-1, 0, 1},
+        atan(residual) + 1.58: {1},
+    }
+    assert {e: set(assume.signs(to_sympy(e))) for e in signs} == signs
+    assert all(
+        always_defined(e, assume) for e in (1 / softplus(residual), log(softplus(residual)), sqrt(2 + atan(residual)))
+    )
+    assert not any(
+        always_defined(e, assume) for e in (1 / atan(residual), log(atan(residual)), sqrt(1 + atan(residual)))
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS_HERE, ids=str)
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_soft_gates_match_the_interpreter(name: str, scale: str, dtype: object, backend: Backend) -> None:
+    holds_training(backend, soft_case(name, scale, dtype, False), "padded")
+    holds_gate(backend, soft_case(name, scale, dtype, True), "packed")
+
+
+@pytest.mark.parametrize("backend", BACKENDS_HERE, ids=str)
+@pytest.mark.parametrize("scale", ["near 0", "bent"])
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_coefficients_of_soft_gates_against_finite_differences(name: str, scale: str, backend: Backend) -> None:
+    c = soft_case(name, scale, F64, True)
+    op, layout = backend.operator(c.hierarchy), c.layout(backend, "packed")
+    a, zero = layout.tensor(c.batch.advantages), layout.tensor(np.zeros(c.batch.tokens))
+
+    def objective(x: np.ndarray) -> float:
+        return float(op.coefficients(layout.tensor(x), zero, a, layout.index, metrics=False).objective)
+
+    found = layout.read(op.coefficients(layout.tensor(c.batch.x), zero, a, layout.index, metrics=False).values)
+    assert found == pytest.approx(central(objective, c.batch.x, 1e-5), rel=1e-6, abs=1e-7 * np.abs(found).max())
