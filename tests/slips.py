@@ -219,6 +219,8 @@ COMPILER = (
     slip(
         "interning forgets a reduction", "test_ir.py test_stages test_operator",
         "for k, v in sorted(named.items()))", 'for k, v in sorted(named.items()) if k != "reduce")',
+        "if isinstance(v, float) else v) for v in given])",
+        'if isinstance(v, float) else v) for v in given if v not in ("sum", "max")])',
     ),
     slip(
         "x - x is 0 for infinities too", "hard_inputs bad_input test_ir.py test_stages test_rules",
