@@ -157,6 +157,7 @@ def wrong_kernels() -> dict[str, Wrong]:
         "unnormalised measure": reflecting(weight),
         "an attribute for its total": reflecting(proportional(weight)),
         "squared share": reflecting((weight / W) ** 2),
+        "square over the total": reflecting(weight**2 / W),
         "share of the square": reflecting(weight * weight / (W * W)),
         "root of a share": reflecting(sqrt(weight / W)),
         "plain mean of weights": reflecting(weight / T),
@@ -459,6 +460,7 @@ def undecidable() -> dict[str, Wrong]:
         "wrong for one far length": Wrong(two(where((far <= T) & (far >= T), 0, 1 / T)), "reflecting", KERNEL),
         "wrong beyond a far weight": Wrong(two(where(weight <= far, 1 / T, 2 / T)), "reflecting", KERNEL),
         "negative beyond a far length": Wrong(two(where(far >= T, 1 / T, 2 * weight / W - 1 / T)), "markov", KERNEL),
+        "0 for an only token": Wrong(two((T - 1) / T), "markov", KERNEL),  # no case of it is negative: m would be 0
         "wrong in the fortieth digit": Wrong(two((1 + exp(0 * T - 100)) / T), "reflecting", KERNEL),
         "right, but not to this procedure: a sum of logarithms": Wrong(
             two((1 + log(2 + 0 * T) + log(3 + 0 * T) - log(6 + 0 * T)) / T), "reflecting", KERNEL
