@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -349,6 +350,16 @@ def test_an_edit_of_what_decides_changes_the_sources(tmp_path, monkeypatch):
     shutil.rmtree(copied / "laws")
     (copied / "errors.py").unlink()
     assert kept.sources() == ""
+
+
+def test_what_decides_imports_nothing_beyond_the_sources():
+    """Else an edit there would be no edit of what decides. The cache itself says nothing of a hierarchy."""
+    package = Path(fibration.__file__).parent
+    texts = [f.read_text() for room in ("language", "laws") for f in (package / room).rglob("*.py")]
+    used = {m for text in texts for m in re.findall(r"^\s*(?:from|import) fibration\.(\w+)", text, re.MULTILINE)}
+    assert used == {"errors", "language", "laws"}
+    whole = {m for text in texts for m in re.findall(r"^\s*from fibration import (.+)", text, re.MULTILINE)}
+    assert whole == {"cache"}
 
 
 def test_without_sources_nothing_is_kept_on_disk(place, decided, monkeypatch):
