@@ -20,8 +20,7 @@ from hypothesis import HealthCheck, settings
 if not torch.cuda.is_available():  # read when triton is first imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "backends")]
+sys.path.insert(0, str(Path(__file__).parent))
 
 settings.register_profile(
     "deterministic",

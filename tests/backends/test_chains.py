@@ -1,20 +1,14 @@
-"""Every backend that runs here against the float64 interpreter: shipped hierarchies, a hundred random chains, and what
-breaks naive code. `backends_here.py` says which backends these are, and where the tolerances come from."""
+"""Every backend that runs here against the float64 interpreter: shipped hierarchies and a hundred random chains. `backends_here.py` says which backends these are, and where the tolerances come from."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import zlib
 
 import numpy as np
 import pytest
-import test_gradients
-import test_hard_inputs
-import test_vectors
 import torch
-from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_chain, unasked
+from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_chain
 from oracles.backends_here import (
     BACKENDS_HERE,
     F32,
@@ -51,11 +45,6 @@ def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool
 def shipped_case(name: str, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
     number = shipped().index(name)
     return case(spec(name), batch_for(spec(name), number + 7, small), dtype, number, direct)
-
-
-@pytest.fixture(params=BACKENDS_HERE, ids=str)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return request.param
 
 
 PRECISIONS = [(d, b) for b in BACKENDS_HERE for d in DTYPES if d in (F64, F32) or not b.slow]  # two on a slow backend
@@ -238,71 +227,6 @@ def test_the_first_update_learns(name, dtype, backend):
     found = op.coefficients(now, old, a, layout.index).values
     assert layout.read(found) == pytest.approx(weight * c.batch.advantages, rel=4 * 2.0**-53 if dtype == F64 else 3e-7)
     assert layout.read(op.gate(now - old, layout.index, advantages=a)).tolist() == [1.0] * 24
-
-
-# ---------------------------------------------------------------- what breaks naive code
-
-HARD = {
-    test_hard_inputs: (
-        "test_what_lies_under_the_mask_is_never_read",
-        "test_a_cotangent_under_the_mask_is_never_read",
-        "test_rows_without_tokens_change_nothing",
-        "test_one_token_trajectories",
-        "test_rollback_of_a_million_tokens_in_float32",
-        "test_a_million_tokens_in_one_trajectory",
-        "test_many_trajectories",
-        "test_sizes_from_tiny_to_huge",
-        "test_drifts_beyond_all_reason_stay_bounded",
-        "test_negative_zero_is_zero",
-        "test_zero_advantages",
-        "test_huge_advantages",
-        "test_inputs_are_left_as_they_were",
-        "test_expanded_and_sliced_inputs",
-    ),
-    test_gradients: (
-        "test_aggregate_gate_at_its_breakpoints",
-        "test_clip_gate_at_its_breakpoints",
-        "test_some_tokens_at_zero",
-        "test_one_token_trajectories_keep_their_gradient",
-    ),
-    test_vectors: (
-        "test_fiberpo_matches_its_closed_form",
-        "test_apc_ratios",
-        "test_losses_and_gradients_of_a_trainer",
-    ),
-}
-LONG = ("million", "many")
-
-
-def hard():
-    """Tests of other files, as they stand, with their arguments."""
-    for module, names in HARD.items():
-        for name in names:
-            function = getattr(module, name)
-            marks = [m for m in getattr(function, "pytestmark", ()) if m.name == "parametrize"]
-            axes = []
-            for mark in marks:
-                keys = mark.args[0].split(", ") if isinstance(mark.args[0], str) else mark.args[0]
-                rows = [row if len(keys) > 1 else (row,) for row in mark.args[1]]
-                axes.append([dict(zip(keys, row, strict=True)) for row in rows])
-            for i, chosen in enumerate(itertools.product(*axes)):
-                arguments = {k: v for part in chosen for k, v in part.items()}
-                yield module, name, arguments, f"{name.removeprefix('test_')}-{i}"
-
-
-def hard_on_others():
-    """The torch backend goes through them in their own files; a slow one gets a few."""
-    for other in (b for b in BACKENDS_HERE if b.device == "cpu" and b != TORCH):
-        for module, name, arguments, label in hard():
-            few = zlib.crc32(repr(arguments).encode()) % 5 == 0 and not any(word in name for word in LONG)
-            if few or not other.slow:
-                yield pytest.param(module, name, arguments, other, id=f"{label}-{other}")
-
-
-@pytest.mark.parametrize(("module", "name", "arguments", "other"), list(hard_on_others()))
-def test_hard_inputs_on_other_backends(module, name, arguments, other, monkeypatch):
-    monkeypatch.setattr(module, "operator", lambda h: unasked(h, other.name))
-    getattr(module, name)(**arguments)
 
 
 # ---------------------------------------------------------------- bad input

@@ -259,7 +259,7 @@ def test_the_first_update_of_gspo_learns_what_trajectories_can():
 
 
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
-def test_some_tokens_at_zero(name):
+def test_some_tokens_at_zero(operator, name):
     """A token with x = 0 among others belongs to `+` alone."""
     op, hierarchy = operator(spec(name)), spec(name)
     batch = spread_batch(scale=0.2)
@@ -286,7 +286,7 @@ def scalar_gate(gate, decomposition=None):
     )
 
 
-def response(gate, s, decomposition=None):
+def response(gate, s, decomposition=None, operator=operator):
     """Value and slope of a gate at a trajectory of one token: log of the gated ratio, and its derivative."""
     op = operator(scalar_gate(gate, decomposition))
     x = torch.tensor([s], dtype=torch.float64, requires_grad=True)
@@ -308,9 +308,9 @@ DOWN = math.nextafter(0.25, 0)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("coordinates", ["log", "signed"])
-def test_aggregate_gate_at_its_breakpoints(s, value, slope, coordinates):
+def test_aggregate_gate_at_its_breakpoints(operator, s, value, slope, coordinates):
     """Slope 1 on the closed budget, -k in the open strip, 0 from (1 + 1/k)·C on; budget 1/4 and k = 4 are exact."""
-    found = response(aggregate_gate(0.25, rollback=4), s, COORDINATES[coordinates]())
+    found = response(aggregate_gate(0.25, rollback=4), s, COORDINATES[coordinates](), operator)
     assert found == pytest.approx((value, slope), rel=1e-14, abs=1e-15)
 
 
@@ -326,8 +326,8 @@ def test_aggregate_gate_at_its_breakpoints(s, value, slope, coordinates):
         (-DOWN, -DOWN, 1),
     ],
 )
-def test_clip_gate_at_its_breakpoints(s, value, slope):
-    assert response(clip_gate(0.25), s) == pytest.approx((value, slope), rel=1e-14, abs=1e-15)
+def test_clip_gate_at_its_breakpoints(operator, s, value, slope):
+    assert response(clip_gate(0.25), s, operator=operator) == pytest.approx((value, slope), rel=1e-14, abs=1e-15)
 
 
 def against(gate, s, advantage):
@@ -452,7 +452,7 @@ def test_metrics_do_not_change_the_gradient():
         assert a[1] == b[1]
 
 
-def test_one_token_trajectories_keep_their_gradient():
+def test_one_token_trajectories_keep_their_gradient(operator):
     """T = 1: the trajectory's mean is the token; FiberPO rolls back with slope -1."""
     op = operator(spec("fiberpo"))
     batch = Batch((1, 1, 1), np.array([0.25, -0.125, 0.3]), np.array([1.0, 2.0, -1.0]))

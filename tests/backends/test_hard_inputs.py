@@ -33,7 +33,7 @@ GARBAGE = [float("nan"), float("inf"), -float("inf"), 3e38, 0.0]
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_what_lies_under_the_mask_is_never_read(name, garbage):
+def test_what_lies_under_the_mask_is_never_read(operator, name, garbage):
     op = operator(spec(name))
     batch = spread_batch(per_row=True)
     layout = padded(op, batch)
@@ -61,7 +61,7 @@ def test_what_lies_under_the_mask_is_never_read(name, garbage):
     assert all(torch.isfinite(v).all() for v in (*seen.residual.values(), *seen.gated.values()))
 
 
-def test_a_cotangent_under_the_mask_is_never_read():
+def test_a_cotangent_under_the_mask_is_never_read(operator):
     op = operator(spec("fiberpo"))
     batch = spread_batch()
     layout = padded(op, batch)
@@ -76,7 +76,7 @@ def test_a_cotangent_under_the_mask_is_never_read():
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_rows_without_tokens_change_nothing(name):
+def test_rows_without_tokens_change_nothing(operator, name):
     op = operator(spec(name))
     batch = spread_batch(lengths=(3, 1, 4), per_row=True)
     with_empty = replace(
@@ -96,7 +96,7 @@ def test_rows_without_tokens_change_nothing(name):
     assert layout.read(result.values).tolist() == expected[0].tolist()
 
 
-def test_one_token_trajectories():
+def test_one_token_trajectories(operator):
     for name in SPECS:
         op = operator(spec(name))
         batch = spread_batch(lengths=(1,) * 6, scale=0.3)
@@ -124,8 +124,9 @@ def drifted(s, generator):
     return x, mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
-def test_rollback_of_a_million_tokens_in_float32(part):
+def test_rollback_of_a_million_tokens_in_float32(operator, part):
     """The strip (C, (1 + 1/k)C) is 2e-7 wide at C = 0.2, narrower than float32 resolves the mean; the result is right."""
     budget = Fraction(0.2)
     target = float(budget + Fraction(part) * budget / MILLION)
@@ -157,7 +158,8 @@ def test_rollback_of_a_million_tokens_in_float32(part):
     assert np.abs(result.values.double().numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_a_million_tokens_in_one_trajectory():
+@pytest.mark.long
+def test_a_million_tokens_in_one_trajectory(operator):
     """Sums stay means, and means keep their digits: against exactly rounded sums."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=MILLION) * 0.02
@@ -172,7 +174,8 @@ def test_a_million_tokens_in_one_trajectory():
     assert result.objective.item() == pytest.approx(math.fsum(np.exp(x)) / MILLION, rel=1e-12)
 
 
-def test_many_trajectories():
+@pytest.mark.long
+def test_many_trajectories(operator):
     """Fifty thousand rows, shuffled over a hundred groups; the cheap invariants."""
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, 5, size=50_000)
@@ -244,7 +247,7 @@ def test_the_difference_of_log_probs_is_taken_in_float64():
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("size", [1e-300, 1e-30, 1e-8, 20.0, 600.0, 1000.0])
-def test_sizes_from_tiny_to_huge(name, size):
+def test_sizes_from_tiny_to_huge(operator, name, size):
     op = operator(spec(name))
     shape = spread_batch(scale=1.0, per_row=True)
     batch = shape.with_x(np.sign(shape.x) * size * (1 + 0.1 * np.abs(shape.x).clip(0, 1)))
@@ -257,7 +260,7 @@ def test_sizes_from_tiny_to_huge(name, size):
 
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "gspo", "grpo"])
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e300])
-def test_drifts_beyond_all_reason_stay_bounded(name, size):
+def test_drifts_beyond_all_reason_stay_bounded(operator, name, size):
     """exp(1e3) overflows; a gate that limits or zeroes it must not let an infinity or NaN through."""
     op = operator(spec(name))
     batch = Batch(
@@ -288,7 +291,7 @@ def test_a_budget_bounds_what_fiberpo_lets_through():
         assert gated.min() >= -0.2 - 1e-12
 
 
-def test_negative_zero_is_zero():
+def test_negative_zero_is_zero(operator):
     for name in SPECS:
         op = operator(spec(name))
         batch = spread_batch(per_row=True)
@@ -302,7 +305,7 @@ def test_negative_zero_is_zero():
         assert a[1] == b[1]
 
 
-def test_zero_advantages():
+def test_zero_advantages(operator):
     for name in SPECS:
         op = operator(spec(name))
         batch = replace(spread_batch(), advantages=np.zeros(17))
@@ -311,7 +314,7 @@ def test_zero_advantages():
         assert objective == 0
 
 
-def test_huge_advantages():
+def test_huge_advantages(operator):
     op = operator(spec("fiberpo"))
     batch = spread_batch()
     layout = packed(op, batch)
@@ -323,8 +326,8 @@ def test_huge_advantages():
 # ---------------------------------------------------------------- autograd
 
 
-def a_batch(dtype=torch.float64, name="fiberpo"):
-    op = operator(spec(name))
+def a_batch(dtype=torch.float64, operator=operator):
+    op = operator(spec("fiberpo"))
     batch = spread_batch(scale=0.2)
     layout = padded(op, batch)
     now = layout.tensor(batch.x - 1, dtype, under_mask=-1.0)
@@ -413,8 +416,8 @@ def test_without_a_graph():
     assert all(not v.requires_grad for v in [op.coefficients(x, old, a, layout.index).objective])
 
 
-def test_inputs_are_left_as_they_were():
-    op, layout, now, old, a = a_batch()
+def test_inputs_are_left_as_they_were(operator):
+    op, layout, now, old, a = a_batch(operator=operator)
     copies = [t.clone() for t in (now, old, a)]
     x = now.requires_grad_()
     op.loss(x, old, a, layout.index).loss.backward()
@@ -468,8 +471,8 @@ def test_anomaly_detection_finds_nothing():
         op.loss(x, old, a, layout.index).loss.backward()
 
 
-def test_expanded_and_sliced_inputs():
-    op, layout, now, old, a = a_batch()
+def test_expanded_and_sliced_inputs(operator):
+    op, layout, now, old, a = a_batch(operator=operator)
     base = torch.zeros(layout.shape[0] + 2, layout.shape[1] * 2, dtype=torch.float64, requires_grad=True)
     view = base[1:-1, ::2]
     loss = op.loss(view, old + 1, a, layout.index).loss

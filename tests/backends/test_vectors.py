@@ -69,7 +69,7 @@ def close(found, expected, tolerance):
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("layout_of", LAYOUTS)
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
-def test_fiberpo_matches_its_closed_form(name, layout_of, dtype, number):
+def test_fiberpo_matches_its_closed_form(operator, name, layout_of, dtype, number):
     case, tolerance = CLOSED[number], PRECISIONS[dtype]
     expected, batch, op = case[name], batch_of(case), operator(spec(name))
     layout = LAYOUTS[layout_of](op, batch, number)
@@ -163,7 +163,7 @@ def test_gspo_ratios(dtype, number):
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("layout_of", LAYOUTS)
-def test_apc_ratios(layout_of, dtype, number):
+def test_apc_ratios(operator, layout_of, dtype, number):
     """eq:apc_obj_gating: what the others at a token's state leave of the budget, from both sign channels."""
     case, tolerance = CLOSED[number], PRECISIONS[dtype]
     batch = replace(batch_of(case), token_labels={"state": case["apc"]["state_of_token"]})
@@ -193,7 +193,7 @@ def trainer_setting(loss, mean, settings):
 @pytest.mark.parametrize("number", range(len(TRAINER)))
 @pytest.mark.parametrize(("loss", "mean"), AGGREGATED)
 @pytest.mark.parametrize("layout_of", ["padded", "packed"])
-def test_losses_and_gradients_of_a_trainer(loss, mean, layout_of, number):
+def test_losses_and_gradients_of_a_trainer(operator, loss, mean, layout_of, number):
     """`vanilla` is PPO with dual clip at 3; advantages are per trajectory."""
     case = TRAINER[number]
     expected = case["losses"][f"{loss}/{mean}"]
