@@ -1,4 +1,4 @@
-"""A hierarchy for reading: as text, as a mermaid flowchart. And how regimes are named and coloured.
+"""A hierarchy for reading: as text, as a mermaid flowchart.
 
 Nothing here needs the laws to hold: a hierarchy that is refused, one with a cycle too, can be shown.
 """
