@@ -160,7 +160,7 @@ LAWS = (
         "return case.defined(assume) and -1 not in assume.with_signs(dict(case.signs)).signs(case.sympy())",
     ),
     slip(
-        "means that count for a residual are forgotten in its reach", "laws*facts",
+        "means that count for a residual are forgotten in its reach", "test_reach laws*facts",
         "added = 1 + sum(-c for c in factors if c < 0)", "added = 1",
     ),
     slip(

@@ -260,6 +260,7 @@ def wrong_gates() -> dict[str, Wrong]:
             "positivity",
             "hierarchy",
         ),
+        "a step to ratio 0": Wrong(one(where(residual < -0.5, -1, residual)), "positivity", "hierarchy"),
         "amplified fall": Wrong(one(where(residual < -0.5, 3 * residual + 1, residual)), "positivity", "hierarchy"),
         "dip between breakpoints": Wrong(
             one(where(absolute(residual) <= 0.5, residual - 1000 * residual**2 * (0.25 - residual**2), residual)),
