@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from support import token
 
 import fibration
-from fibration import cache
+from fibration import Gate, Hierarchy, Parameter, cache, log_ratio, residual, tanh, token_mean
 from fibration.backends.bodies import Language
 from fibration.backends.c import build, emit
 from fibration.compiler.fuse import sweeps
@@ -189,6 +190,19 @@ def test_an_operator_without_a_row_is_refused_when_the_backend_registers():
         Language("C", operators, emit.wide_constant, emit.ternary)
     with pytest.raises(BackendError, match="has no use for the scalar operator 'sinh'"):
         Language("C", {**emit.OPERATORS, "sinh": "sinh({})"}, emit.wide_constant, emit.ternary)
+
+
+@pytest.mark.parametrize("name", ["tanh_real", "tanh_f32", "tanh_f64"])
+def test_a_parameter_may_be_called_as_a_function_of_the_header_is(name):
+    p = Parameter(name, default=0.5)
+    h = Hierarchy(
+        name="h", gates={token: Gate(p * tanh(residual / p))}, decomposition=log_ratio(), objective=token_mean()
+    )
+    op = fibration.compile(h, backend="c")
+    x = torch.tensor([[0.1, -0.7]], dtype=torch.float64)
+    index = op.index(mask=torch.ones(1, 2, dtype=torch.bool))
+    for dtype in (torch.float32, torch.float64):
+        torch.testing.assert_close(op.gate(x.to(dtype), index), torch.exp(0.5 * torch.tanh(x / 0.5)).to(dtype))
 
 
 def test_threads_do_not_change_a_bit():
