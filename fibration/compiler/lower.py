@@ -132,7 +132,7 @@ class _Lowering:
         empty = (branch, *self.shape.finer(branch))
 
         def value(atom: Expression) -> Fraction:
-            of = atom.of if isinstance(atom, Count) else atom.attribute.on if isinstance(atom, Total) else None
+            of = atom.of if isinstance(atom, (Count, Total)) else None
             return Fraction(of not in empty)
 
         try:

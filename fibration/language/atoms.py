@@ -165,6 +165,11 @@ class Total(Expression):
     attribute: Attribute
     over: Where = None
 
+    @property
+    def of(self) -> Stratum:
+        """What is summed over, as `Count.of` is what is counted."""
+        return self.attribute.on
+
     def text(self) -> str:
         return f"total({self.attribute.name}{_over(self.over)})"
 

@@ -250,8 +250,7 @@ class Hierarchy(Declared):
             return at_row
         if not isinstance(atom, (Count, Total)):
             return False
-        of = atom.of if isinstance(atom, Count) else atom.attribute.on
-        known = isinstance(of, Place) or of in (*self.strata, self.rows)
+        known = isinstance(atom.of, Place) or atom.of in (*self.strata, self.rows)
         return known and (at_row or atom.over == Stratum(BATCH))
 
     def _check_assumptions(self) -> None:

@@ -26,6 +26,7 @@ from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Op
 
 Signs = frozenset[int]
 ANY: Signs = frozenset({-1, 0, 1})
+ZERO: Signs = frozenset({0})
 POSITIVE: Signs = frozenset({1})
 NOT_NEGATIVE: Signs = frozenset({0, 1})
 NOT_ZERO: Signs = frozenset({-1, 1})

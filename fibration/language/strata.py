@@ -135,19 +135,23 @@ class Shape:
             found[s] = 1 - sum(c for u, c in found.items() if s in self.coarser(u))
         return {s: found[s] for s in up if found[s]}
 
+    def crossings(self) -> tuple[Stratum, ...]:
+        """The strata that lie directly over several; roots first."""
+        return tuple(s for s in self.order if len(self.below(s)) > 1)
+
     def under_crossings(self) -> tuple[Stratum, ...]:
-        """The strata that are coarser than one that lies directly over several; roots first."""
-        found = {u for s in self.strata if len(self.below(s)) > 1 for u in self.coarser(s)}
+        """The strata that are coarser than one of these; roots first."""
+        found = {u for s in self.crossings() for u in self.coarser(s)}
         return tuple(s for s in self.order if s in found)
 
     def crossed(self) -> tuple[Stratum, ...]:
         """Those of them that cross another: neither lies over the other."""
         found = self.under_crossings()
+        return tuple(a for a in found if any(not self.comparable(a, b) for b in found))
 
-        def crosses(a: Stratum, b: Stratum) -> bool:
-            return a != b and a not in self.coarser(b) and b not in self.coarser(a)
-
-        return tuple(a for a in found if any(crosses(a, b) for b in found))
+    def comparable(self, a: Stratum, b: Stratum) -> bool:
+        """Whether they are one stratum, or one lies over the other."""
+        return a == b or a in self.coarser(b) or b in self.coarser(a)
 
     def covers(self, target: Stratum) -> tuple[tuple[Fibration, ...], ...]:
         """The smallest sets of fibrations into `target` over which each of its leaf elements lies once.

@@ -14,7 +14,7 @@ from fibration.language.atoms import Attribute, Count, Total
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, write
 from fibration.language.operators import OPERATORS, sqrt, where
 
-_ATOM_OF: dict[Dummy, Expression] = {}
+ATOM_OF: dict[Dummy, Expression] = {}  # of every symbol
 OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
 _WORDS = [head.__name__ for row in OPERATORS.values() if not row.sign for head in row.heads]
 _CONSTANTS = {value: written for row in OPERATORS.values() for value, written in row.constants.items()}
@@ -35,7 +35,7 @@ def symbol(atom: Expression) -> Dummy:
         made = Dummy(write(atom), positive=True)
     else:
         made = Dummy(write(atom), real=True)
-    _ATOM_OF[made] = atom
+    ATOM_OF[made] = atom
     return made
 
 
@@ -54,8 +54,8 @@ def to_sympy(expression: Expression) -> Any:
 
 def from_sympy(value: Any) -> Expression:
     """The way back, for printing and for users who build formulas with sympy."""
-    if value in _ATOM_OF:
-        return _ATOM_OF[value]
+    if value in ATOM_OF:
+        return ATOM_OF[value]
     if isinstance(value, sympy.Rational):
         return as_expression(Fraction(int(value.p), int(value.q)))
     if value in _CONSTANTS:

@@ -9,61 +9,41 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from fibration.language.atoms import Stratum
-from fibration.language.exact import NoValue
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
-from fibration.language.report import Verdict
-from fibration.language.sympy_bridge import vanishes
-from fibration.laws.law import Law
-from fibration.laws.proof.branches import TooManyCases, cases
+from fibration.language.operators import ZERO
+from fibration.laws.law import Decision, Law, proved, unproved
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, concretes, lies, rounding, settings
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
-MAX_TRIED = 1000
+MOST_TRIED = 1001
 Element = tuple[Stratum, int]
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
+def decide_coherent(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     if h.shape.is_tree:
         return
-    different = [f for f in h.fibrations if not _agrees(f, subject)]
+    m = h.masses
+    different = [
+        f for f in h.fibrations if not Claim(m[f.target] * f.weight - m[f.source], subject.at(f.source), ZERO).is_shown
+    ]
     if not different:
-        shown = ", ".join(f"m({s}) = {h.masses[s]}" for s in h.order)
-        yield Verdict("coherent", "hierarchy", "proved", f"K(a|b) = m(a)/m(b) on every edge, with {shown}")
+        shown = ", ".join(f"m({s}) = {m[s]}" for s in h.order)
+        yield proved("hierarchy", f"K(a|b) = m(a)/m(b) on every edge, with {shown}")
         return
-    witness = _search(subject)
-    yield Verdict(
-        "coherent",
-        "hierarchy",
-        "refuted" if witness else "undecided",
-        "",
-        required=STATEMENT,
-        found=f"the kernel {different[0].name} with the weight {different[0].weight}",
-        remedy="give all kernels one measure: proportional() of one count, or of one total, on every edge",
-        counterexample=witness,
-    )
+    found = f"the kernel {different[0].name} with the weight {different[0].weight}"
+    remedy = "give all kernels one measure: proportional() of one count, or of one total, on every edge"
+    yield unproved("hierarchy", found, remedy, element_of_two_masses(h))
 
 
-def _agrees(f: Fibration, subject: Subject) -> bool:
-    """Whether `m(b)·K(a|b) = m(a)` for all sizes."""
-    m, assume = subject.hierarchy.masses, subject.at(f.source)
-    try:
-        branches = cases(m[f.target] * f.weight - m[f.source], assume)
-    except TooManyCases:
-        return False
-    return all(case.defined(assume) and vanishes(case.sympy()) for case in branches)
-
-
-def _search(subject: Subject) -> Witness | None:
+def element_of_two_masses(h: Hierarchy) -> Witness | None:
     """An element that gets different masses along different ways."""
-    h = subject.hierarchy
     weights = [f.weight for f in h.fibrations]
-    for tried, concrete in enumerate(concretes(h, weights)):
-        if tried > MAX_TRIED:
-            return None
-        found = _contradiction(h.fibrations, concrete, rounding(*weights))
-        if found:
+    for concrete in concretes(h, weights, most=MOST_TRIED):
+        if found := _contradiction(h.fibrations, concrete, rounding(*weights)):
             (stratum, element), (value, one), (other_value, other) = found
             text = (
                 f"{stratum} {element + 1} gets {value} by way of {one} and {other_value} by way of {other}"
@@ -84,12 +64,10 @@ def _contradiction(
     weight: dict[tuple[Fibration, int], Fraction] = {}
     for f in fibrations:
         for a in range(concrete.size[f.source]):
-            try:
-                weight[f, a] = concrete.value(f.weight, f.source, a)
-            except NoValue:
+            value = concrete.attempt(f.weight, f.source, a)
+            if value is None or value <= 0:
                 return None  # no masses here; the law of Markov refuses the kernel
-            if weight[f, a] <= 0:
-                return None
+            weight[f, a] = value
     shape = concrete.shape
     mass: dict[Element, Way] = {(shape.roots[0], 0): (Fraction(1), str(shape.roots[0]))}
     ends = [
@@ -114,8 +92,8 @@ def _contradiction(
 
 def _layout(concrete: Concrete) -> str:
     """Where the elements of the first stratum with several coarser neighbours lie."""
-    text = lies(concrete, next(s for s in concrete.chain if len(concrete.shape.below(s)) > 1))
+    text = lies(concrete, concrete.shape.crossings()[0])
     return f" ({text})" if text else ""
 
 
-LAW = Law("coherent", STATEMENT, decide, may_be_given_up=False)
+LAW = Law("coherent", STATEMENT, decide_coherent, may_be_given_up=False)

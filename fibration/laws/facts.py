@@ -14,9 +14,9 @@ from fibration.language.report import Fact
 from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.proof.coordinates import coordinate, lines
-from fibration.laws.proof.germ import RHO, WORDS
+from fibration.laws.proof.near import RHO, WORDS
 from fibration.laws.proof.pieces import Line, extremes, text
-from fibration.laws.proof.reach import crossed, domain, is_effect, reach, stays_below
+from fibration.laws.proof.reach import domain, is_effect, reach, stays_below
 from fibration.laws.proof.subject import Subject
 
 Lines = dict[tuple[Stratum, str], list[Line] | None]
@@ -31,7 +31,7 @@ def facts(subject: Subject) -> Iterator[Fact]:
     if known in ("log", "split", "deviation") and subject.first_failure("markov", "reflecting", "recovery") is None:
         yield from _radius(subject, table, known)
         yield from _bounds(subject, table, known)
-    yield from _shapes(h, table, known)
+    yield from _continuity(h, table, known)
     yield _blocks(h)
 
 
@@ -180,10 +180,10 @@ def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> t
     return sympy.Min(*least), sympy.Max(*most)
 
 
-# ---------------------------------------------------------------- shape of the gates
+# ---------------------------------------------------------------- continuity of the gates, and where they resist
 
 
-def _shapes(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
+def _continuity(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
     for stratum in h.order:
         found = [table[stratum, c] for c in h.decomposition.channels]
         known = [line for f in found if f is not None for line in f]
@@ -192,8 +192,8 @@ def _shapes(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
             continue
         read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density)]
         held = f" in its residual, with {' and '.join(read)} held" if read else ""  # across a density it may jump
-        shape = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
-        yield Fact("continuity", f"gate on {stratum}", shape)
+        how = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
+        yield Fact("continuity", f"gate on {stratum}", how)
         regions = dict.fromkeys(r for line in known for r in _regions(line, domain(h, stratum, acts_on)[0]))
         if regions:
             yield Fact(
@@ -235,7 +235,7 @@ def _blocks(h: Hierarchy) -> Fact:
             needed |= {stratum, *h.shape.moebius(stratum)}
             needed |= {a.stratum for a in atoms(gate) if isinstance(a, Density)}
             if is_effect(h, stratum):  # a fit joins all that crosses
-                needed |= crossed(h.shape)
+                needed.update(h.shape.crossed())
     common = [s for s in h.order if all(n == s or s in h.coarser(n) for n in needed)]
     finest = [s for s in common if not any(s in h.coarser(o) for o in common)]
     if not finest:

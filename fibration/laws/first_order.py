@@ -19,11 +19,12 @@ from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import symbol, vanishes
 from fibration.laws.first_order_subspace import span, subspace
 from fibration.laws.identity import reference_is_zero
-from fibration.laws.law import Law
+from fibration.laws.law import Decision, Law, proved, refuted, undecided, unproved
 from fibration.laws.proof import levels_together
-from fibration.laws.proof.branches import TooManyCases, always_defined, cases
+from fibration.laws.proof.branches import TooManyCases, cases
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import X, composed
-from fibration.laws.proof.germ import defined_near, is_kinked, near_zero
+from fibration.laws.proof.near import beside, is_kinked
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness import definition
 from fibration.laws.witness.batches import Witness
@@ -32,52 +33,41 @@ STATEMENT = "near on-policy 𝒢(r) = r to first order, so that value and gradie
 GRADIENT = "on policy the gradient is that of the true objective"
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
+def decide_first_order(subject: Subject) -> Iterator[Decision]:
     if subject.hierarchy.objective.estimator == "score":
-        yield from _score(subject)
+        yield from _score_estimator(subject)
         return
     failure = subject.first_failure("recovery", "identity") or _undefined_kernel(subject)
     slopes = declared_slopes(subject)
     slope = next((s for s in slopes if s != 1), 1)
     argument = _gate_by_gate(subject) if failure is None else _together(subject, failure)
     if argument and slope == 1:
-        yield Verdict("first_order", "hierarchy", "proved", argument)
-        return
-    if failure is None or argument:
-        yield Verdict(
-            "first_order",
-            "decomposition",
-            "undecided" if slope is None else "refuted",
-            "",
-            required="the declared derivative of R∘F at x = 0 is 1, where every first update starts",
-            found="a derivative that was not found" if slope is None else f"the derivative {slope}",
-            remedy="let one channel own x = 0: where(token_log_ratio >= 0, ...)",
-            counterexample=None
-            if slope is None
-            else Witness(f"a token with log ratio 0 has the coefficient {slope}·μ·A", None, {"slope": slope}),
-        )
-        return
-    witness = _felt(subject, failure)
-    yield Verdict(
-        "first_order",
-        "hierarchy",
-        "refuted" if witness else "undecided",
-        "",
-        required=STATEMENT,
-        found=f"{failure.subject} fails '{failure.law}'",
-        remedy=failure.remedy,
-        counterexample=witness,
-    )
+        yield proved("hierarchy", argument)
+    elif failure is None or argument:
+        yield _wrong_slope(slope)
+    else:
+        found = f"{failure.subject} fails '{failure.law}'"
+        yield unproved("hierarchy", found, failure.remedy, _felt(subject, failure))
+        yield from _what_still_holds(subject, failure, slopes)
+
+
+def _wrong_slope(slope: Any) -> Decision:
+    required = "the declared derivative of R∘F at x = 0 is 1, where every first update starts"
+    remedy = "let one channel own x = 0: where(token_log_ratio >= 0, ...)"
+    if slope is None:
+        return undecided("decomposition", "a derivative that was not found", remedy, required)
+    witness = Witness(f"a token with log ratio 0 has the coefficient {slope}·μ·A", None, {"slope": slope})
+    return refuted("decomposition", f"the derivative {slope}", remedy, witness, required)
+
+
+def _what_still_holds(subject: Subject, failure: Verdict, slopes: list[Any]) -> Iterator[Decision]:
+    """Value and gradient for advantages constant on a stratum, or else the gradient alone."""
     coarse = subspace(subject, slopes)
     if coarse is not None:
-        yield Verdict(
-            "first_order",
-            f"advantages constant on each {coarse}",
-            "proved",
-            f"{span(subject, coarse)} near 0, finer residuals sum to 0 over a {coarse}, and μ·R' has one value there",
-        )
-    elif failure.law == "identity" and slope == 1 and _has_slope_one(subject):
-        yield Verdict("first_order", "gradient", "proved", "𝒢'(1) = 1: only the value at r = 1 is not the true one")
+        what = f"{span(subject, coarse)} near 0, finer residuals sum to 0 over a {coarse}, and μ·R' has one value there"
+        yield proved(f"advantages constant on each {coarse}", what)
+    elif failure.law == "identity" and all(s == 1 for s in slopes) and _has_slope_one(subject):
+        yield proved("gradient", "𝒢'(1) = 1: only the value at r = 1 is not the true one")
 
 
 # ---------------------------------------------------------------- proofs
@@ -113,7 +103,7 @@ def _can_add(subject: Subject) -> bool:
 def _undefined_kernel(subject: Subject) -> Verdict | None:
     """Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers."""
     for f in subject.hierarchy.fibrations:
-        if not always_defined(f.weight, subject.at(f.source)):
+        if not Claim(f.weight, subject.at(f.source)).is_shown:
             about = (
                 v
                 for v in subject.verdicts
@@ -127,14 +117,14 @@ def declared_slopes(subject: Subject) -> list[Any]:
     """`d R(F)/dx` at exactly `x = 0`, in every branch that can hold there; None where it could not be found."""
     h, slopes = subject.hierarchy, []
     for leaf in h.leaves:
+        near = beside(subject.at(leaf), 0, variable=X)
         try:
-            found = near_zero(composed(h, leaf), 0, subject.at(leaf), {}, X)
+            found = near.branches(composed(h, leaf))
         except TooManyCases:
             return [None]
-        smooth = [defined_near(c, 0, subject.at(leaf), {}, X) and not is_kinked(c.sympy()) for c in found]
         slopes += [
-            sympy.cancel(sympy.diff(c.sympy(), X).subs(X, 0)) if ok else None
-            for c, ok in zip(found, smooth, strict=True)
+            sympy.cancel(sympy.diff(value, X).subs(X, 0)) if near.is_smooth(c) and not is_kinked(value) else None
+            for c, value in ((c, c.sympy()) for c in found)
         ]
     return slopes
 
@@ -143,7 +133,7 @@ def _has_slope_one(subject: Subject) -> bool:
     """Whether `d𝒢/dr = 1` at `r = 1`, on every side of it, whatever `𝒢(1)` is."""
     if not _can_add(subject):
         return False
-    found = levels_together.reference_values(subject, exactly=False, level=True)
+    found = levels_together.reference_values(subject, exactly=False, flat=True)
     return found is not None and all(_recovers_alike(subject, leaf, values) for leaf, values in found.items())
 
 
@@ -214,47 +204,33 @@ def _is_felt(subject: Subject, own: Witness) -> bool:
 # ---------------------------------------------------------------- score estimators
 
 
-def _score(subject: Subject) -> Iterator[Verdict]:
+def _score_estimator(subject: Subject) -> Iterator[Decision]:
     """`Σ μ·stop(𝒢)·A·log π`: no value to agree, a gradient that does where `𝒢(1) = 1`."""
-    h = subject.hierarchy
-    yield Verdict(
-        "first_order",
+    yield refuted(
         "hierarchy",
-        "refuted",
-        "",
-        required=STATEMENT,
-        found="the value of a score estimator is Σ μ·𝒢·A·log π, not J",
-        remedy="a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}",
-        counterexample=Witness(
+        "the value of a score estimator is Σ μ·𝒢·A·log π, not J",
+        "a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}",
+        Witness(
             "one token with log π = -1 and advantage 1 has the value -μ·𝒢(1) on policy, and with log π = -2 another",
             None,
             {"log_prob": -1, "advantage": 1},
         ),
     )
     if subject.proved("recovery") and _undefined_kernel(subject) is None and _is_one(subject):
-        yield Verdict(
-            "first_order", "gradient", "proved", "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J"
-        )
+        yield proved("gradient", "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J")
         return
     usable = levels_together.usable(subject) and (subject.first_failure("markov", "reflecting") is None)
-    witness = definition.on_policy(h) if usable else None
-    yield Verdict(
-        "first_order",
-        "gradient",
-        "refuted" if witness else "undecided",
-        "",
-        required=f"{GRADIENT}: 𝒢(1) = 1",
-        found="gates that do not add up to 0 on policy" if witness else "a value 𝒢(1) that was not found",
-        remedy="scale the gates so that on policy nothing is gated; or gives_up={'first_order': 'why'}",
-        counterexample=witness,
-    )
+    witness = definition.on_policy(subject.hierarchy) if usable else None
+    found = "gates that do not add up to 0 on policy" if witness else "a value 𝒢(1) that was not found"
+    remedy = "scale the gates so that on policy nothing is gated; or gives_up={'first_order': 'why'}"
+    yield unproved("gradient", found, remedy, witness, f"{GRADIENT}: 𝒢(1) = 1")
 
 
 def _is_one(subject: Subject) -> bool:
     """Whether `𝒢(1) = 1`."""
     if not (levels_together.usable(subject) and reference_is_zero(subject)):
         return False
-    found = levels_together.reference_values(subject, exactly=True, level=False)
+    found = levels_together.reference_values(subject, exactly=True, flat=False)
     return found is not None and all(_recovers_one(subject, leaf, values) for leaf, values in found.items())
 
 
@@ -265,4 +241,4 @@ def _recovers_one(subject: Subject, leaf: Stratum, values: dict[str, list[Any]])
     return recovery is not None and all(vanishes(recovery.subs(p) - 1) for p in _points(values, mass))
 
 
-LAW = Law("first_order", STATEMENT, decide)
+LAW = Law("first_order", STATEMENT, decide_first_order)

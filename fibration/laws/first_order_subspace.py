@@ -11,9 +11,10 @@ from fibration.language.atoms import BATCH, Stratum, gated
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.places import home
 from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
+from fibration.laws.orthogonality import LAW as ORTHOGONALITY
 from fibration.laws.proof.branches import TooManyCases, cases
-from fibration.laws.proof.germ import is_kinked
 from fibration.laws.proof.levels_together import usable
+from fibration.laws.proof.near import is_kinked
 from fibration.laws.proof.subject import Subject
 
 
@@ -86,10 +87,8 @@ def _finest(subject: Subject) -> Stratum | None:
 
 def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:
     """Whether the residuals of what is finer sum to 0 over its elements. On a tree that is the law of reflection."""
-    from fibration.laws import LAWS
-
     h = subject.hierarchy
-    found = {v.subject: v.status for v in LAWS["orthogonality"].decide(subject)}
+    found = {v.subject: v.status for v in ORTHOGONALITY.decide(subject)}
     return all(found.get(f"residual on {s}") == "proved" for s in h.shape.finer(coarse))
 
 

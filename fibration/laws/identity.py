@@ -11,20 +11,19 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 
 from fibration.language.atoms import Count, Density, Stratum, advantage, in_channel, residual
-from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Status, Verdict
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import atoms
-from fibration.laws.law import Law
-from fibration.laws.proof import empty_branches
+from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.proof.branches import TooManyCases
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import X
-from fibration.laws.proof.germ import SIDES, defined_near, near_zero, open_question
+from fibration.laws.proof.near import SIDES, Germ, beside, open_question
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding
 from fibration.laws.witness.definition import STEPS, has_residual
@@ -36,58 +35,39 @@ BOUNDS = (
     "'why'}, which covers 'identity'"
 )
 NO_VALUE = "has no value"  # how a witness ends where a gate cannot be evaluated
+MOST_TRIED = 401
 # densities, and as multiples of the residual, to ask value and slope at
 FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
+def decide_identity(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     if not reference_is_zero(subject):
-        yield Verdict(
-            "identity",
-            "reference",
-            "undecided",
-            "",
-            required="F(1) = 0",
-            found="densities that are not 0 on policy",
-            remedy="use log-ratio or deviation coordinates",
-        )
+        remedy = "use log-ratio or deviation coordinates"
+        yield undecided("reference", "densities that are not 0 on policy", remedy, "F(1) = 0")
         return
     for stratum in h.order:
-        what = f"gate on {stratum}"
-        status: Status = "proved"
-        why = ""
-        verdict = None
-        for channel in h.decomposition.channels:
-            gate = in_channel(h.gate(stratum), channel)
-            found = subject.germ(gate, stratum)
-            if found.value_ok and found.slope_ok:
-                why = "the identity near 0" if found.passes else "value 0 and slope 1 at 0, from both sides"
-                continue
-            witness = _search(h, stratum, gate)
-            status = "refuted" if witness else "undecided"
-            part = "value" if not found.value_ok else "slope"
-            question = "" if witness else open_question(gate, subject.at(stratum))
-            why = f"whose {part} at 0 is not the identity's" if witness else "whose branches near 0 were not decided"
-            why += f": it is not known whether {question}" if question else ""
-            verdict = Verdict(
-                "identity",
-                what,
-                status,
-                "",
-                required=STATEMENT,
-                found=f"{h.gates[stratum]}, {why}",
-                # a count that may be 0 matters only where a value lacks, or may
-                remedy=(empty_branches.remedy(h, gate, subject.at(stratum)) if not witness or _lacks(witness) else "")
-                or (BOUNDS if question else REMEDY),
-                counterexample=witness,
-            )
-            break
-        yield verdict or Verdict("identity", what, status, f"{h.gates[stratum]} is {why}")
+        for gate in (in_channel(h.gate(stratum), c) for c in h.decomposition.channels):
+            germ = subject.germ(gate, stratum)
+            if not (germ.value_ok and germ.slope_ok):
+                yield _not_identity(subject, stratum, gate, germ)
+                break
+        else:
+            why = "the identity near 0" if germ.passes else "value 0 and slope 1 at 0, from both sides"
+            yield proved(f"gate on {stratum}", f"{h.gates[stratum]} is {why}")
 
 
-def _lacks(witness: Witness) -> bool:
-    return str(witness).endswith(NO_VALUE)
+def _not_identity(subject: Subject, stratum: Stratum, gate: Expression, germ: Germ) -> Decision:
+    h, assume = subject.hierarchy, subject.at(stratum)
+    witness = gate_off_identity(h, stratum, gate)
+    question = "" if witness else open_question(gate, assume)
+    part = "slope" if germ.value_ok else "value"
+    why = f"whose {part} at 0 is not the identity's" if witness else "whose branches near 0 were not decided"
+    why += f": it is not known whether {question}" if question else ""
+    # a count that may be 0 matters only where a value lacks, or may
+    lacks = not witness or str(witness).endswith(NO_VALUE)
+    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or (BOUNDS if question else REMEDY)
+    return unproved(f"gate on {stratum}", f"{h.gates[stratum]}, {why}", remedy, witness)
 
 
 def reference_is_zero(subject: Subject) -> bool:
@@ -95,124 +75,96 @@ def reference_is_zero(subject: Subject) -> bool:
     h = subject.hierarchy
     try:
         return all(
-            defined_near(case, side, subject.at(leaf), {}, X) and vanishes(case.sympy().subs(X, 0))
+            near.is_smooth(case) and vanishes(case.sympy().subs(X, 0))
             for leaf in h.leaves
             for _, e in h.decomposition.densities
-            for side in SIDES
-            for case in near_zero(h.with_mass(e, leaf), side, subject.at(leaf), {}, X)
+            for near in (beside(subject.at(leaf), side, variable=X) for side in SIDES)
+            for case in near.branches(h.with_mass(e, leaf))
         )
     except TooManyCases:
         return False
 
 
-def _search(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
+def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
     """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals.
 
     Quotients are taken where residuals other than 0 occur: an only child has none, and the root of a sign channel none
     below 0.
     """
-    others = [a for a in atoms(gate) if isinstance(a, Density)]
+    reads = set(atoms(gate))
     split, root = h.decomposition.channels != ("",), stratum in h.roots
     signs = (1,) if split else (1, -1)  # densities of a sign channel are not negative
-    far, near = ([Fraction(0), *(s * p for p in ps for s in signs if others)] for ps in (FAR, NEAR))
-    for tried, concrete in enumerate(concretes(h, [gate])):
-        if tried > 400:
-            return None
+    based = any(isinstance(a, Density) for a in reads)
+    far, near = ([Fraction(0), *(s * p for p in ps for s in signs if based)] for ps in (FAR, NEAR))
+    sides = (1,) if split and root else (1, -1)
+    for concrete in concretes(h, [gate], most=MOST_TRIED):
         for element in range(min(concrete.size[stratum], 2)):
             still = not has_residual(h, concrete, stratum, element)
             for a in (Fraction(1), Fraction(-1), Fraction(0)):
-                asked = [(p, _value_differs(concrete, gate, stratum, element, _bound(others, p, a))) for p in far]
-                found = next(((p, "value", text) for p, text in asked if text), None)
-                for p in near if not (found or still) else ():
-                    bound = _bound(others, p, a)
-                    sides = (1,) if split and root else (1, -1)
-                    if text := _slope_differs(concrete, gate, stratum, element, bound, p, sides):
-                        found = p, "slope", text
-                        break
-                if found:
-                    p, part, text = found
-                    where_ = (
-                        f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on a {stratum}"
-                    )
-                    extra = f" with advantage {a}" if advantage in set(atoms(gate)) else ""
-                    if p:
-                        extra += f" over densities {_number(p)}" + (" times as large" if part == "slope" else "")
-                    values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
-                    if text.endswith(NO_VALUE):
-                        values += "".join(f", {c} = 0" for c in _none(concrete, gate, stratum, element))
-                    return Witness(
-                        f"{where_}{extra}{values}: {text}",
-                        concrete,
-                        {
-                            "stratum": stratum.name, "element": element, "advantage": a, "gate": gate, "densities": p,
-                            "part": part,
-                        },
-                    )  # fmt: skip
+                at = _Gate(gate, concrete, stratum, element, a)
+                off = next(((p, "value", text) for p in far if (text := at.value_off(p))), None)
+                if not (off or still):
+                    off = next(((p, "slope", text) for p in near if (text := at.slope_off(p, sides))), None)
+                if not off:
+                    continue
+                p, part, text = off
+                where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on a {stratum}"
+                extra = f" with advantage {a}" if advantage in reads else ""
+                if p:
+                    extra += f" over densities {_number(p)}" + (" times as large" if part == "slope" else "")
+                values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
+                if text.endswith(NO_VALUE):  # a count that is 0 is what it may have divided by
+                    counts = (c for c in atoms(gate) if isinstance(c, Count))
+                    values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
+                found = {
+                    "stratum": stratum.name, "element": element, "advantage": a, "gate": gate, "densities": p,
+                    "part": part,
+                }  # fmt: skip
+                return Witness(f"{where}{extra}{values}: {text}", concrete, found)
     return None
 
 
-def _none(concrete: Concrete, gate: Expression, stratum: Stratum, element: int) -> list[Expression]:
-    """The counts that a gate reads and that are 0 at an element: what it may have divided by."""
-    counts = (a for a in atoms(gate) if isinstance(a, Count))
-    return [c for c in counts if not concrete.atom(c, stratum, element)]
+@dataclass(frozen=True)
+class _Gate:
+    """A gate at one element, for one advantage, as a function of its residual and of the densities that it reads."""
 
+    gate: Expression
+    concrete: Concrete
+    stratum: Stratum
+    element: int
+    advantage: Fraction
 
-Bound = dict[Expression, Fraction]
+    def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
+        bound: dict[Expression, Fraction] = {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {advantage: self.advantage, residual: rho}
+        return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
 
+    def value_off(self, density: Fraction) -> str:
+        """How the value at residual 0 is not 0; '' if it is."""
+        at_zero = self.value(Fraction(0), density)
+        if at_zero is None:
+            return f"g(0) {NO_VALUE}"
+        return f"g(0) = {_number(at_zero)}, not 0" if abs(at_zero) > rounding(self.gate) else ""
 
-def _bound(others: list[Density], density: Fraction, a: Fraction) -> Bound:
-    return {**{d: density for d in others}, advantage: a}
+    def slope_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
+        """How `g(ρ) - ρ` is not small beside the residual and the densities, however small these are; '' if it is.
 
-
-def _gate_value(
-    concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound, rho: Fraction
-) -> Fraction | None:
-    try:
-        return concrete.value(gate, stratum, element, {**bound, residual: rho})
-    except NoValue:
-        return None
-
-
-def _value_differs(concrete: Concrete, gate: Expression, stratum: Stratum, element: int, bound: Bound) -> str:
-    at_zero = _gate_value(concrete, gate, stratum, element, bound, Fraction(0))
-    if at_zero is None:
-        return f"g(0) {NO_VALUE}"
-    return f"g(0) = {_number(at_zero)}, not 0" if abs(at_zero) > rounding(gate) else ""
-
-
-def _slope_differs(
-    concrete: Concrete,
-    gate: Expression,
-    stratum: Stratum,
-    element: int,
-    bound: Bound,
-    density: Fraction,
-    sides: tuple[int, ...],
-) -> str:
-    """Whether `g(ρ) - ρ` is not small beside the residual and the densities, however small these are.
-
-    `density` is in units of the residual.
-    """
-
-    def beside(step: Fraction) -> Fraction | None:
-        near = {a: abs(step) * density if isinstance(a, Density) else v for a, v in bound.items()}
-        return _gate_value(concrete, gate, stratum, element, near, step)
-
-    for sign in sides:
-        steps = [sign * step for step in STEPS]
-        values = [beside(step) for step in steps]
-        wrong = [
-            v is None or abs(v / step - 1) > (1 + abs(density)) / 10**6 for v, step in zip(values, steps, strict=True)
-        ]
-        if all(wrong):
-            value, step = values[0], steps[0]
-            got = NO_VALUE if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
-            return f"g({float(step):g}) {got}"
-    return ""
+        `density` is in units of the residual.
+        """
+        for sign in sides:
+            values = [self.value(sign * step, step * density) for step in STEPS]
+            if all(
+                v is None or abs(v / (sign * step) - 1) > (1 + abs(density)) / 10**6
+                for v, step in zip(values, STEPS, strict=True)
+            ):
+                value, step = values[0], sign * STEPS[0]
+                got = NO_VALUE if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
+                return f"g({float(step):g}) {got}"
+        return ""
 
 
 def _number(value: Fraction) -> str:
     return str(value) if value.denominator < 10**6 else f"{float(value):.6g}"
 
 
-LAW = Law("identity", STATEMENT, decide)
+LAW = Law("identity", STATEMENT, decide_identity)

@@ -63,7 +63,7 @@ class Kept(Generic[T]):
 def question(hierarchy: Hierarchy) -> str | None:
     """The key of a hierarchy, or None where a class in it or a law is the user's own: no key says what it does."""
     asked = fingerprint(hierarchy)
-    ours = all(law.decide.__module__.startswith(f"{__package__}.") for law in LAWS.values())
+    ours = all(law.decisions.__module__.startswith(f"{__package__}.") for law in LAWS.values())
     if asked is None or not ours:
         return None
     return hashlib.sha256(json.dumps([asked, list(LAWS), SOURCES, versions()]).encode()).hexdigest()

@@ -1,20 +1,58 @@
-"""What a law is: a statement, and a function that decides it for one hierarchy."""
+"""What a law is: a statement, and a procedure that decides it for one hierarchy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fibration.language.report import Verdict
+from fibration.language.report import Evidence, Status, Verdict
 from fibration.laws.proof.subject import Subject
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What was decided of one subject. `required` is what the subject lacks, where that is not the whole statement."""
+
+    subject: str
+    status: Status
+    argument: str = ""
+    found: str = ""
+    remedy: str = ""
+    witness: Evidence | None = None
+    required: str = ""
+
+
+def proved(subject: str, argument: str) -> Decision:
+    return Decision(subject, "proved", argument)
+
+
+def refuted(subject: str, found: str, remedy: str, witness: Evidence | None = None, required: str = "") -> Decision:
+    return Decision(subject, "refuted", "", found, remedy, witness, required)
+
+
+def undecided(subject: str, found: str, remedy: str, required: str = "") -> Decision:
+    return Decision(subject, "undecided", "", found, remedy, None, required)
+
+
+def unproved(subject: str, found: str, remedy: str, witness: Evidence | None, required: str = "") -> Decision:
+    """Refuted if there is a witness; else undecided."""
+    return (
+        refuted(subject, found, remedy, witness, required) if witness else undecided(subject, found, remedy, required)
+    )
+
+
+@dataclass(frozen=True)
 class Law:
-    """`decide` yields one verdict per subject. A `foundation` must hold before later laws can be asked."""
+    """`decisions` yields one decision per subject. A `foundation` must hold before later laws can be asked."""
 
     name: str
     statement: str
-    decide: Callable[[Subject], Iterator[Verdict]]
+    decisions: Callable[[Subject], Iterator[Decision]]
     may_be_given_up: bool = True
     foundation: bool = False
+
+    def decide(self, subject: Subject) -> Iterator[Verdict]:
+        """One verdict per subject, in the name of the law."""
+        for d in self.decisions(subject):
+            required = "" if d.status == "proved" else d.required or self.statement
+            yield Verdict(self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness)

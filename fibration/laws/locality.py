@@ -14,16 +14,18 @@ from fibration.language.atoms import (
     Reading,
     Stratum,
     Total,
+    advantage,
     mass,
+    residual,
+    token_log_ratio,
 )
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Verdict
 from fibration.language.traversal import atoms
-from fibration.laws.law import Law
+from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, plural
-from fibration.laws.witness.shapes import crossed
+from fibration.laws.witness.shapes import regular_maps
 
 STATEMENT = (
     "a gate reads its residual, parameters, counts, its element's attributes and advantage, and densities of coarser "
@@ -31,116 +33,104 @@ STATEMENT = (
 )
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
+Problem = tuple[str, str, str]  # what is read, why that is none of its business, a remedy
+
+
+def decide_locality(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    for f in h.fibrations:
-        yield _verdict(h, f"kernel {f.name}", f.source, f.weight, kernel=True)
-    for stratum in h.gates:
-        yield _verdict(h, f"gate on {stratum}", stratum, h.gate(stratum))
-    for what, expressions, extra in (
-        ("decomposition", [e for _, e in h.decomposition.densities], ("token_log_ratio",)),
-        ("recovery", [h.decomposition.recovery, h.decomposition.scale], ("gated",)),
-    ):
-        problems = (
-            (leaf, p)
-            for leaf in h.leaves
-            for e in expressions
-            for a in atoms(e)
-            # what the mass reads is for the kernels, a parameter too: F and R then change with the hierarchy itself,
-            # as the kernels do, and R∘F = id and the cancelling of the scale hold for every value of it
-            if a != mass and (p := _leaf_problem(h, leaf, a, extra))
-        )
-        problem = next(problems, None)
-        if problem:
-            yield _refuted(h, what, problem[0], *problem[1])
-        else:
-            yield Verdict("locality", what, "proved", f"reads only the {' or '.join(s.name for s in h.leaves)} itself")
+    readers: list[tuple[str, Reader, Expression]]
+    readers = [(f"kernel {f.name}", Weight(h, f.source), f.weight) for f in h.fibrations]
+    readers += [(f"gate on {s}", Reader(h, s), h.gate(s)) for s in h.gates]
+    for what, reader, expression in readers:
+        problem = next(filter(None, (reader.problem(a) for a in atoms(expression))), None)
+        read = ", ".join(str(a) for a in atoms(expression))
+        yield _nonlocal(h, what, reader.stratum, problem) if problem else proved(what, f"reads {read or 'nothing'}")
+    densities, back = [e for _, e in h.decomposition.densities], [h.decomposition.recovery, h.decomposition.scale]
+    for what, part, expressions in (("decomposition", Densities, densities), ("recovery", Recovery, back)):
+        # what the mass reads is for the kernels, a parameter too: F and R then change with the hierarchy itself,
+        # as the kernels do, and R∘F = id and the cancelling of the scale hold for every value of it
+        read_by = ((leaf, a) for leaf in h.leaves for e in expressions for a in atoms(e) if a != mass)
+        found = next(((leaf, p) for leaf, a in read_by if (p := part(h, leaf).problem(a))), None)
+        own = f"reads only the {' or '.join(s.name for s in h.leaves)} itself"
+        yield _nonlocal(h, what, *found) if found else proved(what, own)
 
 
-def _verdict(h: Hierarchy, what: str, stratum: Stratum, expression: Expression, kernel: bool = False) -> Verdict:
-    for atom in atoms(expression):
-        problem = _problem(h, atom, stratum, kernel)
-        if problem:
-            return _refuted(h, what, stratum, *problem)
-    read = [str(a) for a in atoms(expression)]
-    return Verdict("locality", what, "proved", f"reads {', '.join(read) or 'nothing'}")
+def _nonlocal(h: Hierarchy, what: str, stratum: Stratum, problem: Problem) -> Decision:
+    found, why, remedy = problem
+    # the smallest regular hierarchy in which every element but the root has a sibling
+    siblings = Concrete(h.shape, regular_maps(h.shape, {s: 1 if s == h.order[0] else 2 for s in h.order}))
+    return refuted(what, found, remedy, Witness(why, siblings, {"stratum": stratum.name}))
 
 
-def _refuted(h: Hierarchy, what: str, stratum: Stratum, found: str, witness: str, remedy: str) -> Verdict:
-    concrete = _two_over(h)
-    return Verdict(
-        "locality",
-        what,
-        "refuted",
-        "",
-        required=STATEMENT,
-        found=found,
-        remedy=remedy,
-        counterexample=Witness(witness, concrete, {"stratum": stratum.name}),
-    )
+class Reader:
+    """A gate, which reads at the elements of a stratum: per class of atom, what keeps it from being read there."""
 
+    def __init__(self, h: Hierarchy, stratum: Stratum) -> None:
+        self.h, self.stratum = h, stratum
+        self.coarser = h.coarser(stratum)
+        self.here = (stratum, *self.coarser)
 
-def _two_over(h: Hierarchy) -> Concrete:
-    """The smallest regular hierarchy in which every element but the root has a sibling."""
-    return Concrete(h.shape, crossed(h.shape, {s: 1 if s == h.order[0] else 2 for s in h.order}))
+    def problem(self, atom: Expression) -> Problem | None:
+        """What is wrong with reading an atom here; None if nothing is."""
+        match atom:
+            case Parameter() | Component():
+                return self.parameter(atom)
+            case Count() | Total():
+                return self.sum(atom)
+            case Attribute():
+                return self.attribute(atom)
+            case Density():
+                return self.density(atom)
+            case Reading():
+                return self.reading(atom)
+        assert isinstance(atom, Gated)
+        return self.gated(atom)
 
-
-def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> tuple[str, str, str] | None:
-    here = (stratum, *h.coarser(stratum))
-    if isinstance(atom, (Parameter, Component)):
+    def parameter(self, atom: Parameter | Component) -> Problem | None:
         p = atom.parameter if isinstance(atom, Component) else atom
-        if kernel and p.on == stratum:
+        if p.on is not None and p.on not in self.here:
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
-                f"two {plural(stratum.name)} of one fibre may have different values, and the weights another sum",
-                f"let it vary over one of {_names(here[1:])}" if here[1:] else "declare it without on=",
+                f"a {self.stratum} lies over no single {p.on}",
+                f"let it vary over one of {_names(self.here)}",
             )
-        if p.on is not None and p.on not in here:
-            return (
-                f"parameter '{p.name}', which varies over {p.on}",
-                f"a {stratum} lies over no single {p.on}",
-                f"let it vary over one of {_names(here)}",
-            )
-        if p.per_channel and (kernel or len(h.decomposition.channels) == 1):
-            why = "a kernel weight is the same on both channels" if kernel else "the decomposition has one channel"
+        if p.per_channel and (why := self.one_channel):
             return f"the per-channel parameter '{p.name}'", why, "declare it with per_channel=False"
         return None
-    if isinstance(atom, (Count, Total)):
-        over = atom.over
-        if over not in here:
+
+    @property
+    def one_channel(self) -> str:
+        """Why nothing here has a value per channel; '' if it may."""
+        return "the decomposition has one channel" if len(self.h.decomposition.channels) == 1 else ""
+
+    def sum(self, atom: Count | Total) -> Problem | None:
+        if atom.over not in self.here:
             return (
-                f"{atom}, a sum over '{over}'",
-                _finer(h, stratum, over) or f"no {stratum} lies over a '{over}'",
-                f"use over= one of {_names(here)}",
+                f"{atom}, a sum over '{atom.over}'",
+                self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
+                f"use over= one of {_names(self.here)}",
             )
-        of = atom.of if isinstance(atom, Count) else atom.attribute.on
-        if of != over and not (isinstance(of, Stratum) and over in h.coarser(of)):
-            return f"{atom}", f"no '{of}' lies over a '{over}'", f"the strata are {_names(h.strata)}"
+        if atom.of != atom.over and not (isinstance(atom.of, Stratum) and atom.over in self.h.coarser(atom.of)):
+            return f"{atom}", f"no '{atom.of}' lies over a '{atom.over}'", f"the strata are {_names(self.h.strata)}"
         return None
-    if isinstance(atom, Attribute):
-        if atom.on in here:
+
+    def attribute(self, atom: Attribute) -> Problem | None:
+        if atom.on in self.here:
             return None
         return (
             f"attribute '{atom.name}' of {atom.on}",
-            _finer(h, stratum, atom.on) or f"no {stratum} lies over a '{atom.on}'",
-            f"use total({atom.name}), which is one number per {stratum}"
-            if stratum in h.coarser(atom.on)
+            self.several(atom.on) or f"no {self.stratum} lies over a '{atom.on}'",
+            f"use total({atom.name}), which is one number per {self.stratum}"
+            if self.stratum in self.h.coarser(atom.on)
             else "declare it on this stratum",
         )
-    if kernel and atom == mass:
-        return f"'{atom}'", "the mass is what the kernels spread: this one would define itself", "read counts"
-    if kernel:
-        return (
-            f"'{atom}'",
-            "the weight would change with the policy, and the pushforward of a kernel with it",
-            "weights read counts and attributes",
-        )
-    if isinstance(atom, Density):
-        if atom.channel is not None and atom.channel not in h.decomposition.channels:
-            return _no_channel(h, atom)
-        if atom.stratum in here[1:]:
+
+    def density(self, atom: Density) -> Problem | None:
+        if atom.channel is not None and (missing := self.missing_channel(atom, atom.channel)):
+            return missing
+        if atom.stratum in self.coarser:
             return None
-        if atom.stratum == stratum:
+        if atom.stratum == self.stratum:
             return (
                 f"{atom}, the density of its own stratum",
                 "two siblings with equal residuals would be gated differently",
@@ -148,56 +138,100 @@ def _problem(h: Hierarchy, atom: Expression, stratum: Stratum, kernel: bool) -> 
             )
         return (
             f"{atom}",
-            _finer(h, stratum, atom.stratum) or f"no {stratum} lies over a '{atom.stratum}'",
-            f"use one of {_names(here[1:])}"
-            if here[1:]
-            else f"what lies over a {stratum} is summed in its residual; to gate it alone, put the gate there",
+            self.several(atom.stratum) or f"no {self.stratum} lies over a '{atom.stratum}'",
+            f"use one of {_names(self.coarser)}"
+            if self.coarser
+            else f"what lies over a {self.stratum} is summed in its residual; to gate it alone, put the gate there",
         )
-    if isinstance(atom, Reading):
-        if atom.name == "residual":
+
+    def reading(self, atom: Reading) -> Problem | None:
+        if atom == residual:
             return None
-        if atom.name == "advantage":
-            # what does not lie over the rows may hold several of them
-            if stratum not in h.leaves and h.rows not in here:
-                return (
-                    "its advantage",
-                    f"a {stratum} of two trajectories with advantages +1 and -1 has no single advantage",
-                    f"read it on {', '.join(s.name for s in h.leaves)} or {h.rows}",
-                )
+        if atom != advantage:
+            return f"'{atom}'", "a gate sees densities, not raw log ratios", "read `residual`"
+        if self.stratum in self.h.leaves or self.h.rows in self.here:
             return None
-        return f"'{atom}'", "a gate sees densities, not raw log ratios", "read `residual`"
-    return f"'{atom}'", "only a recovery reads gated densities", "read `residual`"
+        return (  # what does not lie over the rows may hold several of them
+            "its advantage",
+            f"a {self.stratum} of two trajectories with advantages +1 and -1 has no single advantage",
+            f"read it on {', '.join(s.name for s in self.h.leaves)} or {self.h.rows}",
+        )
+
+    def gated(self, atom: Gated) -> Problem | None:
+        return f"'{atom}'", "only a recovery reads gated densities", "read `residual`"
+
+    def several(self, other: object) -> str:
+        """Why one element cannot read what many over it have."""
+        if isinstance(other, Stratum) and self.stratum in self.h.coarser(other):
+            return f"two {plural(other.name)} over one {self.stratum} would have to agree"
+        return ""
+
+    def missing_channel(self, atom: Expression, channel: str) -> Problem | None:
+        channels = self.h.decomposition.channels
+        if channel in channels:
+            return None
+        if channels == ("",):
+            return f"'{atom}'", "the decomposition has one channel", 'write density(stratum), gated("")'
+        return f"'{atom}'", f"the channels are {', '.join(map(repr, channels))}", "name one of them"
 
 
-def _finer(h: Hierarchy, stratum: Stratum, other: object) -> str:
-    if isinstance(other, Stratum) and stratum in h.coarser(other):
-        return f"two {plural(other.name)} over one {stratum} would have to agree"
-    return ""
+class Weight(Reader):
+    """The weight of a kernel, which knows nothing of the policy."""
+
+    def parameter(self, atom: Parameter | Component) -> Problem | None:
+        p = atom.parameter if isinstance(atom, Component) else atom
+        if p.on == self.stratum:
+            return (
+                f"parameter '{p.name}', which varies over {p.on}",
+                f"two {plural(self.stratum.name)} of one fibre may have different values, and the weights another sum",
+                f"let it vary over one of {_names(self.coarser)}" if self.coarser else "declare it without on=",
+            )
+        return super().parameter(atom)
+
+    one_channel = "a kernel weight is the same on both channels"
+
+    def policy(self, atom: Expression) -> Problem:
+        if atom == mass:
+            return f"'{atom}'", "the mass is what the kernels spread: this one would define itself", "read counts"
+        why = "the weight would change with the policy, and the pushforward of a kernel with it"
+        return f"'{atom}'", why, "weights read counts and attributes"
+
+    def density(self, atom: Density) -> Problem | None:
+        return self.policy(atom)
+
+    def reading(self, atom: Reading) -> Problem | None:
+        return self.policy(atom)
+
+    def gated(self, atom: Gated) -> Problem | None:
+        return self.policy(atom)
 
 
-def _no_channel(h: Hierarchy, atom: Expression) -> tuple[str, str, str]:
-    channels = h.decomposition.channels
-    if channels == ("",):
-        return f"'{atom}'", "the decomposition has one channel", 'write density(stratum), gated("")'
-    return f"'{atom}'", f"the channels are {', '.join(map(repr, channels))}", "name one of them"
+class Densities(Weight):
+    """`F` on a leaf, which reads the log ratio of a token besides."""
 
-
-def _leaf_problem(h: Hierarchy, leaf: Stratum, atom: Expression, extra: tuple[str, ...]) -> tuple[str, str, str] | None:
-    if isinstance(atom, Gated):
-        if "gated" not in extra:
-            return f"'{atom}'", "a decomposition comes before the gates", "read token_log_ratio"
-        if atom.channel not in h.decomposition.channels:
-            return _no_channel(h, atom)
-        return None
-    if isinstance(atom, Reading) and atom.name in extra:
-        return None
-    if isinstance(atom, Parameter):
+    def parameter(self, atom: Parameter | Component) -> Problem | None:
+        if isinstance(atom, Component):
+            return super().parameter(atom)
         return f"parameter '{atom.name}'", "F and R would change with a setting of the gates", "put it into a gate"
-    return _problem(h, atom, leaf, kernel=True)
+
+    def reading(self, atom: Reading) -> Problem | None:
+        return None if atom == token_log_ratio else self.policy(atom)
+
+    def gated(self, atom: Gated) -> Problem | None:
+        return f"'{atom}'", "a decomposition comes before the gates", "read token_log_ratio"
+
+
+class Recovery(Densities):
+    """`R` on a leaf, which reads gated densities instead."""
+
+    reading = Weight.reading
+
+    def gated(self, atom: Gated) -> Problem | None:
+        return self.missing_channel(atom, atom.channel)
 
 
 def _names(strata: tuple[Stratum, ...]) -> str:
     return ", ".join(s.name for s in strata)
 
 
-LAW = Law("locality", STATEMENT, decide, may_be_given_up=False, foundation=True)
+LAW = Law("locality", STATEMENT, decide_locality, may_be_given_up=False, foundation=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fibration.language.report import Verdict
-from fibration.laws.law import Law
-from fibration.laws.proof.branches import Case, TooManyCases, cases
-from fibration.laws.proof.signs import Assumptions
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration
+from fibration.language.operators import POSITIVE
+from fibration.laws.law import Decision, Law, proved, refuted, undecided
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness, rounding, settings
 from fibration.laws.witness.fibres import Fibre, weights
@@ -15,51 +16,29 @@ from fibration.laws.witness.fibres import Fibre, weights
 STATEMENT = "every weight K(a|b) is defined and at least 0"
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
-    h = subject.hierarchy
-    for f in h.fibrations:
-        what = f"kernel {f.name}"
-        try:
-            assume = subject.at(f.source)
-            safe = all(_is_positive(case, assume) for case in cases(f.weight, assume))
-        except TooManyCases:
-            safe = False
-        if safe:
-            yield Verdict("markov", what, "proved", f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
-            continue
-        for concrete, b, fibre in weights(h, (f,)):
-            bad = next(((a, w) for _, a, w in fibre if w is None or w < -rounding(f.weight)), None)
-            if bad:
-                value = "no value" if bad[1] is None else str(bad[1])
-                text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, bad[0])} {f.source} {value}"
-                yield Verdict(
-                    "markov",
-                    what,
-                    "refuted",
-                    "",
-                    required=STATEMENT,
-                    found=str(f.weight),
-                    remedy="use uniform(), or proportional(m) with a count or the total of a positive attribute",
-                    counterexample=Witness(
-                        text + settings(concrete), concrete, {"element": b, "source": bad[0], "weight": value}
-                    ),
-                )
-                break
+def decide_markov(subject: Subject) -> Iterator[Decision]:
+    for f in subject.hierarchy.fibrations:
+        kernel = f"kernel {f.name}"
+        # 0 would be allowed; the normal form divides by the measure, so it is not
+        if Claim(f.weight, subject.at(f.source), POSITIVE).is_shown:
+            yield proved(kernel, f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
+        elif witness := negative_weight(subject.hierarchy, f):
+            remedy = "use uniform(), or proportional(m) with a count or the total of a positive attribute"
+            yield refuted(kernel, str(f.weight), remedy, witness)
         else:
-            yield Verdict(
-                "markov",
-                what,
-                "undecided",
-                "",
-                required=STATEMENT,
-                found=f"{f.weight}, whose sign could not be decided",
-                remedy="write it as a quotient of sums of positive terms, or declare attributes positive",
-            )
+            remedy = "write it as a quotient of sums of positive terms, or declare attributes positive"
+            yield undecided(kernel, f"{f.weight}, whose sign could not be decided", remedy)
 
 
-def _is_positive(case: Case, assume: Assumptions) -> bool:
-    # 0 would be allowed; the normal form divides by the measure, so it is not
-    return case.defined(assume) and assume.with_signs(dict(case.signs)).signs(case.sympy()) == {1}
+def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
+    """A weight that is below 0, or has no value."""
+    for concrete, b, fibre in weights(h, (f,)):
+        for _, a, weight in fibre:
+            if weight is None or weight < -rounding(f.weight):
+                value = "no value" if weight is None else str(weight)
+                text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
+                return Witness(text + settings(concrete), concrete, {"element": b, "source": a, "weight": value})
+    return None
 
 
 def _ordinal(fibre: Fibre, element: int) -> str:
@@ -67,4 +46,4 @@ def _ordinal(fibre: Fibre, element: int) -> str:
     return {1: "first", 2: "second", 3: "third"}.get(place, f"{place}th")
 
 
-LAW = Law("markov", STATEMENT, decide, may_be_given_up=False)
+LAW = Law("markov", STATEMENT, decide_markov, may_be_given_up=False)

@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from fibration.language.atoms import BATCH, Count, Stratum, Total
-from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, uniform
-from fibration.language.report import Verdict
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
-from fibration.laws.law import Law
-from fibration.laws.proof.branches import always_defined
-from fibration.laws.proof.empty_branches import remedy
+from fibration.laws.law import Decision, Law, proved, unproved
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, concretes, number, settings
@@ -27,28 +24,22 @@ from fibration.laws.witness.batches import Concrete, Witness, concretes, number,
 STATEMENT = "the objective's weight μ is defined at every token of every batch"
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
+def decide_objective(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     weight, shape = h.objective.spelled_out(h.leaves, h.rows), whole_batch(h)
-    at = {leaf: Assumptions(shape, h.assume, leaf) for leaf in h.leaves}
-    loose = next((leaf for leaf in h.leaves if not always_defined(weight, at[leaf])), None)
+    defined = {leaf: Claim(weight, Assumptions(shape, h.assume, leaf)) for leaf in h.leaves}
+    loose = next((leaf for leaf, claim in defined.items() if not claim.is_shown), None)
     if loose is None:
         argument = f"μ = {weight} has a value: no division by 0, no logarithm or root outside its domain"
-        yield Verdict("objective", "weight", "proved", argument)
+        yield proved("weight", argument)
         return
-    witness = _search(h, shape, weight)
-    yield Verdict(
-        "objective",
-        "weight",
-        "refuted" if witness else "undecided",
-        "",
-        required=STATEMENT,
-        found=f"μ = {weight}" + ("" if witness else f", which could not be shown to have a value at every {loose}"),
-        remedy=remedy(h, weight, at[loose])
-        or "divide by counts or by what is positive, and take logarithms and roots of what is positive; bound a "
-        "parameter, Parameter(..., lower=...), or declare an attribute positive",
-        counterexample=witness,
+    witness = token_without_weight(h, shape, weight)
+    found = f"μ = {weight}" + ("" if witness else f", which could not be shown to have a value at every {loose}")
+    remedy = (
+        "divide by counts or by what is positive, and take logarithms and roots of what is positive; bound a "
+        "parameter, Parameter(..., lower=...), or declare an attribute positive"
     )
+    yield unproved("weight", found, defined[loose].remedy(h) or remedy, witness)
 
 
 def whole_batch(h: Hierarchy) -> Shape:
@@ -61,8 +52,7 @@ def whole_batch(h: Hierarchy) -> Shape:
     return Shape(tuple(strata), (*h.fibrations, *added))
 
 
-def _search(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
-    """A token whose weight has no value."""
+def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
     read = list(atoms(weight))
     over = [a.over for a in read if isinstance(a, (Count, Total))]
     place = next((s for s in shape.order if s in over), h.rows)
@@ -72,7 +62,7 @@ def _search(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
             for i in range(concrete.size[leaf]):
                 key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
                 if key not in known:
-                    known[key] = _has_value(concrete, weight, leaf, i)
+                    known[key] = concrete.attempt(weight, leaf, i) is not None
                 if not known[key]:
                     inside = _batch(concrete) if place.name == BATCH else ""
                     inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
@@ -89,12 +79,4 @@ def _batch(concrete: Concrete) -> str:
     return f"a batch of {' and '.join(number(concrete.size[leaf], leaf) for leaf in leaves)}"
 
 
-def _has_value(concrete: Concrete, weight: Expression, leaf: Stratum, element: int) -> bool:
-    try:
-        concrete.value(weight, leaf, element)
-    except NoValue:
-        return False
-    return True
-
-
-LAW = Law("objective", STATEMENT, decide, may_be_given_up=False)
+LAW = Law("objective", STATEMENT, decide_objective, may_be_given_up=False)

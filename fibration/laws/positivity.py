@@ -9,17 +9,14 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import advantage, gated, residual
-from fibration.language.exact import NoValue
-from fibration.language.expressions import Expression, as_expression
+from fibration.language.expressions import as_expression
 from fibration.language.hierarchy import Hierarchy, gates
-from fibration.language.operators import log
-from fibration.language.report import Verdict
+from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
 from fibration.language.traversal import evaluate
-from fibration.laws.law import Law
-from fibration.laws.proof import empty_branches
-from fibration.laws.proof.branches import always_defined
+from fibration.laws.law import Decision, Law, proved, unproved
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
-from fibration.laws.proof.germ import RHO
+from fibration.laws.proof.near import RHO
 from fibration.laws.proof.pieces import Piece, pieces
 from fibration.laws.proof.reach import domain
 from fibration.laws.proof.shrinking import shrinks
@@ -28,84 +25,69 @@ from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness, concretes, rounding
 
 STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
-
-
+MOST_TRIED = 201
 RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
+def decide_positivity(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
+    known = coordinate(h, subject)
     recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
-    logarithmic, known = is_logarithmic(h), coordinate(h, subject)
-    found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
     remedy = "bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios"
-    witness = None
-    if not (loose := _undefined(h, subject, known)):
-        if logarithmic:
-            yield Verdict("positivity", "hierarchy", "proved", f"𝒢(r) = {recovery} > 0 for every real argument")
+    loose = next((found for found in _must_have_values(subject, known) if not found[1].is_shown), None)
+    if loose is None:
+        if argument := why_positive(subject, known, recovery):
+            yield proved("hierarchy", argument)
             return
-        if _stays_positive(h, subject, known):
-            argument = "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
-            yield Verdict("positivity", "hierarchy", "proved", argument)
-            return
-        if shrinks(subject, known):
-            argument = "the gates add up to something between 0 and the token's own density: 𝒢(r) lies between 1 and r"
-            yield Verdict("positivity", "hierarchy", "proved", argument)
-            return
+        found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
     else:
-        what, formula, assume = loose
-        found = f"{what}, which may have no value: a division by 0, or a logarithm or root outside its domain"
-        remedy = empty_branches.remedy(h, formula, assume) or remedy
-    if len(h.order) == 1:
-        witness = _search(h, known)
-    yield Verdict(
-        "positivity",
-        "hierarchy",
-        "refuted" if witness else "undecided",
-        "",
-        required=STATEMENT,
-        found=found,
-        remedy=remedy,
-        counterexample=witness,
-    )
+        found = f"{loose[0]}, which may have no value: a division by 0, or a logarithm or root outside its domain"
+        remedy = loose[1].remedy(h) or remedy
+    yield unproved("hierarchy", found, remedy, ratio_not_positive(h, known) if len(h.order) == 1 else None)
 
 
-def _undefined(h: Hierarchy, subject: Subject, known: str) -> tuple[str, Expression, Assumptions] | None:
-    """A kernel, a gate, or the recovery, that could not be shown to have a value for every argument.
+def why_positive(subject: Subject, known: str, recovery: str) -> str:
+    """Why gated ratios are positive where everything has a value; '' if that is not shown."""
+    if is_logarithmic(subject.hierarchy):
+        return f"𝒢(r) = {recovery} > 0 for every real argument"
+    if _stays_above_minus_1(subject, known):
+        return "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
+    if shrinks(subject, known):
+        return "the gates add up to something between 0 and the token's own density: 𝒢(r) lies between 1 and r"
+    return ""
 
-    In words, as a formula, and with what is known where it is read.
-    """
+
+def _must_have_values(subject: Subject, known: str) -> Iterator[tuple[str, Claim]]:
+    """The kernels, the gates, and the recovery, in words and as claims: each has a value for every argument."""
+    h = subject.hierarchy
     for f in h.fibrations:
-        if not always_defined(f.weight, subject.at(f.source)):
-            return f"the kernel {f.name} has the weight {f.weight}", f.weight, subject.at(f.source)
+        yield f"the kernel {f.name} has the weight {f.weight}", Claim(f.weight, subject.at(f.source))
     for stratum, _, gate in gates(h):
         assume = subject.at(stratum)
         if known == "split" and domain(h, stratum, known) == (0, oo):
-            assume = assume.with_signs({RHO: frozenset({0, 1})})
+            assume = assume.with_signs({RHO: NOT_NEGATIVE})
         if len(h.order) == 1 and known == "deviation":
-            assume = assume.with_signs({1 + RHO: frozenset({1})})
-        if not always_defined(gate, assume):
-            return f"the gate on {stratum} is {h.gates[stratum]}", gate, assume
+            assume = assume.with_signs({1 + RHO: POSITIVE})
+        yield f"the gate on {stratum} is {h.gates[stratum]}", Claim(gate, assume)
     for leaf in h.leaves:
         recovery = h.with_mass(h.decomposition.recovery, leaf)
-        if not always_defined(recovery, subject.at(leaf)):
-            return f"R = {h.decomposition.recovery}", recovery, subject.at(leaf)
-    return None
+        yield f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf))
 
 
-def _stays_positive(h: Hierarchy, subject: Subject, known: str) -> bool:
+def _stays_above_minus_1(subject: Subject, known: str) -> bool:
     """One stratum in deviation coordinates: every piece of the gate on `ρ > -1` stays above -1."""
+    h = subject.hierarchy
     if len(h.order) > 1 or known != "deviation":
         return False
-    found = pieces(intensive(h, h.leaves[0], ""), subject.assume.with_signs({1 + RHO: frozenset({1})}))
-    return found is not None and all(_piece_stays_positive(p, line.assume) for line in found for p in line.pieces)
+    found = pieces(intensive(h, h.leaves[0], ""), subject.assume.with_signs({1 + RHO: POSITIVE}))
+    return found is not None and all(_piece_stays_above_minus_1(p, line.assume) for line in found for p in line.pieces)
 
 
-def _piece_stays_positive(p: Piece, assume: Assumptions) -> bool:
+def _piece_stays_above_minus_1(p: Piece, assume: Assumptions) -> bool:
     if p.high != oo:  # r = 1 + ρ > 0 comes here only if the piece reaches above ρ = -1
         if assume.signs(p.high + 1) <= {-1, 0}:
             return True
-        assume = assume.with_signs({p.high + 1: frozenset({1})})
+        assume = assume.with_signs({p.high + 1: POSITIVE})
     # the infimum lies at an end, because a piece that is not monotone is not accepted
     low_end = p.low if p.low != -oo and assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
     slope = sympy.diff(p.value, RHO)
@@ -119,29 +101,22 @@ def _piece_stays_positive(p: Piece, assume: Assumptions) -> bool:
     return bool(direction == -1 and p.high != oo and assume.signs(p.value.subs(RHO, p.high) + 1) == {1})
 
 
-def _search(h: Hierarchy, known: str) -> Witness | None:
+def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
     """A sampled ratio whose gated ratio is not positive, on one token."""
     [leaf] = h.order
     gate, scale = h.gate(leaf), h.with_mass(h.decomposition.scale, leaf)
     recovery = h.with_mass(h.decomposition.recovery, leaf)
     if known not in ("log", "deviation"):
         return None
-    for tried, concrete in enumerate(concretes(h, [gate, recovery, scale])):
-        if tried > 200:
-            return None
+    drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]
+    for concrete in concretes(h, [gate, recovery, scale], most=MOST_TRIED):
+        unit = concrete.attempt(scale, leaf, 0)
+        if unit is None:
+            continue
         for a in (Fraction(1), Fraction(-1)):
-            for r in RATIOS:
-                try:
-                    rho = r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {})
-                    scaled = concrete.value(scale, leaf, 0) * rho
-                except NoValue:
-                    continue
-                value: Fraction | None
-                try:
-                    g = concrete.value(gate, leaf, 0, {residual: scaled, advantage: a})
-                    value = concrete.value(recovery, leaf, 0, {gated(""): g})
-                except NoValue:
-                    value = None
+            for r, drift in zip(RATIOS, drifts, strict=True):
+                g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
+                value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
                 if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
                     settings = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
                     shown = "no value" if value is None else f"the gated ratio {value}"
@@ -150,4 +125,4 @@ def _search(h: Hierarchy, known: str) -> Witness | None:
     return None
 
 
-LAW = Law("positivity", STATEMENT, decide)
+LAW = Law("positivity", STATEMENT, decide_positivity)

@@ -8,14 +8,12 @@ from fractions import Fraction
 import sympy
 
 from fibration.language.atoms import Stratum, token_log_ratio
-from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
-from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import show, vanishes
 from fibration.language.traversal import evaluate
-from fibration.laws.law import Law
+from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.coordinates import X, composed, log_of
 from fibration.laws.proof.signs import Assumptions
@@ -23,40 +21,27 @@ from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness, concretes
 
 STATEMENT = "R(F(r)) = r for every r > 0"
+MOST_TRIED = 201
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
+def decide_recovery(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    arguments = [_proof(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves]
-    if all(arguments):
-        yield Verdict("recovery", "decomposition", "proved", "; ".join(dict.fromkeys(arguments)))
+    arguments = {leaf: recovers_case_by_case(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves}
+    if all(arguments.values()):
+        yield proved("decomposition", "; ".join(dict.fromkeys(arguments.values())))
         return
-    leaf, witness = next(((x, w) for x in h.leaves if (w := _search(h, x))), (h.leaves[arguments.index("")], None))
-    found = f"R(F(r)) = {composed(h, leaf)}"
-    if witness:
-        yield Verdict(
-            "recovery",
-            "decomposition",
-            "refuted",
-            "",
-            required=STATEMENT,
-            found=found,
-            remedy="divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)",
-            counterexample=witness,
-        )
+    lost = next(((leaf, w) for leaf in h.leaves if (w := ratio_not_recovered(h, leaf))), None)
+    if lost:
+        remedy = "divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)"
+        yield refuted("decomposition", f"R(F(r)) = {composed(h, lost[0])}", remedy, lost[1])
     else:
-        yield Verdict(
-            "recovery",
-            "decomposition",
-            "undecided",
-            "",
-            required=STATEMENT,
-            found=found,
-            remedy="use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)",
-        )
+        leaf = next(leaf for leaf, argument in arguments.items() if not argument)
+        remedy = "use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)"
+        yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", remedy)
 
 
-def _proof(whole: Expression, known: Assumptions) -> str:
+def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
+    """`log R(F(r))` for either sign of the log ratio `x`, where it is `x`; '' where that is not shown."""
     lines = []
     try:
         for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
@@ -76,22 +61,17 @@ def _proof(whole: Expression, known: Assumptions) -> str:
     return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
 
 
-def _search(h: Hierarchy, leaf: Stratum) -> Witness | None:
+PROBES = (Fraction(0), *(s * Fraction(x) for x in ("1", "1/2", "3", "1/10", "1/100") for s in (1, -1)))  # log ratios
+
+
+def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
+    """A log ratio that does not come back."""
     whole, root = composed(h, leaf), h.roots[0]
-    probes = [
-        Fraction(n, d)
-        for n, d in ((0, 1), (1, 1), (-1, 1), (1, 2), (-1, 2), (3, 1), (-3, 1), (1, 10), (-1, 10), (1, 100), (-1, 100))
-    ]
-    for tried, concrete in enumerate(concretes(h, [whole])):
-        if tried > 200:
-            break
+    for concrete in concretes(h, [whole], most=MOST_TRIED):
         if not concrete.size[leaf]:
             continue
-        for x in probes:
-            try:
-                value = concrete.value(whole, leaf, 0, {token_log_ratio: x})
-            except NoValue:
-                value = None
+        for x in PROBES:
+            value = concrete.attempt(whole, leaf, 0, {token_log_ratio: x})
             truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
             if value is None or abs(value - truth) > Fraction(1, 10**30):
                 got = "no value" if value is None else f"{float(value):.6g}"
@@ -101,4 +81,4 @@ def _search(h: Hierarchy, leaf: Stratum) -> Witness | None:
     return None
 
 
-LAW = Law("recovery", STATEMENT, decide)
+LAW = Law("recovery", STATEMENT, decide_recovery)

@@ -1,4 +1,4 @@
-"""Markov and reflecting (def:fgh i): weights are never negative, and sum to 1 over every fibre.
+"""Reflecting (def:fgh i): weights sum to 1 over every fibre.
 
 Counts and totals are *additive*: summed over a fibre they give the count or total of what lies below. They are also
 algebraically independent, so a weight that is linear in the additive measures of its element, with coefficients that
@@ -22,13 +22,12 @@ import sympy
 from fibration.language.atoms import Count, Total
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
-from fibration.language.report import Verdict
-from fibration.language.sympy_bridge import show, symbol, vanishes
-from fibration.laws.law import Law
+from fibration.language.operators import ANY, ZERO, Signs
+from fibration.language.sympy_bridge import from_sympy, show, symbol, vanishes
+from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.proof.branches import Case, TooManyCases, cases
-from fibration.laws.proof.fibre_sums import _atom, _atoms_of, _varies, fibre_sum
+from fibration.laws.proof.fibre_sums import fibre_sum, varies
 from fibration.laws.proof.populations import Populations
-from fibration.laws.proof.signs import ANY, Signs
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness, rounding, settings
 from fibration.laws.witness.fibres import Cover, Fibre, weights
@@ -56,54 +55,41 @@ def subject_of(cover: Cover) -> str:
     return f"kernels {', '.join(f.source.name for f in cover)} → {cover[0].target}"
 
 
-def decide(subject: Subject) -> Iterator[Verdict]:
-    h = subject.hierarchy
-    for cover in covers(h):
-        what, target = subject_of(cover), cover[0].target
-        argument = _proof(cover, subject)
-        if argument:
-            yield Verdict("reflecting", what, "proved", argument)
-            continue
-        joint = len(cover) > 1
-        tolerance = rounding(*(f.weight for f in cover))
-        found = " and ".join(dict.fromkeys(str(f.weight) for f in cover))
-        for concrete, b, fibre in weights(h, cover):
-            values = [w for *_, w in fibre]
-            total = None if None in values else sum((w for w in values if w is not None), Fraction(0))
-            if total is None or abs(total - 1) > tolerance:
-                value = "no sum, since a weight has no value" if total is None else str(total)
-                of = f" of {_sources(cover)}" if joint else ""
-                yield Verdict(
-                    "reflecting",
-                    what,
-                    "refuted",
-                    "",
-                    required=f"the weights over each {target}{of} sum to 1",
-                    found=found,
-                    remedy=_remedy(cover, fibre),
-                    counterexample=Witness(
-                        f"{concrete.describe(target, b)} gives {value}{settings(concrete)}",
-                        concrete,
-                        {"element": b, "sum": value},
-                    ),
-                )
-                break
+def decide_reflecting(subject: Subject) -> Iterator[Decision]:
+    for cover in covers(subject.hierarchy):
+        if argument := sums_to_1(cover, subject):
+            yield proved(subject_of(cover), argument)
         else:
-            sources = f"a {cover[0].source}" if not joint else _sources(cover)
-            remedy = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
-            why = f"not linear in the measures of {sources}"
-            if len(cover) > MANY and len(_unsure(cover, subject)) > MANY:
-                why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"
-                remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
-            yield Verdict(
-                "reflecting",
-                what,
-                "undecided",
-                "",
-                required=STATEMENT,
-                found=f"{found}, {why}; no small hierarchy contradicts it",
-                remedy=remedy,
-            )
+            yield _other_sum(cover, subject.hierarchy) or _open_sum(cover, subject)
+
+
+def _other_sum(cover: Cover, h: Hierarchy) -> Decision | None:
+    """The first fibre found whose weights do not sum to 1."""
+    target, of = cover[0].target, f" of {_sources(cover)}" if len(cover) > 1 else ""
+    tolerance = rounding(*(f.weight for f in cover))
+    for concrete, b, fibre in weights(h, cover):
+        values = [w for *_, w in fibre if w is not None]
+        lacking, summed = len(values) < len(fibre), sum(values, Fraction(0))
+        if lacking or abs(summed - 1) > tolerance:
+            value = "no sum, since a weight has no value" if lacking else str(summed)
+            text = f"{concrete.describe(target, b)} gives {value}{settings(concrete)}"
+            witness = Witness(text, concrete, {"element": b, "sum": value})
+            required = f"the weights over each {target}{of} sum to 1"
+            return refuted(subject_of(cover), _written(cover), _remedy(cover, fibre), witness, required)
+    return None
+
+
+def _open_sum(cover: Cover, subject: Subject) -> Decision:
+    why = f"not linear in the measures of {f'a {cover[0].source}' if len(cover) == 1 else _sources(cover)}"
+    remedy = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
+    if len(_unsure(cover, subject)) > MANY:
+        why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"
+        remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
+    return undecided(subject_of(cover), f"{_written(cover)}, {why}; no small hierarchy contradicts it", remedy)
+
+
+def _written(cover: Cover) -> str:
+    return " and ".join(dict.fromkeys(str(f.weight) for f in cover))
 
 
 def _sources(cover: Cover) -> str:
@@ -121,10 +107,10 @@ def _remedy(cover: Cover, fibre: Fibre) -> str:
     return f"{shares}{f' and assume=[{assume}]' if empty else ''}, or the weight 1/({counts}) for all"
 
 
-def _proof(cover: Cover, subject: Subject) -> str:
+def sums_to_1(cover: Cover, subject: Subject) -> str:
     """The sum over a fibre in one line, if it is 1 in every case; '' if this procedure cannot say so."""
     unsure = _unsure(cover, subject)
-    lines = _at_once(cover, unsure, subject) if unsure else []
+    lines = _sum_at_once(cover, unsure, subject) if unsure else []
     if lines:
         return "; ".join(dict.fromkeys(lines))
     if len(unsure) > MANY:
@@ -145,7 +131,7 @@ def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
     return [f for f in cover if not subject.at(target).present(f.source, target)]
 
 
-def _at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
+def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
     """The sum over a fibre whose branches `unsure` hold any number of elements or none; [] if that takes cases.
 
     An identity of rational functions holds wherever all terms are defined. So if the term of a branch is defined and 0
@@ -158,7 +144,7 @@ def _at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> lis
         except (TooManyCases, ValueError):
             return []
         term = None if case.signs else fibre_sum(case.sympy(), f.source, target, subject.assume.populations)
-        without = subject.at(target).with_signs({symbol(Count(f.source, target)): frozenset({0})})
+        without = subject.at(target).with_signs({symbol(Count(f.source, target)): ZERO})
         if term is None:
             return []
         top, bottom = sympy.fraction(sympy.together(term))
@@ -188,28 +174,25 @@ def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subje
             continue  # the branches exclude each other
         terms = []
         for f, case in zip(filled, chosen, strict=True):
-            if any(_varies(a, target, populations) for d, _ in case.signs for a in _atoms_of(d)):
+            if any(varies(a, target, populations) for d, _ in case.signs for a in d.free_symbols):
                 return []  # the branch differs within a fibre
             if not case.defined(subject.at(f.source).with_signs(signs)):
                 return []  # to sympy 0/0 of equal terms is 1
-            summed = fibre_sum(case.sympy(), f.source, target, populations)
-            if summed is None:
+            term = fibre_sum(case.sympy(), f.source, target, populations)
+            if term is None:
                 return []
-            terms.append(summed)
-        total = sum(terms) if len(terms) > 1 else terms[0]
-        total = total.subs({s: 0 for s in total.free_symbols if _is_absent(s, signs, subject)})
-        if not vanishes(total - 1):
+            terms.append(term)
+        summed = sum(terms) if len(terms) > 1 else terms[0]
+        summed = summed.subs({s: 0 for s in summed.free_symbols if _is_absent(s, signs, subject)})
+        if not vanishes(summed - 1):
             return []
         lines.append(_line(filled, chosen, terms, empty, populations))
     return lines
 
 
 def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
-    atom = _atom(s)
-    if isinstance(atom, (Count, Total)):
-        of = atom.of if isinstance(atom, Count) else atom.attribute.on
-        return subject.assume.with_signs(signs).absent(of, atom.over)
-    return False
+    atom = from_sympy(s)
+    return isinstance(atom, (Count, Total)) and subject.assume.with_signs(signs).absent(atom.of, atom.over)
 
 
 def _line(filled: list[Fibration], chosen: Sequence[Case], terms: list[Any], empty: Cover, known: Populations) -> str:
@@ -224,14 +207,14 @@ def _line(filled: list[Fibration], chosen: Sequence[Case], terms: list[Any], emp
 def _product_form(case: Case, f: Fibration, known: Populations) -> str:
     """How the sum comes about, before it is cancelled: `count(token) · 1/count(token)`."""
     weight = sympy.cancel(sympy.together(case.sympy()))
-    varying = [s for s in weight.free_symbols if _varies(_atom(s), f.target, known)]
+    varying = [s for s in weight.free_symbols if varies(s, f.target, known)]
     if not varying:
         return f"{Count(f.source, f.target)} · {case.value}"
     top, bottom = sympy.fraction(weight)
     summed = fibre_sum(top, f.source, f.target, known)
-    if summed is None or any(_varies(_atom(s), f.target, known) for s in bottom.free_symbols):
+    if summed is None or any(varies(s, f.target, known) for s in bottom.free_symbols):
         return f"Σ over {f.target} in steps" if summed is None else show(weight)
     return f"({show(summed)})/({show(bottom)})"
 
 
-LAW = Law("reflecting", STATEMENT, decide, may_be_given_up=False)
+LAW = Law("reflecting", STATEMENT, decide_reflecting, may_be_given_up=False)

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import networkx as nx
 
-from fibration.language.assumptions import Assumption, Balanced
+from fibration.language.assumptions import Balanced
 from fibration.language.atoms import BATCH, Component, Parameter, Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Status, Verdict
 from fibration.language.traversal import atoms
-from fibration.laws.law import Law
+from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness
 
@@ -26,32 +25,10 @@ STATEMENT = (
 )
 
 
-def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
-    """Strata as vertices, fibrations as edges towards the root."""
-    g = nx.MultiDiGraph()
-    g.add_nodes_from(s.name for s in hierarchy.strata)
-    g.add_edges_from((f.source.name, f.target.name) for f in hierarchy.fibrations)
-    return g
-
-
-def decide(subject: Subject) -> Iterator[Verdict]:
+def decide_structure(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    g = graph(h)
-    problem = _problem(h, g)
-    if problem is None:
-        yield Verdict("structure", "hierarchy", "proved", shown(h))
-    else:
-        status, found, remedy, witness = problem
-        yield Verdict(
-            "structure",
-            "hierarchy",
-            status,
-            "",
-            required=STATEMENT,
-            found=found,
-            remedy=remedy,
-            counterexample=None if witness is None else Witness(witness),
-        )
+    fault = _graph_fault(h) or _uncovered(h) or _beside_the_rows(h) or _uncrossed(h) or _flat(h) or _unweighed(h)
+    yield refuted("hierarchy", *fault[:2], Witness(fault[2])) if fault else proved("hierarchy", shown(h))
 
 
 def shown(h: Hierarchy) -> str:
@@ -66,33 +43,32 @@ def shown(h: Hierarchy) -> str:
     return "; ".join([", ".join(f.name for f in h.fibrations), *notes])
 
 
-Problem = tuple[Status, str, str, str | None]
+Fault = tuple[str, str, str]  # what was found, a remedy, a witness
 
 
-def _problem(h: Hierarchy, g: nx.MultiDiGraph) -> Problem | None:
+def _graph_fault(h: Hierarchy) -> Fault | None:
+    """A cycle, several parts, an edge twice, or rows that nothing lies over."""
+    g = h.shape.graph
     if not nx.is_directed_acyclic_graph(g):
         edges = [(e[0], e[1]) for e in nx.find_cycle(g)]
-        cycle = " → ".join([edges[0][0], *(b for _, b in edges)])
-        return "refuted", "a cycle", "remove one of its fibrations", f"the cycle {cycle}"
+        cycle = " → ".join(str(s) for s in (edges[0][0], *(b for _, b in edges)))
+        return "a cycle", "remove one of its fibrations", f"the cycle {cycle}"
     if not nx.is_weakly_connected(g):
-        parts = [", ".join(sorted(c)) for c in nx.weakly_connected_components(g)]
-        return "refuted", "several parts", "join them with a fibration", f"no path between {{{'} and {'.join(parts)}}}"
-    for s in g:
-        if g.out_degree(s) > len(set(g.successors(s))):
-            other = next(t for t in g.successors(s) if g.number_of_edges(s, t) > 1)
-            return "refuted", "a fibration declared twice", "keep one", f"two fibrations {s} → {other}"
+        parts = [", ".join(sorted(map(str, c))) for c in nx.weakly_connected_components(g)]
+        return "several parts", "join them with a fibration", f"no path between {{{'} and {'.join(parts)}}}"
+    twice = next((f"two fibrations {s} → {t}" for s, t in g.edges() if g.number_of_edges(s, t) > 1), None)
+    if twice:
+        return "a fibration declared twice", "keep one", twice
     if h.rows in h.leaves:
         return (
-            "refuted",
             f"the rows of the batch are the sampled stratum '{h.rows}'",
             "declare rows= as a stratum that the sampled one lies over",
             f"rows={h.rows} has no tokens over it",
         )
-    assumed = next(filter(None, (_uncrossed(h, a) for a in h.assume)), None)
-    return _uncovered(h) or _beside_the_rows(h) or assumed or _flat(h) or _unweighed(h)
+    return None
 
 
-def _uncovered(h: Hierarchy) -> Problem | None:
+def _uncovered(h: Hierarchy) -> Fault | None:
     """A stratum such that no choice of what lies directly over it has each of its tokens once."""
     for t in h.order:
         sources = list(dict.fromkeys(f.source for f in h.shape.above(t)))
@@ -105,7 +81,6 @@ def _uncovered(h: Hierarchy) -> Problem | None:
         )
         leaf = min(both, key=lambda s: s.name)
         return (
-            "refuted",
             f"{a} and {b} over {t} overlap in part",
             f"let what lies directly over {t} part its tokens, or add one stratum over it over which all of them lie",
             f"a {leaf} over one {t} lies over both {a} and {b}, and no choice of {', '.join(s.name for s in sources)} "
@@ -114,42 +89,40 @@ def _uncovered(h: Hierarchy) -> Problem | None:
     return None
 
 
-def _beside_the_rows(h: Hierarchy) -> Problem | None:
+def _beside_the_rows(h: Hierarchy) -> Fault | None:
     """Each token lies in one row. If the rows are a stratum, that is the element of it that the token lies over."""
     beside = [leaf for leaf in h.leaves if h.rows in h.strata and h.rows not in h.coarser(leaf)]
     if not beside:
         return None
     return (
-        "refuted",
         f"rows={h.rows}, over which {' and '.join(s.name for s in beside)} does not lie",
         f"add Fibration({beside[0]}, {h.rows}, ...), or declare rows= as a stratum of its own: it need not be gated",
         f"a {beside[0]} in the first row does not lie over {h.rows} 1",
     )
 
 
-def _uncrossed(h: Hierarchy, assumed: Assumption) -> Problem | None:
+def _uncrossed(h: Hierarchy) -> Fault | None:
     """An assumption of balance about strata that do not cross."""
-    if not isinstance(assumed, Balanced):
-        return None
+    return next(filter(None, (_not_crossing(h, a) for a in h.assume if isinstance(a, Balanced))), None)
+
+
+def _not_crossing(h: Hierarchy, assumed: Balanced) -> Fault | None:
     a, b = assumed.first, assumed.second
     for fine, coarse in ((a, b), (b, a)):
         if coarse in h.coarser(fine):
             return (
-                "refuted",
                 f"{assumed!r}, where {fine} lies over {coarse}",
                 f"remove {assumed!r}",
                 f"every {fine} lies over one {coarse}: the two do not cross",
             )
     if not set(h.shape.finer(a)) & set(h.shape.finer(b)):
         return (
-            "refuted",
             f"{assumed!r}, where nothing lies over both",
             f"remove {assumed!r}",
             f"no element lies over a {a} and over a {b}: the two do not cross",
         )
     if not h.shape.meets(a, b):
         return (
-            "refuted",
             f"{assumed!r}, without a stratum that both lie over",
             common_coarsening(h, a, b),
             f"frequencies are proportional within an element of a common coarser stratum: {a} and {b} have none",
@@ -157,18 +130,17 @@ def _uncrossed(h: Hierarchy, assumed: Assumption) -> Problem | None:
     return None
 
 
-def _flat(h: Hierarchy) -> Problem | None:
+def _flat(h: Hierarchy) -> Fault | None:
     if h.orthogonalise is None or not h.shape.is_tree:
         return None
     return (
-        "refuted",
         "orthogonalise='projection', where nothing crosses",
         "drop orthogonalise: residuals of a tree are orthogonal as they are",
         f"no stratum of {', '.join(s.name for s in h.order)} lies directly over two others",
     )
 
 
-def _unweighed(h: Hierarchy) -> Problem | None:
+def _unweighed(h: Hierarchy) -> Fault | None:
     """Masses that an index has to know, and that no index can: parameters have values in a call alone."""
     readers = [repr(a) for a in h.assume if isinstance(a, Balanced)]
     readers += ["orthogonalise='projection'"] if h.orthogonalise is not None else []
@@ -179,7 +151,6 @@ def _unweighed(h: Hierarchy) -> Problem | None:
     if parameter is None:
         return None
     return (
-        "refuted",
         f"{readers[0]} needs the masses of a batch, and a kernel reads the parameter '{parameter}'",
         "make it an Attribute, or leave the assumption out",
         f"an index is built before parameters have values: none can be built, whatever '{parameter}' is",
@@ -194,4 +165,4 @@ def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> str:
     return f"add a common coarsening of {a} and {b}, for example {declared}{' and '.join(missing)}"
 
 
-LAW = Law("structure", STATEMENT, decide, may_be_given_up=False, foundation=True)
+LAW = Law("structure", STATEMENT, decide_structure, may_be_given_up=False, foundation=True)

@@ -25,7 +25,7 @@ from fibration import (
     sqrt,
 )
 from fibration.language.sympy_bridge import to_sympy
-from fibration.laws.proof.branches import always_defined
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.signs import Assumptions
 
 ARC = epsilon * atan(residual / epsilon)
@@ -78,12 +78,10 @@ def test_proofs_know_the_signs_of_soft_functions() -> None:
         atan(residual) + 1.58: {1},
     }
     assert {e: set(assume.signs(to_sympy(e))) for e in signs} == signs
-    assert all(
-        always_defined(e, assume) for e in (1 / softplus(residual), log(softplus(residual)), sqrt(2 + atan(residual)))
-    )
-    assert not any(
-        always_defined(e, assume) for e in (1 / atan(residual), log(atan(residual)), sqrt(1 + atan(residual)))
-    )
+    defined = (1 / softplus(residual), log(softplus(residual)), sqrt(2 + atan(residual)))
+    assert all(Claim(e, assume).is_shown for e in defined)
+    not_everywhere = (1 / atan(residual), log(atan(residual)), sqrt(1 + atan(residual)))
+    assert not any(Claim(e, assume).is_shown for e in not_everywhere)
 
 
 @pytest.mark.parametrize("backend", BACKENDS_HERE, ids=str)

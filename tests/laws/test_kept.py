@@ -73,14 +73,14 @@ def decided(monkeypatch):
 
 
 def counted(monkeypatch, law="structure"):
-    asked, decide = [], LAWS[law].decide
+    asked, decisions = [], LAWS[law].decisions
 
-    @functools.wraps(decide)
+    @functools.wraps(decisions)
     def count(subject):
         asked.append(subject.hierarchy.name)
-        return decide(subject)
+        return decisions(subject)
 
-    monkeypatch.setitem(LAWS, law, replace(LAWS[law], decide=count))
+    monkeypatch.setitem(LAWS, law, replace(LAWS[law], decisions=count))
     return asked
 
 
@@ -340,7 +340,7 @@ def test_an_edit_of_what_decides_changes_the_sources(tmp_path, monkeypatch):
     (copied / "bench" / "report.py").write_text("pass")
     assert kept.sources() == SOURCES
     seen = {SOURCES}
-    for edited in ("laws/markov.py", "laws/proof/germ.py", "laws/witness/batches.py", "language/gates.py", "errors.py"):
+    for edited in ("laws/markov.py", "laws/proof/near.py", "laws/witness/batches.py", "language/gates.py", "errors.py"):
         with (copied / edited).open("a") as file:
             file.write("# more\n")
         seen.add(kept.sources())
@@ -412,11 +412,11 @@ def test_what_a_class_of_the_users_own_does_is_never_kept(place, decided, monkey
 def test_what_a_law_of_the_users_own_says_is_never_kept(place, monkeypatch):
     asked = []
 
-    def decide(subject):
+    def decisions(subject):
         asked.append(subject.hierarchy.name)
-        return LAWS["structure"].decide(subject)
+        return LAWS["structure"].decisions(subject)
 
-    monkeypatch.setitem(LAWS, "newest", replace(LAWS["structure"], name="newest", decide=decide))
+    monkeypatch.setitem(LAWS, "newest", replace(LAWS["structure"], name="newest", decisions=decisions))
     ppo().verify()
     ppo().verify()
     assert asked == ["ppo", "ppo"]

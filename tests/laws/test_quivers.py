@@ -57,7 +57,7 @@ from fibration.laws.proof.populations import Populations
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, concretes, is_balanced
-from fibration.laws.witness.shapes import crossed, small
+from fibration.laws.witness.shapes import regular_maps, small
 
 RIGHT, WRONG = quivers.right(), quivers.wrong()
 F = Fraction
@@ -452,7 +452,7 @@ def test_assumptions_hold_on_every_candidate():
 
 def test_regular_ones_fill_every_cell():
     shape = shape_of(*CROSS)
-    c = Concrete(shape, crossed(shape, {batch: 1, domain: 2, modality: 3, trajectory: 2, token: 1}))
+    c = Concrete(shape, regular_maps(shape, {batch: 1, domain: 2, modality: 3, trajectory: 2, token: 1}))
     assert c.size == {batch: 1, domain: 2, modality: 3, trajectory: 12, token: 12}
     assert all(len(c.over(trajectory, domain, d)) == 6 for d in range(2))
     assert c.describe(domain) == "a domain of 6 trajectories with 1 and 1 and 1 and 1 and 1 and 1 tokens"

@@ -9,10 +9,10 @@ from typing import Any
 import sympy
 
 from fibration.language.expressions import Apply, Expression, apply
-from fibration.language.operators import OPERATORS, Valued
+from fibration.language.operators import OPERATORS, Signs, Valued
 from fibration.language.sympy_bridge import to_sympy
 from fibration.language.traversal import desugar
-from fibration.laws.proof.signs import Assumptions, Signs
+from fibration.laws.proof.signs import Assumptions
 
 MAX_CASES = 512
 _TRUE_SIGNS: dict[str, Signs] = {
@@ -64,14 +64,6 @@ def cases(expression: Expression, assume: Assumptions) -> list[Case]:
     if len(found) > MAX_CASES:
         raise TooManyCases(str(expression))
     return found
-
-
-def always_defined(expression: Expression, assume: Assumptions) -> bool:
-    """Whether an expression has a value wherever the assumptions hold."""
-    try:
-        return all(case.defined(assume) for case in cases(expression, assume))
-    except TooManyCases:
-        return False
 
 
 def needs(e: Expression) -> Iterator[tuple[Any, Signs]]:

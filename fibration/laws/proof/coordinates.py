@@ -13,7 +13,7 @@ from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import substitute
 from fibration.laws.proof.branches import TooManyCases, cases
-from fibration.laws.proof.germ import RHO
+from fibration.laws.proof.near import RHO
 from fibration.laws.proof.pieces import Line, pieces
 from fibration.laws.proof.subject import Subject
 

@@ -21,8 +21,8 @@ def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations)
     Every element of a finer stratum lies over one `a`, so that its measures over `b` are the sums of those over `a`.
     Where the weight reads a stratum between the two, the sum is taken in two steps.
     """
-    varying = [s for s in weight.free_symbols if _varies(_atom(s), target, known)]
-    between = {home for s in varying if (home := read_at(_atom(s))) != source}
+    varying = [s for s in weight.free_symbols if varies(s, target, known)]
+    between = {place for s in varying if (place := read_at(from_sympy(s))) != source}
     if between:
         for z in known.shape.coarser(source):
             reads = {source, *known.coarser[z]}
@@ -44,7 +44,7 @@ def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations)
         if measure is None:
             summed: Expression | None = Count(source, target)
         else:
-            summed = _summed(_atom(measure), target)
+            summed = _summed(from_sympy(measure), target)
         if summed is None:
             return None
         result += coefficient * symbol(summed)
@@ -60,15 +60,7 @@ def _summed(measure: Expression, target: Stratum) -> Expression | None:
     return Total(measure, target) if isinstance(measure, Attribute) else None
 
 
-def _varies(atom: Expression, target: Stratum, known: Populations) -> bool:
-    """Whether an atom can differ between elements of one fibre: of a crossing stratum too."""
-    home = read_at(atom)
+def varies(s: Any, target: Stratum, known: Populations) -> bool:
+    """Whether an atom, given as a symbol, can differ between elements of one fibre: of a crossing stratum too."""
+    home = read_at(from_sympy(s))
     return home is not None and home not in known.coarser[target]
-
-
-def _atom(s: Any) -> Expression:
-    return from_sympy(s)
-
-
-def _atoms_of(value: Any) -> list[Expression]:
-    return [_atom(s) for s in value.free_symbols]

@@ -19,11 +19,11 @@ import sympy
 from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
+from fibration.language.operators import ANY, Signs
 from fibration.language.sympy_bridge import show, symbol, vanishes
 from fibration.language.traversal import substitute
 from fibration.laws.proof.branches import Case, TooManyCases, cases
-from fibration.laws.proof.germ import is_kinked
-from fibration.laws.proof.signs import ANY, Assumptions, Signs
+from fibration.laws.proof.near import Near, is_kinked
 from fibration.laws.proof.subject import Subject, is_never_negative
 
 MOST_MEETINGS = 512  # of one branch per level
@@ -83,18 +83,19 @@ class Whole:
         return Density(self.leaf, self.channel) / self.h.masses[self.leaf]
 
     @property
-    def total(self) -> Expression:
+    def added(self) -> Expression:
         """`D`, per unit of the leaf measure."""
         first, *others = (self.level(s) for s in self.path)
         return sum(others, first)
 
     # ------------------------------------------------------------ near on-policy
 
-    def near(self, exactly: bool = False) -> list[Meeting] | None:
+    def meetings(self, exactly: bool = False) -> list[Meeting] | None:
         """Every way in which branches meet near `r = 1`, or at it; None where one may have no value or no slope."""
+        near = Near(self.assume, self.variables, at_0=exactly)
         try:
-            per_level = [self._branches(self.level(s), exactly) for s in self.path]
-            goal = self._branches(self.goal, exactly)
+            per_level = [self._branches(self.level(s), near) for s in self.path]
+            goal = self._branches(self.goal, near)
         except TooManyCases:
             return None
         if any(level is None for level in (*per_level, goal)):
@@ -115,41 +116,16 @@ class Whole:
             for conditions, value in meetings
         ]
 
-    def _branches(self, expression: Expression, exactly: bool) -> list[Case] | None:
-        found = [
-            case
-            for case in cases(expression, self.assume)
-            if all(self._signs(d, exactly) & signs for d, signs in case.signs)
-        ]
-        return found if all(self._smooth(case, exactly) for case in found) else None
-
-    def _signs(self, d: Any, exactly: bool, assume: Assumptions | None = None) -> Signs:
-        """Signs that a difference takes at arbitrarily small densities, or where all are 0."""
-        assume = assume or self.assume
-        if not d.has(*self.variables):
-            return assume.signs(d)
-        at = d.subs(self.variables)
-        if at.has(sympy.nan, sympy.zoo, sympy.oo):
-            return ANY
-        signs = assume.signs(at)
-        if exactly or 0 not in signs:
-            return signs
-        return assume.signs(d) if signs == {0} else ANY
-
-    def _smooth(self, case: Case, exactly: bool) -> bool:
-        """Whether a branch has a value and derivatives near `r = 1`."""
-        fixed = self.assume.with_signs({d: s for d, s in case.signs if not d.has(*self.variables)})
-        for e, allowed in case.needs:
-            sloped = allowed - {0} if e.has(*self.variables) else allowed
-            if not self._signs(e, exactly, fixed) <= sloped:
-                return False
-        return not is_kinked(case.sympy())
+    def _branches(self, expression: Expression, near: Near) -> list[Case] | None:
+        """The branches that can hold; None where one may have no value or no slope."""
+        found = near.branches(expression)
+        return found if all(near.is_smooth(case) and not is_kinked(case.sympy()) for case in found) else None
 
     def at_reference(self, meeting: Meeting) -> Any:
         """What the gates add where every density is 0."""
         return meeting.difference.subs(self.variables)
 
-    def is_level(self, meeting: Meeting) -> bool:
+    def is_flat(self, meeting: Meeting) -> bool:
         """Whether the difference does not change to first order."""
         gradient = (sympy.diff(meeting.difference, v).subs(self.variables) for v in self.variables)
         return all(vanishes(g) for g in gradient)
@@ -158,9 +134,9 @@ class Whole:
 
     def shown(self) -> str:
         """The branch of each gate near on-policy, where each has one, in its own residual."""
-        parts = []
+        parts, near = [], Near(self.assume, self.variables, at_0=False)
         for s in self.path:
-            branches = self._branches(self.level(s), False) if not self.effects else None
+            branches = self._branches(self.level(s), near) if not self.effects else None
             if branches is None or len(branches) != 1:
                 return ""
             others = (
@@ -196,13 +172,13 @@ def agrees(subject: Subject) -> str:
     """`exact` if near on-policy the gates add up to every leaf's own density, `soft` to first order, '' if unknown."""
     kind = "exact"
     for whole in wholes(subject):
-        meetings = whole.near()
+        meetings = whole.meetings()
         if not meetings:
             return ""
         for meeting in meetings:
             if vanishes(meeting.difference):
                 continue
-            if not (vanishes(whole.at_reference(meeting)) and whole.is_level(meeting)):
+            if not (vanishes(whole.at_reference(meeting)) and whole.is_flat(meeting)):
                 return ""
             kind = "soft"
     return kind
@@ -221,20 +197,20 @@ def argument(subject: Subject, kind: str) -> str:
     return f"{what} {word} {each} {leaf}'s own density, and R∘F = id"
 
 
-def reference_values(subject: Subject, exactly: bool, level: bool) -> dict[Stratum, dict[str, list[Any]]] | None:
+def reference_values(subject: Subject, exactly: bool, flat: bool) -> dict[Stratum, dict[str, list[Any]]] | None:
     """What the gates add where every density is 0, per leaf and channel (one value for each outcome of conditions).
 
-    With `level` they must besides change as the leaf's own density does, to first order, from the same value on every
+    With `flat` they must besides change as the leaf's own density does, to first order, from the same value on every
     side. None where that is not so, or is not known.
     """
     found: dict[Stratum, dict[str, list[Any]]] = {}
     for whole in wholes(subject):
-        meetings = whole.near(exactly)
-        if not meetings or (level and not all(whole.is_level(m) for m in meetings)):
+        meetings = whole.meetings(exactly)
+        if not meetings or (flat and not all(whole.is_flat(m) for m in meetings)):
             return None
         values = [whole.at_reference(m) for m in meetings]
         for (a, v), (b, w) in itertools.combinations(zip(meetings, values, strict=True), 2):
-            if level and merged(dict(a.conditions), dict(b.conditions)) is not None and not vanishes(v - w):
+            if flat and merged(dict(a.conditions), dict(b.conditions)) is not None and not vanishes(v - w):
                 return None
         found.setdefault(whole.leaf, {})[whole.channel] = list(dict.fromkeys(values))
     return found

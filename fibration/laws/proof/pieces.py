@@ -16,10 +16,11 @@ import sympy
 from sympy import oo
 
 from fibration.language.expressions import Expression
+from fibration.language.operators import Signs
 from fibration.language.sympy_bridge import show, vanishes
 from fibration.laws.proof.branches import Case, TooManyCases, cases
-from fibration.laws.proof.germ import RHO, is_kinked
-from fibration.laws.proof.signs import Assumptions, Signs
+from fibration.laws.proof.near import RHO, is_kinked
+from fibration.laws.proof.signs import Assumptions
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import sympy
@@ -10,25 +9,14 @@ from sympy import oo
 
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.strata import Shape
 from fibration.laws.proof.signs import Assumptions
-
-
-def crossed(shape: Shape) -> set[Stratum]:
-    """Strata that cross another: neither lies over the other, and something lies over both."""
-    found: set[Stratum] = set()
-    for a, b in itertools.combinations(shape.strata, 2):
-        apart = a not in shape.coarser(b) and b not in shape.coarser(a)
-        if apart and set(shape.finer(a)) & set(shape.finer(b)):
-            found |= {a, b}
-    return found
 
 
 def is_effect(h: Hierarchy, stratum: Stratum) -> bool:
     """Whether a residual is the effect of a least-squares fit, and no fixed combination of means."""
     if h.orthogonalise is None:
         return False
-    fitted = crossed(h.shape)
+    fitted = h.shape.crossed()
     return stratum in fitted or any(u in fitted for u in h.shape.moebius(stratum))
 
 

@@ -34,7 +34,7 @@ def _between(whole: Whole, sign: int) -> bool:
     assume = whole.assume.with_signs({own: frozenset({0, sign})})
     try:
         [mass] = cases(whole.h.masses[whole.leaf], assume)
-        branches = cases(whole.total, assume)
+        branches = cases(whole.added, assume)
     except (ValueError, TooManyCases):
         return False
     if assume.signs(mass.sympy()) != {1}:
@@ -43,8 +43,8 @@ def _between(whole: Whole, sign: int) -> bool:
         facts = _facts(case)
         if _is_impossible(case, assume):
             continue
-        total = sympy.cancel(sympy.together(case.sympy() * mass.sympy()))
-        if not (_is_at_least_0(sign * total, facts, assume) and _is_at_least_0(sign * (own - total), facts, assume)):
+        added = sympy.cancel(sympy.together(case.sympy() * mass.sympy()))
+        if not (_is_at_least_0(sign * added, facts, assume) and _is_at_least_0(sign * (own - added), facts, assume)):
             return False
     return True
 

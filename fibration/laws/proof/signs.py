@@ -16,11 +16,9 @@ from sympy import Dummy
 from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
 from fibration.language.expressions import Expression
-from fibration.language.operators import ANY as ANY
-from fibration.language.operators import OPERATORS, Operator
-from fibration.language.operators import Signs as Signs
+from fibration.language.operators import ANY, OPERATORS, Operator, Signs
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import _ATOM_OF, OPERATOR_OF, symbol
+from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, symbol
 from fibration.laws.proof.populations import Populations
 
 
@@ -171,14 +169,14 @@ class Assumptions:
                 value = value.subs(function, fresh(False))
             else:
                 value = value.subs(function, Dummy("u", real=True))
-        counts = sorted((s for s in value.free_symbols if isinstance(_ATOM_OF.get(s), Count)), key=self._rank)
+        counts = sorted((s for s in value.free_symbols if isinstance(ATOM_OF.get(s), Count)), key=self._rank)
         replacement: dict[Any, Any] = {}
         for i, s in enumerate(counts):  # smaller counts first, so that each is the largest below it plus a slack
             least = 1 if self.present(*_pair(s)) else 0  # type: ignore[misc]
             below = [t for t in counts[:i] if self._at_most(t, s) and least <= self.present(*_pair(t))]  # type: ignore[misc]
             replacement[s] = (replacement[below[-1]] if below else least) + fresh(False)
         for s in value.free_symbols:
-            atom = _ATOM_OF.get(s)
+            atom = ATOM_OF.get(s)
             if s in replacement or s in positive or s in nonnegative:
                 continue
             if s in self.extra and self.extra[s] != ANY:
@@ -192,7 +190,7 @@ class Assumptions:
                     replacement[s] = fresh(True)
             elif isinstance(atom, Total):
                 if atom.attribute.positive:
-                    replacement[s] = fresh(self.present(atom.attribute.on, atom.over))
+                    replacement[s] = fresh(self.present(atom.of, atom.over))
             elif isinstance(atom, (Parameter, Component)):
                 p = atom.parameter if isinstance(atom, Component) else atom
                 lower = None if p.lower in (None, -math.inf) else sympy.Rational(str(p.lower))
@@ -215,7 +213,7 @@ class Assumptions:
         return ANY if row is None else row.signs(self.signs, argument)
 
     def _rank(self, s: Any) -> tuple[int, int]:
-        atom, depth = _ATOM_OF[s], self.populations.depth
+        atom, depth = ATOM_OF[s], self.populations.depth
         assert isinstance(atom, Count)
         return (-depth.get(atom.over, 0), depth.get(atom.of, 0))  # type: ignore[arg-type]
 
@@ -232,7 +230,7 @@ def _row(function: Any) -> Operator | None:
 
 def _pair(s: Any) -> tuple[Any, Any] | None:
     """Of a count or the total of a positive attribute: what lies over what, so that it is not 0."""
-    atom = _ATOM_OF.get(s)
-    if isinstance(atom, Count):
+    atom = ATOM_OF.get(s)
+    if isinstance(atom, Count) or (isinstance(atom, Total) and atom.attribute.positive):
         return atom.of, atom.over
-    return (atom.attribute.on, atom.over) if isinstance(atom, Total) and atom.attribute.positive else None
+    return None

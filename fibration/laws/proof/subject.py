@@ -15,7 +15,7 @@ from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import atoms
 from fibration.laws.proof.branches import TooManyCases, cases
-from fibration.laws.proof.germ import Germ, germ
+from fibration.laws.proof.near import Germ, germ
 from fibration.laws.proof.signs import Assumptions
 
 
@@ -54,7 +54,7 @@ class Subject:
         return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known})
 
     def germ(self, gate: Expression, stratum: Stratum) -> Germ:
-        """`germ.germ` of a gate on a stratum, once for each."""
+        """The germ of a gate on a stratum, once for each."""
         if (gate, stratum) not in self._germs:
             self._germs[gate, stratum] = germ(gate, self.at(stratum))
         return self._germs[gate, stratum]

@@ -109,6 +109,15 @@ class Concrete:
         extra = bound or {}
         return evaluate(expression, lambda a: extra[a] if a in extra else self.atom(a, stratum, element))  # type: ignore[no-any-return]
 
+    def attempt(
+        self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Fraction] | None = None
+    ) -> Fraction | None:
+        """As `value`; None where the expression has none."""
+        try:
+            return self.value(expression, stratum, element, bound)
+        except NoValue:
+            return None
+
     def describe(self, stratum: Stratum, element: int = 0) -> str:
         """`a trajectory of 3 tokens`, or `a domain of 2 prompt_groups with 1 and 2 trajectories`."""
         sources = [f.source for f in self.shape.above(stratum)]
@@ -195,20 +204,25 @@ def _rounds(e: Expression) -> bool:
     return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
 
 
-def concretes(hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None) -> Iterator[Concrete]:
+def concretes(
+    hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None, most: int | None = None
+) -> Iterator[Concrete]:
     """Candidates for a counterexample, smallest first: all small ones, then regular ones around the constants met.
 
     What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
-    `shape` has the strata of the hierarchy, and may have more.
+    `shape` has the strata of the hierarchy, and may have more. No more than `most` are made.
     """
-    shape = shape or hierarchy.shape
-    crossed = [a for a in hierarchy.assume if isinstance(a, Balanced)]
-    read = [*expressions, *(hierarchy.masses[leaf] for leaf in shape.leaves if crossed)]
+    return itertools.islice(_concretes(hierarchy, expressions, shape or hierarchy.shape), most)
+
+
+def _concretes(hierarchy: Hierarchy, expressions: list[Expression], shape: Shape) -> Iterator[Concrete]:
+    balanced = [a for a in hierarchy.assume if isinstance(a, Balanced)]
+    read = [*expressions, *(hierarchy.masses[leaf] for leaf in shape.leaves if balanced)]
     used = list(dict.fromkeys(a for e in read for a in atoms(e)))
 
     def legal(maps: Maps) -> Iterator[Concrete]:
         for concrete in _valued(shape, maps, used):
-            if all(is_balanced(hierarchy, concrete, a.first, a.second) for a in crossed):
+            if all(is_balanced(hierarchy, concrete, a.first, a.second) for a in balanced):
                 yield concrete
 
     for leaves in range(1, (MAX_LEAVES if shape.is_tree else MAX_CROSSED) + 1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.language.exact import NoValue
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.traversal import atoms
@@ -29,9 +28,6 @@ def weights(h: Hierarchy, cover: Cover) -> Iterator[tuple[Concrete, int, Fibre]]
                 for a in concrete.over(f.source, f.target, b):
                     key = i, tuple(concrete.atom(e, f.source, a) for e in read[f])
                     if key not in known:
-                        try:
-                            known[key] = concrete.value(f.weight, f.source, a)
-                        except NoValue:
-                            known[key] = None
+                        known[key] = concrete.attempt(f.weight, f.source, a)
                     fibre.append((f, a, known[key]))
             yield concrete, b, fibre

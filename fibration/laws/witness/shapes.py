@@ -176,11 +176,11 @@ def regular(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator
         if above < sum(size.values()) <= at_most:
             sized.append((sum(size.values()), chosen, fan, sum(size[leaf] for leaf in shape.leaves)))
     for _, _, fan, width in sorted(sized, key=lambda found: found[:2]):
-        yield (lambda fan=fan: crossed(shape, fan)), width  # type: ignore[misc]
+        yield (lambda fan=fan: regular_maps(shape, fan)), width  # type: ignore[misc]
 
 
-def crossed(shape: Shape, fan: Mapping[Stratum, int]) -> Maps:
-    """An element is a choice of one place in its own stratum and in each coarser one."""
+def regular_maps(shape: Shape, fan: Mapping[Stratum, int]) -> Maps:
+    """As many elements over each: one for every choice of a place in its own stratum and in each coarser one."""
     place = {s: i for i, s in enumerate(shape.order)}
     known = {s: sorted((s, *shape.coarser(s)), key=lambda u: place[u]) for s in shape.order}
     maps = {}
@@ -197,16 +197,16 @@ def crossed(shape: Shape, fan: Mapping[Stratum, int]) -> Maps:
     return maps
 
 
-def _fans(fans: list[int], levels: int) -> Iterator[tuple[int, ...]]:
-    """How many elements lie over each, level by level: at most one level is large where there are several."""
+def _fans(fans: list[int], strata: int) -> Iterator[tuple[int, ...]]:
+    """How many elements lie over each, stratum by stratum: at most one is large where there are several."""
     few = [f for f in fans if f <= 3]
-    if levels <= 2:
-        yield from itertools.product(fans, repeat=levels)
+    if strata <= 2:
+        yield from itertools.product(fans, repeat=strata)
         return
-    yield from itertools.product(few[:2] if levels > 7 else few, repeat=levels)
-    for place in range(levels):
+    yield from itertools.product(few[:2] if strata > 7 else few, repeat=strata)
+    for place in range(strata):
         for large in (f for f in fans if f > 3):
-            for others in itertools.product(few[:2], repeat=levels - 1):
+            for others in itertools.product(few[:2], repeat=strata - 1):
                 yield (*others[:place], large, *others[place:])
 
 

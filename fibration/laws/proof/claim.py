@@ -1,0 +1,65 @@
+"""What several laws ask of a formula: that it has a value everywhere, perhaps of a certain sign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fibration.language.atoms import Count, Stratum, Total
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import ANY, ZERO, Signs
+from fibration.language.sympy_bridge import from_sympy, vanishes
+from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.signs import Assumptions
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Wherever `assume` holds, a formula has a value, and one of these signs."""
+
+    formula: Expression
+    assume: Assumptions
+    signs: Signs = ANY
+
+    @property
+    def is_shown(self) -> bool:
+        try:
+            branches = cases(self.formula, self.assume)
+        except TooManyCases:
+            return False
+        return all(case.defined(self.assume) and self._has_sign(case) for case in branches)
+
+    def _has_sign(self, case: Case) -> bool:
+        if self.signs in (ANY, ZERO):  # that a formula is 0 is for algebra, which knows more of it than its sign
+            return self.signs == ANY or vanishes(case.sympy())
+        return self.assume.with_signs(dict(case.signs)).signs(case.sympy()) <= self.signs
+
+    def empty_branches(self) -> list[Count | Total]:
+        """The counts and totals over a branch that may be empty, where they keep a formula from having a value."""
+        try:
+            return list(dict.fromkeys(self._empty_branches()))
+        except TooManyCases:
+            return []
+
+    def _empty_branches(self) -> Iterator[Count | Total]:
+        for case in cases(self.formula, self.assume):
+            inside = self.assume.with_signs(dict(case.signs))
+            for e in (e for e, allowed in case.needs if not inside.signs(e) <= allowed):
+                for s in sorted(e.free_symbols, key=str):
+                    atom = from_sympy(s)
+                    if isinstance(atom, (Count, Total)) and not inside.present(atom.of, atom.over):
+                        yield atom
+
+    def remedy(self, h: Hierarchy) -> str:
+        """Which count may be 0, and what to assume or to divide by; '' where no empty branch is at fault."""
+        empty = self.empty_branches()
+        if not empty:
+            return ""
+        verb = "is" if len(empty) == 1 else "are"
+        pairs = dict.fromkeys((a.of, a.over) for a in empty if isinstance(a.of, Stratum))
+        # only strata of the hierarchy can be assumed to be populated
+        known = [f"populated({of}, over={over})" for of, over in pairs if over in h.strata and of in h.strata]
+        offers = [f"assume=[{', '.join(known)}]"] if len(known) == len(pairs) else []
+        offers.append("use a sum of counts that cannot all be 0")
+        return f"{' and '.join(map(str, empty))} {verb} 0 where that branch is empty: {', or '.join(offers)}"

@@ -1,0 +1,157 @@
+"""Formulas near on-policy, where residuals and densities are small: which branches can hold there, with what slopes.
+
+The germ of a gate, from both sides of 0, decides first-order agreement gate by gate; `levels_together.py` adds gates
+up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Density, residual
+from fibration.language.expressions import Expression
+from fibration.language.operators import ANY, ZERO, Signs
+from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.language.traversal import atoms
+from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.signs import Assumptions
+
+RHO = symbol(residual)
+SIDES = (-1, 0, 1)
+
+
+@dataclass(frozen=True)
+class Near:
+    """Close to on-policy, what is in `moving` tends to 0; `at_0`, it is.
+
+    With a `side`, that is one variable, and it comes from there: signs are those along its line, at the limit of what
+    is in `held`. Without, all move in any way.
+    """
+
+    assume: Assumptions
+    moving: Mapping[Any, int]
+    at_0: bool
+    held: Mapping[Any, int] = field(default_factory=dict)
+    side: int | None = None
+
+    def branches(self, expression: Expression) -> list[Case]:
+        """The branches that can hold there."""
+        inside = self.assume
+        if self.side is not None:
+            inside = inside.with_signs({v: frozenset({self.side}) for v in self.moving})
+        return [c for c in cases(expression, inside) if all(self.signs(d) & signs for d, signs in c.signs)]
+
+    def is_smooth(self, case: Case) -> bool:
+        """Whether a branch has a value and a slope: no division by 0, no logarithm or root of what it may not have.
+
+        A root of 0 has a value and no slope: to sympy `sqrt(x)*sqrt(x)` is `x`, and its derivative at 0 is `0·inf`.
+        """
+        fixed = self.assume.with_signs({d: signs for d, signs in case.signs if not d.has(*self.moving)})
+        return all(
+            self.signs(e, fixed) <= (allowed - ZERO if e.has(*self.moving, *self.held) else allowed)
+            for e, allowed in case.needs
+        )
+
+    def signs(self, difference: Any, assume: Assumptions | None = None) -> Signs:
+        """Signs that a difference takes: those of its first term that does not vanish."""
+        assume = assume or self.assume
+        if not difference.has(*self.moving, *self.held):
+            return assume.signs(difference)
+        term = difference
+        for order in range(3):
+            at_zero = term.subs(self.moving)
+            value = at_zero.subs(self.held)
+            if value.has(sympy.nan, sympy.zoo, sympy.oo):
+                return ANY
+            signs = assume.signs(value)
+            if signs != ZERO:
+                return signs if 0 not in signs or (self.at_0 and value == at_zero) else ANY
+            if at_zero.has(*self.held):
+                return ANY  # it vanishes only at the reference densities
+            if self.at_0:
+                return signs
+            if self.side is None:
+                return assume.signs(difference)
+            if is_kinked(term):
+                return ANY
+            (variable,) = self.moving
+            term = sympy.diff(term, variable) * self.side / (order + 1)
+        return ZERO if vanishes(difference) else ANY
+
+
+def beside(assume: Assumptions, side: int, held: Mapping[Any, int] | None = None, variable: Any = RHO) -> Near:
+    """Close to 0 on one side of one variable; on `side` 0, at 0."""
+    return Near(assume, {variable: 0}, side == 0, held or {}, side)
+
+
+def is_kinked(value: Any) -> bool:
+    """sympy reads `sqrt(x*x)` as `|x|`, whose derivative at 0 it takes to be 0."""
+    return bool(value.has(sympy.Abs, sympy.sign))
+
+
+# ---------------------------------------------------------------- one gate
+
+
+@dataclass(frozen=True)
+class Germ:
+    """What a gate is near 0: whether every branch has value 0, slope 1, is the identity.
+
+    `slopes` are the derivatives of all branches on both sides, None where one has none.
+    """
+
+    value_ok: bool
+    slope_ok: bool
+    passes: bool
+    slopes: tuple[Any, ...] | None = None
+
+
+def germ(gate: Expression, assume: Assumptions) -> Germ:
+    """Examine a gate at 0 and on both sides."""
+    reference, *around = _neighbourhoods(gate, assume)
+    try:
+        # whatever the densities, so that a branch beside 0 does not depend on them to first order either
+        value_ok = all(reference.is_smooth(c) and vanishes(c.sympy().subs(RHO, 0)) for c in reference.branches(gate))
+        passes = True
+        slopes: list[Any] = []
+        for near in around:
+            for case in near.branches(gate):
+                value = case.sympy()
+                value_ok &= near.is_smooth(case) and vanishes(value.subs(RHO, 0))
+                slopes.append(None if is_kinked(value) else sympy.diff(value, RHO).subs(RHO, 0).subs(near.held))
+                passes &= vanishes(value - RHO)
+    except TooManyCases:
+        return Germ(False, False, False)
+    slope_ok = all(s is not None and vanishes(s - 1) for s in slopes)
+    return Germ(value_ok, slope_ok, passes and value_ok, None if None in slopes else tuple(dict.fromkeys(slopes)))
+
+
+def _neighbourhoods(gate: Expression, assume: Assumptions) -> list[Near]:
+    """Residual 0 whatever the densities are; then on either side of 0, and at it, near the density 0."""
+    on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)}
+    return [beside(assume, 0), *(beside(assume, side, on_policy) for side in SIDES)]
+
+
+WORDS = {
+    frozenset({-1}): "below 0", frozenset({1}): "above 0", frozenset({0}): "0", frozenset({-1, 1}): "not 0",
+    frozenset({-1, 0}): "at most 0", frozenset({0, 1}): "at least 0",
+}  # fmt: skip
+
+
+def open_question(gate: Expression, assume: Assumptions) -> str:
+    """The first comparison that leaves open whether a branch that is not the identity holds near 0; '' if none does."""
+    try:
+        for near in _neighbourhoods(gate, assume):
+            for case in near.branches(gate):
+                if vanishes(case.sympy() - RHO) and near.is_smooth(case):
+                    continue
+                for d, signs in (*case.signs, *case.needs):
+                    if not near.signs(d) <= signs:
+                        return f"{show(d)} is {WORDS[signs]}"
+    except (TooManyCases, SpecError):  # some results of sympy have no written form
+        pass
+    return ""
