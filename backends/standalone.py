@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fibration.compiler.arguments import Argument, signature
+from fibration.compiler.arguments import Argument, fill_of, signature
 from fibration.compiler.ir import Const, Input
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 
 
@@ -134,25 +135,27 @@ def checked(function, given):
 '''
 
 
-def table(plan: Plan, arguments: tuple[Argument, ...] = ()) -> dict[str, Any]:
+def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
     """What a module says of one function: see the comment above FUNCTIONS in it."""
-    inputs = {i.name: i for i in plan.program.inputs}
+    program, given = plan.program, signature(plan)
 
     def of(a: Argument) -> tuple[str, ...]:
-        if a.kind != "vector":
-            return a.key
-        node = inputs[a.key[0]]
-        return (node.name, node.kind, *node.key)
+        if a.kind == "vector":
+            (node,) = a.key
+            return (program.given[node], node.kind, *node.key)
+        if a.kind == "stride":
+            return (given.name("vector", *a.key),)
+        return tuple(program.called[part] if isinstance(part, Key) else str(part) for part in a.key)
 
     returns = {}
-    for name, node in plan.program.outputs.items():
-        if node.stratum not in plan.program.leaves and not isinstance(node, Const):
-            returns[name] = f"{node.name}_of" if isinstance(node, Input) else plan.names[node]
+    for key, node in program.outputs.items():
+        if node.stratum not in program.leaves and not isinstance(node, Const):
+            returns[program.called[key]] = given.name("vector", node) if isinstance(node, Input) else plan.names[node]
     return {
         "rows": plan.rows,
-        "leaves": plan.program.leaves,
-        "fill": 1.0 if "gated_ratio" in plan.program.outputs else 0.0,
-        "arguments": [(a.name, a.kind, of(a)) for a in arguments or signature(plan)],
+        "leaves": program.leaves,
+        "fill": fill_of(plan),
+        "arguments": [(a.name, a.kind, of(a)) for a in chosen or given.arguments],
         "work": [(plan.names[n], n.stratum) for n in plan.saved],
         "returns": returns,
     }

@@ -20,7 +20,8 @@ from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.diagnostics import count_nonfinite, instrument, report_of
 from fibration.compiler.ir import BATCH, Const, Input, Program
-from fibration.compiler.lower import lower
+from fibration.compiler.keys import Key
+from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
 from fibration.errors import BackendError, SpecError
 from fibration.language.fingerprint import fingerprint
@@ -75,7 +76,7 @@ def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
     """Source for one backend, from a hierarchy that is known to verify; of equal hierarchies, made once per process."""
 
     def make() -> Artifact:
-        return emit(hierarchy, backend, {name: optimise(program) for name, program in build(hierarchy).items()})
+        return emit(hierarchy, backend, programs(hierarchy))
 
     key = fingerprint(hierarchy)
     artifact = ARTIFACTS.get(f"{backend} {key}", make) if key else make()
@@ -84,8 +85,15 @@ def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
     return artifact
 
 
+def programs(hierarchy: Hierarchy) -> dict[str, Program]:
+    """Every program of an operator, after optimisation, which is the same for all backends."""
+    built = build(hierarchy)
+    built |= {name: from_log_probs(built[name]) for name in ("evaluate", "objective")}
+    return {name: optimise(program) for name, program in built.items()}
+
+
 def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> Artifact:
-    """Source for one backend, from a hierarchy's programs after optimisation, which are the same for all."""
+    """Source for one backend, from a hierarchy's programs after optimisation."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans = {name: emitter.plan(program, hierarchy.rows.name) for name, program in programs.items()}
     source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
@@ -97,19 +105,16 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     base = lower(hierarchy)
     reported = report_of(hierarchy)
 
-    def inputs(*words: str) -> dict[str, tuple[Input, ...]]:
-        endings = {leaf: base.suffix(leaf) for leaf in base.leaves}
-        return {end: tuple(Input(f"{w}{end}", leaf, w) for w in words) for leaf, end in endings.items()}
+    def per_leaf(word: str, *kinds: str) -> dict[Key, tuple[Input, ...]]:
+        return {base.part(word, leaf): tuple(base.token_input(k, leaf) for k in kinds) for leaf in base.leaves}
 
-    seeds = {f"gated_ratio{end}": one for end, (one,) in inputs("cotangent").items()}
-    transposed = adjoint(base, seeds, {f"log_ratio_gradient{e}": i for e, i in inputs("log_ratio").items()})
-    watched = instrument(base, reported)
-    moving = inputs("log_ratio", "log_prob").items()  # both move with log π
-    evaluate = adjoint(watched, {"objective": Const(1.0, BATCH)}, {f"coefficients{e}": i for e, i in moving})
+    seeds = {key: cotangent for key, (cotangent,) in per_leaf("gated_ratio", "cotangent").items()}
+    transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
+    moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both move with log π
+    evaluate = adjoint(instrument(base, reported), {Key("objective"): Const(1.0, BATCH)}, moving)
 
-    def only(program: Program, *names: str) -> Program:
-        every = {f"{n}{program.suffix(leaf)}" for n in names for leaf in program.leaves} | set(names)
-        return replace(program, outputs={k: v for k, v in program.outputs.items() if k in every})
+    def only(program: Program, *words: str) -> Program:
+        return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})
 
     def checked(program: Program) -> Program:
         return count_nonfinite(program, reported.rows)
@@ -119,7 +124,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         "objective": checked(only(evaluate, "objective", "coefficients")),
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": only(transposed, "log_ratio_gradient"),
-        "levels": checked(only(base, *(f"{w}_{s}{c}" for s, c in reported.levels for w in ("residual", "gated")))),
+        "levels": checked(only(base, "residual", "gated")),
     }
 
 

@@ -285,6 +285,12 @@ class Cells:
         return float(value[channel] if isinstance(value, Mapping) else value)
 
 
+def interpreted(program: Program, inputs: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
+    """What `interpret` gives, by the names that are printed."""
+    values = {i: inputs[name] for i, name in program.given.items() if name in inputs}
+    return {program.called[k]: v for k, v in interpret(program, values, sizes).items()}
+
+
 class Oracle:
     """The float64 interpreter on the programs as lowered."""
 
@@ -295,9 +301,9 @@ class Oracle:
     def run(self, name: str, x: Any = None, **more: Any) -> dict[str, np.ndarray]:
         program = self.programs[name]
         sizes = Sizes({e: self.cells.parent(*e) for e in program.edges}, self.cells.size)
-        inputs = {i.name: self._input(i) for i in program.inputs if i.kind not in ("log_ratio", "cotangent")}
+        inputs = {program.given[i]: self._input(i) for i in program.inputs if i.kind not in ("log_ratio", "cotangent")}
         inputs["log_ratio"] = self.batch.x if x is None else np.asarray(x)
-        return interpret(program, {**inputs, **more}, sizes)
+        return interpreted(program, {**inputs, **more}, sizes)
 
     def _input(self, node: Input) -> np.ndarray:
         if node.kind == "count":

@@ -15,9 +15,24 @@ from functools import cache
 from pathlib import Path
 
 from fibration.backends.bodies import Language, ternary
-from fibration.compiler.arguments import Argument, layout_word, result_of, signature
+from fibration.compiler.arguments import (
+    FLOATS,
+    HOLDS,
+    INTEGER,
+    INTEGERS,
+    REAL,
+    REALS,
+    RESULTS,
+    TOKENS,
+    WORKSPACE,
+    Argument,
+    for_each,
+    result_of,
+    signature,
+)
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep
 from fibration.compiler.reuse import keep
 from fibration.errors import BackendError
@@ -73,14 +88,14 @@ WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)
 def plan(program: Program, rows: str) -> Plan:
     """Fused sweeps over the tokens; arithmetic is what costs, so that a result's memory keeps values for a while."""
     fused = sweeps(program, rows, RESERVED)
-    return keep(fused, "coefficients") if "coefficients" in program.outputs else fused
+    return keep(fused, Key("coefficients"))
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
     """The source of a file with one function per plan. `header` is a comment block of lines that start with '#'."""
     top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
-    found = (layout_word(p, s.segments, leaf) for p in plans.values() for s in p.sweeps for leaf in s.leaves)
-    variants = "".join(VARIANT.format(s=word) for word in dict.fromkeys(found))
+    found = dict.fromkeys(word for plan in plans.values() for word in signature(plan).layouts.values())
+    variants = "".join(VARIANT.format(s=word) for word in found)
     functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in FUNCTIONS)
     storage = _part("storage").replace("{variants}", variants).replace("{functions}", functions)
     parts = [top, _part("math"), storage, "\n" + _part("fibres")]
@@ -104,23 +119,19 @@ VARIANT = """\
 #endif
 """
 
-CTYPES = {
-    "size": "int64_t {}", "places": "int64_t {}", "stride": "int64_t {}", "fill": "double {}",
-    "vector": "const double *restrict {}", "matrix": "const double *restrict {}", "work": "double *restrict {}",
-}  # fmt: skip
-STORED = {
-    "log_probs": "LOG_PROBS", "old_log_probs": "OLD_LOG_PROBS", "log_ratios": "LOG_RATIOS", "advantages": "ADVANTAGES",
-    "cotangents": "COTANGENTS",
-}  # fmt: skip
+LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro of a layout in which these lack
+
+DECLARED = for_each("C declarations", HOLDS, {
+    INTEGER: "int64_t {0}", REAL: "double {0}", INTEGERS: "const int64_t *restrict {0}",
+    REALS: "const double *restrict {0}", WORKSPACE: "double *restrict {0}", FLOATS: "const STORED({1}) *restrict {0}",
+    RESULTS: "STORED(RESULT) *restrict {0}",
+})  # fmt: skip
+# The macros that say in which dtype tensors of floats are stored.
+STORED = {name: name.upper() for name in (*(argument for _, argument, _ in TOKENS.values()), "advantages")}
 
 
-def ctype(argument: Argument) -> str:
-    """The declaration of one argument."""
-    if argument.kind in ("token", "advantage"):
-        return f"const STORED({STORED[argument.name]}) *restrict {argument.name}"
-    if argument.kind == "result":
-        return f"STORED(RESULT) *restrict {argument.name}"
-    return CTYPES.get(argument.kind, "const int64_t *restrict {}").format(argument.name)
+def declared(argument: Argument) -> str:
+    return DECLARED[argument.holds].format(argument.name, STORED.get(argument.name))
 
 
 def reductions(parts: Mapping[Push, str]) -> str:
@@ -135,20 +146,15 @@ def reductions(parts: Mapping[Push, str]) -> str:
 class _Function:
     def __init__(self, name: str, plan: Plan, title: str) -> None:
         self.name, self.plan, self.title = name, plan, title
-        self.arguments = signature(plan)
+        self.signature = signature(plan)
+        self.arguments, self.called, self.size = self.signature.arguments, self.signature.name, self.signature.size
         self.names = dict(plan.names)
-        self.taken = {*self.names.values(), *RESERVED, *(a.name for a in self.arguments)}
-        self.arrays = {n: self._free(f"{plan.names[n]}_of") for n in plan.saved}
-        for node in plan.program.inputs:
-            self.arrays[node] = f"{node.name}_of"
+        words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
+        self.free, self.taken = words.free, words.taken
+        self.arrays = {n: self.free(f"{plan.names[n]}_of") for n in plan.saved}
+        self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         self.rounded: dict[Node, str] = {}
         self.lines: list[str] = []
-
-    def _free(self, word: str) -> str:
-        while word in self.taken:
-            word += "_"
-        self.taken.add(word)
-        return word
 
     def line(self, depth: int, text: str = "") -> None:
         self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
@@ -160,16 +166,15 @@ class _Function:
         for a in self.arguments:
             self.line(0, f"   {a.name:<{width}}  {a.note}")
         self.line(0, f"   The workspace holds, each [elements of its stratum]: {self._layout()} */")
-        declared = ",\n    ".join([*(ctype(a) for a in self.arguments), "int threads"])
-        self.line(0, f"void {self.name}(\n    {declared})\n{{")
+        given = ",\n    ".join([*map(declared, self.arguments), "int threads"])
+        self.line(0, f"void {self.name}(\n    {given})\n{{")
         self.line(1, "(void)threads;")
         for a in self.arguments:
-            if a.kind in ("positions", "tokens", "rows", "order"):
+            if a.may_lack:
                 self.line(1, f"(void){a.name};")
         for node, array in self.arrays.items():
             if not isinstance(node, Input):
-                size = "1" if node.stratum == BATCH else f"n_{node.stratum}"
-                self.line(1, f"double *restrict {array} = work;\nwork += {size};")
+                self.line(1, f"double *restrict {array} = work;\nwork += {self.size(node.stratum)};")
         for stage in self.plan.stages:
             self.line(0)
             if isinstance(stage, Sweep):
@@ -193,7 +198,7 @@ class _Function:
         if node.stratum == BATCH:
             element = "0"
         elif isinstance(node, Input) and node.kind == "parameter":
-            element = f"{element} * {node.name}_stride"
+            element = f"{element} * {self.called('stride', node)}"
         return f"{self.arrays[node]}[{element}]"
 
     def load(self, node: Node, element: str) -> str:
@@ -203,13 +208,15 @@ class _Function:
         return self.at(node, element)
 
     def gathered(self, node: Pull, element: str) -> str:
-        return self.at(node.operand, f"{node.target}_of_{node.source}[{element}]")
+        if node.target == BATCH:
+            return self.at(node.operand, "0")
+        return self.at(node.operand, f"{self.called('parent', node.source, node.target)}[{element}]")
 
     # ------------------------------------------------------------ coarse strata
 
     def group(self, group: Group, stage: Coarse) -> None:
         s = group.stratum
-        size = "1" if s == BATCH else f"n_{s}"
+        size = self.size(s)
         if group.source:
             for push in group.values:
                 if isinstance(push, Mix):
@@ -217,8 +224,8 @@ class _Function:
                     continue
                 assert isinstance(push, Push)
                 out, x = self.arrays[push], self.arrays[push.operand]
-                members = f"{push.source}_by_{s}, {push.source}_before_{s}"
-                self.line(1, f"push_{push.reduce}({out}, {x}, {members}, {size}, threads);")
+                order, members = (self.called(kind, push.source, s) for kind in ("order", "members"))
+                self.line(1, f"push_{push.reduce}({out}, {x}, {order}, {members}, {size}, threads);")
             return
         self.line(1, f"/* every {s} */")
         if s != BATCH:
@@ -234,10 +241,10 @@ class _Function:
 
     def mix(self, node: Mix) -> None:
         """A product with a matrix, or with its transpose."""
-        rows, columns = (("1" if s == BATCH else f"n_{s}") for s in (node.into, node.of))
+        rows, columns = self.size(node.into), self.size(node.of)
         call = "mix_transposed" if node.transposed else "mix"
         out, x = self.arrays[node], self.arrays[node.operand]
-        self.line(1, f"{call}({out}, {node.matrix}, {x}, {rows}, {columns}, threads);")
+        self.line(1, f"{call}({out}, {self.called('matrix', node.matrix)}, {x}, {rows}, {columns}, threads);")
 
     def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
         """Bring the operands that come from memory into scalars of their own names."""
@@ -269,12 +276,12 @@ class _Function:
 
     def sweep(self, sweep: Sweep) -> None:
         s = sweep.segments
-        words = [layout_word(self.plan, s, leaf) for leaf in sweep.leaves]
-        total = " + ".join(f"{w}_offsets[n_{s}]" for w in words)
+        n, words = self.size(s), [self.signature.layouts[s, leaf] for leaf in sweep.leaves]
+        total = " + ".join(f"{w}_offsets[{n}]" for w in words)
         self.line(1, f"/* sweep over {s} */")
-        self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN(n_{s}, {total})) num_threads(threads) \\")
+        self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\")
         self.line(1, f"if ({total} > LONG)")
-        self.line(1, f"for (int64_t b = 0; b < n_{s}; b++) {{")
+        self.line(1, f"for (int64_t b = 0; b < {n}; b++) {{")
         if len(words) == 1:
             self.line(2, f"const int64_t first = {words[0]}_offsets[b], tokens = {words[0]}_offsets[b + 1] - first;")
             self.line(2, f"const int64_t start = {words[0]}_starts[b];")
@@ -294,9 +301,8 @@ class _Function:
             if node not in computed and not isinstance(node, Const):
                 self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
         if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
-            self.line(
-                2, f"const double row_advantage = PER_ROW ? (double)LOAD(ADVANTAGES, advantages, {s}_rows[b]) : 0;"
-            )
+            row = f"LOAD(ADVANTAGES, advantages, {self.called('rows', s)}[b])"
+            self.line(2, f"const double row_advantage = PER_ROW ? (double){row} : 0;")
         self.rounded = {}
         for step in sweep.steps:
             if isinstance(step, Scalars):
@@ -304,7 +310,7 @@ class _Function:
                     self.value(2, node, "b")
             else:
                 if len(words) > 1:
-                    w = layout_word(self.plan, s, step.leaf)
+                    w = self.signature.layouts[s, step.leaf]
                     self.line(0)
                     self.line(2, f"first = {w}_offsets[b], tokens = {w}_offsets[b + 1] - first, start = {w}_starts[b];")
                     self.line(2, "(void)first, (void)start;")
@@ -313,23 +319,24 @@ class _Function:
             self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
-            self.line(2, f"if (WHOLE_{s}) {{ /* masked places before and after */")
-            for k in stored:
-                self.line(3, f"if (!b) FILL_GAP({k}_out, 0, start);")
-                self.line(3, f"FILL_GAP({k}_out, start + tokens, b + 1 < n_{s} ? {s}_starts[b + 1] : places);")
+            (w,) = words
+            self.line(2, f"if (WHOLE_{w}) {{ /* masked places before and after */")
+            for out in map(self.out, stored):
+                self.line(3, f"if (!b) FILL_GAP({out}, 0, start);")
+                self.line(3, f"FILL_GAP({out}, start + tokens, b + 1 < {n} ? {w}_starts[b + 1] : places);")
             self.line(2, "}")
         self.line(1, "}")
 
     def tokens(self, step: Pass, s: str) -> None:
         """The loop over a segment's tokens."""
-        word = layout_word(self.plan, s, step.leaf)
+        word = self.signature.layouts[s, step.leaf]
         kind, language = ("double", WIDE) if step.wide else ("real", TOKEN)
         self.line(0)
         names = dict(self.names)
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
                 names[node] = self.rounded_scalar(node.operand, step.wide)
-        parts = {p: self._free(f"part_{self.plan.names[p]}") for p in step.pushes}
+        parts = {p: self.free(f"part_{self.plan.names[p]}") for p in step.pushes}
         for push in parts:
             self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
         if parts:
@@ -348,7 +355,7 @@ class _Function:
         self.line(depth, f"for ({bounds}; i++) {{")
         if step.recalled:
             k, node = step.recalled
-            self.line(depth + 1, f"const real {names[node]} = (real)LOAD(RESULT, {k}_out, AT({word}, i));")
+            self.line(depth + 1, f"const real {names[node]} = (real)LOAD(RESULT, {self.out(k)}, AT({word}, i));")
         for node in step.values:
             self.token_value(depth + 1, node, s, word, kind, language, names)
         for push, part in parts.items():
@@ -358,7 +365,7 @@ class _Function:
             )
             self.line(depth + 1, add)
         for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
-            self.line(depth + 1, f"STORE(RESULT, {result_of(self.plan, k)}_out, AT({word}, i), {names[node]});")
+            self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {names[node]});")
         self.line(depth, "}")
         for push, part in parts.items():
             name = self.names[push]
@@ -376,7 +383,7 @@ class _Function:
         if wide:
             return self.names[node]
         if node not in self.rounded:
-            self.rounded[node] = self._free(f"{self.names[node]}_r")
+            self.rounded[node] = self.free(f"{self.names[node]}_r")
             self.line(2, f"const real {self.rounded[node]} = (real){self.names[node]};")
         return self.rounded[node]
 
@@ -388,7 +395,8 @@ class _Function:
         if isinstance(node, Input):
             text = self.token_input(node, word, kind)
         elif isinstance(node, Pull):
-            text = f"({kind}){self.at(node.operand, f'{node.target}_of_{node.source}[TOKEN({word}, i)]')}"
+            parent = self.called("parent", node.source, node.target)
+            text = f"({kind}){self.at(node.operand, f'{parent}[TOKEN({word}, i)]')}"
         elif isinstance(node, Const):
             text = language.constant(node.value)
         elif isinstance(node, Map):
@@ -401,15 +409,13 @@ class _Function:
         self.assign(depth, kind, names[node], text)
 
     def token_input(self, node: Input, s: str, kind: str) -> str:
-        if node.kind == "log_prob":
-            return f"({kind})LOAD(LOG_PROBS, log_probs, AT({s}, i))"
-        if node.kind == "log_ratio" and "objective" in self.plan.program.outputs:
-            now, old = (f"({kind})LOAD({w.upper()}, {w}, AT({s}, i))" for w in ("log_probs", "old_log_probs"))
-            return f"{now} - {old}"
-        if node.kind == "log_ratio":
-            return f"({kind})LOAD(LOG_RATIOS, log_ratios, AT({s}, i))"
-        if node.kind == "cotangent":
-            return f"({kind})LOAD(COTANGENTS, cotangents, AT({s}, i))"
+        if node.kind in TOKENS:
+            array = self.called("token", node.kind)
+            return f"({kind})LOAD({STORED[array]}, {array}, AT({s}, i))"
         if node.kind == "advantage":
             return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD(ADVANTAGES, advantages, AT({s}, i))"
         return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
+
+    def out(self, output: Key) -> str:
+        """The array that an output over tokens is written to."""
+        return self.called("result", result_of(self.plan, output))

@@ -84,7 +84,7 @@ def call(function, given):
         elif kind == "fill":
             value = about["fill"]
         elif kind == "stride":
-            value = int(given[f"{{of[0]}}_of"].numel() > 1)
+            value = int(given[of[0]].numel() > 1)
         elif kind == "work":
             value = work
         elif kind == "result":

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
-from fibration.backends.c.emit import STORED
-from fibration.compiler.arguments import Argument, signature
+from fibration.backends.c.emit import LACKING, STORED
+from fibration.compiler.arguments import INTEGER, REAL, Argument, Signature, signature
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Run
 from fibration.runtime.calling import bind, per_row
 
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
-NUMBERS = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}
+PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the others are pointers
 
 
 def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
@@ -27,16 +28,16 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     signatures = {k: signature(plan) for k, plan in plans.items()}
     built: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
 
-    def run(function: str, batch: Batch) -> dict[str, Tensor]:
+    def run(function: str, batch: Batch) -> dict[Key, Tensor]:
         if batch.index.device.type != "cpu":
             raise BackendError(
                 f"operator '{name}' is compiled for the C backend, and the index lies on {batch.index.device}",
                 required="tensors and index on the CPU",
                 remedy="compile it with backend='triton' or backend='torch', or move the batch",
             )
-        plan, arguments = plans[function], signatures[function]
+        plan, arguments = plans[function], signatures[function].arguments
         values, outputs = bind(arguments, plan, batch)
-        defines = variant(plan, arguments, values, batch)
+        defines = variant(plan, signatures[function], values, batch)
         key = (function, tuple(defines.items()))
         if key not in built:
             others = {f"WITHOUT_{k}": "1" for k in plans if k != function}
@@ -47,18 +48,17 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     return run
 
 
-def variant(plan: Plan, arguments: tuple[Argument, ...], values: Mapping[str, object], batch: Batch) -> dict[str, str]:
+def variant(plan: Plan, given: Signature, values: Mapping[str, object], batch: Batch) -> dict[str, str]:
     """The macros that make the source fit a batch: dtypes, and how tokens lie."""
     defines = {"RESULT": STORAGE[batch.dtype], "PER_ROW": str(int(per_row(batch, plan)))}
     log_probs = []
-    for a in arguments:
+    for a in given.arguments:
         tensor = values.get(a.name)
         if a.name in STORED and isinstance(tensor, Tensor):
             defines[STORED[a.name]] = STORAGE[tensor.dtype]
-            log_probs += [tensor.dtype] if a.name.startswith(("log_", "old_log_")) else []
-        if a.kind in ("positions", "tokens"):
-            word = "WHOLE" if a.kind == "positions" else "COUNTED"
-            defines[f"{word}_{a.name.removesuffix('_' + a.kind)}"] = str(int(tensor is None))
+            log_probs += [tensor.dtype] if a.kind == "token" and a.key != ("cotangent",) else []
+        if a.kind in LACKING:
+            defines[f"{LACKING[a.kind]}_{given.layouts[a.key]}"] = str(int(tensor is None))
     # Where a result keeps values for a while they must fit in, and coefficients are as wide as the log-probs.
     keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
     wide = batch.dtype == torch.float64 if keeps else torch.float64 in (batch.dtype, *log_probs)
@@ -68,7 +68,7 @@ def variant(plan: Plan, arguments: tuple[Argument, ...], values: Mapping[str, ob
 
 def _function(library: str, name: str, arguments: tuple[Argument, ...]) -> Any:
     function = getattr(ctypes.CDLL(library), name)
-    function.argtypes = [*(NUMBERS.get(a.kind, ctypes.c_void_p) for a in arguments), ctypes.c_int]
+    function.argtypes = [*(PASSED.get(a.holds, ctypes.c_void_p) for a in arguments), ctypes.c_int]
     function.restype = None
     return function
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from fibration.backends.bodies import Language, call
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Program, Pull, Push
 from fibration.compiler.schedule import Schedule, Step, schedule
 from fibration.errors import BackendError
 
@@ -133,21 +133,22 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
-    inputs = [s for s in schedule.steps if isinstance(s.node, Input)]
-    width = max((len(s.name) for s in inputs), default=0)
-    arguments = "\n".join(f"    {s.name:<{width}}  [{s.node.stratum}]" for s in inputs)
-    arguments += "".join(f"\n    {m.matrix}  [{m.into}, {m.of}]" for m in schedule.program.matrices)
-    lines = [line for step in schedule.steps for line in _step(step, schedule.names)]
-    results = "\n".join(f"        {k!r}: {v}," for k, v in schedule.results.items())
+    program = schedule.program
+    width = max((len(program.given[i]) for i in program.inputs), default=0)
+    arguments = "\n".join(f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs)
+    arguments += "".join(f"\n    {program.given[m]}  [{m.into}, {m.of}]" for m in program.matrices)
+    lines = [line for step in schedule.steps for line in _step(step, schedule)]
+    results = "\n".join(f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items())
     return FUNCTION.format(name=name, title=title, arguments=arguments, body="\n".join(lines), results=results)
 
 
-def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
+def _step(step: Step, schedule: Schedule) -> list[str]:
     node, shape = step.node, f"  # [{step.node.stratum}]"
+    names, given = schedule.names, schedule.program.given
     operands = [names[o] for o in node.operands]
     before: list[str] = []
     if isinstance(node, Input):
-        value = f"inputs[{node.name!r}]"
+        value = f"inputs[{given[node]!r}]"
     elif isinstance(node, Const):
         value = f"torch.tensor([{_constant(node.value)}], dtype=torch.float64)"
     elif isinstance(node, Push):
@@ -157,7 +158,7 @@ def _step(step: Step, names: Mapping[Node, str]) -> list[str]:
         verb = "spread" if node.target == BATCH else "pull"
         value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
     elif isinstance(node, Mix):
-        value = f"inputs[{node.matrix!r}]{'.T' if node.transposed else ''} @ {operands[0]}"
+        value = f"inputs[{given[node.matrix]!r}]{'.T' if node.transposed else ''} @ {operands[0]}"
     elif isinstance(node, Map):
         shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
         before = [f"{name} = {text}" for name, text in shared]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fibration.compiler.keys import Key
 from fibration.compiler.schedule import Schedule
 from fibration.runtime.batch import Batch, Run, inputs_of
 
@@ -22,16 +23,18 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
     exec(builtins.compile(source, path, "exec"), module)  # our own output, over validated names
     fibre = module["fibre"]
 
-    def run(function: str, batch: Batch) -> dict[str, Tensor]:
+    def run(function: str, batch: Batch) -> dict[Key, Tensor]:
         program = schedules[function].program
         edges = {e: batch.index.fibre(*e, fibre) for e in program.edges}
-        outputs = module[function](inputs_of(batch), edges)  # type: ignore[operator]
+        inputs = {program.given[i]: value for i, value in inputs_of(batch, program).items()}
+        named = module[function](inputs, edges)  # type: ignore[operator]
+        outputs = {key: named[program.called[key]] for key in program.outputs}
         results = {k: v for k, v in outputs.items() if program.outputs[k].stratum not in program.leaves}
-        for name, parts in program.results().items():
+        for key, parts in program.results().items():
             whole = torch.full(batch.index.shape, batch.fill, dtype=batch.dtype, device=batch.index.device)
             for leaf, output in parts.items():
                 scatter(outputs[output], whole, batch.index.positions_of(leaf))
-            results[name] = whole
+            results[key] = whole
         return results
 
     return run

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import HELPERS, RESERVED
 from fibration.backends.triton.writer import PER_WARP, Kernel
-from fibration.compiler.arguments import Argument, signature
+from fibration.compiler.arguments import Argument, Signature, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Program
 from fibration.compiler.plan import Plan
@@ -89,7 +89,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
 def launched(plan: Plan, made: Iterable[Kernel]) -> tuple[Argument, ...]:
     """The arguments of a launcher: what a kernel uses, and the workspace, which coarse results lie in."""
     used = {a.name for kernel in _with_tails(made) for a in kernel.arguments}
-    return tuple(a for a in signature(plan) if a.name in used or a.kind == "work")
+    return tuple(a for a in signature(plan).arguments if a.name in used or a.kind == "work")
 
 
 def _with_tails(made: Iterable[Kernel]) -> list[Kernel]:
@@ -112,7 +112,7 @@ def _used(text: str) -> list[str]:
 
 
 def _launcher(name: str, plan: Plan, title: str, made: tuple[Kernel, ...]) -> str:
-    arguments = launched(plan, made)
+    arguments, given = launched(plan, made), signature(plan)
     width = max(len(a.name) for a in arguments)
     names = [a.name for a in arguments]
     lines = [f"def {name}("]
@@ -131,7 +131,7 @@ def _launcher(name: str, plan: Plan, title: str, made: tuple[Kernel, ...]) -> st
         ]
     if any("WIDE" in k.constants for k in made):
         results = [a.name for a in arguments if a.kind == "result"]  # all of one dtype
-        floats = [a.name for a in arguments if a.name in FLOATS] + results[:1]
+        floats = [a.name for a in arguments if a.kind == "token" and a.key != ("cotangent",)] + results[:1]
         lines.append(f"    wide = torch.float64 in [{', '.join(f'{f}.dtype' for f in floats)}]")
     lines.append("    with torch.cuda.device_of(work):")
     if any(k.tail for k in made):
@@ -140,38 +140,36 @@ def _launcher(name: str, plan: Plan, title: str, made: tuple[Kernel, ...]) -> st
     for kernel in made:
         if kernel.segments and kernel.segments != here:
             here = kernel.segments
-            lines.append(f"        block_r, block_t, warps = shape or shape_for(tokens / n_{here})")
-            lines.append(f"        grid = (triton.cdiv(n_{here}, block_r),)")
+            size = given.size(here)
+            lines.append(f"        block_r, block_t, warps = shape or shape_for(tokens / {size})")
+            lines.append(f"        grid = (triton.cdiv({size}, block_r),)")
         if kernel.segments:
-            lines += _launch(kernel, "grid", "warps")
+            lines += _launch(kernel, "grid", "warps", given)
         else:
-            lines += _launch(kernel, "(1,)", "8")
+            lines += _launch(kernel, "(1,)", "8", given)
         if kernel.tail:
             lines.append("        if not ONE_LAUNCH:")
-            lines += [f"    {line}" for line in _launch(kernel.tail, "(1,)", "8")]
+            lines += [f"    {line}" for line in _launch(kernel.tail, "(1,)", "8", given)]
     return "\n".join(lines)
 
 
-FLOATS = ("log_probs", "old_log_probs", "log_ratios")
-
-
-def _launch(kernel: Kernel, grid: str, warps: str) -> list[str]:
+def _launch(kernel: Kernel, grid: str, warps: str, given: Signature) -> list[str]:
     """A call of a kernel."""
     lines = textwrap.wrap(", ".join(kernel.names) + ",", 102)
-    words = [*constants(kernel, warps), f"num_warps={warps}"]
+    words = [*constants(kernel, warps, given), f"num_warps={warps}"]
     wrapped = textwrap.wrap(", ".join(w.replace(" ", "\0") for w in words) + ",", 102, break_long_words=False)
     lines += [line.replace("\0", " ") for line in wrapped]
     return [f"        {kernel.name}[{grid}](", *(f"            {w}" for w in lines), "        )  # fmt: skip"]
 
 
-def constants(kernel: Kernel, warps: str) -> list[str]:
+def constants(kernel: Kernel, warps: str, given: Signature) -> list[str]:
     """The constexpr arguments of a launch."""
     found = []
     for c in kernel.constants:
         if c in PER_WARP:
             found.append(f"{c}={PER_WARP[c]} * {warps}")
         elif c.startswith("F_"):
-            found.append("{}=fibre_block(n_{}, n_{})".format(c, *_edge(kernel, c)))
+            found.append(f"{c}=fibre_block({', '.join(map(given.size, _edge(kernel, c)))})")
         else:
             found.append(CONSTANTS.get(c, "{}={}").format(c, c.lower()))
     return found
@@ -182,7 +180,6 @@ CONSTANTS = {"TAIL": "{}=ONE_LAUNCH"}
 
 def _edge(kernel: Kernel, constant: str) -> tuple[str, str]:
     """The fibration whose tile this is: its order is an argument."""
-    for a in (*kernel.arguments, *(kernel.tail.arguments if kernel.tail else ())):
-        if a.kind == "members" and constant[2:] == f"{a.key[0]}_by_{a.key[1]}":
-            return a.key[0], a.key[1]
-    raise KeyError(constant)
+    every = (*kernel.arguments, *(kernel.tail.arguments if kernel.tail else ()))
+    ((source, target),) = {a.key for a in every if a.kind == "order" and constant == f"F_{a.name}"}
+    return source, target

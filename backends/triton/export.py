@@ -51,7 +51,7 @@ def run(function, *, dtype=None, shape=None, **given):
         elif kind == "fill":
             values[name] = about["fill"]
         elif kind == "stride":
-            values[name] = int(given[f"{{of[0]}}_of"].numel() > 1)
+            values[name] = int(given[of[0]].numel() > 1)
         elif kind == "work":
             values[name] = work
         elif kind == "result":

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
-from fibration.compiler.arguments import layout_word, result_of
+from fibration.compiler.arguments import TOKENS, result_of
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep
 from fibration.errors import BackendError
 
@@ -82,11 +83,12 @@ class _Stages(Writer):
         if whole:
             shape, axis, depth = "[BLOCK_S]", 0, 1
         else:
-            rows, columns = f"Y_{a}_by_{b}", f"F_{a}_by_{b}"
+            order, before = (self.called(kind, a, b) for kind in ("order", "members"))
+            rows, columns = f"Y_{order}", f"F_{order}"
             blocks["BLOCK_S"] = blocks[columns] = None
             shape, axis, depth = f"[{rows}, {columns}]", 1, 2
-            self.line(1, f"for y in range(0, n_{b}, {rows}):")
-            self.line(2, f"b, live, first, size = fibres({a}_before_{b}, y, n_{b}, {rows})")
+            self.line(1, f"for y in range(0, {self.size(b)}, {rows}):")
+            self.line(2, f"b, live, first, size = fibres({before}, y, {self.size(b)}, {rows})")
         parts = {p: self.free(f"{self.names[p]}_tile") for p in chosen}
         starts = {r: f"tl.full({shape}, {NEUTRAL[r]}, tl.float64)" for r in dict.fromkeys(p.reduce for p in chosen)}
         if not whole:
@@ -97,12 +99,12 @@ class _Stages(Writer):
         for push, part in parts.items():
             self.line(depth, f"{part} = {starts[push.reduce]}")
         if whole:
-            self.line(1, f"for f in range(0, n_{a}, BLOCK_S):")
+            self.line(1, f"for f in range(0, {self.size(a)}, BLOCK_S):")
             self.line(2, "a = f + tl.arange(0, BLOCK_S)")
-            self.line(2, f"m = a < n_{a}")
+            self.line(2, f"m = a < {self.size(a)}")
         else:
             self.line(2, f"for f in range(0, tl.max(size, axis=0), {columns}):")
-            self.line(3, f"a, m = members({a}_by_{b}, first, size, f, {columns})")
+            self.line(3, f"a, m = members({order}, first, size, f, {columns})")
         for push, part in parts.items():
             neutral = NEUTRAL[push.reduce]
             if isinstance(push.operand, Const):
@@ -121,11 +123,12 @@ class _Stages(Writer):
         if isinstance(node.operand, Const):
             raise BackendError("the triton backend multiplies no matrix by a constant")
         blocks["BLOCK_S"] = None
-        size = {s: "1" if s == BATCH else f"n_{s}" for s in (node.into, node.of)}
-        self.line(1, f"# {node.stratum} by {node.source}, through {node.matrix}{' transposed' * node.transposed}")
+        matrix, columns = self.called("matrix", node.matrix), self.size(node.of)
+        self.line(1, f"# {node.stratum} by {node.source}, through {matrix}{' transposed' * node.transposed}")
         since = len(self.lines)
-        strides = ("1", size[node.of]) if node.transposed else (size[node.of], "1")
-        given = (self.arrays[node], node.matrix, self.arrays[node.operand], size[node.stratum], size[node.source])
+        strides = ("1", columns) if node.transposed else (columns, "1")
+        sizes = (self.size(node.stratum), self.size(node.source))
+        given = (self.arrays[node], matrix, self.arrays[node.operand], *sizes)
         self.line(1, f"product({', '.join((*given, *strides, 'BLOCK_S'))})")
         self.name_arrays(since)
 
@@ -136,9 +139,9 @@ class _Stages(Writer):
         self.line(1, "# the batch" if s == BATCH else f"# each {s}")
         since = len(self.lines)
         if s != BATCH:
-            self.line(1, f"for y in range(0, n_{s}, BLOCK_C):")
+            self.line(1, f"for y in range(0, {self.size(s)}, BLOCK_C):")
             self.line(2, "b = y + tl.arange(0, BLOCK_C)")
-            self.line(2, f"live = b < n_{s}")
+            self.line(2, f"live = b < {self.size(s)}")
         self.known, self.lone, self.local = set(), set(), set()
         for node in group.values:
             self.value(depth, node)
@@ -151,13 +154,14 @@ class _Stages(Writer):
     def _sweep(self, name: str, sweep: Sweep, tail: Kernel | None) -> Kernel:
         s = sweep.segments
         self.line(1, "b = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)", f"[BLOCK_R] {s} elements")
-        self.line(1, f"live = b < n_{s}")
+        self.line(1, f"live = b < {self.size(s)}")
         several = len(sweep.leaves) > 1
         if not several:
-            self.segments(layout_word(self.plan, s, sweep.leaves[0]), any(not p.stores for p in sweep.passes))
+            self.segments(self.signature.layouts[s, sweep.leaves[0]], any(not p.stores for p in sweep.passes))
         if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
-            self.line(1, f"if {s}_rows is not None:")
-            self.line(2, f"row = tl.load({s}_rows + b, mask=live, other=0)")
+            rows = self.called("rows", s)
+            self.line(1, f"if {rows} is not None:")
+            self.line(2, f"row = tl.load({rows} + b, mask=live, other=0)")
             self.line(2, "row_advantage = tl.load(advantages + row, mask=live, other=0.0)[:, None]")
         narrow: dict[Node, str] = {}
         saved = set(sweep.saved)
@@ -176,15 +180,16 @@ class _Stages(Writer):
                 number += 1
                 if several:
                     self.line(0)
-                    self.segments(layout_word(self.plan, s, step.leaf), not step.stores)
+                    self.segments(self.signature.layouts[s, step.leaf], not step.stores)
                 self.tokens(step, sweep, narrow, number)
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             self.line(0)
-            self.line(1, f"if {s}_positions is None:")
+            w = self.signature.layouts[s, sweep.leaves[0]]
+            self.line(1, f"if {w}_positions is None:")
             self.line(2, "if tl.program_id(0) == 0:")
             for k in stored:
-                self.line(3, f"fill_before({k}_out, tl.load({s}_starts), fill)")
+                self.line(3, f"fill_before({self.out(k)}, tl.load({w}_starts), fill)")
         if tail:
             self.line(0)
             self.line(1, "if TAIL:  # what lies above is for the program that arrives last")
@@ -207,7 +212,7 @@ class _Stages(Writer):
 
     def tokens(self, step: Pass, sweep: Sweep, narrow: dict[Node, str], number: int) -> None:
         """The loop over the tokens of a program's segments."""
-        s, word = sweep.segments, layout_word(self.plan, sweep.segments, step.leaf)
+        s, word = sweep.segments, self.signature.layouts[sweep.segments, step.leaf]
         precision, language = ("tl.float64", WIDE) if step.wide else ("REAL", TOKEN)
         names = dict(self.names)
         names.update((n, constant(n.value)) for n in step.values if isinstance(n, Const))
@@ -227,7 +232,7 @@ class _Stages(Writer):
         if step.stores:
             end = "tl.max(reach, axis=0)"
             if len(self.plan.program.leaves) == 1:
-                self.reach(s)
+                self.reach(s, word)
             else:  # results were filled before: no leaf's tokens are whole rows
                 self.line(1, "reach = size")
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
@@ -240,7 +245,7 @@ class _Stages(Writer):
             self.add(push, part, names, precision, spread)
         for k, node in step.stores:
             value = f"tl.where(m, {typed(names[node], precision)}, fill)"
-            self.line(2, f"tl.store({result_of(self.plan, k)}_out + at, {value}, mask=i < reach[:, None])")
+            self.line(2, f"tl.store({self.out(k)} + at, {value}, mask=i < reach[:, None])")
         body = "\n".join(self.lines[start_of_body:])
         before = []
         if uses(body, "at"):
@@ -256,11 +261,15 @@ class _Stages(Writer):
                 self.save(1, push)
         self.name_arrays(since)
 
-    def reach(self, s: str) -> None:
+    def out(self, output: Key) -> str:
+        """The array that an output over tokens is written to."""
+        return self.called("result", result_of(self.plan, output))
+
+    def reach(self, s: str, word: str) -> None:
         """How far a row's stores go."""
         self.line(1, "reach = size")
-        self.line(1, f"if {s}_positions is None:  # masked places after a row's tokens are its own to fill")
-        self.line(2, f"following = tl.load({s}_starts + b + 1, mask=b + 1 < n_{s}, other=places)")
+        self.line(1, f"if {word}_positions is None:  # masked places after a row's tokens are its own to fill")
+        self.line(2, f"following = tl.load({word}_starts + b + 1, mask=b + 1 < {self.size(s)}, other=places)")
         self.line(2, "reach = tl.where(live, following - start, 0)")
 
     def spread(self, node: Pull, wide: bool, narrow: dict[Node, str]) -> str:
@@ -292,23 +301,16 @@ class _Stages(Writer):
             return
         name = names[node]
         if isinstance(node, Input) and node.kind == "advantage":
-            self.line(2, f"if {s}_rows is None:")
+            self.line(2, f"if {self.called('rows', s)} is None:")
             self.line(3, f"{name} = tl.load(advantages + at, mask=m, other=0.0).to({precision})")
             self.line(2, "else:")
             self.line(3, f"{name} = row_advantage.to({precision})")
+        elif isinstance(node, Input) and node.kind in TOKENS:
+            self.line(2, f"{name} = tl.load({self.called('token', node.kind)} + at, mask=m, other=0.0).to({precision})")
         elif isinstance(node, Input):
-            if node.kind == "log_ratio" and "objective" in self.plan.program.outputs:
-                self.line(2, f"now = tl.load(log_probs + at, mask=m, other=0.0).to({precision})")
-                self.line(2, f"old = tl.load(old_log_probs + at, mask=m, other=0.0).to({precision})")
-                self.line(2, f"{name} = now - old")
-            elif node.kind == "log_prob":
-                self.line(2, f"{name} = tl.load(log_probs + at, mask=m, other=0.0).to({precision})")
-            elif node.kind in ("log_ratio", "cotangent"):
-                self.line(2, f"{name} = tl.load({node.kind}s + at, mask=m, other=0.0).to({precision})")
-            else:
-                self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=m, other=1.0).to({precision})")
+            self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=m, other=1.0).to({precision})")
         elif isinstance(node, Pull):
-            parent = f"tl.load({node.target}_of_{node.source} + k, mask=m, other=0)"
+            parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask=m, other=0)"
             self.line(2, f"{name} = {self.loaded(node.operand, parent, 'm')}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]

@@ -19,6 +19,7 @@ from torch import Tensor
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
 from fibration.cache import entry
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Run
@@ -33,7 +34,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     module = import_from_cache(name, source)
     arguments = {k: launched(plan, kernels(k, plan)) for k, plan in plans.items()}
 
-    def run(function: str, batch: Batch) -> dict[str, Tensor]:
+    def run(function: str, batch: Batch) -> dict[Key, Tensor]:
         index = batch.index
         if index.device.type != "cuda" and not on_cpu:
             raise BackendError(

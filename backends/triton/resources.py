@@ -8,14 +8,26 @@ from dataclasses import dataclass
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.writer import PER_WARP, Kernel
-from fibration.compiler.arguments import Argument
+from fibration.compiler.arguments import (
+    FLOATS,
+    HOLDS,
+    INTEGER,
+    INTEGERS,
+    REAL,
+    REALS,
+    RESULTS,
+    WORKSPACE,
+    fill_of,
+    for_each,
+)
 from fibration.compiler.plan import Plan
 
 SHAPE = (1, 1024, 8)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
 COLUMNS = 16  # sources over one target that are summed at a time
-FLOATS = ("token", "advantage", "result")
-NUMBERS = ("size", "places", "stride")
-FLOAT64 = ("vector", "matrix", "work")
+# Triton's words for what arguments hold; a number of its own is a constant of the kernel.
+TYPES = for_each("Triton types", HOLDS, {
+    INTEGER: "i32", REAL: "", INTEGERS: "*i64", REALS: "*fp64", WORKSPACE: "*fp64", FLOATS: "*fp32", RESULTS: "*fp32",
+})  # fmt: skip
 LACKING = ("positions", "tokens", "rows")  # tokens in a row and in order, advantages per token
 
 
@@ -58,30 +70,18 @@ def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHA
     one_launch = not arch.startswith("gfx")
     for kernel in kernels(name, plan):
         warps = shape[2] if kernel.segments else 8
-        fill = 1.0 if "gated_ratio" in plan.program.outputs else 0.0
-        yield _request(kernel, shape, warps, one_launch, fill)
+        yield _request(kernel, shape, warps, one_launch, fill_of(plan))
         if kernel.tail and not one_launch:
-            yield _request(kernel.tail, shape, 8, one_launch, fill)
+            yield _request(kernel.tail, shape, 8, one_launch, fill_of(plan))
 
 
 def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, one_launch: bool, fill: float) -> KernelRequest:
-    types = {a.name: kind for a in kernel.arguments if (kind := _type(a))}
+    types = {a.name: TYPES[a.holds] for a in kernel.arguments if a.kind not in LACKING and TYPES[a.holds]}
     values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
     values.update({c: fill if c == "fill" else _value(c, shape, warps, one_launch) for c in kernel.constants})
     if kernel.tail:
         types["counter"] = "*i32"
     return KernelRequest(kernel.name, types, values, num_warps=warps)
-
-
-def _type(argument: Argument) -> str:
-    """Triton's word for an argument; none where it lacks, or is a constant."""
-    if argument.kind in NUMBERS:
-        return "i32"
-    if argument.kind in FLOATS:
-        return "*fp32"
-    if argument.kind in FLOAT64:
-        return "*fp64"
-    return "" if argument.kind in LACKING or argument.kind == "fill" else "*i64"
 
 
 def _value(constant: str, shape: tuple[int, int, int], warps: int, one_launch: bool) -> Constexpr:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
-from fibration.compiler.arguments import Argument, signature
+from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull
+from fibration.compiler.keys import Names
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
 # Elements that a program takes at once, for each of its warps: scalar work needs many registers, sums many loads.
 PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
-NUMBERS = ("size", "places", "stride")
 HARMLESS = "1.0"  # in a lane that is no element
 
 
@@ -35,19 +35,20 @@ class Kernel:
     def names(self) -> tuple[str, ...]:
         """Of its run-time arguments, in order."""
         counter = ("counter",) if self.tail else ()
-        return (*(a.name for a in self.arguments if a.kind != "fill"), *counter)
+        return (*(a.name for a in self.arguments if a.holds != REAL), *counter)
 
 
 class Writer:
     def __init__(self, name: str, plan: Plan) -> None:
         self.name, self.plan = name, plan
-        self.arguments = signature(plan)
-        given = {a.name for a in self.arguments}
-        self.taken = {*plan.names.values(), *RESERVED, *given}
-        self.names = {n: self.free(f"{w}_") if w in given else w for n, w in plan.names.items()}
+        self.signature = signature(plan)
+        self.arguments, self.called, self.size = self.signature.arguments, self.signature.name, self.signature.size
+        self.names = dict(plan.names)
+        words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
+        self.free, self.taken = words.free, words.taken
         self.arrays = {n: self.free(f"{self.names[n]}_of") for n in plan.saved}
         self.offsets = self._offsets()
-        self.arrays.update({n: f"{n.name}_of" for n in plan.program.inputs})
+        self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         strata = dict.fromkeys(n.stratum for n in plan.program.nodes())
         self.over = {s: self.free(f"over_{s}") for s in strata}  # the number of the element that each lies over
         self.lines: list[str] = []
@@ -56,17 +57,12 @@ class Writer:
         self.local: set[str] = set()  # names of other things that are there already
         self.tail = False  # whether these lines may read what other programs of the same launch have written
 
-    def free(self, word: str) -> str:
-        while word in self.taken:
-            word += "_"
-        self.taken.add(word)
-        return word
-
     def _offsets(self) -> dict[str, str]:
         """Where each vector starts in the workspace."""
         found, before = {}, dict.fromkeys((n.stratum for n in self.plan.saved), 0)
         for node in self.plan.saved:
-            terms = [str(k) if s == BATCH else f"n_{s}" if k == 1 else f"{k} * n_{s}" for s, k in before.items() if k]
+            sizes = {s: k for s, k in before.items() if k}
+            terms = [str(k) if s == BATCH else f"{k} * {self.size(s)}".removeprefix("1 * ") for s, k in sizes.items()]
             found[self.arrays[node]] = " + ".join(["work", *terms])
             before[node.stratum] += 1
         return found
@@ -80,10 +76,10 @@ class Writer:
         body = "\n".join(self.lines)
         used = tuple(a for a in self.arguments if uses(body, a.name))
         tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
-        sizes = [f"    {a.name} = {a.name}.to(tl.int64)" for a in used if a.kind in NUMBERS]
+        sizes = [f"    {a.name} = {a.name}.to(tl.int64)" for a in used if a.holds == INTEGER]
         constants = [c for c in [*constants, "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
-        names = [a.name for a in used if a.kind != "fill"] + (["counter"] if tail else [])
-        numbers = [a.name for a in used if a.kind in NUMBERS]
+        names = [a.name for a in used if a.holds != REAL] + (["counter"] if tail else [])
+        numbers = [a.name for a in used if a.holds == INTEGER]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)
         decorator = "\n".join(
@@ -119,7 +115,7 @@ class Writer:
 
     def address(self, node: Node, element: str) -> str:
         if isinstance(node, Input) and node.kind == "parameter":
-            element = f"{element} * {node.name}_stride"
+            element = f"{element} * {self.called('stride', node)}"
         return f"{self.arrays[node]} + {element}"
 
     def loaded(self, node: Node, element: str, mask: str = "live", other: str = HARMLESS) -> str:
@@ -155,7 +151,8 @@ class Writer:
                 over = self.over[node.target]
                 if over not in self.local:
                     self.local.add(over)
-                    self.line(depth, f"{over} = tl.load({node.target}_of_{node.source} + b, mask=live, other=0)")
+                    parent = self.called("parent", node.source, node.target)
+                    self.line(depth, f"{over} = tl.load({parent} + b, mask=live, other=0)")
                 self.line(depth, f"{name} = {self.loaded(node.operand, over)}")
             if node.target == BATCH:
                 self.lone.add(node)

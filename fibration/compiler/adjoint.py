@@ -15,13 +15,14 @@ from dataclasses import replace
 
 from fibration.compiler.derivative import ZERO, derivative, times
 from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar, arg, scalar, total
+from fibration.compiler.keys import Key
 from fibration.errors import IRError
 
 
-def adjoint(program: Program, seeds: Mapping[str, Node], results: Mapping[str, tuple[Input, ...]]) -> Program:
+def adjoint(program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, tuple[Input, ...]]) -> Program:
     """`program` with more outputs: for each of `results`, the derivative towards these inputs, added up.
 
-    `seeds` are the cotangents of outputs, by their names. A result has the stratum of its inputs.
+    `seeds` are the cotangents of outputs. A result has the stratum of its inputs.
     """
     order = list(program.nodes())
     targets = {i for inputs in results.values() for i in inputs}
@@ -39,7 +40,7 @@ def adjoint(program: Program, seeds: Mapping[str, Node], results: Mapping[str, t
             continue
         cotangent = total(cotangents.pop(node))
         if node in program.names:
-            names.setdefault(cotangent, f"d_{program.names[node]}")
+            names.setdefault(cotangent, replace(program.names[node], word=f"d_{program.names[node].word}"))
         for operand, contribution in _transpose(node, cotangent, depends, targets):
             cotangents.setdefault(operand, []).append(contribution)
     gradients = {}

@@ -5,122 +5,220 @@ Coarse vectors that outlive their stage, results among them, share one float64 w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
 
 from fibration.compiler.ir import BATCH, Mix, Pull, Push
+from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Plan
+from fibration.errors import IRError
 
-TOKENS = ("log_ratio", "log_prob", "cotangent")  # inputs over tokens that come in tensors of the batch's shape
+# What an argument holds.
+INTEGER, REAL = "integer", "real"  # one number, passed by value
+INTEGERS, REALS, WORKSPACE = "integers", "reals", "workspace"  # int64; float64; float64 that is written
+FLOATS, RESULTS = "floats", "results"  # in the dtype that the caller has; in the dtype of the results, written
+HOLDS = (INTEGER, REAL, INTEGERS, REALS, WORKSPACE, FLOATS, RESULTS)
+
+# Who makes it, for a caller without this library.
+LAID_OUT, CALLER, MADE = "laid out", "caller", "made"  # `lay_out`; the caller; the call itself
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of argument: what it holds, who makes it, whether it may lack (None), and what that is."""
+
+    holds: str
+    source: str
+    about: str
+    may_lack: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "size": Kind(INTEGER, MADE, "how many elements a stratum has"),
+    "offsets": Kind(INTEGERS, LAID_OUT, "how many tokens of a leaf lie before each segment"),
+    "starts": Kind(INTEGERS, LAID_OUT, "where the tokens of each segment start"),
+    "positions": Kind(INTEGERS, LAID_OUT, "where each of them is, unless they are in a row", may_lack=True),
+    "tokens": Kind(INTEGERS, LAID_OUT, "the number of each, unless counted in this order", may_lack=True),
+    "token": Kind(FLOATS, CALLER, "a tensor over the tokens, in the batch's own layout"),
+    "advantage": Kind(FLOATS, CALLER, "such a tensor, or one number per row"),
+    "rows": Kind(INTEGERS, CALLER, "the row of the batch that each segment lies in", may_lack=True),
+    "vector": Kind(REALS, CALLER, "one number per element"),
+    "stride": Kind(INTEGER, MADE, "of a vector: 0 where one number serves all"),
+    "matrix": Kind(REALS, CALLER, "[into, of]"),
+    "parent": Kind(INTEGERS, LAID_OUT, "the target under each element"),
+    "order": Kind(INTEGERS, LAID_OUT, "the elements sorted by target, unless they are", may_lack=True),
+    "members": Kind(INTEGERS, LAID_OUT, "how many elements lie before each target"),
+    "result": Kind(RESULTS, MADE, "a token output"),
+    "places": Kind(INTEGER, MADE, "how many numbers a token tensor holds"),
+    "fill": Kind(REAL, MADE, "what masked ones get"),
+    "work": Kind(WORKSPACE, MADE, "the workspace"),
+}
+LAYOUT = ("offsets", "starts", "positions", "tokens")
+
+# Inputs over tokens that come in tensors of the batch's shape: what a caller calls each, the argument, a note.
+TOKENS: Mapping[str, tuple[str, str, str]] = {
+    "log_prob": ("log_probs", "log_probs", "log π of every token now"),
+    "old_log_prob": ("old_log_probs", "old_log_probs", "and when it was sampled"),
+    "log_ratio": ("log_ratio", "log_ratios", "log π - log π_old"),
+    "cotangent": ("cotangent", "cotangents", "∂/∂ratio"),
+}
+
+Row = TypeVar("Row")
+
+
+def for_each(what: str, wanted: Iterable[str], rows: Mapping[str, Row]) -> Mapping[str, Row]:
+    """`rows`, which have one for each of `wanted`: a forgotten one is an error when its module is imported."""
+    for word in sorted(set(wanted) ^ rows.keys()):
+        raise IRError(f"{what}: {'no row' if word in wanted else 'a row too many'} for '{word}'")
+    return rows
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument. `kind` says what it is, `key` of what, `note` says it to a reader.
-
-    size       how many elements a stratum has
-    offsets, starts, positions, tokens   where the tokens of a leaf lie in each segment; the last two may lack
-    rows       the row of the batch of each segment; may lack
-    token      a tensor over the tokens, in the batch's own layout and dtype
-    advantage  such a tensor, or one number per row
-    vector     float64, one number per element; `stride` is 0 for one number throughout
-    matrix     float64, [into, of]
-    parent     the target under each element
-    order, members     the elements over each target; order may lack
-    work       the workspace
-    result     a token output
-    places, fill       how many numbers a token tensor holds, and what masked ones get
-    """
+    """One argument. `kind` says what it is, `key` of what, `note` says it to a reader."""
 
     name: str
     kind: str
-    key: tuple[str, ...]
+    key: tuple[Any, ...]
     note: str
 
+    @property
+    def holds(self) -> str:
+        return KINDS[self.kind].holds
 
-def signature(plan: Plan) -> tuple[Argument, ...]:
-    """The arguments of a program, each once."""
-    return tuple({a.name: a for a in _arguments(plan)}.values())
-
-
-def layout_word(plan: Plan, segments: str, leaf: str) -> str:
-    """What names the layout of a leaf's tokens in segments: the segments, where there is one leaf."""
-    return segments if len(plan.program.leaves) == 1 else f"{leaf}_in_{segments}"
+    @property
+    def may_lack(self) -> bool:
+        return KINDS[self.kind].may_lack
 
 
-def _arguments(plan: Plan) -> Iterator[Argument]:
-    leaves = plan.program.leaves
-    strata = dict.fromkeys(n.stratum for n in plan.saved)
-    for sweep in plan.sweeps:
-        strata.setdefault(sweep.segments)
-    for node in plan.program.nodes():
-        if isinstance(node, Push) and node.source not in leaves:
-            strata.setdefault(node.target)
-        if isinstance(node, Mix):
-            strata.update({node.into: None, node.of: None})
-    for s in strata:
-        if s != BATCH:
-            yield Argument(f"n_{s}", "size", (s,), f"how many {s} elements")
-    for sweep in plan.sweeps:
-        for leaf in sweep.leaves:
-            s, w = sweep.segments, layout_word(plan, sweep.segments, leaf)
-            tokens = "tokens" if len(leaves) == 1 else f"{leaf} elements"
-            yield Argument(f"{w}_offsets", "offsets", (s, leaf), f"[n_{s} + 1] {tokens} before each {s}")
-            yield Argument(f"{w}_starts", "starts", (s, leaf), f"[n_{s}] where its {tokens} start")
-            note = f"[{tokens}] where each is, unless they are in a row"
-            yield Argument(f"{w}_positions", "positions", (s, leaf), note)
-            note = f"[{tokens}] number of each, unless counted in this order"
-            yield Argument(f"{w}_tokens", "tokens", (s, leaf), note)
-    read = {i.kind for sweep in plan.sweeps for p in sweep.passes for i in p.reads}
-    if read & {"log_ratio", "log_prob"}:
-        yield from _log_ratio(plan)
-    if "cotangent" in read:
-        yield Argument("cotangents", "token", ("cotangent",), "∂/∂ratio")
-    if "advantage" in read:
-        yield Argument("advantages", "advantage", (), "per token, or per row of the batch")
-        for sweep in plan.sweeps:
-            if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
-                s = sweep.segments
-                yield Argument(f"{s}_rows", "rows", (s,), f"[n_{s}] the row of the batch that each lies in")
-    for vector in plan.program.inputs:
-        if vector.kind not in TOKENS and not (vector.kind == "advantage" and vector.stratum in leaves):
-            yield Argument(f"{vector.name}_of", "vector", (vector.name,), f"[{vector.stratum}]")
-            if vector.kind == "parameter":
-                yield Argument(f"{vector.name}_stride", "stride", (vector.name,), "0 where one number serves all")
-    for mix in plan.program.matrices:
-        note = f"[{mix.into}, {mix.of}] of the projection: an index's matrix({mix.into!r}, {mix.of!r})"
-        yield Argument(mix.matrix, "matrix", (mix.into, mix.of), note)
-    for edge in plan.program.nodes():
-        if isinstance(edge, Pull) and edge.target != BATCH and not _is_broadcast(plan, edge):
-            yield Argument(f"{edge.target}_of_{edge.source}", "parent", (edge.source, edge.target), f"[{edge.source}]")
-        if isinstance(edge, Push) and edge.source not in leaves:
-            a, b = edge.source, edge.target
-            yield Argument(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")
-            yield Argument(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
-    results = plan.program.results()
-    for name in results:
-        yield Argument(f"{name}_out", "result", (name,), "result, per token")
-    if results:
-        yield Argument("places", "places", (), "numbers in each token tensor")
-        yield Argument("fill", "fill", (), "what masked places of a result get")
-    yield Argument("work", "work", (), "float64 workspace: see below")
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a program, each once and each of a name of its own.
+
+    `layouts[segments, leaf]` is what begins the names of those that say where a leaf's tokens lie in segments.
+    """
+
+    arguments: tuple[Argument, ...]
+    layouts: Mapping[tuple[str, str], str]
+
+    @cached_property
+    def _names(self) -> dict[tuple[Any, ...], str]:
+        return {(a.kind, *a.key): a.name for a in self.arguments}
+
+    def name(self, kind: str, *key: Any) -> str:
+        return self._names[kind, *key]
+
+    def size(self, stratum: str) -> str:
+        return "1" if stratum == BATCH else self.name("size", stratum)
 
 
-def result_of(plan: Plan, output: str) -> str:
+def signature(plan: Plan) -> Signature:
+    """The arguments of a program."""
+    return _Arguments(plan).signature()
+
+
+class _Arguments:
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.program = plan, plan.program
+        self.names = Names()
+        self.found: dict[tuple[Any, ...], Argument] = {}
+        self.layouts: dict[tuple[str, str], str] = {}
+
+    def add(self, wish: str, kind: str, key: tuple[Any, ...], note: str) -> None:
+        if (kind, *key) not in self.found:
+            self.found[kind, *key] = Argument(self.names.free(wish), kind, key, note)
+
+    def signature(self) -> Signature:
+        self.sizes()
+        self.layout()
+        self.tokens()
+        self.vectors()
+        self.fibres()
+        results = self.program.results()
+        for key in results:
+            self.add(f"{self.program.called[key]}_out", "result", (key,), "result, per token")
+        if results:
+            self.add("places", "places", (), "numbers in each token tensor")
+            self.add("fill", "fill", (), "what masked places of a result get")
+        self.add("work", "work", (), "float64 workspace: see below")
+        return Signature(tuple(self.found.values()), self.layouts)
+
+    def sizes(self) -> None:
+        strata = dict.fromkeys(n.stratum for n in self.plan.saved)
+        strata |= dict.fromkeys(sweep.segments for sweep in self.plan.sweeps)
+        for node in self.program.nodes():
+            if isinstance(node, Push) and node.source not in self.program.leaves:
+                strata.setdefault(node.target)
+            if isinstance(node, Mix):
+                strata |= {node.into: None, node.of: None}
+        for s in strata:
+            if s != BATCH:
+                self.add(f"n_{s}", "size", (s,), f"how many {s} elements")
+
+    def layout(self) -> None:
+        several = len(self.program.leaves) > 1
+        for s, leaf in dict.fromkeys((sweep.segments, leaf) for sweep in self.plan.sweeps for leaf in sweep.leaves):
+            wish, tokens = (f"{leaf}_in_{s}", f"{leaf} elements") if several else (s, "tokens")
+            word = self.layouts[s, leaf] = self.names.free(wish, *(f"_{kind}" for kind in LAYOUT))
+            size = self.found["size", s].name
+            notes = (
+                f"[{size} + 1] {tokens} before each {s}",
+                f"[{size}] where its {tokens} start",
+                f"[{tokens}] where each is, unless they are in a row",
+                f"[{tokens}] number of each, unless counted in this order",
+            )
+            for kind, note in zip(LAYOUT, notes, strict=True):
+                self.found[kind, s, leaf] = Argument(f"{word}_{kind}", kind, (s, leaf), note)
+
+    def tokens(self) -> None:
+        reads: dict[str, set[str]] = {}
+        for sweep in self.plan.sweeps:
+            reads.setdefault(sweep.segments, set()).update(i.kind for p in sweep.passes for i in p.reads)
+        read = set().union(*reads.values())
+        for kind, (_, wish, note) in TOKENS.items():
+            if kind in read:
+                self.add(wish, "token", (kind,), note)
+        if "advantage" in read:
+            self.add("advantages", "advantage", (), "per token, or per row of the batch")
+        for s, kinds in reads.items():
+            if "advantage" in kinds:
+                note = f"[{self.found['size', s].name}] the row of the batch that each lies in"
+                self.add(f"{s}_rows", "rows", (s,), note)
+
+    def vectors(self) -> None:
+        for i in self.program.inputs:
+            if i.kind not in TOKENS and not (i.kind == "advantage" and i.stratum in self.program.leaves):
+                word = self.program.given[i]
+                self.add(f"{word}_of", "vector", (i,), f"[{i.stratum}]")
+                if i.kind == "parameter":
+                    self.add(f"{word}_stride", "stride", (i,), "0 where one number serves all")
+        for m in self.program.matrices:
+            note = f"[{m.into}, {m.of}] of the projection: an index's matrix({m.into!r}, {m.of!r})"
+            self.add(self.program.given[m], "matrix", (m,), note)
+
+    def fibres(self) -> None:
+        for node in self.program.nodes():
+            if isinstance(node, Pull) and node.target != BATCH and not self.is_broadcast(node):
+                self.add(f"{node.target}_of_{node.source}", "parent", (node.source, node.target), f"[{node.source}]")
+            if isinstance(node, Push) and node.source not in self.program.leaves:
+                a, b = node.source, node.target
+                self.add(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")
+                self.add(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
+
+    def is_broadcast(self, node: Pull) -> bool:
+        """A token reading its own segment: no gathering."""
+        if node.source not in self.program.leaves:
+            return False
+        return all(s.segments == node.target for s in self.plan.sweeps for p in s.passes if node in p.values)
+
+
+def result_of(plan: Plan, output: Key) -> Key:
     """The result in the shape of the batch that an output over tokens is a part of."""
     return next(k for k, parts in plan.program.results().items() if output in parts.values())
 
 
-def _log_ratio(plan: Plan) -> Iterator[Argument]:
-    if "objective" in plan.program.outputs:
-        yield Argument("log_probs", "token", ("log_probs",), "log π of every token now")
-        yield Argument("old_log_probs", "token", ("old_log_probs",), "and when it was sampled")
-    else:
-        yield Argument("log_ratios", "token", ("log_ratio",), "log π - log π_old")
-
-
-def _is_broadcast(plan: Plan, node: Pull) -> bool:
-    """A token reading its own segment: no gathering."""
-    if node.source not in plan.program.leaves:
-        return False
-    return all(sweep.segments == node.target for sweep in plan.sweeps for p in sweep.passes if node in p.values)
+def fill_of(plan: Plan) -> float:
+    """What masked places of a program's results hold."""
+    return 1.0 if Key("gated_ratio") in plan.program.results() else 0.0

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from fibration.compiler.derivative import derivative
 from fibration.compiler.ir import (
     Const,
-    Input,
     Map,
     Node,
     Program,
@@ -27,8 +26,8 @@ from fibration.compiler.ir import (
     scalar,
     total,
 )
+from fibration.compiler.keys import Key
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import row_path
 
@@ -92,7 +91,7 @@ def _difference(first: Node, *others: Node) -> Node:
 class Report:
     """What is reported, and by what.
 
-    `levels` are (stratum, channel word); `paths[a, b]` leads from a stratum to one that its numbers are added up over,
+    `levels` are (stratum, channel); `paths[a, b]` leads from a stratum to one that its numbers are added up over,
     a coarsest one or the batch; `rows[leaf]` leads from a leaf to the rows.
     """
 
@@ -104,19 +103,18 @@ class Report:
         """The strata that the numbers of `stratum` are added up over."""
         return [b for a, b in self.paths if a == stratum]
 
-
-def output(name: str, level: str, over: str, report: Report) -> str:
-    """The output that holds a level's numbers: one for each stratum that they are added up over."""
-    return f"{name}_{level}" if len({b for _, b in report.paths}) == 1 else f"{name}_{level}_over_{over}"
+    def key(self, word: str, stratum: str, channel: str, over: str) -> Key:
+        """The output that holds a level's numbers: one for each stratum that they are added up over."""
+        return Key(word, stratum, channel, over if len({b for _, b in self.paths}) > 1 else "")
 
 
 def instrument(program: Program, report: Report) -> Program:
     """`program` with metric outputs."""
-    outputs: dict[str, Node] = {"objective": program.outputs["objective"]}
+    outputs: dict[Key, Node] = {Key("objective"): program.outputs[Key("objective")]}
 
     changed: dict[str, list[Node]] = {leaf: [] for leaf in program.leaves}
-    for stratum, word in report.levels:
-        residual, gated = program.outputs[f"residual_{stratum}{word}"], program.outputs[f"gated_{stratum}{word}"]
+    for stratum, channel in report.levels:
+        residual, gated = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
         seen = regime_nodes(residual, gated)
         drift = Map(absolute(arg(0)), (residual,))
         for over in report.over(stratum):
@@ -126,7 +124,7 @@ def instrument(program: Program, report: Report) -> Program:
             sums["limited"] = _difference(sums["flat"], sums["zeroed"])
             sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
             sums["drift"], sums["peak"] = _along(path, drift, "sum"), _along(path, drift, "max")
-            outputs |= {output(name, stratum + word, over, report): sums[name] for name in (*REGIMES, "drift", "peak")}
+            outputs |= {report.key(w, stratum, channel, over): sums[w] for w in (*REGIMES, "drift", "peak")}
         if stratum in changed and not isinstance(gated, Const):
             changed[stratum].append(seen["passed"])
 
@@ -138,23 +136,22 @@ def instrument(program: Program, report: Report) -> Program:
             body = scalar("mul", body, arg(i))
         clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(every_channel)))
         for over in report.over(leaf):
-            outputs[output("clipped", leaf, over, report)] = _along(report.paths[leaf, over], clipped, "sum")
+            outputs[report.key("clipped", leaf, "", over)] = _along(report.paths[leaf, over], clipped, "sum")
 
     means: dict[str, list[Node]] = {"tv": [], "kl": []}
     for leaf in program.leaves:
-        suffix, rows = program.suffix(leaf), report.rows[leaf]
-        x = Input(f"log_ratio{suffix}", leaf, "log_ratio")
-        ratio = program.outputs[f"gated_ratio{suffix}"]
+        rows, x = report.rows[leaf], program.token_input("log_ratio", leaf)
+        ratio = program.outputs[program.part("gated_ratio", leaf)]
         way = _to_batch(report, leaf)
-        outputs[f"ratio_max{suffix}"] = _along(way, ratio, "max")
-        outputs[f"ratio_min_negated{suffix}"] = _along(way, Map(scalar("neg", arg(0)), (ratio,)), "max")
+        outputs[program.part("ratio_max", leaf)] = _along(way, ratio, "max")
+        outputs[program.part("ratio_min_negated", leaf)] = _along(way, Map(scalar("neg", arg(0)), (ratio,)), "max")
         means["tv"].append(_along(rows, Map(absolute(scalar("expm1", arg(0))), (x,)), "sum"))
         means["kl"].append(_along(rows, Map(scalar("neg", arg(0)), (x,)), "sum"))
     rows_stratum = next(iter(report.rows.values()))[-1]
     counts: list[Node] = [count_input(leaf, rows_stratum) for leaf in program.leaves]
     for name, sums_of in means.items():
         mean = Map(scalar("div", arg(0), arg(1)), (total(sums_of), total(counts)))
-        outputs[name] = Push(rows_stratum, BATCH, mean)
+        outputs[Key(name)] = Push(rows_stratum, BATCH, mean)
     return replace(program, outputs=outputs).validate()
 
 
@@ -172,15 +169,14 @@ def count_nonfinite(program: Program, rows: Mapping[str, tuple[str, ...]]) -> Pr
     """
     sums = []
     for leaf in program.leaves:
-        suffix = program.suffix(leaf)
-        x = Input(f"log_ratio{suffix}", leaf, "log_ratio")  # to be checked even where no gate lets it pass
-        advantage = Input(f"advantage{suffix}", leaf, "advantage")
+        x = program.token_input("log_ratio", leaf)  # to be checked even where no gate lets it pass
+        advantage = program.token_input("advantage", leaf)
         read = [x, *(i for i in program.inputs if i is advantage)]
         nothing = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]  # 0, or NaN
         body = nothing[0] if len(nothing) == 1 else scalar("add", *nothing)
         sums.append(_along(rows[leaf], Map(body, tuple(read)), "sum"))
     lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
-    outputs = {**program.outputs, "nonfinite": Push(next(iter(rows.values()))[-1], BATCH, lost)}
+    outputs = {**program.outputs, Key("nonfinite"): Push(next(iter(rows.values()))[-1], BATCH, lost)}
     return replace(program, outputs=outputs).validate()
 
 
@@ -211,4 +207,4 @@ def report_of(hierarchy: Hierarchy) -> Report:
         for over in coarsest or [batch]:
             names = [stratum.name, *(f.target.name for f in shape.path(stratum, over))]
             paths[stratum.name, over.name] = tuple(names)
-    return Report(tuple((s, CHANNEL_WORD[c]) for s, c in levels(hierarchy)), paths, rows)
+    return Report(tuple(levels(hierarchy)), paths, rows)

@@ -6,7 +6,22 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.arguments import signature
+from fibration.compiler.ir import (
+    BATCH,
+    Const,
+    Detach,
+    Input,
+    Map,
+    Mix,
+    Node,
+    Program,
+    Pull,
+    Push,
+    Scalar,
+    with_operands,
+)
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep, gathers
 from fibration.compiler.schedule import value_names
 from fibration.errors import IRError
@@ -17,8 +32,9 @@ CONDITION_ARGS = frozenset({"lt", "le"})
 def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset()) -> Plan:
     """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other."""
     program = route(program, rows)
-    names = value_names(program, list(program.nodes()), reserved)
-    return Plan(program, rows, tuple(_Planner(program, rows).stages()), names)
+    plan = Plan(program, rows, tuple(_Planner(program, rows).stages()), {})
+    taken = reserved | {a.name for a in signature(plan).arguments}
+    return replace(plan, names=value_names(program, list(program.nodes()), taken))
 
 
 # ------------------------------------------------------------ which way tokens reach a stratum
@@ -29,7 +45,7 @@ def route(program: Program, rows: str) -> Program:
     first = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
     done: dict[Node, Node] = {}
     for node in program.nodes():
-        done[node] = _routed(_with_operands(node, done), program, first)
+        done[node] = _routed(with_operands(node, done), program, first)
     names = {done[n]: word for n, word in reversed(list(program.names.items())) if n in done}
     return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names).validate()
 
@@ -88,12 +104,6 @@ def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
     for source, target in reversed(list(itertools.pairwise(_path(program, first, value.stratum)))):
         value = Pull(source, target, value)
     return Pull(leaf, first, value)
-
-
-def _with_operands(node: Node, done: Mapping[Node, Node]) -> Node:
-    if isinstance(node, Map):
-        return Map(node.body, tuple(done[o] for o in node.inputs))
-    return replace(node, operand=done[node.operands[0]]) if node.operands else node  # type: ignore[call-arg]
 
 
 # ------------------------------------------------------------ the stages
@@ -231,7 +241,7 @@ class _Planner:
         known.add(node)
         return True
 
-    def _pass(self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[str, Node]]) -> Pass:
+    def _pass(self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[Key, Node]]) -> Pass:
         wanted = {p.operand for p in pushes} | {n for _, n in stores}
         values = []
         for node in reversed(self.order):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.compiler.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.keys import Key
 from fibration.compiler.scalars import MEANING
 from fibration.errors import IRError
 
@@ -24,8 +25,8 @@ class Sizes:
     size: Mapping[str, int]
 
 
-def interpret(program: Program, inputs: Mapping[str, Any], sizes: Sizes) -> dict[str, Vector]:
-    """Every output of `program`, in float64. `inputs` holds one vector per input, and every matrix, by name."""
+def interpret(program: Program, inputs: Mapping[Input | Matrix, Any], sizes: Sizes) -> dict[Key, Vector]:
+    """Every output of `program`, in float64. `inputs` holds a vector for each of its inputs, and every matrix."""
     values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):  # both branches of a select are computed; the one not taken may overflow
         for node in program.nodes():
@@ -33,11 +34,11 @@ def interpret(program: Program, inputs: Mapping[str, Any], sizes: Sizes) -> dict
     return {k: np.broadcast_to(values[v], (sizes.size[v.stratum],)) for k, v in program.outputs.items()}
 
 
-def _value(node: Node, values: dict[Node, Any], inputs: Mapping[str, Any], sizes: Sizes) -> Any:
+def _value(node: Node, values: dict[Node, Any], inputs: Mapping[Input | Matrix, Any], sizes: Sizes) -> Any:
     if isinstance(node, Input):
-        if node.name not in inputs:
-            raise IRError(f"no value for the input '{node.name}'")
-        return np.broadcast_to(np.asarray(inputs[node.name], np.float64), (sizes.size[node.stratum],))
+        if node not in inputs:
+            raise IRError(f"no value for the input '{node.word}'")
+        return np.broadcast_to(np.asarray(inputs[node], np.float64), (sizes.size[node.stratum],))
     if isinstance(node, Const):
         return np.full(sizes.size[node.stratum], node.value)
     if isinstance(node, Map):
@@ -45,7 +46,7 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[str, Any], sizes
     operand = values[node.operands[0]]
     if isinstance(node, Mix):
         if node.matrix not in inputs:
-            raise IRError(f"no value for the matrix '{node.matrix}'")
+            raise IRError(f"no value for {node.matrix.word}")
         matrix = np.asarray(inputs[node.matrix], np.float64)
         return (matrix.T if node.transposed else matrix) @ np.broadcast_to(operand, (sizes.size[node.source],))
     if isinstance(node, (Push, Pull)):

@@ -12,23 +12,24 @@ A `Node` is one vector with a number for every element of a stratum. There are s
     Detach(x)              x, without a derivative
 
 A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints.
-Tokens are the elements of the leaves; with several of these, what exists per token exists per leaf, under a name that
-ends with the leaf's.
+Tokens are the elements of the leaves; with several of these, what exists per token exists per leaf.
 A `Scalar` is a tree over `arg` and `const` with the operators of `SCALAR_ARITY`; every backend has one row for each.
 Nodes and scalars are interned: equal means identical, so common subexpressions are shared by construction.
 
 Invariants, checked by `Program.validate` after every stage: edges join the strata they say, a Map's operands share its
-stratum, arguments of a body are bound, conditions stand only where conditions belong, names are identifiers.
+stratum, arguments of a body are bound, conditions stand only where conditions belong, names are identifiers. Inputs are
+known by what they are and outputs by their `Key`; that nothing else has their name is seen to where they are printed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+from fibration.compiler.keys import Key, Names
 from fibration.errors import IRError
 from fibration.language.atoms import BATCH as BATCH  # the stratum of one element, over which everything lies
 from fibration.language.operators import PRIMITIVES
@@ -36,7 +37,7 @@ from fibration.language.operators import PRIMITIVES
 # Scalar operators: number of arguments. `select` takes a condition and two numbers.
 SCALAR_ARITY: Mapping[str, int] = {"arg": 0, "const": 0, **{op: row.arity for op, row in PRIMITIVES.items()}}
 CONDITIONS = frozenset(op for op, row in PRIMITIVES.items() if row.is_condition)
-PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # results that all leaves fill together
+PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # words of results that all leaves fill together
 
 
 @cache
@@ -114,9 +115,12 @@ class Node(metaclass=_Interned):
 
 @dataclass(frozen=True, eq=False)
 class Input(Node):
-    """`kind` says where the caller gets it, `key` which one: `("count", ("token", "trajectory"))`."""
+    """`kind` says where the caller gets it, `key` which one: `("count", ("token", "trajectory"))`.
 
-    name: str
+    `word` is what it is called as long as nothing else is called so.
+    """
+
+    word: str
     over: str
     kind: str
     key: tuple[str, ...] = ()
@@ -124,6 +128,16 @@ class Input(Node):
     @property
     def stratum(self) -> str:
         return self.over
+
+
+def part(word: str, leaf: str, leaves: tuple[str, ...]) -> Key:
+    """The key of a leaf's part of what exists per token; a single leaf's part is the whole."""
+    return Key(word, leaf if len(leaves) > 1 else "")
+
+
+def token_input(kind: str, leaf: str, leaves: tuple[str, ...]) -> Input:
+    """An input over the tokens of a leaf."""
+    return Input(str(part(kind, leaf, leaves)), leaf, kind)
 
 
 def count_input(of: str, over: str) -> Input:
@@ -186,9 +200,21 @@ class Map(Node):
         return self.inputs[0].stratum
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """The block `[into, of]` of an index's projection."""
+
+    into: str
+    of: str
+
+    @property
+    def word(self) -> str:
+        return f"matrix_{self.into}_of_{self.of}"
+
+
 @dataclass(frozen=True, eq=False)
 class Mix(Node):
-    """`y = B x`, or `y = Bᵀ x`: `matrix` is the index's `[into, of]` block."""
+    """`y = B x`, or `y = Bᵀ x`."""
 
     into: str
     of: str
@@ -208,9 +234,8 @@ class Mix(Node):
         return self.into if self.transposed else self.of
 
     @property
-    def matrix(self) -> str:
-        """The name under which a batch has the matrix."""
-        return f"matrix_{self.into}_of_{self.of}"
+    def matrix(self) -> Matrix:
+        return Matrix(self.into, self.of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +251,13 @@ class Detach(Node):
         return self.operand.stratum
 
 
+def with_operands(node: Node, new: Mapping[Node, Node]) -> Node:
+    """`node`, of other operands."""
+    if isinstance(node, Map):
+        return Map(node.body, tuple(new[o] for o in node.inputs))
+    return replace(node, operand=new[node.operands[0]]) if node.operands else node  # type: ignore[call-arg]
+
+
 def total(nodes: list[Node]) -> Node:
     """The sum of several vectors over one stratum."""
     unique = list(dict.fromkeys(nodes))
@@ -239,30 +271,46 @@ def total(nodes: list[Node]) -> Node:
 
 @dataclass(frozen=True)
 class Program:
-    """Named outputs over named inputs. `names` are for reading: the user's words for some of the nodes."""
+    """Outputs over inputs. `names` are for reading: the user's words for some of the nodes."""
 
     name: str
     leaves: tuple[str, ...]
-    outputs: Mapping[str, Node]
-    names: Mapping[Node, str]
+    outputs: Mapping[Key, Node]
+    names: Mapping[Node, Key]
 
-    def suffix(self, leaf: str) -> str:
-        """What ends the names of a leaf's vectors where there are several leaves."""
-        return f"_{leaf}" if len(self.leaves) > 1 else ""
+    def part(self, word: str, leaf: str) -> Key:
+        """The key of a leaf's part of what exists per token."""
+        return part(word, leaf, self.leaves)
 
-    def results(self) -> dict[str, dict[str, str]]:
+    def token_input(self, kind: str, leaf: str) -> Input:
+        return token_input(kind, leaf, self.leaves)
+
+    def results(self) -> dict[Key, dict[str, Key]]:
         """For each result in the shape of the batch, the output of every leaf that fills it."""
-        found: dict[str, dict[str, str]] = {}
-        for name, node in self.outputs.items():
+        found: dict[Key, dict[str, Key]] = {}
+        for key, node in self.outputs.items():
             if node.stratum in self.leaves:
-                base = name.removesuffix(self.suffix(node.stratum))
-                found.setdefault(base if base in PER_TOKEN else name, {})[node.stratum] = name
+                found.setdefault(Key(key.word) if key.word in PER_TOKEN else key, {})[node.stratum] = key
         return found
 
     @cached_property
-    def matrices(self) -> tuple[Mix, ...]:
-        """One node for each matrix that the program multiplies by."""
-        return tuple({n.matrix: n for n in self.nodes() if isinstance(n, Mix)}.values())
+    def called(self) -> dict[Key, str]:
+        """The name of every output and result."""
+        names = Names()
+        return {key: names.free(str(key)) for key in dict.fromkeys((*self.outputs, *self.results()))}
+
+    @cached_property
+    def given(self) -> dict[Input | Matrix, str]:
+        """The name of everything that the caller gives; those of parameters yield to the others."""
+        names = Names()
+        every: list[Input | Matrix] = [*self.inputs, *self.matrices]
+        every.sort(key=lambda i: isinstance(i, Input) and i.kind == "parameter")  # stable
+        return {i: names.free(i.word) for i in every}
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those that the program multiplies by."""
+        return tuple(dict.fromkeys(n.matrix for n in self.nodes() if isinstance(n, Mix)))
 
     def nodes(self) -> Iterator[Node]:
         """Every node that an output needs, operands before users, in a fixed order."""
@@ -292,13 +340,7 @@ class Program:
             problem = _problem(node)
             if problem:
                 raise IRError(f"program '{self.name}': {problem}", found=describe(node))
-        inputs = {i.name: i for i in self.inputs}
-        for i in self.inputs:
-            if inputs[i.name] is not i:
-                raise IRError(
-                    f"program '{self.name}': two inputs are called '{i.name}'", found=f"{i} and {inputs[i.name]}"
-                )
-        for name in [*self.outputs, *self.names.values(), *inputs]:
+        for name in [*self.called.values(), *map(str, self.names.values()), *self.given.values()]:
             if not name.isidentifier():
                 raise IRError(f"program '{self.name}': {name!r} is no identifier")
         return self
@@ -308,15 +350,16 @@ class Program:
         lines = [f"program {self.name} ({'leaf' if len(self.leaves) == 1 else 'leaves'} {', '.join(self.leaves)})"]
         for node in self.nodes():
             note = f"   # {self.names[node]}" if node in self.names else ""
-            lines.append(f"  {label[node]}: {node.stratum} = {describe(node, label)}{note}")
-        return "\n".join([*lines, *(f"  return {k} = {label[v]}" for k, v in self.outputs.items())])
+            what = f"input {self.given[node]}" if isinstance(node, Input) else describe(node, label)
+            lines.append(f"  {label[node]}: {node.stratum} = {what}{note}")
+        return "\n".join([*lines, *(f"  return {self.called[k]} = {label[v]}" for k, v in self.outputs.items())])
 
 
 def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
     """One line for a node."""
     shown = ", ".join((label or {}).get(o, "...") for o in node.operands)
     if isinstance(node, Input):
-        return f"input {node.name}"
+        return f"input {node.word}"
     if isinstance(node, Const):
         return repr(node.value)
     if isinstance(node, Push):

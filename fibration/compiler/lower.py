@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from fibration.compiler import ir
 from fibration.compiler.ir import Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.compiler.keys import Key
 from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
 from fibration.language.atoms import (
@@ -40,8 +42,6 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import home, row_path
 from fibration.language.traversal import atoms, desugar, evaluate, substitute
 
-TOKEN_WORDS = ("log_ratio", "log_prob", "cotangent", "advantage")
-
 
 def lower(hierarchy: Hierarchy) -> Program:
     """The program of a verified hierarchy: `gated_ratio`, `objective`, and what diagnostics read of every level."""
@@ -63,8 +63,7 @@ class _Lowering:
         self.leaves = tuple(s.name for s in hierarchy.leaves)
         self.rows = hierarchy.rows.name
         self.mass = {s.name: m for s, m in hierarchy.masses.items()}
-        self.words = self.parameter_words()
-        self.names: dict[Node, str] = {}
+        self.names: dict[Node, Key] = {}
         self.density: dict[tuple[str, str], Node] = {}
 
     # ------------------------------------------------------------ the two sweeps
@@ -81,7 +80,7 @@ class _Lowering:
                     node = self.mean(stratum, channel)
                 self.density[name, channel] = self.named(node, "s", name, channel)
 
-        outputs: dict[str, Node] = {}
+        outputs: dict[Key, Node] = {}
         down: dict[tuple[str, str], Node] = {}
         for channel in h.decomposition.channels:
             residuals = self.residuals(channel)
@@ -89,8 +88,8 @@ class _Lowering:
                 name = stratum.name
                 s = self.named(residuals[name], "residual", name, channel)
                 level = self.named(self.gate(stratum, channel, s), "gated", name, channel)
-                outputs[f"residual_{name}{CHANNEL_WORD[channel]}"] = s
-                outputs[f"gated_{name}{CHANNEL_WORD[channel]}"] = level
+                outputs[Key("residual", name, channel)] = s
+                outputs[Key("gated", name, channel)] = level
                 for node, sign in self.coarser(stratum, {k: v for (k, c), v in down.items() if c == channel}):
                     level = _binary("add", node, level) if sign == 1 else _minus(level, node, -sign)
                 down[name, channel] = self.named(level, "down", name, channel)
@@ -98,13 +97,13 @@ class _Lowering:
         channels = h.decomposition.channels
         ratios = {leaf: self.recover(leaf, {c: down[leaf, c] for c in channels}) for leaf in self.leaves}
         for leaf, ratio in ratios.items():
-            self.names[ratio] = f"ratio{self.suffix(leaf)}"
+            self.names[ratio] = ir.part("ratio", leaf, self.leaves)
         return Program(
             name=h.name,
             leaves=self.leaves,
             outputs={
-                **{f"gated_ratio{self.suffix(leaf)}": r for leaf, r in ratios.items()},
-                "objective": self.objective(ratios),
+                **{ir.part("gated_ratio", leaf, self.leaves): r for leaf, r in ratios.items()},
+                Key("objective"): self.objective(ratios),
                 **outputs,
             },
             names=self.names,
@@ -197,12 +196,11 @@ class _Lowering:
         weight = self.map(self.h.objective.spelled_out(self.h.leaves, self.h.rows), self.rows)
         sums = []
         for leaf, ratio in ratios.items():
-            suffix = self.suffix(leaf)
-            product = _binary("mul", ratio, Input(f"advantage{suffix}", leaf, "advantage"))
+            advantage = ir.token_input("advantage", leaf, self.leaves)
+            product = _binary("mul", ratio, advantage)
             if self.h.objective.estimator == "score":
-                gated = Detach(ratio)
-                weighted = _binary("mul", gated, Input(f"advantage{suffix}", leaf, "advantage"))
-                product = _binary("mul", weighted, Input(f"log_prob{suffix}", leaf, "log_prob"))
+                weighted = _binary("mul", Detach(ratio), advantage)
+                product = _binary("mul", weighted, ir.token_input("log_prob", leaf, self.leaves))
             total: Node = product
             for source, target in itertools.pairwise(row_path(self.h, leaf)):
                 total = Push(source, target, total)
@@ -211,11 +209,8 @@ class _Lowering:
 
     # ------------------------------------------------------------ expressions
 
-    def suffix(self, leaf: str) -> str:
-        return f"_{leaf}" if len(self.leaves) > 1 else ""
-
     def named(self, node: Node, word: str, stratum: str, channel: str) -> Node:
-        self.names.setdefault(node, f"{word}_{stratum}{CHANNEL_WORD[channel]}")
+        self.names.setdefault(node, Key(word, stratum, channel))
         return node
 
     def pull(self, node: Node, stratum: str) -> Node:
@@ -250,10 +245,11 @@ class _Lowering:
 
     def atom(self, atom: Expression, stratum: str) -> Node:
         if atom == token_log_ratio:
-            return Input(f"log_ratio{self.suffix(stratum)}", stratum, "log_ratio")
+            return ir.token_input("log_ratio", stratum, self.leaves)
         if isinstance(atom, Reading):
-            word = f"{atom.name}{self.suffix(stratum)}" if stratum in self.leaves else f"{atom.name}_{stratum}"
-            return Input(word, stratum, atom.name)
+            if stratum in self.leaves:
+                return ir.token_input(atom.name, stratum, self.leaves)
+            return Input(f"{atom.name}_{stratum}", stratum, atom.name)
         if isinstance(atom, Density):
             return self.density[atom.stratum.name, atom.channel or ""]
         place = home(self.h, atom) or stratum
@@ -265,27 +261,8 @@ class _Lowering:
             return Input(f"attribute_{atom.name}", place, "attribute", (atom.name,))
         parameter, channel = (atom.parameter, atom.channel) if isinstance(atom, Component) else (atom, "")
         assert isinstance(parameter, Parameter)
-        return Input(self.words[parameter.name, channel], place, "parameter", (parameter.name, channel))
-
-    def parameter_words(self) -> dict[tuple[str, str], str]:
-        """The input of every parameter and channel: named after them, and unlike any other input."""
-        strata = {*self.strata, self.rows, BATCH}
-        taken = {word + ending for word in TOKEN_WORDS for ending in ("", *(f"_{s}" for s in strata))}
-        taken |= {f"matrix_{a}_of_{b}" for a in strata for b in strata}
-        taken |= {f"count_{of}_over_{over}" for of in strata for over in strata}
-        for a in self.h.attributes:
-            taken |= {f"attribute_{a}", *(f"total_{a}_over_{s}" for s in strata)}
-        words: dict[tuple[str, str], str] = {}
-        for name in self.h.parameters:
-            for channel, word in CHANNEL_WORD.items():
-                wanted = free = name + word
-                number = 1
-                while free in taken:
-                    number += 1
-                    free = f"{wanted}_{number}"
-                taken.add(free)
-                words[name, channel] = free
-        return words
+        word = parameter.name + CHANNEL_WORD[channel]
+        return Input(word, place, "parameter", (parameter.name, channel))
 
 
 def _binary(op: str, a: Node, b: Node) -> Map:
@@ -305,3 +282,17 @@ def _minus(a: Node, b: Node, times: int) -> Map:
     if times == -1:
         return _binary("add", a, b)
     return Map(ir.scalar("sub", ir.arg(0), ir.scalar("mul", ir.const(times), ir.arg(1))), (a, b))
+
+
+def from_log_probs(program: Program) -> Program:
+    """`program` with the log ratios worked out from log-probs now and when sampled, in the tokens' precision."""
+    done: dict[Node, Node] = {}
+    named: dict[Node, Key] = {}
+    for node in program.nodes():
+        done[node] = ir.with_operands(node, done)
+        if isinstance(node, Input) and node.kind == "log_ratio":
+            now, old = (program.token_input(kind, node.stratum) for kind in ("log_prob", "old_log_prob"))
+            done[node] = _binary("sub", now, old)
+            named[done[node]] = program.part("log_ratio", node.stratum)
+    names = {done[node]: key for node, key in program.names.items() if node in done} | named
+    return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names).validate()

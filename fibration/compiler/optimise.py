@@ -26,7 +26,9 @@ from fibration.compiler.ir import (
     count_input,
     scalar,
     with_arguments,
+    with_operands,
 )
+from fibration.compiler.keys import Key
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import compute
 
@@ -58,20 +60,12 @@ def _rebuild(program: Program, rule) -> Program:  # type: ignore[no-untyped-def]
     """Apply `rule`, then `simplify`, to every node, bottom-up."""
     done: dict[Node, Node] = {}
     for node in program.nodes():
-        done[node] = _tidy(_with_operands(rule(node), done))
-    names: dict[Node, str] = {}
+        done[node] = _tidy(with_operands(rule(node), done))
+    names: dict[Node, Key] = {}
     for node, name in program.names.items():
         if node in done:
             names.setdefault(done[node], name)
     return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names)
-
-
-def _with_operands(node: Node, done: dict[Node, Node]) -> Node:
-    if isinstance(node, Map):
-        return Map(node.body, tuple(done[o] for o in node.inputs))
-    if not node.operands:
-        return node
-    return replace(node, operand=done[node.operands[0]])  # type: ignore[call-arg]
 
 
 def _fuse(node: Node, inner: set[Node]) -> Node:

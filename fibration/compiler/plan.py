@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fibration.compiler.ir import Input, Mix, Node, Program, Push
+from fibration.compiler.keys import Key
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Pass:
     wide: bool
     values: tuple[Node, ...]
     pushes: tuple[Push, ...]
-    stores: tuple[tuple[str, Node], ...]
-    kept: tuple[str, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
-    recalled: tuple[str, Node] | None = None  # and one that an earlier pass has left there
+    stores: tuple[tuple[Key, Node], ...]
+    kept: tuple[Key, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
+    recalled: tuple[Key, Node] | None = None  # and one that an earlier pass has left there
 
     @property
     def reads(self) -> tuple[Input, ...]:
@@ -139,7 +140,7 @@ class Plan:
                 precision = "float64" if step.wide else "token precision"
                 lines.append(f"    pass ({over}{precision}): {self._words(step.values)}")
                 lines += [f"      add up {self._words(step.pushes)}"] if step.pushes else []
-                lines += [f"      write {', '.join(k for k, _ in step.stores)}"] if step.stores else []
+                lines += [f"      write {', '.join(str(k) for k, _ in step.stores)}"] if step.stores else []
                 lines += [f"      leave {self.names[step.kept[1]]} in {step.kept[0]}"] if step.kept else []
                 lines += [f"      find {self.names[step.recalled[1]]} in {step.recalled[0]}"] if step.recalled else []
             lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []

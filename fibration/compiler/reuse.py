@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fibration.compiler.ir import Input, Map, Node, Pull, Scalar
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Plan, Scalars, Sweep
 from fibration.language.operators import PRIMITIVES
 
 
-def keep(plan: Plan, result: str) -> Plan:
+def keep(plan: Plan, result: Key) -> Plan:
     """`plan` with that value kept for `result` which saves its last pass the most; `plan` itself if none does.
 
     With several leaves nothing is kept: each fills a part of the result, one after the other.

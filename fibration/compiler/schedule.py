@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.keys import Key, Names
 
 _KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed"}
 
@@ -24,7 +25,7 @@ class Schedule:
 
     program: Program
     steps: tuple[Step, ...]
-    results: dict[str, str]
+    results: dict[Key, str]
     names: dict[Node, str]
 
     def __str__(self) -> str:
@@ -57,20 +58,15 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
 
 def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
     """The user's words where there are any, else the kind and the stratum; every name once, inputs first."""
-    outputs = {v: k for k, v in reversed(list(program.outputs.items()))}
-    taken = set(reserved)
+    outputs = {v: program.called[k] for k, v in reversed(list(program.outputs.items()))}
+    free = Names(reserved).free
     names: dict[Node, str] = {}
     for node in sorted(order, key=lambda n: not isinstance(n, Input)):  # stable: the order of computation otherwise
         if isinstance(node, Input):
-            word = node.name
+            word = program.given[node]
         else:
-            word = program.names.get(node) or outputs.get(node) or _described(node, names)
-        name, count = word, 1
-        while name in taken:
-            count += 1
-            name = f"{word}_{count}"
-        taken.add(name)
-        names[node] = name
+            word = str(program.names[node]) if node in program.names else outputs.get(node) or _described(node, names)
+        names[node] = free(word)
     return names
 
 

@@ -77,8 +77,6 @@ class Stratum(Declared):
 
     def __init__(self, name: str) -> None:
         super().__init__(name=check_name(name, "a stratum"))  # type: ignore[call-arg]
-        if name == "ratio" or name.startswith("ratio_"):  # its gated density would be called as the gated ratio is
-            raise SpecError(f"a stratum cannot be called {name!r}", required="another name: gated_ratio is a result")
         if name in INDEX_WORDS:
             raise SpecError(f"a stratum cannot be called {name!r}", required="another name: op.index(...) takes it")
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import REGIMES, regime_nodes, slope_of
 from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Node, Program, Scalar, const, scalar
-from fibration.language.decompositions import CHANNEL_WORD
+from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Matrix, Node, Program, Scalar, const, scalar
+from fibration.compiler.keys import Key
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
 Vector = NDArray[np.float64]
+RESIDUAL = Input("residual", "grid", "operand")
 # Where breakpoints are looked for: sizes of residuals, between which no gate of float32 training bends twice unseen.
 SIZES = np.geomspace(1e-9, 1e6, 2401)
 HALVINGS = 64  # of such a gap, down to neighbouring floats
@@ -37,7 +38,7 @@ class Seen(Protocol):
     @property
     def index(self) -> Index: ...
 
-    def inputs(self, program: str) -> Mapping[str, Vector]:
+    def inputs(self, program: str) -> Mapping[Input | Matrix, Vector]:
         """What one of the operator's programs reads."""
 
 
@@ -47,13 +48,13 @@ class Section:
 
     label: str
     program: Program
-    held: Mapping[str, float]
+    held: Mapping[Input | Matrix, float]
 
     def at(self, residual: Any) -> dict[str, Vector]:
         """`gated`, its `slope`, and every regime as 0 or 1, at these residuals: float64, of their length."""
         grid = np.atleast_1d(np.asarray(residual, np.float64))
         sizes = Sizes({}, {"grid": len(grid)})
-        return interpret(self.program, {**self.held, "residual": grid}, sizes)
+        return {str(k): v for k, v in interpret(self.program, {**self.held, RESIDUAL: grid}, sizes).items()}
 
     def gated(self, residual: Any) -> Vector:
         return self.at(residual)["gated"]
@@ -66,7 +67,7 @@ class Section:
     def sides(self) -> tuple[tuple[float, float], ...]:
         """Neighbouring floats between which the gate bends or jumps, in order."""
         grid = np.concatenate([-SIZES[::-1], [0.0], SIZES])
-        names = [n for n in self.program.outputs if n.startswith("condition_")]
+        names = [str(k) for k in self.program.outputs if k.word == "condition"]
         if not names:
             return ()
         holds = self._conditions(names, grid)
@@ -107,21 +108,20 @@ def sections(
     one of `drifts` each.
     """
     program = seen.op.programs["levels"]
-    word = stratum + CHANNEL_WORD[channel]
-    residual, node = program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"]
+    residual, node = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
     operands = _operands(node, residual)
-    names = {o: f"operand_{i}" for i, o in enumerate(operands)}
-    read = Program(program.name, program.leaves, {n: o for o, n in names.items()}, {})
-    values = interpret(read, seen.inputs("levels"), seen.index.sizes(read.edges))
+    places = _places(operands)
+    values = _values(seen, places)
     moving = [o for o in operands if _depends_on_policy(o)]
     pushed = [o for o in operands if isinstance(o, Input) and o.kind == "advantage"]
-    body = _program(node, residual, names)
+    body = _program(node, residual, places)
     result = []
-    for sign, chosen, advantage in _signs([values[names[o]] for o in pushed], advantages):
-        medians = {n: float(np.median(v[chosen] if pushed else v)) for n, v in values.items()}
-        medians |= {names[o]: advantage for o in pushed if advantages}
+    for sign, chosen, advantage in _signs([values[places[o]] for o in pushed], advantages):
+        here = {p: v[chosen] if pushed else v for p, v in values.items()}
+        medians = {p: float(np.median(v)) for p, v in here.items()}
+        medians |= {places[o]: advantage for o in pushed if advantages}
         for drift in drifts if moving and drifts else (None,):
-            held = medians | ({} if drift is None else {names[o]: drift for o in moving})
+            held = medians | ({} if drift is None else {places[o]: drift for o in moving})
             where = "" if drift is None else f"coarser drift {drift:.3g}"
             result.append(Section(", ".join(filter(None, (sign, where))), body, held))
     return result
@@ -129,7 +129,7 @@ def sections(
 
 def reads_advantage(op: Operator, stratum: str) -> bool:
     """Whether the gate on a stratum depends on the sign or size of advantages."""
-    nodes = (n for k, n in op.programs["levels"].outputs.items() if k.startswith("gated_"))
+    nodes = (n for k, n in op.programs["levels"].outputs.items() if k.word == "gated")
     operands = (o for n in nodes if isinstance(n, Map) and n.stratum == stratum for o in n.inputs)
     return any(isinstance(o, Input) and o.kind == "advantage" for o in operands)
 
@@ -137,17 +137,16 @@ def reads_advantage(op: Operator, stratum: str) -> bool:
 def removes(op: Operator, stratum: str) -> bool:
     """Whether the gate on a stratum is a constant."""
     outputs = op.programs["levels"].outputs
-    return all(
-        isinstance(outputs[f"gated_{stratum}{CHANNEL_WORD[c]}"], Const) for c in op.hierarchy.decomposition.channels
-    )
+    return all(isinstance(outputs[Key("gated", stratum, c)], Const) for c in op.hierarchy.decomposition.channels)
 
 
 def element_regimes(seen: Seen) -> dict[tuple[str, str], NDArray[np.int64]]:
     """What every gate did to every element, by (stratum, channel): numbers of `diagnostics.REGIMES`."""
-    wanted, keys = _regime_program(seen.op)
-    values = interpret(wanted, seen.inputs("levels"), seen.index.sizes(wanted.edges))
-    kinds = ("passed", "rolled_back", "zeroed", "flat")
-    return {key: _code({k: values[f"{k}_{word}"] for k in kinds}) for word, key in keys.items()}
+    wanted = _regime_program(seen.op)
+    found: dict[tuple[str, str], dict[str, Vector]] = {}
+    for key, value in interpret(wanted, seen.inputs("levels"), seen.index.sizes(wanted.edges)).items():
+        found.setdefault((key.stratum, key.channel), {})[key.word] = value
+    return {level: _code(kinds) for level, kinds in found.items()}
 
 
 def regimes_along(seen: Seen, stratum: str, channel: str, residual: Vector) -> NDArray[np.int64] | None:
@@ -156,34 +155,29 @@ def regimes_along(seen: Seen, stratum: str, channel: str, residual: Vector) -> N
     None where it also reads what depends on the policy, which the residual does not tell.
     """
     program = seen.op.programs["levels"]
-    word = stratum + CHANNEL_WORD[channel]
-    own, node = program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"]
+    own, node = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
     operands = _operands(node, own)
     if any(_depends_on_policy(o) for o in operands):
         return None
-    names = {o: f"operand_{i}" for i, o in enumerate(operands)}
-    read = Program(program.name, program.leaves, {n: o for o, n in names.items()}, {})
-    values = interpret(read, seen.inputs("levels"), seen.index.sizes(read.edges)) if operands else {}
+    places = _places(operands)
+    values = _values(seen, places) if operands else {}
     cases, elements = residual.shape
-    held = {n: np.tile(np.broadcast_to(v, (elements,)), cases) for n, v in values.items()}
+    held: dict[Input | Matrix, Vector] = {p: np.tile(np.broadcast_to(v, (elements,)), cases) for p, v in values.items()}
     sizes = Sizes({}, {"grid": residual.size})
-    return _code(interpret(_program(node, own, names), {**held, "residual": residual.ravel()}, sizes)).reshape(
-        cases, -1
-    )
+    along = interpret(_program(node, own, places), {**held, RESIDUAL: residual.ravel()}, sizes)
+    return _code({k.word: v for k, v in along.items()}).reshape(cases, -1)
 
 
 @lru_cache(maxsize=4)
-def _regime_program(op: Operator) -> tuple[Program, dict[str, tuple[str, str]]]:
+def _regime_program(op: Operator) -> Program:
     program = op.programs["levels"]
-    outputs: dict[str, Node] = {}
-    keys = {}
+    outputs: dict[Key, Node] = {}
     for stratum in op.hierarchy.strata:
         for channel in op.hierarchy.decomposition.channels:
-            word = stratum.name + CHANNEL_WORD[channel]
-            keys[word] = (stratum.name, channel)
-            nodes = regime_nodes(program.outputs[f"residual_{word}"], program.outputs[f"gated_{word}"])
-            outputs |= {f"{name}_{word}": node for name, node in nodes.items()}
-    return Program(program.name, program.leaves, outputs, {}), keys
+            level = (stratum.name, channel)
+            nodes = regime_nodes(program.outputs[Key("residual", *level)], program.outputs[Key("gated", *level)])
+            outputs |= {Key(word, *level): node for word, node in nodes.items()}
+    return Program(program.name, program.leaves, outputs, {})
 
 
 def _signs(
@@ -207,28 +201,39 @@ def _operands(node: Node, residual: Node) -> list[Node]:
     return [o for o in node.inputs if o is not residual] if isinstance(node, Map) else [node]
 
 
-def _program(node: Node, residual: Node, names: Mapping[Node, str]) -> Program:
+def _places(operands: Sequence[Node]) -> dict[Node, Input]:
+    """What stands for each operand over a grid of residuals."""
+    return {o: Input(f"operand_{i}", "grid", "operand") for i, o in enumerate(operands)}
+
+
+def _values(seen: Seen, places: Mapping[Node, Input]) -> dict[Input | Matrix, Vector]:
+    """What the operands are on a batch."""
+    program = seen.op.programs["levels"]
+    read = Program(program.name, program.leaves, {Key(p.word): o for o, p in places.items()}, {})
+    found = interpret(read, seen.inputs("levels"), seen.index.sizes(read.edges))
+    return {p: found[Key(p.word)] for p in places.values()}
+
+
+def _program(node: Node, residual: Node, places: Mapping[Node, Input]) -> Program:
     """The gate over a grid of residuals, with its slope, its regimes and the conditions that it decides."""
-    place = Input("residual", "grid", "operand")
+    place = RESIDUAL
     gate: Node
     if node is residual:
         gate = place
     elif isinstance(node, Const):
         gate = Const(node.value, "grid")
     elif isinstance(node, Map):
-        gate = Map(
-            node.body, tuple(place if o is residual else Input(names[o], "grid", "operand") for o in node.inputs)
-        )
+        gate = Map(node.body, tuple(place if o is residual else places[o] for o in node.inputs))
     else:  # some other vector as it is, whatever the residual
-        gate = Input(names[node], "grid", "operand")
-    outputs: dict[str, Node] = {"gated": gate, **regime_nodes(place, gate)}
+        gate = places[node]
+    outputs: dict[Key, Node] = {Key("gated"): gate, **{Key(w): n for w, n in regime_nodes(place, gate).items()}}
     slope = slope_of(gate, place)
     if slope is None or gate is place:
-        outputs["slope"] = Const(1.0 if gate is place else 0.0, "grid")
+        outputs[Key("slope")] = Const(1.0 if gate is place else 0.0, "grid")
     elif isinstance(gate, Map):
-        outputs["slope"] = Map(slope, gate.inputs)
+        outputs[Key("slope")] = Map(slope, gate.inputs)
         for i, condition in enumerate(dict.fromkeys(_conditions(gate.body))):
-            outputs[f"condition_{i}"] = Map(scalar("select", condition, const(1.0), const(0.0)), gate.inputs)
+            outputs[Key("condition", str(i))] = Map(scalar("select", condition, const(1.0), const(0.0)), gate.inputs)
     return Program("section", ("grid",), outputs, {})
 
 
@@ -240,7 +245,7 @@ def _conditions(body: Scalar) -> Iterator[Scalar]:
 
 
 def _depends_on_policy(node: Node) -> bool:
-    read = Program("read", (node.stratum,), {"node": node}, {}).inputs
+    read = Program("read", (node.stratum,), {Key("node"): node}, {}).inputs
     return any(i.kind == "log_ratio" for i in read)
 
 

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.compiler.interpret import interpret
+from fibration.compiler.ir import Input, Matrix, part
+from fibration.compiler.keys import Key
 from fibration.errors import RolloutsError
 from fibration.language.atoms import BATCH
 from fibration.rollouts.file import Rollouts
-from fibration.runtime.batch import leaf_name
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Coefficients, Levels, Operator
 
@@ -34,12 +35,10 @@ class Gated:
     result: Coefficients
     levels: Levels
 
-    def inputs(self, program: str) -> dict[str, NDArray[np.float64]]:
+    def inputs(self, program: str) -> dict[Input | Matrix, NDArray[np.float64]]:
         """What the operator gives to one of its programs, for the interpreter."""
-        values = self.op.inputs(self.index, self.log_ratio, self.advantages, self.parameters, program)
-        log_probs = torch.from_numpy(self.rollouts.log_probs).double()  # a score estimator's objective reads them
-        for leaf in self.index.leaves:
-            values[leaf_name("log_prob", leaf, self.index.leaves)] = log_probs[self.index.positions_of(leaf)]
+        now, old = (torch.from_numpy(x).double() for x in (self.rollouts.log_probs, self.rollouts.old_log_probs))
+        values = self.op.inputs(self.index, self.log_ratio, self.advantages, self.parameters, program, (now, old))
         return {k: v.cpu().numpy() for k, v in values.items()}
 
 
@@ -98,24 +97,25 @@ def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str
 def disagreement(gated: Gated) -> dict[str, float]:
     """How far the compiled operator is from the float64 meaning of its IR, relative to the size of what is compared."""
 
-    def oracle(program: str) -> dict[str, NDArray[np.float64]]:
+    def oracle(program: str) -> dict[Key, NDArray[np.float64]]:
         p = gated.op.programs[program]
         return interpret(p, gated.inputs(program), gated.index.sizes(p.edges))
 
     truth = {**oracle("gate"), **oracle("objective")}
     leaves = gated.index.leaves
-    for name, nothing in (("gated_ratio", 1.0), ("coefficients", 0.0)) if len(leaves) > 1 else ():
+    for word, nothing in (("gated_ratio", 1.0), ("coefficients", 0.0)):
         whole = np.full(gated.index.shape, nothing)
         for leaf in leaves:
-            whole[gated.index.positions_of(leaf).numpy()] = truth[leaf_name(name, leaf, leaves)]
-        truth[name] = whole
+            whole[gated.index.positions_of(leaf).numpy()] = truth[part(word, leaf, leaves)]
+        truth[Key(word)] = whole
+    ratio, expected, objective = (truth[Key(word)] for word in ("gated_ratio", "coefficients", "objective"))
     coefficients = gated.result.values.numpy()
     # J is a sum of terms of either sign and may cancel, so its error is measured against the sum of their sizes.
-    terms = max(abs(float(truth["objective"][0])), float(np.abs(truth["coefficients"]).sum()))
+    terms = max(abs(float(objective[0])), float(np.abs(expected).sum()))
     return {
-        "ratio": _relative(gated.ratio.numpy() - truth["gated_ratio"], truth["gated_ratio"].max()),
-        "coefficients": _relative(coefficients - truth["coefficients"], np.abs(truth["coefficients"]).max()),
-        "objective": _relative(float(gated.result.objective) - truth["objective"], terms),
+        "ratio": _relative(gated.ratio.numpy() - ratio, ratio.max()),
+        "coefficients": _relative(coefficients - expected, np.abs(expected).max()),
+        "objective": _relative(float(gated.result.objective) - objective, terms),
     }
 
 

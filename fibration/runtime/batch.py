@@ -11,6 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fibration.compiler.arguments import TOKENS
+from fibration.compiler.ir import Input, Matrix, Program
+from fibration.compiler.keys import Key
+
 Codes = NDArray[np.int64]
 
 
@@ -101,45 +105,33 @@ class Elements(Protocol):
 class Batch:
     """One call. `tokens` holds tensors of the index's shape, in the caller's dtype: `log_probs` and `old_log_probs`,
     or `log_ratio`; `cotangent`. `advantage` is such a tensor, or one number per row. `vectors` are the program's other
-    inputs: float64, one number per element of their stratum (an attribute of a leaf: per token of it), expanded
-    views where they hold one value throughout; and matrices `[into, of]`. Token results come in `dtype`, with `fill`
-    under the mask.
+    inputs, and matrices `[into, of]`: float64, one number per element of their stratum (an attribute of a leaf: per
+    token of it), expanded views where they hold one value throughout. Token results come in `dtype`, with `fill` under
+    the mask.
     """
 
     index: Elements
     tokens: Mapping[str, Tensor]
     advantage: Tensor | None
     per_row: bool
-    vectors: Mapping[str, Tensor]
+    vectors: Mapping[Input | Matrix, Tensor]
     dtype: torch.dtype
     fill: float
 
 
-def leaf_name(name: str, leaf: str, leaves: tuple[str, ...]) -> str:
-    """What a program calls a token input of `leaf`: `log_ratio`; of several leaves, `log_ratio_text_token`."""
-    return name if len(leaves) == 1 else f"{name}_{leaf}"
-
-
-def inputs_of(batch: Batch) -> dict[str, Tensor]:
-    """A float64 vector for every input: [tokens of its leaf], or [elements] of its stratum; and the matrices.
-
-    Where log-probs are given, `log_ratio` is their difference and `log_prob` the new ones. Token inputs of several
-    leaves carry the leaf's name (`leaf_name`).
-    """
+def inputs_of(batch: Batch, program: Program) -> dict[Input | Matrix, Tensor]:
+    """Float64 vectors for the inputs of a program: [tokens of its leaf], or [elements] of its stratum; and matrices."""
     index = batch.index
-    values = dict(batch.vectors)
-    for leaf in index.leaves:
-        here = {name: gather(t, batch, leaf) for name, t in batch.tokens.items()}
-        if "log_probs" in here and "old_log_probs" in here:
-            here["log_prob"] = here.pop("log_probs")
-            here["log_ratio"] = here["log_prob"] - here.pop("old_log_probs")
-        if batch.advantage is not None:
-            a = batch.advantage
-            if batch.per_row:
-                here["advantage"] = a[index.row_tensor()].double()[index.rows_of_tokens(leaf)]
-            else:
-                here["advantage"] = gather(a, batch, leaf)
-        values.update({leaf_name(name, leaf, index.leaves): value for name, value in here.items()})
+    values: dict[Input | Matrix, Tensor] = {m: batch.vectors[m] for m in program.matrices}
+    for node in program.inputs:
+        if node.kind in TOKENS:
+            values[node] = gather(batch.tokens[TOKENS[node.kind][0]], batch, node.over)
+        elif node.kind == "advantage" and node.over in program.leaves and batch.advantage is not None:
+            per_row = batch.per_row
+            given = batch.advantage[index.row_tensor()].double() if per_row else batch.advantage
+            values[node] = given[index.rows_of_tokens(node.over)] if per_row else gather(given, batch, node.over)
+        else:
+            values[node] = batch.vectors[node]
     return values
 
 
@@ -149,4 +141,4 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 
 
 # (program, batch) -> its outputs: token vectors in the index's shape, the others float64 [elements]
-Run = Callable[[str, Batch], dict[str, Tensor]]
+Run = Callable[[str, Batch], dict[Key, Tensor]]

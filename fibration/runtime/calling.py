@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fibration.compiler.arguments import Argument
+from fibration.compiler.arguments import KINDS, LAYOUT, TOKENS, Argument, for_each
 from fibration.compiler.ir import Const, Input, Node
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.runtime.batch import Batch
 
 
-def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dict[str, object], dict[str, Tensor]]:
+@dataclass(frozen=True)
+class _Call:
+    plan: Plan
+    batch: Batch
+    work: Tensor
+    whole: bool
+
+    def result(self) -> Tensor:
+        batch = self.batch
+        make = torch.empty if self.whole else torch.zeros
+        made = make(batch.index.shape, dtype=batch.dtype, device=batch.index.device)
+        return made if self.whole or not batch.fill else made.fill_(batch.fill)
+
+
+# The value of an argument, by its kind.
+VALUES: Mapping[str, Callable[[_Call, Argument], object]] = for_each("values of arguments", KINDS, {
+    "size": lambda call, a: call.batch.index.size[a.key[0]],
+    **{kind: lambda call, a: getattr(call.batch.index.layout(*a.key), a.kind) for kind in LAYOUT},
+    "token": lambda call, a: call.batch.tokens[TOKENS[a.key[0]][0]].contiguous(),
+    "advantage": lambda call, a: _advantages(call.batch, call.plan),
+    "rows": lambda call, a: call.batch.index.rows_of(a.key[0]) if per_row(call.batch, call.plan) else None,
+    "vector": lambda call, a: call.batch.vectors[a.key[0]],
+    "stride": lambda call, a: _stride(call.batch.vectors[a.key[0]]),
+    "matrix": lambda call, a: call.batch.vectors[a.key[0]],
+    "parent": lambda call, a: call.batch.index.parent(*a.key).contiguous(),
+    "order": lambda call, a: call.batch.index.members(*a.key).order,
+    "members": lambda call, a: call.batch.index.members(*a.key).offsets,
+    "result": lambda call, a: call.result(),
+    "places": lambda call, a: math.prod(call.batch.index.shape),
+    "fill": lambda call, a: call.batch.fill,
+    "work": lambda call, a: call.work,
+})  # fmt: skip
+
+
+def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dict[str, object], dict[Key, Tensor]]:
     """A value for every argument: tensors, numbers, or None for what lacks; and the results that the call will fill."""
     index = batch.index
-    device = index.device
     slots = workspace(plan, index.size)
-    work = torch.empty(sum(n for _, n in slots.values()), dtype=torch.float64, device=device)
-    outputs: dict[str, Tensor] = {}
-    values: dict[str, object] = {}
-    for a in arguments:
-        if a.kind == "size":
-            values[a.name] = index.size[a.key[0]]
-        elif a.kind in ("offsets", "starts", "positions", "tokens"):
-            values[a.name] = getattr(index.layout(*a.key), a.kind)
-        elif a.kind == "rows":
-            values[a.name] = index.rows_of(a.key[0]) if per_row(batch, plan) else None
-        elif a.kind == "token":
-            values[a.name] = batch.tokens[a.key[0]].contiguous()
-        elif a.kind == "advantage":
-            values[a.name] = _advantages(batch, plan)
-        elif a.kind == "vector":
-            values[a.name] = batch.vectors[a.key[0]]
-        elif a.kind == "matrix":
-            values[a.name] = batch.vectors[a.name]
-        elif a.kind == "stride":
-            values[a.name] = _stride(batch.vectors[a.key[0]])
-        elif a.kind == "parent":
-            values[a.name] = index.parent(*a.key).contiguous()
-        elif a.kind == "order":
-            values[a.name] = index.members(*a.key).order
-        elif a.kind == "members":
-            values[a.name] = index.members(*a.key).offsets
-        elif a.kind == "places":
-            values[a.name] = _places(index.shape)
-        elif a.kind == "fill":
-            values[a.name] = batch.fill
-        elif a.kind == "work":
-            values[a.name] = work
+    work = torch.empty(sum(n for _, n in slots.values()), dtype=torch.float64, device=index.device)
     # whole segments fill the gaps between them themselves; those of one leaf among several have others' tokens there
-    whole = len(plan.program.leaves) == 1 and all(values[a.name] is None for a in arguments if a.kind == "positions")
-    for a in arguments:
-        if a.kind == "result":
-            make = torch.empty if whole else torch.zeros
-            outputs[a.key[0]] = make(index.shape, dtype=batch.dtype, device=device)
-            if not whole and batch.fill:
-                outputs[a.key[0]].fill_(batch.fill)
-            values[a.name] = outputs[a.key[0]]
-    for name, node in plan.program.outputs.items():
+    there = (index.layout(*a.key).positions for a in arguments if a.kind == "positions")
+    whole = len(plan.program.leaves) == 1 and all(positions is None for positions in there)
+    call = _Call(plan, batch, work, whole)
+    values = {a.name: VALUES[a.kind](call, a) for a in arguments}
+    outputs: dict[Key, Any] = {a.key[0]: values[a.name] for a in arguments if a.kind == "result"}
+    for key, node in plan.program.outputs.items():
         if node.stratum not in plan.program.leaves:
-            outputs[name] = _coarse_output(node, slots, work, batch)
+            outputs[key] = _coarse_output(node, slots, work, batch)
     return values, outputs
 
 
@@ -83,7 +86,7 @@ def workspace(plan: Plan, size: Mapping[str, int]) -> dict[Node, tuple[int, int]
 
 def _coarse_output(node: Node, slots: Mapping[Node, tuple[int, int]], work: Tensor, batch: Batch) -> Tensor:
     if isinstance(node, Input):
-        return batch.vectors[node.name]
+        return batch.vectors[node]
     if isinstance(node, Const):
         return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
     at, n = slots[node]
@@ -101,10 +104,3 @@ def _advantages(batch: Batch, plan: Plan) -> Tensor | None:
 
 def _stride(vector: Tensor) -> int:
     return 0 if vector.numel() == 1 or vector.stride(0) == 0 else 1
-
-
-def _places(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fibration.compiler.ir import Program
+from fibration.compiler.ir import Input, Matrix, Program
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Batch
@@ -32,7 +32,7 @@ def make_batch(
     """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not."""
     tokens = {name: t.detach() for name, t in tokens.items()}
     values = parameter_vectors(hierarchy, declared, index, {} if parameters is None else parameters)
-    vectors: dict[str, Tensor] = {}
+    vectors: dict[Input | Matrix, Tensor] = {}
     given: Tensor | None = None
     per_row = False
     for node in program.inputs:
@@ -40,17 +40,17 @@ def make_batch(
             if given is None:
                 given, per_row = _advantages(hierarchy, index, advantages)
             if node.over not in program.leaves:
-                vectors[node.name] = _advantage_at(node.over, index, given, per_row)
+                vectors[node] = _advantage_at(node.over, index, given, per_row)
         elif node.kind == "count":
-            vectors[node.name] = index.count(*node.key)
+            vectors[node] = index.count(*node.key)
         elif node.kind == "total":
-            vectors[node.name] = index.total(hierarchy.attributes[node.key[0]], node.key[1])
+            vectors[node] = index.total(hierarchy.attributes[node.key[0]], node.key[1])
         elif node.kind == "attribute":
-            vectors[node.name] = index.values[node.key[0]]
+            vectors[node] = index.values[node.key[0]]
         elif node.kind == "parameter":
-            vectors[node.name] = values[node.name]
-    for mix in program.matrices:
-        vectors[mix.matrix] = index.matrix(mix.into, mix.of)
+            vectors[node] = values[node]
+    for m in program.matrices:
+        vectors[m] = index.matrix(m.into, m.of)
     return Batch(index, tokens, given, per_row, vectors, dtype, fill)
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fibration.compiler.diagnostics import REGIMES, levels, output, report_of
+from fibration.compiler.diagnostics import REGIMES, levels, report_of
+from fibration.compiler.ir import part
+from fibration.compiler.keys import Key
 from fibration.language.atoms import BATCH
-from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.index import Index
 
@@ -55,7 +56,7 @@ class Extreme:
 Metric = Mean | Extreme
 
 
-def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -> dict[str, Metric]:
+def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -> dict[str, Metric]:
     """Name the metric outputs of a program.
 
     `{stratum}/{channel}/{regime}` is the share of elements in a regime, `.../drift` and `.../drift_max` the absolute
@@ -72,35 +73,37 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[str, Tensor], index: Index) -
         names = () if over == hierarchy.rows.name else index.labels.get(over, ())  # rows differ from batch to batch
         return list(enumerate(names)) if 1 < len(names) <= FEW else []
 
-    def at(word: str, level: str, over: str) -> Tensor:  # a constant of the program comes as a single number
-        return outputs[output(word, level, over, report)].to(index.device).expand(index.size[over])
+    def at(word: str, stratum: str, channel: str, over: str) -> Tensor:  # a constant comes as a single number
+        return outputs[report.key(word, stratum, channel, over)].to(index.device).expand(index.size[over])
 
-    def share(key: str, word: str, stratum: str, level: str) -> None:
+    def share(key: str, word: str, stratum: str, channel: str) -> None:
         for i, over in enumerate(report.over(stratum)):
-            sums, counts = at(word, level, over), index.count(stratum, over)
+            sums, counts = at(word, stratum, channel, over), index.count(stratum, over)
             if i == 0:  # each of them adds up to the same
                 result[key] = Mean(sums.sum(), counts.sum())
             result.update({f"{key}[{over}={label}]": Mean(sums[k], counts[k]) for k, label in named(over)})
 
     for stratum, channel in levels(hierarchy):
         key = f"{stratum}/{channel}" if channel else stratum
-        level = stratum + CHANNEL_WORD[channel]
         for regime in REGIMES:
-            share(f"{key}/{regime}", regime, stratum, level)
-        share(f"{key}/drift", "drift", stratum, level)
+            share(f"{key}/{regime}", regime, stratum, channel)
+        share(f"{key}/drift", "drift", stratum, channel)
         for i, over in enumerate(report.over(stratum)):
-            peaks = at("peak", level, over)
+            peaks = at("peak", stratum, channel, over)
             if i == 0:
                 result[f"{key}/drift_max"] = Extreme(peaks.max(), True)
             for k, label in named(over):
                 result[f"{key}/drift_max[{over}={label}]"] = Extreme(peaks[k], True)
     for leaf in (s.name for s in hierarchy.leaves):
-        share(f"{leaf}/clipped", "clipped", leaf, leaf)
-    endings = [f"_{s.name}" for s in hierarchy.leaves] if len(hierarchy.leaves) > 1 else [""]
-    result["ratio/max"] = Extreme(torch.stack([outputs[f"ratio_max{e}"].max() for e in endings]).max(), True)
-    lowest = torch.stack([outputs[f"ratio_min_negated{e}"].max() for e in endings]).max()
-    result["ratio/min"] = Extreme(-lowest, False)
+        share(f"{leaf}/clipped", "clipped", leaf, "")
+    leaves = tuple(s.name for s in hierarchy.leaves)
+
+    def most(word: str) -> Tensor:
+        return torch.stack([outputs[part(word, leaf, leaves)].max() for leaf in leaves]).max()
+
+    result["ratio/max"] = Extreme(most("ratio_max"), True)
+    result["ratio/min"] = Extreme(-most("ratio_min_negated"), False)
     rows = index.count(hierarchy.rows.name, BATCH).sum()
-    result["tv"] = Mean(outputs["tv"].sum(), rows)
-    result["kl"] = Mean(outputs["kl"].sum(), rows)
+    result["tv"] = Mean(outputs[Key("tv")].sum(), rows)
+    result["kl"] = Mean(outputs[Key("kl")].sum(), rows)
     return result

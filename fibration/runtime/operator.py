@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.compiler.ir import Program
+from fibration.compiler.ir import Input, Matrix, Program
+from fibration.compiler.keys import Key
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
@@ -146,8 +147,8 @@ class Operator:
                 "evaluate" if metrics else "objective", index, tokens, advantages, parameters, _wide(log_probs)
             )
             return Coefficients(
-                values=outputs["coefficients"],
-                objective=outputs["objective"].reshape(()).to(_wide(log_probs)),
+                values=outputs[Key("coefficients")],
+                objective=outputs[Key("objective")].reshape(()).to(_wide(log_probs)),
                 metrics=diagnostics.collect(self.hierarchy, outputs, index) if metrics else {},
             )
 
@@ -180,7 +181,7 @@ class Operator:
         def pick(word: str) -> dict[tuple[str, str], Tensor]:
             found = {}
             for stratum, channel in diagnostics.levels(self.hierarchy):
-                value = outputs[f"{word}_{stratum}{diagnostics.CHANNEL_WORD[channel]}"]
+                value = outputs[Key(word, stratum, channel)]
                 if stratum in index.leaves:
                     value = value.reshape(-1)[index.positions_of(stratum)]
                 found[stratum, channel] = value.to(index.device).expand(index.size[stratum])
@@ -199,18 +200,17 @@ class Operator:
         parameters: Mapping[str, Any] | None,
         dtype: torch.dtype,
         fill: float = 0.0,
-    ) -> tuple[dict[str, Tensor], Batch]:
+    ) -> tuple[dict[Key, Tensor], Batch]:
         check_tokens(self.hierarchy, index, **tokens)
         declared = self.programs["evaluate"]
         batch = make_batch(
             self.hierarchy, self.programs[program], declared, index, tokens, advantages, parameters, dtype, fill
         )
         outputs = self._run(program, batch)
-        lost = outputs["nonfinite"]
+        lost = outputs[Key("nonfinite")]
         if index.device.type != "cpu":  # reading the number back would stall the device: the values say it themselves
-            for name in ("objective", "gated_ratio"):
-                if name in outputs:
-                    outputs[name] = torch.where(lost > 0, torch.nan, outputs[name])
+            for key in outputs.keys() & {Key("objective"), Key("gated_ratio")}:
+                outputs[key] = torch.where(lost > 0, torch.nan, outputs[key])
         elif float(lost) > 0:
             refuse_nonfinite(batch, index)
         return outputs, batch
@@ -222,11 +222,11 @@ class Operator:
         advantages: Tensor | None,
         parameters: Mapping[str, Any] | None,
         program: str,
-        log_probs: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+        log_probs: tuple[Tensor, Tensor] | None = None,
+    ) -> dict[Input | Matrix, Tensor]:
         """What one of the programs reads, as float64 vectors, for the interpreter.
 
-        `log_ratio` and `log_probs`: float64 [tokens]; the second only for score estimators.
+        `log_ratio`, or `log_probs` now and when sampled, where the program reads these: float64 [tokens].
         """
 
         def whole(values: Tensor) -> Tensor:
@@ -236,20 +236,10 @@ class Operator:
 
         tokens = {"log_ratio": whole(log_ratio)}
         if log_probs is not None:
-            tokens["log_prob"] = whole(log_probs)
-        declared = self.programs["evaluate"]
-        batch = make_batch(
-            self.hierarchy,
-            self.programs[program],
-            declared,
-            index,
-            tokens,
-            advantages,
-            parameters,
-            torch.float64,
-            0.0,
-        )
-        return inputs_of(batch)
+            tokens |= dict(zip(("log_probs", "old_log_probs"), map(whole, log_probs), strict=True))
+        read, declared = self.programs[program], self.programs["evaluate"]
+        batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, torch.float64, 0.0)
+        return inputs_of(batch, read)
 
 
 def _wide(given: Tensor) -> torch.dtype:
@@ -285,7 +275,7 @@ class _Gate(torch.autograd.Function):
         read = None if batch.advantage is None else advantages
         ctx.save_for_backward(log_ratio, read)  # autograd refuses the backward if one of them was changed since
         ctx.operator, ctx.batch = operator, replace(batch, tokens={}, advantage=None, fill=0.0)
-        return outputs["gated_ratio"]
+        return outputs[Key("gated_ratio")]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
@@ -294,7 +284,7 @@ class _Gate(torch.autograd.Function):
             tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
             given = None if advantages is None else advantages.detach()
             batch = replace(ctx.batch, tokens=tokens, advantage=given)
-            result = ctx.operator._run("gate_adjoint", batch)["log_ratio_gradient"]
+            result = ctx.operator._run("gate_adjoint", batch)[Key("log_ratio_gradient")]
         return _once(result, log_ratio), None, None, None, None
 
 

@@ -17,7 +17,7 @@ from fibration.runtime.index.index import Index
 
 def parameter_vectors(
     hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]
-) -> dict[str, Tensor]:
+) -> dict[Input, Tensor]:
     """One float64 vector `[elements of its stratum]` per parameter input.
 
     A value is a number, one per channel (`{"+": 0.2, "-": 0.1}`), or one of these per element of the parameter's
@@ -31,7 +31,7 @@ def parameter_vectors(
         if name not in hierarchy.parameters:
             known = ", ".join(hierarchy.parameters) or "none"
             raise ParameterError(f"'{hierarchy.name}' has no parameter '{name}'", required=f"one of {known}")
-    result = {}
+    result: dict[Input, Tensor] = {}
     for node in program.inputs:
         if node.kind == "parameter":
             parameter = hierarchy.parameters[node.key[0]]
@@ -48,7 +48,7 @@ def parameter_vectors(
                     required="a default or a value",
                     remedy=f"pass parameters={{'{parameter.name}': ...}}",
                 )
-            result[node.name] = _vector(parameter, node, value, index)
+            result[node] = _vector(parameter, node, value, index)
     return result
 
 

@@ -19,10 +19,8 @@ from fibration import Gate, Hierarchy, Parameter, cache, log_ratio, residual, ta
 from fibration.backends.bodies import Language
 from fibration.backends.c import build, emit
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.optimise import optimise
 from fibration.errors import BackendError
-from fibration.pipeline import build as build_programs
-from fibration.pipeline import generate
+from fibration.pipeline import generate, programs
 from fibration.runtime.batch import Batch
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
@@ -239,7 +237,7 @@ def test_printing_shows_the_source(monkeypatch, capsys):
 
 def plan(name, program="objective"):
     h = fibration.load(name)
-    return sweeps(optimise(build_programs(h)[program]), h.rows.name)
+    return sweeps(programs(h)[program], h.rows.name)
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,13 @@ GIVEN = {
 
 def defaults(op):
     """The parameters' defaults, as arguments of the generated functions."""
-    channel, found = {"plus": "+", "minus": "-"}, {}
-    for i in op.programs["objective"].inputs:
+    program, found = op.programs["objective"], {}
+    for i in program.inputs:
         if i.kind == "parameter":
-            value = op.hierarchy.parameters[i.key[0]].default
-            value = value[channel[i.name.rsplit("_", 1)[1]]] if isinstance(value, dict) else value
-            found[f"{i.name}_of"] = torch.tensor([value], dtype=torch.float64)
+            name, channel = i.key
+            value = op.hierarchy.parameters[name].default
+            value = value[channel] if isinstance(value, dict) else value
+            found[f"{program.given[i]}_of"] = torch.tensor([value], dtype=torch.float64)
     return found
 
 
@@ -114,7 +115,7 @@ def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
         assert write(name, backend, tmp_path).exit_code == 0
         module, index = f"{name}_{backend}", op.index(offsets=OFFSETS, **labels)
         expected[module] = op.coefficients(*tokens.values(), index, metrics=False)
-        mixes = {m.matrix: index.matrix(m.into, m.of) for m in op.programs["objective"].matrices}
+        mixes = {m.word: index.matrix(m.into, m.of) for m in op.programs["objective"].matrices}
         assert bool(mixes) == (name == "fiberpo_crossed")
         parents = layout.get("parents", {})
         data[module] = {**tokens, **layout, "parents": parents, "matrices": mixes, "offsets": OFFSETS}

@@ -20,6 +20,7 @@ from support import (
     cases,
     coefficients,
     exact,
+    interpreted,
     operator,
     packed,
     prompt_group,
@@ -60,7 +61,7 @@ from fibration import (
 )
 from fibration import pipeline as compiling
 from fibration.compiler.adjoint import adjoint
-from fibration.compiler.interpret import Sizes, interpret
+from fibration.compiler.interpret import Sizes
 from fibration.compiler.ir import (
     SCALAR_ARITY,
     Const,
@@ -76,6 +77,7 @@ from fibration.compiler.ir import (
     count_input,
     scalar,
 )
+from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.rules import simplify
@@ -96,17 +98,17 @@ SIZES = Sizes({("fine", "coarse"): PARENT}, {"fine": 6, "coarse": 3})
 
 
 def program(**outputs):
-    return Program("p", ("fine",), outputs, {})
+    return Program("p", ("fine",), {Key(word): node for word, node in outputs.items()}, {})
 
 
 def derived(p: Program, output: str, wrt: str, seed: Input | None = None, result: str = "g") -> Program:
     """The adjoint of one output towards the input of this name."""
-    towards = next(i for i in p.inputs if i.name == wrt)
-    return adjoint(p, {output: seed or Const(1.0, p.outputs[output].stratum)}, {result: (towards,)})
+    towards = next(i for i in p.inputs if i.word == wrt)
+    return adjoint(p, {Key(output): seed or Const(1.0, p.outputs[Key(output)].stratum)}, {Key(result): (towards,)})
 
 
 def run(p, **inputs):
-    return interpret(p, inputs, SIZES)
+    return interpreted(p, inputs, SIZES)
 
 
 # ---------------------------------------------------------------- invariants
@@ -154,15 +156,20 @@ def test_names_are_identifiers(name):
     with pytest.raises(IRError, match="no identifier"):
         program(**{name: x}).validate()
     with pytest.raises(IRError, match="no identifier"):
-        Program("p", ("fine",), {"out": x}, {x: name}).validate()
+        Program("p", ("fine",), {Key("out"): x}, {x: Key(name)}).validate()
     with pytest.raises(IRError, match="no identifier"):
         program(out=Input(name, "fine", "x")).validate()
 
 
-def test_two_inputs_of_one_name_are_refused():
-    both = Map(scalar("add", arg(0), arg(1)), (x, Input("x", "fine", "other")))
-    with pytest.raises(IRError, match="two inputs are called 'x'"):
-        program(out=both).validate()
+def test_two_inputs_of_one_word_have_two_names():
+    other = Input("x", "fine", "other")
+    both = program(out=Map(scalar("sub", arg(0), arg(1)), (x, other))).validate()
+    assert both.given == {x: "x", other: "x_2"}
+    assert run(both, x=5, x_2=3)["out"].tolist() == [2] * 6
+    p = Program("p", ("fine",), {Key("gated", "ratio"): x, Key("gated_ratio"): other}, {}).validate()
+    assert list(p.called.values()) == ["gated_ratio", "gated_ratio_2"]
+    given = Input("x", "fine", "parameter", ("x", ""))
+    assert program(out=given, other=x).given == {given: "x_2", x: "x"}, "a parameter yields"
 
 
 def test_nodes_come_before_their_users_and_once():
@@ -284,7 +291,7 @@ def test_the_rollback_keeps_its_distance_from_the_budget():
     gate = aggregate_gate(C, rollback=k).per(M).expression
     assert "C - k*(" in str(cancel(gate))
     fiberpo = spec("fiberpo")
-    body = next(n for n, name in lower(fiberpo).names.items() if name == "gated_trajectory_plus").body
+    body = next(n for n, name in lower(fiberpo).names.items() if name == Key("gated", "trajectory", "+")).body
     assert "sub(" in str(body)
     assert str(body).count("mul") == str(cancel(fiberpo.gate(trajectory))).count("*")
 
@@ -301,10 +308,11 @@ def test_shipped_gates_lose_their_sizes():
     for name in ("fiberpo", "fiberpo_domain"):
         p = raw_programs(spec(name))["levels"]
         for s in spec(name).order[1:-1]:
-            for channel in ("plus", "minus"):
-                node = p.outputs[f"gated_{s}_{channel}"]
-                assert not [o for o in node.operands if isinstance(o, Input) and o.name.startswith("count_trajectory")]
-        leaf = p.outputs["gated_token_plus"]
+            for channel in "+-":
+                node = p.outputs[Key("gated", s.name, channel)]
+                counts = [o for o in node.operands if isinstance(o, Input) and o.kind == "count"]
+                assert "trajectory" not in {of for of, _ in (o.key for o in counts)}
+        leaf = p.outputs[Key("gated", "token", "+")]
         assert not [o for o in leaf.operands if isinstance(o, Input) and o.kind == "count"]
 
 
@@ -407,14 +415,14 @@ def two_levels(coarse, fine, decomposition=None, **changes):
 
 def test_outputs_of_the_lowered_program():
     p = lower(spec("fiberpo"))
-    assert list(p.outputs) == [
+    assert list(map(str, p.outputs)) == [
         "gated_ratio", "objective",
         "residual_trajectory_plus", "gated_trajectory_plus", "residual_token_plus", "gated_token_plus",
         "residual_trajectory_minus", "gated_trajectory_minus", "residual_token_minus", "gated_token_minus",
     ]  # fmt: skip
-    assert p.outputs["objective"].stratum == "batch"
-    assert p.outputs["gated_ratio"].stratum == "token"
-    assert p.outputs["gated_trajectory_plus"].stratum == "trajectory"
+    assert p.outputs[Key("objective")].stratum == "batch"
+    assert p.outputs[Key("gated_ratio")].stratum == "token"
+    assert p.outputs[Key("gated", "trajectory", "+")].stratum == "trajectory"
 
 
 def test_constant_gates_are_lowered():
@@ -430,7 +438,7 @@ def test_no_token_reaches_across_what_it_does_not_lie_over():
 
     def edges(name):
         program = raw_programs(spec(name))["gate"]
-        return set(dataclasses.replace(program, outputs={"ratio": program.outputs["gated_ratio"]}).edges)
+        return set(dataclasses.replace(program, outputs={Key("ratio"): program.outputs[Key("gated_ratio")]}).edges)
 
     assert edges("fiberpo") == {("token", "trajectory"), ("token", "batch")}
     assert edges("ppo") == {("token", "batch")}
@@ -438,7 +446,7 @@ def test_no_token_reaches_across_what_it_does_not_lie_over():
 
 def test_objectives_are_summed_over_rows_first():
     p = lower(spec("ppo"))
-    objective = p.outputs["objective"]
+    objective = p.outputs[Key("objective")]
     assert isinstance(objective, Push)
     assert (objective.source, objective.target) == ("trajectory", "batch")
 
@@ -559,8 +567,9 @@ def test_detach_stops_the_derivative():
 def test_what_does_not_depend_on_an_input_has_derivative_zero():
     p = program(out=Map(scalar("exp", arg(0)), (y,)), other=x)
     assert run(derived(p, "out", "x"), x=np.ones(6), y=np.ones(6))["g"].tolist() == [0] * 6
-    nowhere = adjoint(p, {"out": Const(1.0, "fine")}, {"g": (Input("missing", "coarse", "test"),)})
-    assert nowhere.outputs["g"] == Const(0.0, "coarse")
+    missing = Input("missing", "coarse", "test")
+    nowhere = adjoint(p, {Key("out"): Const(1.0, "fine")}, {Key("g"): (missing,)})
+    assert nowhere.outputs[Key("g")] == Const(0.0, "coarse")
 
 
 def test_a_maximum_is_not_differentiated():
@@ -603,8 +612,8 @@ def test_the_adjoint_is_the_transpose_where_gates_are_linear(gates, kernel):
     u, v = generator.normal(size=(2, batch.tokens))
     oracle = Oracle(h, batch)
     base = lower(h)
-    down = next(n for n, name in base.names.items() if name == "down_token")
-    linear = replace(base, outputs={"down": down})
+    down = next(n for n, name in base.names.items() if name == Key("down", "token"))
+    linear = replace(base, outputs={Key("down"): down})
     seed = Input("cotangent", "token", "cotangent")
     transposed = derived(linear, "down", "log_ratio", seed, "back")
     oracle.programs = {"linear": linear, "transposed": transposed}
@@ -772,8 +781,8 @@ def test_sums_of_constants_become_counts():
         program(out=Push("fine", "coarse", Const(2.0, "fine")), zero=Push("fine", "coarse", Const(0.0, "fine")))
     )
     sized = count_input("fine", "coarse")
-    assert p.outputs["out"] is Map(scalar("mul", const(2), arg(0)), (sized,))
-    assert p.outputs["zero"] is Const(0.0, "coarse")
+    assert p.outputs[Key("out")] is Map(scalar("mul", const(2), arg(0)), (sized,))
+    assert p.outputs[Key("zero")] is Const(0.0, "coarse")
 
 
 def test_fusing_leaves_named_and_shared_values_alone():
@@ -781,10 +790,10 @@ def test_fusing_leaves_named_and_shared_values_alone():
     once = Map(scalar("neg", arg(0)), (y,))
     out = Map(scalar("mul", scalar("add", arg(0), arg(1)), arg(0)), (shared, once))
     other = Map(scalar("log", arg(0)), (shared,))
-    p = optimise(Program("p", ("fine",), {"out": out, "other": other}, {}))
+    p = optimise(program(out=out, other=other))
     assert shared in set(p.nodes())
     assert once not in set(p.nodes())
-    named = optimise(Program("p", ("fine",), {"out": out}, {once: "kept"}))
+    named = optimise(Program("p", ("fine",), {Key("out"): out}, {once: Key("kept")}))
     assert once in set(named.nodes())
 
 
@@ -854,7 +863,8 @@ def test_a_standalone_module_needs_nothing_but_torch():
         ("trajectory", "batch"): module["fibre"](one.expand(6), 1),
     }
     inputs = {
-        "log_ratio": torch.from_numpy(batch.x),
+        "log_prob": torch.from_numpy(batch.x),
+        "old_log_prob": torch.zeros(batch.tokens, dtype=torch.float64),
         "advantage": torch.from_numpy(batch.advantages),
         "epsilon": torch.tensor([0.05], dtype=torch.float64),
         "count_token_over_trajectory": n,

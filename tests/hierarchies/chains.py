@@ -57,7 +57,6 @@ from fibration import (
     zero_gate,
 )
 from fibration.compiler.ir import Program
-from fibration.compiler.optimise import optimise
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.expressions import Expression, Number
 from fibration.language.places import home
@@ -85,7 +84,7 @@ def compiled(hierarchy: Hierarchy, backend: str) -> Operator:
 @functools.cache
 def programs(hierarchy: Hierarchy) -> Mapping[str, Program]:
     """What every backend makes source of."""
-    return {name: optimise(program) for name, program in pipeline.build(hierarchy).items()}
+    return pipeline.programs(hierarchy)
 
 
 @functools.cache

@@ -25,8 +25,8 @@ from fibration import Hierarchy
 from fibration.compiler.diagnostics import levels
 from fibration.compiler.interpret import interpret
 from fibration.compiler.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.keys import Key
 from fibration.compiler.scalars import MEANING
-from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.report import Report
 from fibration.pipeline import BACKENDS
 from fibration.runtime.metrics import Mean, collect
@@ -145,20 +145,20 @@ class Truth:
 
     def run(self, name: str, **more: np.ndarray) -> dict[str, Bounded]:
         program = raw_programs(self.h)[name]
-        inputs: dict[str, Any] = {i.name: self.input(i, more) for i in program.inputs}
-        inputs |= {m.matrix: self.index.matrix(m.into, m.of).cpu().numpy() for m in program.matrices}
+        inputs: dict[Any, Any] = {i: self.input(i, more) for i in program.inputs}
+        inputs |= {m: self.index.matrix(m.into, m.of).cpu().numpy() for m in program.matrices}
         sizes = self.index.sizes(program.edges)
         values = interpret(program, inputs, sizes)
         with np.errstate(all="ignore"):
             errors = _Rounding(program, inputs, sizes, self.unit).outputs()
         found = {k: Bounded(v, np.broadcast_to(errors[k], v.shape)) for k, v in values.items()}
-        for word, parts in program.results().items():
+        for key, parts in program.results().items():
             if len(parts) > 1:  # what all leaves fill together
-                found[word] = Bounded(*(np.empty(len(self.x)) for _ in range(2)))
+                found[key] = Bounded(*(np.empty(len(self.x)) for _ in range(2)))
                 for leaf, part in parts.items():
                     tokens = self.tokens(leaf)
-                    found[word].value[tokens], found[word].error[tokens] = found[part].value, found[part].error
-        return found
+                    found[key].value[tokens], found[key].error[tokens] = found[part].value, found[part].error
+        return {program.called[key]: value for key, value in found.items()}
 
     def tokens(self, leaf: str) -> Any:
         """Which tokens are its elements."""
@@ -222,7 +222,7 @@ def compared(program: Program) -> set[Node]:
 class _Rounding:
     """A bound on the error of every value of a program, when tokens are computed with the roundoff `unit`."""
 
-    def __init__(self, program: Program, inputs: Mapping[str, Any], sizes: Any, unit: float) -> None:
+    def __init__(self, program: Program, inputs: Mapping[Any, Any], sizes: Any, unit: float) -> None:
         self.program, self.inputs, self.sizes, self.fine = program, inputs, sizes, unit
         self.wide = compared(program)
         self.results: dict[Node, tuple[Any, Any]] = {}
@@ -241,7 +241,7 @@ class _Rounding:
     def node(self, node: Node) -> tuple[Any, Any]:
         size = self.sizes.size[node.stratum]
         if isinstance(node, Input):
-            return self.stored(np.broadcast_to(np.asarray(self.inputs[node.name], np.float64), (size,)), np.zeros(size))
+            return self.stored(np.broadcast_to(np.asarray(self.inputs[node], np.float64), (size,)), np.zeros(size))
         if isinstance(node, Const):
             return self.stored(np.full(size, node.value), np.zeros(size))
         if isinstance(node, Map):
@@ -431,7 +431,8 @@ def holds_training(backend: Backend, c: Case, kind: str, metrics: bool = True) -
     assert (under_mask(layout, result.values) == 0).all()
 
     def gathered(what: str) -> dict[str, float]:
-        outputs = {k: torch.tensor(getattr(v, what)) for k, v in expected.items()}
+        called = raw_programs(c.hierarchy)["evaluate"].called
+        outputs = {k: torch.tensor(getattr(expected[name], what)) for k, name in called.items()}
         index = layout.index if backend.device == "cpu" else c.layout(TORCH, kind).index
         return {k: float(v) for k, v in collect(c.hierarchy, outputs, index).items()}
 
@@ -472,7 +473,7 @@ def holds_gate(backend: Backend, c: Case, kind: str) -> None:
         for word, found in (("residual", seen.residual), ("gated", seen.gated)):
             vector = found[stratum, channel]
             assert vector.dtype == F64
-            name = f"{word}_{stratum}{CHANNEL_WORD[channel]}"
+            name = raw_programs(c.hierarchy)["levels"].called[Key(word, stratum, channel)]
             wanted[name].check(vector.cpu().numpy(), F64 if stratum not in leaves else _narrow(backend, c), name)
 
 

@@ -17,9 +17,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from support import interpreted
 
 from fibration import Attribute, Fibration, Hierarchy, Parameter, advantage, exp, gated, log, residual, token_log_ratio
-from fibration.compiler.interpret import Sizes, interpret
+from fibration.compiler.interpret import Sizes
 from fibration.language.atoms import Component, Count, Density, Place, Stratum, Total, in_channel
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number
@@ -184,13 +185,13 @@ class Numeric:
             self.fixed[name] = self._fixed(program)
         inputs, sizes = self.fixed[name]
         a = np.ones(len(xs)) if advantages is None else np.asarray(advantages, float)
-        varying = {n.name: self.read(n, a) for n in program.inputs if n.kind == "advantage"}
-        return interpret(program, {**inputs, **varying, "log_ratio": np.asarray(xs, float), **more}, sizes)
+        varying = {program.given[n]: self.read(n, a) for n in program.inputs if n.kind == "advantage"}
+        return interpreted(program, {**inputs, **varying, "log_ratio": np.asarray(xs, float), **more}, sizes)
 
     def _fixed(self, program: Any) -> tuple[dict[str, Any], Sizes]:
         """What does not change from call to call: counts, attributes, parameters, who lies over whom."""
         kinds = ("log_ratio", "cotangent", "advantage")
-        inputs = {n.name: self.read(n, None) for n in program.inputs if n.kind not in kinds}
+        inputs = {program.given[n]: self.read(n, None) for n in program.inputs if n.kind not in kinds}
         parents = {}
         for source, target in program.edges:
             whole = target not in self.stratum or source not in self.stratum

@@ -26,7 +26,9 @@ from hierarchies.edges import (
 from support import refuses
 
 from fibration import Attribute, BatchError, HierarchyIndexError, proportional, total, uniform
-from fibration.compiler.ir import Input, Mix
+from fibration.compiler.arguments import TOKENS
+from fibration.compiler.ir import Input, Matrix, Program, token_input
+from fibration.compiler.keys import Key
 from fibration.runtime.batch import Batch, inputs_of
 from fibration.runtime.index.assumed import check
 from fibration.runtime.inputs import make_batch
@@ -341,31 +343,40 @@ def test_parallel_paths_are_composed():
 # ---------------------------------------------------------------- calls
 
 
+EXTRA = Input("extra", "domain", "extra")
+
+
 def batch_of(i, advantages, per_row=None, **tokens):
     per_row = tuple(advantages.shape) == (i.n_rows,) if per_row is None else per_row
-    return Batch(i, tokens, advantages, per_row, {"extra": torch.ones(1)}, torch.float64, 0.0)
+    return Batch(i, tokens, advantages, per_row, {EXTRA: torch.ones(1)}, torch.float64, 0.0)
+
+
+def read_by(batch):
+    """What a program reads that has every input which the batch has."""
+    kinds = [kind for kind, (given, *_) in TOKENS.items() if given in batch.tokens]
+    leaves = batch.index.leaves
+    inputs = [token_input(kind, leaf, leaves) for kind in (*kinds, "advantage") for leaf in leaves]
+    outputs = {Key(f"out_{n}"): i for n, i in enumerate((*inputs, EXTRA))}
+    found = inputs_of(batch, Program("all", leaves, outputs, {}))
+    return {(i.kind, i.stratum): value for i, value in found.items()}
 
 
 def test_inputs_of_several_leaves():
     i = tree()
     now, old = (torch.arange(12.0).reshape(3, 4) * k for k in (3, 1))
-    values = inputs_of(batch_of(i, torch.tensor([1.0, 2.0, 3.0]), log_probs=now, old_log_probs=old, cotangent=now))
-    assert set(values) == {
-        "extra",
-        *(f"{w}_{s}" for w in ("log_ratio", "log_prob", "advantage", "cotangent") for s in ("text", "image")),
-    }
-    assert values["log_ratio_text"].tolist() == [0, 4, 18]
-    assert values["log_prob_image"].tolist() == values["cotangent_image"].tolist() == [3, 24, 33]
-    assert values["advantage_image"].tolist() == [1, 3, 3]
-    assert values["log_ratio_text"].dtype == torch.float64
-    per_token = inputs_of(batch_of(i, now, log_ratio=old))
-    assert per_token["advantage_text"].tolist() == [0, 6, 27]
-    assert per_token["log_ratio_image"].tolist() == [1, 8, 11]
-    assert "log_prob_text" not in per_token
+    per_row = torch.tensor([1.0, 2.0, 3.0])
+    values = read_by(batch_of(i, per_row, log_probs=now, old_log_probs=old, cotangent=now))
+    assert values["old_log_prob", "text"].tolist() == [0, 2, 9]
+    assert values["log_prob", "image"].tolist() == values["cotangent", "image"].tolist() == [3, 24, 33]
+    assert values["advantage", "image"].tolist() == [1, 3, 3]
+    assert values["log_prob", "text"].dtype == torch.float64
+    assert values["extra", "domain"].tolist() == [1]
+    per_token = read_by(batch_of(i, now, log_ratio=old))
+    assert per_token["advantage", "text"].tolist() == [0, 6, 27]
+    assert per_token["log_ratio", "image"].tolist() == [1, 8, 11]
     one = index(hierarchy("token -> trajectory"), mask=MASK)
-    values = inputs_of(batch_of(one, now, log_probs=now, old_log_probs=old))
-    assert set(values) == {"extra", "log_ratio", "log_prob", "advantage"}
-    assert values["log_prob"].tolist() == [0, 3, 6, 24, 27, 33]
+    values = read_by(batch_of(one, now, log_probs=now, old_log_probs=old))
+    assert values["log_prob", "token"].tolist() == [0, 3, 6, 24, 27, 33]
 
 
 def made(h, i, inputs, advantages, matrices=()):
@@ -382,10 +393,10 @@ def test_advantages_and_matrices_of_a_program():
     found = made(TREE, i, (text_, images, turns, rows, whole), per_row)
     assert found.advantage is not None and found.per_row
     assert {k: v.tolist() for k, v in found.vectors.items()} == {
-        "advantage_turn": [1, 1, 3], "advantage_trajectory": [1, 3], "advantage_domain": [1, 3],
+        turns: [1, 1, 3], rows: [1, 3], whole: [1, 3],
     }  # fmt: skip
     per_token = torch.where(IMAGE.bool(), 10.0, per_row[:, None])
-    assert made(TREE, i, (turns,), per_token).vectors["advantage_turn"].tolist() == [1, 1, 3]
+    assert made(TREE, i, (turns,), per_token).vectors[turns].tolist() == [1, 1, 3]
     refuses(
         BatchError, lambda: made(TREE, i, (rows,), per_token),
         what="the advantages vary within a trajectory", found=("1 and 10", "token [0, "),
@@ -396,9 +407,9 @@ def test_advantages_and_matrices_of_a_program():
     per_token[2, 1] = math.nan
     refuses(BatchError, lambda: made(TREE, i, (turns,), per_token), what="token [2, 1] of trajectory 2 is not finite")
     crossed_index = crossing(PROJECTED, {("m", "t"): 2, ("m", "i"): 5, ("c", "t"): 3, ("c", "i"): 1})
-    node = Mix("domain", "modality", Input("x", "modality", "test"))
-    found = made(PROJECTED, crossed_index, (), None, (node,))
-    assert found.vectors == {"matrix_domain_of_modality": crossed_index.matrix("domain", "modality")}
+    matrix = Matrix("domain", "modality")
+    found = made(PROJECTED, crossed_index, (), None, (matrix,))
+    assert found.vectors == {matrix: crossed_index.matrix("domain", "modality")}
 
 
 def test_attributes_of_one_leaf():

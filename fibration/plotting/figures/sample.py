@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import UNCHANGED
-from fibration.compiler.ir import Input, Mix, Program, Push
+from fibration.compiler.ir import Input, Matrix, Mix, Program, Push
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
@@ -51,7 +51,7 @@ class Sample:
         advantages = np.tile(self.advantages, self.worlds)
         return torch.from_numpy(self.log_ratio.reshape(-1).copy()), torch.from_numpy(advantages)
 
-    def inputs(self, program: str) -> dict[str, Vector]:
+    def inputs(self, program: str) -> dict[Input | Matrix, Vector]:
         values = self.op.inputs(self.index, *self._tokens, self.parameters, program)
         return {k: v.numpy() for k, v in values.items()}
 
@@ -169,7 +169,7 @@ def _by_row(op: Operator, stratum: Stratum) -> bool:
 
 def apart(op: Operator) -> bool:
     """Whether worlds of one batch do not see each other: no gate reads what is summed, counted or fitted over it."""
-    seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.startswith(("residual_", "gated_"))}
+    seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.word in ("residual", "gated")}
     for node in Program("levels", op.programs["levels"].leaves, seen, {}).nodes():
         if isinstance(node, Mix) or (isinstance(node, Push) and node.target == BATCH):
             return False
