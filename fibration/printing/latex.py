@@ -30,7 +30,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import OPERATORS
 from fibration.language.traversal import atoms
-from fibration.printing.text import graph, is_crossed, joint, layers, moebius
+from fibration.printing.text import graph, has_crossings, joint, layers, moebius
 
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
@@ -106,7 +106,7 @@ def _assumption(h: Hierarchy, assumption: Assumption) -> str:
 
 
 def _residual_rows(h: Hierarchy) -> list[str]:
-    if not is_crossed(h):
+    if not has_crossings(h):
         return []
     if h.orthogonalise and h.shape.crossed():
         effects = r",\, ".join(rf"\rho_{{{_name(s)}}}" for s in h.shape.under_crossings())

@@ -59,7 +59,7 @@ def _assumed(assumption: Assumption) -> str:
 
 def _residuals(h: Hierarchy) -> list[str]:
     """How residuals are taken where that is more than a density less the one below it."""
-    if not is_crossed(h):
+    if not has_crossings(h):
         return []
     if h.orthogonalise and h.shape.crossed():
         crossed = h.shape.crossed()
@@ -78,14 +78,14 @@ def _residuals(h: Hierarchy) -> list[str]:
     return lines
 
 
-def is_crossed(h: Hierarchy) -> bool:
+def has_crossings(h: Hierarchy) -> bool:
     """Whether some stratum lies directly over several, without a cycle."""
     return not h.shape.is_tree and nx.is_directed_acyclic_graph(h.shape.graph)
 
 
 def moebius(h: Hierarchy) -> dict[Stratum, dict[Stratum, int]]:
     """What is taken off the density of every stratum that lies directly over several, and how often."""
-    return {s: h.shape.moebius(s) for s in h.shape.order if len(h.shape.below(s)) > 1}
+    return {s: h.shape.moebius(s) for s in h.shape.crossings()}
 
 
 def _and(strata: Sequence[Stratum]) -> str:

@@ -24,7 +24,10 @@ def ends(cover: tuple[Fibration, ...]) -> set[Stratum]:
 def test_a_crossing() -> None:
     assert CROSSED.moebius(trajectory) == {domain: 1, modality: 1, batch: -1}
     assert CROSSED.moebius(token) == {trajectory: 1}
+    assert CROSSED.crossings() == (trajectory,)
     assert CROSSED.crossed() == (domain, modality)
+    assert CROSSED.comparable(domain, token)
+    assert not CROSSED.comparable(domain, modality)
     assert CROSSED.under_crossings()[0] == batch
     assert CROSSED.meets(domain, modality) == (batch,)
     assert [ends(c) for c in CROSSED.covers(batch)] == [{domain}, {modality}]

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies import zoo
+from hierarchies import quivers, zoo
 from hierarchies.right import RIGHT, SHIPPED, SUBSPACES
 from hierarchies.zoo import T, budget, chain, domain, epsilon, one, prompt_group, token, trajectory, two
 from oracles import brute
@@ -47,8 +47,11 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.language.atoms import Component, in_channel
+from fibration.compiler.ir import Mix
+from fibration.compiler.lower import lower
+from fibration.language.atoms import Component, Stratum, in_channel
 from fibration.language.traversal import evaluate
+from fibration.laws.proof.reach import is_effect
 
 x = token_log_ratio
 
@@ -619,3 +622,28 @@ def test_the_dense_operator_and_the_interpreter_agree():
         xs = [Fraction(k, 16) for k in (3, -2, 0, 5, -7, 1, 4, -1)][: world.size(token)]
         dense = brute.ratios(h, world, xs)
         assert [float(v) for v in dense] == pytest.approx(list(Numeric(h, world).ratio(xs)), rel=1e-12)
+
+
+# ---------------------------------------------------------------- effects
+
+
+def test_what_a_program_fits_is_an_effect_to_the_facts():
+    """Shortcuts into both branches, below them a crossing: `turn` and `page` are fitted though nothing lies over both."""
+    page, over = Stratum("page"), quivers.n(quivers.text) + quivers.n(quivers.image)
+
+    def branch(leaf, between):
+        return (
+            (leaf, between, 1 / count(leaf, over=between)),
+            (between, trajectory, count(leaf, over=between) / over),
+            (leaf, trajectory, 1 / over),
+        )
+
+    h = quivers.make(
+        *branch(quivers.text, quivers.turn),
+        *branch(quivers.image, page),
+        *quivers.CROSS[1:],
+        orthogonalise="projection",
+    )
+    fitted = {node.into for node in lower(h).nodes() if isinstance(node, Mix)}
+    assert fitted == {"turn", "page", "domain", "modality"}
+    assert fitted <= {s.name for s in h.order if is_effect(h, s)}

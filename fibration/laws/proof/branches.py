@@ -91,7 +91,7 @@ def _split(e: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, E
     if e.operator == "where":
         condition, value, otherwise = e.arguments
         found = []
-        for inside, truth in _decide(condition, path, assume):
+        for inside, truth in _outcomes(condition, path, assume):
             found += _split(value if truth else otherwise, inside, assume)
             if len(found) > MAX_CASES:
                 raise TooManyCases(str(e))
@@ -104,16 +104,16 @@ def _split(e: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, E
     return [(k, e if args == e.arguments else apply(e.operator, *args)) for k, args in partial]
 
 
-def _decide(condition: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
+def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
     """Both outcomes of a condition, with what each says about signs."""
     assert isinstance(condition, Apply)
     if condition.operator == "not":
-        return [(k, not t) for k, t in _decide(condition.arguments[0], path, assume)]
+        return [(k, not t) for k, t in _outcomes(condition.arguments[0], path, assume)]
     if condition.operator in ("and", "or"):
         stop = condition.operator == "or"
         found = []
-        for k, t in _decide(condition.arguments[0], path, assume):
-            found += [(k, t)] if t is stop else _decide(condition.arguments[1], k, assume)
+        for k, t in _outcomes(condition.arguments[0], path, assume):
+            found += [(k, t)] if t is stop else _outcomes(condition.arguments[1], k, assume)
         return found
     found = []
     left, right = condition.arguments

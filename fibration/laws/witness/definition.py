@@ -22,7 +22,7 @@ from fibration.laws.witness.batches import Concrete, Witness, concretes, roundin
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
 ENOUGH = 80  # concrete hierarchies to try
 MOST_TOKENS, MANY_TOKENS = 6, 40
-Levels = dict[Stratum, list[Fraction | None]]  # per element; None where no token lies over it
+Values = dict[Stratum, list[Fraction | None]]  # None where no token lies over it
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Dense:
         return found
 
     @cached_property
-    def mass(self) -> Levels:
+    def mass(self) -> Values:
         """`m`, where tokens lie over an element."""
         return {
             s: [self.concrete.value(self.h.masses[s], s, e) if inside else None for e, inside in enumerate(fibres)]
             for s, fibres in self.fibres.items()
         }
 
-    def means(self, values: Sequence[Fraction]) -> Levels:
+    def means(self, values: Sequence[Fraction]) -> Values:
         """`s_v = E_m[· | v]` of one number per token."""
         weights = [self.mass[leaf][i] or Fraction(0) for leaf, i in self.tokens]
-        found: Levels = {}
+        found: Values = {}
         for stratum, fibres in self.fibres.items():
             found[stratum] = []
             for element, inside in enumerate(fibres):
@@ -80,7 +80,7 @@ class Dense:
                 found[stratum].append(None if own is None else divide(total, own))
         return found
 
-    def residual(self, means: Levels, stratum: Stratum, element: int) -> Fraction:
+    def residual(self, means: Values, stratum: Stratum, element: int) -> Fraction:
         """`s_v - Σ_u c_u·s_u` over the coarser strata `u`."""
         value = means[stratum][element]
         assert value is not None
@@ -92,7 +92,7 @@ class Dense:
         """`𝒢(r)` of every token; `NoValue` where something has none."""
         h, c = self.h, self.concrete
         split = h.decomposition
-        means: dict[str, Levels] = {}
+        means: dict[str, Values] = {}
         for channel in split.channels:
             own = []
             for (leaf, i), x in zip(self.tokens, log_ratios, strict=True):
@@ -110,7 +110,7 @@ class Dense:
             found.append(c.value(h.with_mass(split.recovery, leaf), leaf, i, bound))
         return found
 
-    def _gated(self, stratum: Stratum, channel: str, means: dict[str, Levels], a: Fraction) -> list[Fraction | None]:
+    def _gated(self, stratum: Stratum, channel: str, means: dict[str, Values], a: Fraction) -> list[Fraction | None]:
         """`h_v = g(m·ρ)/m` at every element."""
         gate = in_channel(self.h.gate(stratum), channel)
         read = [d for d in atoms(gate) if isinstance(d, Density)]
