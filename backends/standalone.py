@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fibration.compiler.arguments import Argument, fill_of, signature
+from fibration.compiler.arguments import FLOATS, KINDS, MADE, REALS, Argument, fill_of, signature
 from fibration.compiler.ir import Const, Input
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
@@ -21,7 +22,7 @@ class Export:
 
 
 # Plain text in the generated module, beside FUNCTIONS. It needs torch alone.
-LAY_OUT = '''\
+FUNCTIONS_OF_A_BATCH = '''\
 def lay_out(function, offsets, parents, leaves=None):
     """The arguments of a function that say who lies over whom, for packed tokens without gaps.
 
@@ -97,18 +98,18 @@ def checked(function, given):
     values = {}
     for name, kind, _ in arguments:
         value = given.get(name)
-        if kind in ("size", "places", "stride", "fill", "work", "result"):
+        if kind in MADE:
             continue
         if value is None:
-            if kind not in ("positions", "tokens", "rows", "order"):
+            if kind not in MAY_LACK:
                 raise TypeError(f"{function}() lacks the argument {name}")
             values[name] = None
             continue
-        if kind in ("vector", "matrix"):
+        if kind in FLOAT64:
             value = torch.as_tensor(value).double().reshape(-1)
-        elif not isinstance(value, torch.Tensor) or (kind in ("token", "advantage") and value.dtype not in floats):
+        elif not isinstance(value, torch.Tensor) or (kind in FLOATS and value.dtype not in floats):
             raise TypeError(f"{name} is {getattr(value, 'dtype', type(value).__name__)}: a tensor of floats is wanted")
-        elif kind not in ("token", "advantage"):
+        elif kind not in FLOATS:
             value = value.long()
         values[name] = value.contiguous()
     tokens = {name: values[name] for name, kind, _ in arguments if kind == "token"}
@@ -122,7 +123,7 @@ def checked(function, given):
     device = next(iter(tokens.values())).device
     for name, kind, of in arguments:
         if isinstance(values.get(name), torch.Tensor):
-            values[name] = values[name].to(device) if kind in ("vector", "matrix") else values[name]
+            values[name] = values[name].to(device) if kind in FLOAT64 else values[name]
             if values[name].device != device:
                 raise ValueError(f"{name} is on {values[name].device}, and the tokens are on {device}")
         if device.type != "cpu":
@@ -132,7 +133,40 @@ def checked(function, given):
         if kind == "rows" and per_row and int(values[name].max()) >= values["advantages"].numel():
             raise ValueError(f"{name} name row {int(values[name].max())} of {values['advantages'].numel()} advantages")
     return values
+
+
+def completed(function, given, dtype):
+    """Every argument by name, in order: those too that the call makes itself. And the results that it will fill."""
+    about = FUNCTIONS[function]
+    tokens = next(given[name] for name, kind, _ in about["arguments"] if kind == "token")
+    size = {"batch": 1}
+    for name, kind, of in about["arguments"]:
+        if kind == "starts":
+            size[of[0]] = len(given[name])
+        elif kind == "members":
+            size[of[1]] = len(given[name]) - 1
+    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64, device=tokens.device)
+    make = {
+        "size": lambda of: size[of[0]],
+        "places": lambda of: tokens.numel(),
+        "stride": lambda of: int(given[of[0]].numel() > 1),
+        "fill": lambda of: about["fill"],
+        "work": lambda of: work,
+        "result": lambda of: torch.full(tokens.shape, about["fill"], dtype=dtype, device=tokens.device),
+    }
+    values = {name: make[kind](of) if kind in MADE else given[name] for name, kind, of in about["arguments"]}
+    results = {of[0]: values[name] for name, kind, of in about["arguments"] if kind == "result"}
+    slots = dict(zip((name for name, _ in about["work"]), work.split([size[s] for _, s in about["work"]])))
+    return values, results | {name: slots[at] if at in slots else given[at] for name, at in about["returns"].items()}
 '''
+# What the text above asks of kinds of arguments.
+GROUPS = {
+    "MADE": [kind for kind, row in KINDS.items() if row.source == MADE],
+    "MAY_LACK": [kind for kind, row in KINDS.items() if row.may_lack],
+    "FLOATS": [kind for kind, row in KINDS.items() if row.holds == FLOATS],
+    "FLOAT64": [kind for kind, row in KINDS.items() if row.holds == REALS],
+}
+LAY_OUT = "".join(f"{name} = {json.dumps(kinds)}\n" for name, kinds in GROUPS.items()) + "\n\n" + FUNCTIONS_OF_A_BATCH
 
 
 def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pprint import pformat
 
 from fibration.backends.c.build import FLAGS
-from fibration.backends.c.emit import STORED
+from fibration.backends.c.emit import LACKING, STORED
 from fibration.backends.standalone import LAY_OUT, Export, table, written
 from fibration.compiler.ir import BATCH
 from fibration.compiler.plan import Plan
@@ -43,6 +43,7 @@ FLAGS = {flags}
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 STORAGE = {{torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}}
 DTYPE_MACRO = {macros}
+LACKING_MACRO = {lacking}
 # Per function: its arguments as (name, kind, what of), the vectors of the workspace as (name, stratum), and what is
 # returned besides results per token: where each lies in the workspace or among the arguments.
 FUNCTIONS = {functions}
@@ -54,53 +55,20 @@ _loaded = {{}}
 
 def call(function, given):
     """Build the function for these dtypes and this layout if need be, and run it."""
-    about = FUNCTIONS[function]
+    arguments = FUNCTIONS[function]["arguments"]
     given = checked(function, given)
-    tokens = [given[n] for n, kind, _ in about["arguments"] if kind == "token"]
-    wide = any(t.dtype == torch.float64 for t in tokens)
-    dtype = torch.float64 if wide else torch.float32
-    size = {{"{batch}": 1}}
-    for name, kind, of in about["arguments"]:
-        if kind == "starts":
-            size[of[0]] = len(given[name])
-        elif kind == "members":
-            size[of[1]] = len(given[name]) - 1
-    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64)
-    slots, at = {{}}, 0
-    for name, stratum in about["work"]:
-        slots[name] = work[at : at + size[stratum]]
-        at += size[stratum]
+    wide = any(given[n].dtype == torch.float64 for n, kind, _ in arguments if kind == "token")
+    values, results = completed(function, given, torch.float64 if wide else torch.float32)
     defines = {{f"WITHOUT_{{other}}": "1" for other in FUNCTIONS if other != function}}
-    defines |= {{"RESULT": STORAGE[dtype], "REAL": "f64" if wide or dtype == torch.float64 else "f32"}}
-    rows = [name for name, kind, _ in about["arguments"] if kind == "rows"]
-    defines["PER_ROW"] = str(int(any(given.get(name) is not None for name in rows)))
-    values, keep, results = [], [], {{}}
-    for name, kind, of in about["arguments"]:
-        value = given.get(name)
-        if kind == "size":
-            value = size[of[0]]
-        elif kind == "places":
-            value = tokens[0].numel()
-        elif kind == "fill":
-            value = about["fill"]
-        elif kind == "stride":
-            value = int(given[of[0]].numel() > 1)
-        elif kind == "work":
-            value = work
-        elif kind == "result":
-            value = results[of[0]] = torch.full(tokens[0].shape, about["fill"], dtype=dtype)
-        elif kind in ("positions", "tokens"):
-            word = "WHOLE_" if kind == "positions" else "COUNTED_"
-            defines[word + name.removesuffix("_" + kind)] = str(int(value is None))
-        if isinstance(value, torch.Tensor):
-            keep.append(value)
-            if name in DTYPE_MACRO:
-                defines[DTYPE_MACRO[name]] = STORAGE[value.dtype]
-            value = value.data_ptr()
-        values.append(value)
-    _function(function, defines)(*values, torch.get_num_threads())
-    for name, source in about["returns"].items():
-        results[name] = slots[source] if source in slots else given[source]
+    defines |= {{"RESULT": "f64" if wide else "f32", "REAL": "f64" if wide else "f32"}}
+    defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
+    for name, kind, _ in arguments:
+        if name in DTYPE_MACRO:
+            defines[DTYPE_MACRO[name]] = STORAGE[values[name].dtype]
+        if kind in LACKING_MACRO:
+            defines[LACKING_MACRO[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
+    passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
+    _function(function, defines)(*passed, torch.get_num_threads())
     return results
 
 
@@ -167,6 +135,7 @@ def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[st
         batch=BATCH,
         flags=pformat(list(FLAGS), width=110, compact=True),
         macros=pformat(STORED, width=110),
+        lacking=pformat(LACKING),
         functions=written({name: table(plan) for name, plan in plans.items()}),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),
         lay_out=LAY_OUT.rstrip(),

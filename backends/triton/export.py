@@ -31,41 +31,12 @@ def run(function, *, dtype=None, shape=None, **given):
     Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
     `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage.
     """
-    about = FUNCTIONS[function]
     given = checked(function, given)
-    tokens = next(given[name] for name, kind, _ in about["arguments"] if kind == "token")
+    tokens = next(given[name] for name, kind, _ in FUNCTIONS[function]["arguments"] if kind == "token")
     dtype = dtype or (torch.float64 if tokens.dtype == torch.float64 else torch.float32)
-    size = {{"batch": 1}}
-    for name, kind, of in about["arguments"]:
-        if kind == "starts":
-            size[of[0]] = len(given[name])
-        elif kind == "members":
-            size[of[1]] = len(given[name]) - 1
-    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64, device=tokens.device)
-    values, results = {{}}, {{}}
-    for name, kind, of in about["arguments"]:
-        if kind == "size":
-            values[name] = size[of[0]]
-        elif kind == "places":
-            values[name] = tokens.numel()
-        elif kind == "fill":
-            values[name] = about["fill"]
-        elif kind == "stride":
-            values[name] = int(given[of[0]].numel() > 1)
-        elif kind == "work":
-            values[name] = work
-        elif kind == "result":
-            values[name] = results[of[0]] = torch.full(tokens.shape, about["fill"], dtype=dtype, device=tokens.device)
-        elif kind in ("positions", "tokens", "rows", "order"):
-            values[name] = given.get(name)
-        else:
-            values[name] = given[name]
+    values, results = completed(function, given, dtype)
     globals()[function](**values, shape=shape)
-    slots, at = {{}}, 0
-    for name, stratum in about["work"]:
-        slots[name] = work[at : at + size[stratum]]
-        at += size[stratum]
-    return results | {{name: slots[at] if at in slots else given[at] for name, at in about["returns"].items()}}
+    return results
 '''
 
 
