@@ -557,6 +557,13 @@ def test_push_and_pull_are_each_other_s_transpose():
     assert back == pytest.approx(np.bincount(PARENT, u), rel=1e-14)
 
 
+def test_what_is_read_in_several_ways_gets_what_comes_back_along_each():
+    """Also where the same comes back along two of them."""
+    once, again = (Map(scalar("add", arg(0), arg(1)), (x, other)) for other in (y, Const(1.0, "fine")))
+    p = program(out=Map(scalar("add", arg(0), scalar("add", arg(1), arg(2))), (once, again, x)))
+    assert run(derived(p, "out", "x"), x=np.ones(6), y=np.ones(6))["g"].tolist() == [3] * 6
+
+
 def test_detach_stops_the_derivative():
     product = Map(scalar("mul", arg(0), arg(1)), (x, Detach(Map(scalar("exp", arg(0)), (x,)))))
     u = np.linspace(-1, 1, 6)
