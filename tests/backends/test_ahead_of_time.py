@@ -28,12 +28,12 @@ def together(names, programs, arch):
 
 KINDS = ("ppo", "gspo", "fiberpo_domain", "apc_obj", "cispo", "fiberpo_modal")  # a chain, a tree, ...
 QUIVERS = ("fiberpo_crossed", "fiberpo_experts")  # large: not on every chip
-AHEAD = [
+AHEAD = [  # every kind on some chip, the larger ones where registers are counted
     ("sm_90", "evaluate", ("ppo", "gspo", "fiberpo", "fiberpo_domain") if ALL else ("fiberpo",)),
-    ("sm_90", "objective", (*KINDS, "fiberpo", *QUIVERS)),
-    ("sm_80", "objective", some(KINDS, 3, 2)),
-    ("sm_100", "objective", some(KINDS, 3)),
-    ("gfx942", "objective", (*some(KINDS, 2, 1), "fiberpo_crossed")),
+    ("sm_90", "objective", (*KINDS, "fiberpo", *QUIVERS) if ALL else (*some(KINDS, 3, 2), "apc_obj", *QUIVERS)),
+    ("sm_80", "objective", KINDS if ALL else ("cispo",)),
+    ("sm_100", "objective", KINDS if ALL else ("ppo",)),
+    ("gfx942", "objective", (*KINDS, "fiberpo_crossed") if ALL else ("gspo", "fiberpo_crossed")),
 ]
 
 

@@ -62,8 +62,8 @@ def on_backends(seeds, slow=()):
 @pytest.mark.parametrize(("dtype", "backend"), PRECISIONS, ids=str)
 @pytest.mark.parametrize("name", [n for n in shipped() if n not in LABELLED])
 def test_shipped_hierarchies_match_the_interpreter(name, dtype, backend, request):
-    """On C, what is stored in 16 bits is computed as float32 is: that alone is optimised."""
-    if dtype not in (F64, F32):
+    """C of every one is optimised for float32, that of one for float64: the others differ in types alone."""
+    if dtype != F32 and (name, dtype) != ("fiberpo_domain", F64):
         request.getfixturevalue("quick_c")
     holds_training(backend, shipped_case(name, dtype, False, backend.slow), "padded")
     holds_gate(backend, shipped_case(name, dtype, True, backend.slow), "packed")
