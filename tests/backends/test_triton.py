@@ -230,6 +230,7 @@ def test_the_best_backend_of_a_machine(monkeypatch, caplog):
     def refuse():
         raise BackendError("there is no C compiler")
 
+    monkeypatch.delenv("CC", raising=False)  # with it, that there is no compiler is a warning
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.INFO, logger="fibration"):
         monkeypatch.setattr("fibration.backends.c.build.compiler", lambda: "/bin/cc")
