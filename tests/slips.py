@@ -23,11 +23,11 @@ def slip(name: str, likely: str, *texts: str) -> Slip:
 
 LANGUAGE = (
     slip(
-        "at x = 0 a token is in both sign channels", "gradients first_order",
+        "at x = 0 a token is in both sign channels", "gradients shipped first_order",
         '"-": where(x >= 0, 0, -(s * x))', '"-": where(x > 0, 0, -(s * x))',
     ),
     slip(
-        "at x = 0 a token is in no sign channel", "gradients first_order",
+        "at x = 0 a token is in no sign channel", "gradients shipped first_order",
         '{"+": where(x >= 0, s * x, 0)', '{"+": where(x > 0, s * x, 0)',
     ),
     slip(
@@ -201,7 +201,7 @@ COMPILER = (
         'return [(node.operand, Push(node.source, node.target, cotangent, "max"))]',
     ),
     slip(
-        "the adjoint of a matrix is the matrix", "test_quivers test_ir.py test_stages",
+        "the adjoint of a matrix is the matrix", "backends*quivers test_ir.py test_stages",
         "Mix(node.into, node.of, cotangent, not node.transposed)", "Mix(node.into, node.of, cotangent, node.transposed)",
     ),
     slip(
@@ -254,24 +254,24 @@ COMPILER = (
 
 BACKENDS = (
     slip(
-        "C sums tokens in float32", "hard_inputs test_c.py test_backends test_chains",
+        "C sums tokens in float32", "hard_inputs test_c.py test_shipped test_chains",
         "f\"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
         "f\"float {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
     ),
     slip(
-        "C reads places as int32", "test_c.py test_backends test_chains",
+        "C reads places as int32", "test_c.py test_shipped test_chains",
         'INTEGERS: "const int64_t *restrict {0}"', 'INTEGERS: "const int32_t *restrict {0}"',
     ),
     slip(
-        "C takes the number of a token for its place", "vectors test_backends test_chains",
+        "C takes the number of a token for its place", "vectors test_shipped test_chains",
         "(WHOLE_##S ? start + (i) :", "(WHOLE_##S ? first + (i) :",
     ),
     slip(
-        "C leaves out the last piece of a long sum", "test_c.py hard_inputs test_backends test_chains",
+        "C leaves out the last piece of a long sum", "test_c.py hard_inputs test_shipped test_chains",
         "at < end ? at : end, at + LONG < end ? at + LONG : end)", "at < end ? at : end, at + LONG < end ? at + LONG : at)",
     ),
     slip(
-        "C leaves a masked place before the first row as it was", "hard_inputs test_backends test_chains",
+        "C leaves a masked place before the first row as it was", "hard_inputs test_shipped test_chains",
         'f"if (!b) FILL_GAP({out}, 0, start);"', 'f"if (!b) FILL_GAP({out}, 1, start);"',
     ),
     slip(
@@ -279,7 +279,7 @@ BACKENDS = (
         "h = (i + 0x7fff + (i >> 16 & 1)) >> 16", "h = (i + 0x8000) >> 16",
     ),
     slip(
-        "C reads bfloat16 as whole numbers", "test_c.py hard_inputs test_backends test_chains",
+        "C reads bfloat16 as whole numbers", "test_c.py hard_inputs test_shipped test_chains",
         "{ return from_bf16(*p); }", "{ return (float)*p; }",
     ),
     slip(
@@ -287,24 +287,24 @@ BACKENDS = (
         "parts = [source, *flags, *cc, _version(cc), _processor()]", "parts = [source, *cc, _version(cc), _processor()]",
     ),
     slip(
-        "Triton's tiles reach one token too far", "triton test_backends test_chains",
+        "Triton's tiles reach one token too far", "triton test_shipped test_chains",
         '"m = i < size[:, None]"', '"m = i <= size[:, None]"',
     ),
     slip(
-        "Triton sums what lies beyond a row", "triton test_backends test_chains",
+        "Triton sums what lies beyond a row", "triton test_shipped test_chains",
         'value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"',
         "value = typed(names[push.operand], precision)",
     ),
     slip(
-        "Triton does not fill masked places after a row", "triton test_backends test_chains",
+        "Triton does not fill masked places after a row", "triton test_shipped test_chains",
         "{value}, mask=i < reach[:, None])", "{value}, mask=m)",
     ),
     slip(
-        "torch works in place on what it reads", "vectors gradients test_backends test_chains",
+        "torch works in place on what it reads", "vectors gradients test_shipped test_chains",
         '"expm1": "torch.expm1({})"', '"expm1": "({}).expm1_()"',
     ),
     slip(
-        "torch takes fibres to be sorted that begin so", "vectors test_operator test_backends test_chains",
+        "torch takes fibres to be sorted that begin so", "vectors test_operator test_shipped test_chains",
         "is_sorted = bool((parent[1:] >= parent[:-1]).all())", "is_sorted = bool((parent[1:] >= parent[:-1]).any())",
     ),
 )  # fmt: skip
@@ -316,7 +316,7 @@ RUNTIME = (
         "return values.reshape(-1)[batch.index.positions_of(leaf)]",
     ),
     slip(
-        "advantages per row are read by the number of the element", "hard_inputs test_operator test_backends test_chains",
+        "advantages per row are read by the number of the element", "hard_inputs test_operator test_shipped test_chains",
         "given = batch.advantage[index.row_tensor()].double() if per_row", "given = batch.advantage.double() if per_row",
     ),
     slip(

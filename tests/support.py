@@ -30,6 +30,7 @@ from fibration import (
     Parameter,
     aggregate_gate,
     clip_gate,
+    compile,
     count,
     density,
     dual_clip_gate,
@@ -82,11 +83,24 @@ def spec(name: str) -> Hierarchy:
 
 
 @functools.cache
-def operator(hierarchy: Hierarchy) -> Operator:
+def compiled(hierarchy: Hierarchy, backend: str) -> Operator:
+    """`fibration.compile`, one operator per hierarchy."""
+    return compile(hierarchy, backend=backend)
+
+
+@functools.cache
+def programs(hierarchy: Hierarchy) -> Mapping[str, Program]:
+    """What every backend makes source of."""
+    return compiling.programs(hierarchy)
+
+
+@functools.cache
+def operator(hierarchy: Hierarchy, backend: str = "torch") -> Operator:
     """Compile without asking the verifier: numbers are tested here, also those of hierarchies that break a law."""
-    artifact = compiling.generate(hierarchy, "torch")
+    made = compiling.emit(hierarchy, backend, programs(hierarchy))
     report = Report(hierarchy, ())
-    return Operator(hierarchy, report, "torch", artifact.source, artifact.programs, compiling.load(artifact))
+    load = compiling.load(made)
+    return Operator(hierarchy, report, backend, made.source, made.programs, load, compiling.compile)
 
 
 @functools.cache

@@ -5,8 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hierarchies.chains import unasked
 from oracles.backends_here import BACKENDS_HERE
+from support import operator as unasked
 
 
 @pytest.fixture(params=BACKENDS_HERE, ids=str)

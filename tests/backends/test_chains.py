@@ -23,7 +23,7 @@ from oracles.backends_here import (
     holds_training,
     indexed,
 )
-from support import DTYPES, central, spec, spread_batch, token
+from support import central, spec, spread_batch, token
 from thorough import ALL
 
 from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform
@@ -31,7 +31,7 @@ from fibration.language.loading import shipped
 from fibration.language.registry import CONSTRUCTORS
 
 CHAINS = 100
-LABELLED = ("apc_obj", "fiberpo_crossed", "fiberpo_experts", "fiberpo_modal")  # batches of their own: test_quivers.py
+LABELLED = ("apc_obj", "fiberpo_crossed", "fiberpo_experts", "fiberpo_modal")  # batches of their own: test_shipped.py
 MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16, F32)  # the precision of a chain's batch, by its seed
 
 
@@ -47,9 +47,6 @@ def shipped_case(name: str, dtype: torch.dtype, direct: bool = False, small: boo
     return case(spec(name), batch_for(spec(name), number + 7, small), dtype, number, direct)
 
 
-PRECISIONS = [(d, b) for b in BACKENDS_HERE for d in DTYPES if d in (F64, F32) or not b.slow]  # two on a slow backend
-
-
 def on_backends(seeds, slow=()):
     """Seed by seed on every backend; slow ones get the seeds in `slow`."""
     pairs = [(seed, b) for seed in seeds for b in BACKENDS_HERE if not b.slow or seed in slow]
@@ -57,16 +54,6 @@ def on_backends(seeds, slow=()):
 
 
 # ---------------------------------------------------------------- against the interpreter
-
-
-@pytest.mark.parametrize(("dtype", "backend"), PRECISIONS, ids=str)
-@pytest.mark.parametrize("name", [n for n in shipped() if n not in LABELLED])
-def test_shipped_hierarchies_match_the_interpreter(name, dtype, backend, request):
-    """C of every one is optimised for float32, that of one for float64: the others differ in types alone."""
-    if dtype != F32 and (name, dtype) != ("fiberpo_domain", F64):
-        request.getfixturevalue("quick_c")
-    holds_training(backend, shipped_case(name, dtype, False, backend.slow), "padded")
-    holds_gate(backend, shipped_case(name, dtype, True, backend.slow), "packed")
 
 
 @pytest.mark.usefixtures("quick_c")
@@ -213,20 +200,6 @@ def test_coefficients_against_finite_differences(seed, backend):
     smooth = np.abs(wide - narrow) <= 1e-5 * scale
     assert smooth.mean() > 0.8
     assert values[smooth] == pytest.approx(narrow[smooth], rel=1e-5, abs=1e-6 * scale)
-
-
-@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
-@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "ppo", "grpo", "dapo", "dr_grpo"])
-def test_the_first_update_learns(name, dtype, backend):
-    """At x = 0 exactly `c_i = mu_i A_i` up to rounding, and every gated ratio is 1."""
-    c = case(spec(name), spread_batch((3, 1, 7, 2, 5, 6), seed=5).with_x(np.zeros(24)), dtype)
-    op, layout = backend.operator(c.hierarchy), c.layout(backend, "padded")
-    now, old, a = c.tensors(layout)
-    n = np.array(c.batch.lengths)[c.batch.row]
-    weight = {"dapo": 1 / 24, "ppo": 1 / 24, "dr_grpo": 1 / (6 * 1024)}.get(name, 1 / (6 * n))
-    found = op.coefficients(now, old, a, layout.index).values
-    assert layout.read(found) == pytest.approx(weight * c.batch.advantages, rel=4 * 2.0**-53 if dtype == F64 else 3e-7)
-    assert layout.read(op.gate(now - old, layout.index, advantages=a)).tolist() == [1.0] * 24
 
 
 # ---------------------------------------------------------------- bad input

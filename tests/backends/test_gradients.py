@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -223,39 +222,6 @@ def test_backward_of_random_gates_is_exact(case, seed):
 
 
 # ---------------------------------------------------------------- the on-policy point
-
-
-@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "ppo", "grpo", "dapo", "dr_grpo"])
-@pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_the_first_update_learns(name, zero):
-    """At x = 0 exactly, `c_i = mu_i A_i` up to one rounding: not 0 and not twice as much."""
-    op = operator(spec(name))
-    batch = spread_batch(lengths=(3, 1, 7, 2, 5, 6), seed=5)
-    batch = batch.with_x(np.full(batch.tokens, zero))
-    n = np.array(batch.lengths)[batch.row]
-    for layout in (packed(op, batch), padded(op, batch)):
-        values, objective = coefficients(op, layout, batch)
-        for i in range(batch.tokens):
-            mu = {
-                "dapo": Fraction(1, batch.tokens),
-                "ppo": Fraction(1, batch.tokens),
-                "dr_grpo": Fraction(1, 6 * 1024),
-            }.get(name, Fraction(1, 6 * int(n[i])))
-            truth = mu * Fraction(float(batch.advantages[i]))
-            assert abs(Fraction(float(values[i])) - truth) <= 2 * Fraction(math.ulp(float(truth)))
-        ratio = op.gate(layout.tensor(batch.x), layout.index, advantages=layout.tensor(batch.advantages))
-        assert layout.read(ratio).tolist() == [1.0] * batch.tokens
-        assert objective == pytest.approx(sum(batch.advantages * values / batch.advantages), rel=1e-13)
-
-
-def test_the_first_update_of_gspo_learns_what_trajectories_can():
-    """Advantages that are constant on trajectories: the policy gradient; its first order is given up token by token."""
-    op = operator(spec("gspo"))
-    batch = spread_batch(lengths=(3, 1, 7, 2, 5, 6), seed=5, per_row=True)
-    batch = batch.with_x(np.zeros(batch.tokens))
-    values, _ = coefficients(op, packed(op, batch), batch)
-    n = np.array(batch.lengths)[batch.row]
-    assert values == pytest.approx(batch.advantages / (6 * n), rel=1e-15)
 
 
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])

@@ -96,17 +96,6 @@ def test_rows_without_tokens_change_nothing(operator, name):
     assert layout.read(result.values).tolist() == expected[0].tolist()
 
 
-def test_one_token_trajectories(operator):
-    for name in SPECS:
-        op = operator(spec(name))
-        batch = spread_batch(lengths=(1,) * 6, scale=0.3)
-        for layout in (packed(op, batch), padded(op, batch, gaps=False)):
-            values, objective = coefficients(op, layout, batch)
-            oracle = Oracle(spec(name), batch)
-            assert values == pytest.approx(oracle.coefficients(), rel=1e-12, abs=1e-16)
-            assert objective == pytest.approx(oracle.objective(), rel=1e-12)
-
-
 # ---------------------------------------------------------------- length
 
 MILLION = 1_000_000

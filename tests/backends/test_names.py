@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hierarchies.random_quivers import operator
-from oracles.backends_here import BACKENDS_HERE, F64, Backend, case, holds_gate, holds_training
+from oracles.backends_here import F64, case, holds_gate, holds_training
 from support import Batch, raw_programs
 
 from fibration import (
@@ -38,13 +37,6 @@ from fibration.compiler.arguments import signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.lower import lower
 
-
-class Unasked(Backend):
-    def operator(self, hierarchy):
-        return operator(hierarchy, self.name)
-
-
-HERE = [Unasked(b.name, b.device, b.slow) for b in BACKENDS_HERE]
 LENGTHS = (3, 7, 1, 5, 6, 4)
 ROW = np.repeat(np.arange(6), LENGTHS)
 
@@ -168,7 +160,6 @@ def everything(backend, hierarchy, batch):
     return [v.tolist() for v in found], [float(v) for v in result.metrics.values()]
 
 
-@pytest.mark.parametrize("backend", HERE, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 def test_names_that_collide_when_put_together_change_nothing(name, backend):
     shape = SHAPES[name]
@@ -177,7 +168,6 @@ def test_names_that_collide_when_put_together_change_nothing(name, backend):
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
-@pytest.mark.parametrize("backend", HERE, ids=str)
 @pytest.mark.parametrize("name", [n for n in SHAPES if n != "words"])
 def test_operators_with_such_names_are_what_the_interpreter_says(name, backend):
     shape = SHAPES[name]

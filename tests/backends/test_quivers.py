@@ -6,8 +6,7 @@ Tolerances are those of `test_chains.py`: a bound on what rounding can do, carri
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from hierarchies.random_quivers import (
     QUIVERS,
     ROOTLESS,
     TREES,
-    batch_for,
-    operator,
     plain,
     quiver,
     written,
@@ -34,109 +31,30 @@ from oracles.backends_here import (
     F32,
     F64,
     ROUNDOFF,
+    TORCH,
     Backend,
-    Bounded,
     Case,
-    Truth,
-    case,
     holds_gate,
     holds_training,
 )
-from oracles.dense import Dense, World, dense
-from support import DTYPES, Layout, spec, token, trajectory
+from oracles.dense import World, dense
+from oracles.dense_case import DenseCase, dense_case
+from support import spec, token, trajectory
 from thorough import ALL, some
 
 from fibration import Fibration, Hierarchy, count, log_ratio, proportional, uniform
 from fibration.language.atoms import Density
-from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.gates import Gate
 from fibration.language.registry import CONSTRUCTORS
 from fibration.language.traversal import atoms
 from fibration.runtime.metrics import Mean
-from fibration.runtime.operator import Operator
 
 MIX = (F64, F32, F64, torch.bfloat16, F64, F32, torch.float16)
-LONGEST = 2.0**-58  # of the largest value: what rounding may do to the dense numbers themselves
-FITTED = 2.0**-50  # and to the matrices of a projection, which are solved for in float64
-SHIPPED = ("fiberpo_turns", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "apc_obj", "cispo", "sapo",
-           "gspo_token", "truly_ppo")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Unasked(Backend):
-    """A backend whose operators are compiled by `random_quivers.operator`."""
-
-    def operator(self, hierarchy: Hierarchy) -> Operator:
-        return operator(hierarchy, self.name)
-
-
-HERE = tuple(Unasked(b.name, b.device, b.slow) for b in BACKENDS_HERE)
-TORCH = HERE[0]
-
-
-@dataclass(frozen=True)
-class DenseCase(Case):
-    """A case whose truth is the dense evaluation."""
-
-    @functools.cached_property
-    def dense(self) -> Dense:
-        return dense(self.hierarchy, self.batch, self.now)
-
-    def bounds(self, layout: Layout, unit: float) -> Truth:
-        given = layout, self.batch.x, self.batch.advantages, self.batch.parameters, unit, self.now
-        return DenseTruth(self.dense, *given)
-
-
-class DenseTruth(Truth):
-    """The interpreter's bounds around the dense values; what only the interpreter gives (metrics) is its own."""
-
-    def __init__(self, values: Dense, *given: Any) -> None:
-        super().__init__(*given)
-        self.dense = values
-
-    def run(self, name: str, **more: np.ndarray) -> dict[str, Bounded]:
-        found = super().run(name, **more)
-        for word in found.keys() & (values := self.values(more)).keys():
-            value = values[word].astype(float)
-            found[word] = Bounded(value, found[word].error + (FITTED if self.h.orthogonalise else LONGEST) * self.size)
-        return found
-
-    @functools.cached_property
-    def size(self) -> float:
-        return max(
-            float(np.abs(self.dense.intensive(self.dense.density, s, c)).max(initial=0)) for s, c in self.dense.density
-        )
-
-    def values(self, more: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        d = self.dense
-        found = {
-            "gated_ratio": d.ratio.value,
-            "objective": d.objective.value,
-            "coefficients": d.coefficients,
-            **({"log_ratio_gradient": d.ratio.slope.T @ more["cotangent"]} if "cotangent" in more else {}),
-        }
-        for word, levels in (("residual", d.residual), ("gated", d.gated)):
-            for stratum, channel in levels:
-                found[f"{word}_{stratum}{CHANNEL_WORD[channel]}"] = d.intensive(levels, stratum, channel)
-        return found
-
-
-def dense_case(h: Hierarchy, seed: int, dtype: torch.dtype = F64, direct: bool = False, **kinds: Any) -> DenseCase:
-    batch = batch_for(h, seed + 1000 * direct, **kinds)
-    if h.name == "apc_obj":  # something left for every token: where nothing is, it ties with what did not deviate
-        batch = replace(batch, x=0.33 * np.tanh(batch.x / 0.33), parameters={"delta": 0.3})
-    found = case(h, batch, dtype, seed, direct)
-    return DenseCase(**{f.name: getattr(found, f.name) for f in fields(found)})
 
 
 @functools.cache
 def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool = False) -> DenseCase:
     return dense_case(quiver(seed), seed, dtype, direct, small=small)
-
-
-@functools.cache
-def shipped_case(name: str, dtype: torch.dtype, direct: bool = False, small: bool = False) -> DenseCase:
-    return dense_case(spec(name), SHIPPED.index(name), dtype, direct, small=small)
 
 
 def seeds_of(b: Backend) -> list[int]:
@@ -147,13 +65,8 @@ def seeds_of(b: Backend) -> list[int]:
 
 
 def on_backends():
-    pairs = [(s, b) for s in range(COUNT) for b in HERE if s in seeds_of(b)]
+    pairs = [(s, b) for s in range(COUNT) for b in BACKENDS_HERE if s in seeds_of(b)]
     return pytest.mark.parametrize(("seed", "backend"), pairs, ids=lambda v: str(v))
-
-
-@pytest.fixture(params=HERE, ids=str)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return request.param
 
 
 # ---------------------------------------------------------------- the definition
@@ -233,65 +146,6 @@ def test_jacobians(seed):
         cotangent = np.eye(c.batch.tokens)[i]
         expected = c.truth(layout, TORCH).run("gate_adjoint", cotangent=cotangent)["log_ratio_gradient"]
         expected.check(layout.read(row), F64, f"row {i}")
-
-
-LAYOUTS = [(k, d, b) for b in HERE for d in DTYPES[:3] for k in ("padded", "packed")
-           if not b.slow or (k, d) == ("padded", F32)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "dtype", "backend"), LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend, request):
-    """One-token and empty trajectories among others; NaN or infinity under the mask. C of every one is optimised for
-    padded float32, that of one for packed float64: the others differ in types and layout alone."""
-    if (kind, dtype) != ("padded", F32) and (name, kind, dtype) != ("fiberpo_crossed", "packed", F64):
-        request.getfixturevalue("quick_c")
-    holds_training(backend, shipped_case(name, dtype, False, backend.slow), kind)
-    holds_gate(backend, shipped_case(name, dtype, True, backend.slow), kind)
-
-
-@pytest.mark.parametrize("name", [n for n in SHIPPED if n != "fiberpo_crossed"])
-def test_trajectories_of_one_token(name, backend):
-    """Fibres of one: in float64, in the packed form that has as many tokens as rows."""
-    h = spec(name)
-    b = batch_for(h, 3)
-    n = 6
-    first = [int(np.flatnonzero(b.row == r)[0]) for r in np.unique(b.row)][:n]
-    rows = [int(b.row[i]) for i in first]
-    own = {
-        "lengths": (1,) * len(first),
-        "x": b.x[first],
-        "advantages": b.advantages[first],
-        "labels": {k: [v[r] for r in rows] for k, v in b.labels.items()},
-        "token_labels": {k: [v[i] for i in first] for k, v in b.token_labels.items()},
-        "parameters": {},
-    }
-    found = case(h, type(b)(**own), F64, 1)
-    c = DenseCase(**{f.name: getattr(found, f.name) for f in fields(found)})
-    holds_training(backend, c, "padded", metrics=backend.name == "torch")
-
-
-@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
-@pytest.mark.parametrize("name", ["fiberpo_turns", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "apc_obj"])
-def test_the_first_update_learns(name, dtype, backend):
-    """Where every ratio is 1 coefficients are `mu A`: each to rounding on trees; where strata cross, to that of the largest."""
-    drawn = dense_case(spec(name), 3, dtype, small=backend.slow, zeros="all")
-    world = drawn.dense.world
-    rows = world.number[drawn.hierarchy.rows.name]
-    mu = world.exact(drawn.hierarchy.objective.weight, drawn.hierarchy.rows.name)
-    wanted = [
-        float(mu[rows[r]]) * a
-        for r, a in zip(world.label[drawn.hierarchy.rows.name], drawn.batch.advantages, strict=True)
-    ]
-    layout = drawn.layout(backend, "padded")
-    now, old, a = drawn.tensors(layout)
-    given = layout.index, drawn.batch.parameters
-    found = layout.read(backend.operator(drawn.hierarchy).coefficients(now, old, a, *given, metrics=False).values)
-    size = np.abs(wanted).max() if not drawn.hierarchy.shape.is_tree else np.abs(wanted)
-    assert (np.abs(found - wanted) <= (2.0**-48 if dtype == F64 else 2.0**-21) * size + 1e-300).all()
-    assert layout.read(backend.operator(drawn.hierarchy).gate(now - old, *given, advantages=a)).tolist() == [1.0] * len(
-        found
-    )
 
 
 # ---------------------------------------------------------------- laws, in numbers
@@ -475,7 +329,7 @@ def test_a_varied_lot():
     drawn = [quiver(seed) for seed in range(COUNT)]
     assert COUNT >= 60
     assert {CASES[s].removesuffix(", projected") for s in range(COUNT)} == set(KINDS)
-    for b in HERE:
+    for b in BACKENDS_HERE:
         met = [CASES[s] for s in seeds_of(b)]
         plain_ones = [name for name in met if name in KINDS]
         assert len(set(plain_ones) & set(TREES)) >= (3 if b.slow else 6), b

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hierarchies.chains import compiled
+from support import compiled
 from thorough import ALL
 from typer.testing import CliRunner
 

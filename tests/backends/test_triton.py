@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hierarchies.chains import compiled, unasked
 from oracles.backends_here import triton_interprets
-from support import SPECS, Batch, packed, padded, spec, triton_artifact
+from support import SPECS, Batch, compiled, operator, packed, padded, spec, triton_artifact
 from thorough import ALL
 
 from fibration import BackendError, Fibration, Gate, Hierarchy, log_ratio, residual, strata, token_mean, uniform, where
@@ -115,7 +114,7 @@ SHORT = (3, 1, 7, 2, 40, 6, 1, 1, 5, 9)  # tiles of 4 tokens, 32 rows
     [(n, *c) for i, n in enumerate(SPECS) for j, c in enumerate(CASES) if ALL or n == "fiberpo_domain" or i % 3 == j],
 )
 def test_shipped_hierarchies_match_torch(name, kind, dtype):
-    """On tiles so small that batches have many. `test_chains.py` holds each against the interpreter, in two precisions."""
+    """On tiles so small that batches have many. `test_shipped.py` holds each against the interpreter, in two precisions."""
     holds(name, batch_of(SHORT, seed=SPECS.index(name)), LAYOUTS[kind], dtype, per_row=kind == "padded")
 
 
@@ -165,7 +164,7 @@ def test_constants_keep_every_digit_in_float64():
     batch = batch_of(SHORT)
     found = []
     for backend in ("triton", "torch"):
-        op = unasked(h, backend)
+        op = operator(h, backend)
         layout = packed(op, batch)
         found.append(layout.read(op.gate(layout.tensor(batch.x), layout.index)))
     agree(*found, 1e-15, "gated ratio")

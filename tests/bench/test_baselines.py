@@ -54,7 +54,7 @@ def test_a_baseline_is_the_loss_of_its_spec(name: str, spread: str, layout: str,
     if h.shape.is_chain:
         oracle = Oracle(h, Batch(tuple(p.lengths), x, advantages, labels))
         expected, objective = oracle.coefficients(), oracle.objective()
-    else:  # the torch backend in float64, which tests/test_quivers.py compares with explicit matrices
+    else:  # the torch backend in float64, which test_shipped.py compares with explicit matrices
         result = operator(h).coefficients(
             p.log_probs, p.old_log_probs, p.advantages, p.index(operator(h)), metrics=False
         )

@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 from support import Batch, example_words, reads_advantage
 
-import fibration
 from fibration import (
     Attribute,
     Decomposition,
@@ -42,7 +41,6 @@ from fibration import (
     log_ratio,
     maximum,
     minimum,
-    pipeline,
     ratio_deviation,
     residual,
     sigmoid,
@@ -56,43 +54,17 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.compiler.ir import Program
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.expressions import Expression, Number
 from fibration.language.places import home
 from fibration.language.registry import CONSTRUCTORS, construct
-from fibration.language.report import Report
 from fibration.language.traversal import atoms
-from fibration.runtime.operator import Operator
 
 T = TypeVar("T")
 DEPTHS = (1, 2, 3, 4, 2, 1, 3, 2, 5, 6, 1, 2, 3, 4, 2, 1, 3, 2, 5, 4)  # strata in a chain, by its seed
 token, sentence, turn, trajectory, prompt_group, domain = strata("token sentence turn trajectory prompt_group domain")
 ROOT = Stratum(BATCH)
 ABOVE = (sentence, turn, trajectory, prompt_group, domain, ROOT)
-
-
-# ---------------------------------------------------------------- compiled for any backend
-
-
-@functools.cache
-def compiled(hierarchy: Hierarchy, backend: str) -> Operator:
-    """`fibration.compile`, one operator per hierarchy."""
-    return fibration.compile(hierarchy, backend=backend)
-
-
-@functools.cache
-def programs(hierarchy: Hierarchy) -> Mapping[str, Program]:
-    """What every backend makes source of."""
-    return pipeline.programs(hierarchy)
-
-
-@functools.cache
-def unasked(hierarchy: Hierarchy, backend: str) -> Operator:
-    """`fibration.compile` of what need not verify: numbers are tested, also those of hierarchies that break a law."""
-    made = pipeline.emit(hierarchy, backend, programs(hierarchy))
-    report = Report(hierarchy, ())
-    return Operator(hierarchy, report, backend, made.source, made.programs, pipeline.load(made), pipeline.compile)
 
 
 # ---------------------------------------------------------------- chains

@@ -63,13 +63,7 @@ from fibration.language.registry import CONSTRUCTORS, construct
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
 from fibration.runtime.operator import Operator
-from hierarchies.chains import T, unasked
-
-
-def operator(hierarchy: Hierarchy, backend: str) -> Operator:
-    """Compiled without a verdict, which the laws do not reach for trees yet. Then: `compiled(hierarchy, backend)`."""
-    return unasked(hierarchy, backend)
-
+from hierarchies.chains import T
 
 # ---------------------------------------------------------------- shapes
 

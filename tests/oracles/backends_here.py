@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hierarchies.chains import compiled
-from support import Batch, Layout, packed, padded, raw_programs
+from support import Batch, Layout, operator, packed, padded, raw_programs
 from torch import Tensor
 
 from fibration import Hierarchy
@@ -52,7 +51,7 @@ class Backend:
         return self.name == "torch"
 
     def operator(self, hierarchy: Hierarchy) -> Operator:
-        return compiled(hierarchy, self.name)
+        return operator(hierarchy, self.name)
 
     def unit(self, dtype: torch.dtype) -> float:
         """The roundoff of its arithmetic on tokens, for log-probs of this precision; above the tokens it is float64."""

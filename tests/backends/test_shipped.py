@@ -1,0 +1,102 @@
+"""Every shipped hierarchy on every backend against the dense matrices of `dense.py`, its C optimised as it is shipped.
+
+A generated function is built once per dtype and layout. C of every hierarchy meets padded float32, and one more of those
+in turn; torch meets all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from hierarchies.random_quivers import batch_for
+from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, holds_gate, holds_training
+from oracles.dense_case import DenseCase, against_dense, dense_case
+from support import DTYPES, Batch, spec, spread_batch
+
+from fibration.language.loading import shipped
+
+LAYOUTS = [(kind, dtype) for dtype in DTYPES for kind in ("padded", "packed")]
+USUAL = "padded", F32
+OTHERS = [x for x in LAYOUTS if x != USUAL]
+
+
+def layouts_of(number: int, backend: Backend) -> list[tuple[str, torch.dtype]]:
+    """The layouts that a hierarchy meets on a backend: building takes time, and Triton's interpreter more."""
+    if backend.name == "torch":
+        return LAYOUTS
+    return [USUAL, ("packed", F64)] if backend.slow else [USUAL, OTHERS[number % len(OTHERS)]]
+
+
+@functools.cache
+def shipped_case(name: str, dtype: torch.dtype, direct: bool, small: bool) -> DenseCase:
+    return dense_case(spec(name), shipped().index(name), dtype, direct, small=small)
+
+
+MET = [(name, *met, b) for b in BACKENDS_HERE for i, name in enumerate(shipped()) for met in layouts_of(i, b)]
+
+
+@pytest.mark.parametrize(("name", "kind", "dtype", "backend"), MET, ids=str)
+def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
+    """One-token and empty trajectories among others; NaN or infinity under the mask."""
+    holds_training(backend, shipped_case(name, dtype, False, backend.slow), kind)
+    holds_gate(backend, shipped_case(name, dtype, True, backend.slow), kind)
+
+
+@pytest.mark.parametrize("name", [n for n in shipped() if n != "fiberpo_crossed"])
+def test_trajectories_of_one_token(name, backend):
+    """Fibres of one; the packed form has as many tokens as rows."""
+    b = batch_for(spec(name), 3)
+    tokens = [int(np.flatnonzero(b.row == r)[0]) for r in np.unique(b.row)][:6]
+    rows = [int(b.row[i]) for i in tokens]
+    batch = Batch(
+        (1,) * len(tokens),
+        b.x[tokens],
+        b.advantages[tokens],
+        {k: [v[r] for r in rows] for k, v in b.labels.items()},
+        {k: [v[i] for i in tokens] for k, v in b.token_labels.items()},
+    )
+    free = backend.name == "torch"
+    for kind in ("padded", "packed") if free else ("padded",):
+        holds_training(backend, against_dense(spec(name), batch, F64 if free else F32, 1), kind, metrics=free)
+
+
+# ---------------------------------------------------------------- the on-policy point
+
+LEARNING = [n for n in shipped() if n not in ("gspo", "gspo_token", "sapo", "cispo")]  # these give up first order
+TOKEN_MEAN = ("ppo", "dapo", "truly_ppo", "apc_obj", "fiberpo_experts")
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("name", LEARNING)
+def test_the_first_update_learns(name, dtype, backend):
+    """At x = 0 exactly `c_i = mu_i A_i` to two roundings, not 0 and not twice as much; where strata cross, to the largest's."""
+    h = spec(name)
+    batch = dense_case(h, 3, dtype, small=backend.slow, zeros="all").batch
+    n, rows = batch.tokens, np.count_nonzero(batch.lengths)
+    lengths = np.array(batch.lengths)[batch.row]
+    mu = 1 / n if name in TOKEN_MEAN else 1 / (rows * (1024 if name == "dr_grpo" else lengths))
+    wanted = mu * batch.advantages
+    layout, op = backend.padded(h, batch), backend.operator(h)
+    a = layout.tensor(batch.advantages, dtype)
+    minus_zero, zero = (layout.tensor(np.full(n, z), dtype) for z in (-0.0, 0.0))
+    size = np.abs(wanted) if h.shape.is_tree else np.abs(wanted).max()
+    allowed = (4 * 2.0**-53 if dtype == F64 else 3e-7) * (1 if h.shape.is_chain else 8) * size + 1e-300
+    for now, old in ((minus_zero, zero), (x := layout.tensor(np.cos(np.arange(n)) - 2, dtype), x)):
+        found = op.coefficients(now, old, a, layout.index, batch.parameters)
+        assert (np.abs(layout.read(found.values) - wanted) <= allowed).all()
+        assert float(found.objective) == pytest.approx(wanted.sum(), abs=1e-13 if dtype == F64 else 1e-6)
+        ratio = op.gate(now - old, layout.index, batch.parameters, advantages=a)
+        assert layout.read(ratio).tolist() == [1.0] * n
+
+
+@pytest.mark.parametrize("name", ["gspo", "gspo_token"])
+def test_the_first_update_of_gspo_learns_what_trajectories_can(name, backend):
+    """Advantages that are constant on trajectories: the policy gradient; its first order is given up token by token."""
+    batch = spread_batch(lengths=(3, 1, 7, 2, 5, 6), seed=5, per_row=True)
+    op, layout = backend.operator(spec(name)), backend.packed(spec(name), batch)
+    x, a = layout.tensor(np.zeros(24)), layout.tensor(batch.advantages)
+    wanted = batch.advantages / (6 * np.array(batch.lengths)[batch.row])
+    assert layout.read(op.coefficients(x, x, a, layout.index).values) == pytest.approx(wanted, rel=1e-15)
