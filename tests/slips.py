@@ -92,7 +92,7 @@ LAWS = (
     ),
     slip(
         "what may be 0 has one sign too few", "laws*wrong laws*brute laws/test_random laws*quiver",
-        "return frozenset(possible) if strict else frozenset(possible | {0})", "return frozenset(possible)",
+        "frozenset(possible if strict else possible | {0})", "frozenset(possible)",
     ),
     slip(
         "the sign of a denominator is forgotten", "laws*wrong laws*brute laws/test_random",

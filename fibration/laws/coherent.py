@@ -15,7 +15,7 @@ from fibration.language.operators import ZERO
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, Witness, concretes, lies, rounding, settings
+from fibration.laws.witness.batches import Concrete, Witness, concretes, in_full, lies, rounding, settings
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
 MOST_TRIED = 1001
@@ -46,8 +46,8 @@ def element_of_two_masses(h: Hierarchy) -> Witness | None:
         if found := _contradiction(h.fibrations, concrete, rounding(*weights)):
             (stratum, element), (value, one), (other_value, other) = found
             text = (
-                f"{stratum} {element + 1} gets {value} by way of {one} and {other_value} by way of {other}"
-                f"{_layout(concrete)}{settings(concrete)}"
+                f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
+                f"{other}{_layout(concrete)}{settings(concrete)}"
             )
             values = {"stratum": stratum.name, "element": element, "masses": [value, other_value]}
             return Witness(text, concrete, values)

@@ -67,13 +67,12 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             limits += ends
     finite = [v for v in limits if v != oo]
     smallest = extremes(finite, subject.assume, -1) if finite else [oo]
-    unit = "|log r|"
     value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
     yield Fact(
         "radius",
         "hierarchy",
         value,
-        f"𝒢(r) = r while every {unit} is at most this: no residual leaves its gate's pass-through interval",
+        "𝒢(r) = r while every |log r| is at most this: no residual leaves its gate's pass-through interval",
     )
 
 

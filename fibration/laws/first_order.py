@@ -7,6 +7,7 @@ both agree, the verdict says what still holds: the gradient alone, or both for a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,12 +105,7 @@ def _undefined_kernel(subject: Subject) -> Verdict | None:
     """Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers."""
     for f in subject.hierarchy.fibrations:
         if not Claim(f.weight, subject.at(f.source)).is_shown:
-            about = (
-                v
-                for v in subject.verdicts
-                if v.law == "markov" and v.subject.endswith(f"→ {f.target}") and f.source.name in v.subject
-            )
-            return next(about, None)
+            return next((v for v in subject.verdicts if v.law == "markov" and v.subject == f"kernel {f.name}"), None)
     return None
 
 
@@ -155,10 +151,8 @@ def _recovers_alike(subject: Subject, leaf: Stratum, values: dict[str, list[Any]
 
 def _points(values: dict[str, list[Any]], mass: Any) -> Iterator[dict[Any, Any]]:
     """Gated densities, one choice of value per channel."""
-    points: list[dict[Any, Any]] = [{}]
-    for channel, options in values.items():
-        points = [{**p, symbol(gated(channel)): mass * v} for p in points for v in options]
-    yield from points
+    for chosen in itertools.product(*values.values()):
+        yield {symbol(gated(channel)): mass * v for channel, v in zip(values, chosen, strict=True)}
 
 
 def _recovery(subject: Subject, leaf: Stratum) -> tuple[Any, Any]:

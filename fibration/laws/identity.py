@@ -25,7 +25,7 @@ from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import X
 from fibration.laws.proof.near import SIDES, Germ, beside, open_question
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding
+from fibration.laws.witness.batches import Concrete, Witness, concretes, in_full, rounding, shown
 from fibration.laws.witness.definition import STEPS, has_residual
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
@@ -112,7 +112,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
                 extra = f" with advantage {a}" if advantage in reads else ""
                 if p:
                     extra += f" over densities {_number(p)}" + (" times as large" if part == "slope" else "")
-                values = "".join(f", {k} = {v}" for k, v in concrete.parameters.items())
+                values = concrete.chosen
                 if text.endswith(NO_VALUE):  # a count that is 0 is what it may have divided by
                     counts = (c for c in atoms(gate) if isinstance(c, Count))
                     values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
@@ -159,12 +159,12 @@ class _Gate:
             ):
                 value, step = values[0], sign * STEPS[0]
                 got = NO_VALUE if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
-                return f"g({float(step):g}) {got}"
+                return f"g({shown(step)}) {got}"
         return ""
 
 
 def _number(value: Fraction) -> str:
-    return str(value) if value.denominator < 10**6 else f"{float(value):.6g}"
+    return in_full(value) if value.denominator < 10**6 else shown(value)
 
 
 LAW = Law("identity", STATEMENT, decide_identity)

@@ -18,7 +18,7 @@ from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.coordinates import X, composed, log_of
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, concretes
+from fibration.laws.witness.batches import Witness, concretes, shown
 
 STATEMENT = "R(F(r)) = r for every r > 0"
 MOST_TRIED = 201
@@ -74,9 +74,9 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
             value = concrete.attempt(whole, leaf, 0, {token_log_ratio: x})
             truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
             if value is None or abs(value - truth) > Fraction(1, 10**30):
-                got = "no value" if value is None else f"{float(value):.6g}"
+                got = "no value" if value is None else shown(value)
                 place = "" if leaf == root else f"in {concrete.describe(root)}, "
-                text = f"{place}a {leaf} with log ratio {x} comes back as {got} instead of {float(truth):.6g}"
+                text = f"{place}a {leaf} with log ratio {x} comes back as {got} instead of {shown(truth)}"
                 return Witness(text, concrete, {"log_ratio": x, "recovered": got})
     return None
 

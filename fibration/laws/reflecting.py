@@ -29,23 +29,11 @@ from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.fibre_sums import fibre_sum, varies
 from fibration.laws.proof.populations import Populations
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, rounding, settings
+from fibration.laws.witness.batches import Witness, in_full, rounding, settings
 from fibration.laws.witness.fibres import Cover, Fibre, weights
 
 STATEMENT = "the weights over each element sum to 1: π_* K = id"
-
-
 MANY = 8  # branches that may be empty, each set of them a case
-
-
-def covers(h: Hierarchy) -> Iterator[Cover]:
-    """The sets of kernels that reflect together, in the order of the fibrations."""
-    done: set[Cover] = set()
-    for f in h.fibrations:
-        for cover in h.shape.covers(f.target):
-            if f in cover and cover not in done:
-                done.add(cover)
-                yield cover
 
 
 def subject_of(cover: Cover) -> str:
@@ -56,11 +44,12 @@ def subject_of(cover: Cover) -> str:
 
 
 def decide_reflecting(subject: Subject) -> Iterator[Decision]:
-    for cover in covers(subject.hierarchy):
+    h = subject.hierarchy
+    for cover in dict.fromkeys(c for f in h.fibrations for c in h.shape.covers(f.target) if f in c):
         if argument := sums_to_1(cover, subject):
             yield proved(subject_of(cover), argument)
         else:
-            yield _other_sum(cover, subject.hierarchy) or _open_sum(cover, subject)
+            yield _other_sum(cover, h) or _open_sum(cover, subject)
 
 
 def _other_sum(cover: Cover, h: Hierarchy) -> Decision | None:
@@ -71,7 +60,7 @@ def _other_sum(cover: Cover, h: Hierarchy) -> Decision | None:
         values = [w for *_, w in fibre if w is not None]
         lacking, summed = len(values) < len(fibre), sum(values, Fraction(0))
         if lacking or abs(summed - 1) > tolerance:
-            value = "no sum, since a weight has no value" if lacking else str(summed)
+            value = "no sum, since a weight has no value" if lacking else in_full(summed)
             text = f"{concrete.describe(target, b)} gives {value}{settings(concrete)}"
             witness = Witness(text, concrete, {"element": b, "sum": value})
             required = f"the weights over each {target}{of} sum to 1"
@@ -182,7 +171,7 @@ def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subje
             if term is None:
                 return []
             terms.append(term)
-        summed = sum(terms) if len(terms) > 1 else terms[0]
+        summed = sum(terms)
         summed = summed.subs({s: 0 for s in summed.free_symbols if _is_absent(s, signs, subject)})
         if not vanishes(summed - 1):
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from fibration.language.report import Fact, Report, Verdict
 from fibration.laws import LAWS
 from fibration.laws.facts import facts
 from fibration.laws.kept import Kept
+from fibration.laws.law import Decision, Law, refuted
 from fibration.laws.proof.subject import Subject
 
 Verdicts = tuple[Verdict, ...]
@@ -34,7 +36,12 @@ def decide(hierarchy: Hierarchy) -> Verdicts:
         if law.foundation and subject.first_failure(law.name):
             break
     SUBJECTS.of(hierarchy, lambda: subject)
-    return tuple(_account(hierarchy, subject.verdicts))
+    for given_up, why in hierarchy.gives_up.items():
+        covered = COVERS.get(given_up, (given_up,))
+        subject.verdicts = [
+            replace(v, given_up=why) if v.law in covered and v.status != "proved" else v for v in subject.verdicts
+        ]
+    return (*subject.verdicts, *GIVEN_UP.decide(subject))
 
 
 def certified(hierarchy: Hierarchy, verdicts: Verdicts) -> Facts:
@@ -52,26 +59,13 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts) -> Facts:
 COVERS = {"first_order": ("first_order", "identity")}
 
 
-def _account(hierarchy: Hierarchy, verdicts: list[Verdict]) -> list[Verdict]:
-    """Set the declared exceptions against what was found."""
-    result = list(verdicts)
-    for law, why in hierarchy.gives_up.items():
-        covered = COVERS.get(law, (law,))
-        broken = [v for v in verdicts if v.law == law and v.status != "proved"]
-        if any(v.law == law for v in verdicts) and not broken:
-            result.append(
-                Verdict(
-                    "given_up",
-                    f"law '{law}'",
-                    "refuted",
-                    "",
-                    required="a law is given up only if it is broken",
-                    found=f"'{law}' holds",
-                    remedy=f"remove '{law}' from gives_up",
-                )
-            )
-        result = [replace(v, given_up=why) if v.law in covered and v.status != "proved" else v for v in result]
-    return result
+def given_up_though_it_holds(subject: Subject) -> Iterator[Decision]:
+    for law in subject.hierarchy.gives_up:
+        if subject.proved(law):
+            yield refuted(f"law '{law}'", f"'{law}' holds", f"remove '{law}' from gives_up")
+
+
+GIVEN_UP = Law("given_up", "a law is given up only if it is broken", given_up_though_it_holds)
 
 
 # ---------------------------------------------------------------- what is kept
@@ -120,16 +114,10 @@ def _read(data: list[dict[str, Any]], hierarchy: Hierarchy) -> Verdicts:
     return tuple(Verdict(**v, counterexample=w) for v, w in zip(data, seen, strict=True))
 
 
-def _write_facts(found: Facts) -> list[dict[str, str]]:
-    return [vars(f) for f in found]
-
-
-def _read_facts(data: list[dict[str, str]], hierarchy: Hierarchy) -> Facts:
-    return tuple(Fact(**f) for f in data)
-
-
 VERDICTS = Kept(256, "verdicts", _write, _read)
-FACTS = Kept(256, "facts", _write_facts, _read_facts)
+FACTS: Kept[Facts] = Kept(
+    256, "facts", lambda found: [vars(f) for f in found], lambda data, _: tuple(Fact(**f) for f in data)
+)
 SUBJECTS: Kept[Subject] = Kept(16)  # what the laws have worked out, for the facts
 
 Hierarchy.verify = verify  # the method that users call

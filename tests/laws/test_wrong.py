@@ -6,17 +6,39 @@ The specs are in `zoo.wrong()`; `brute.confirm` rebuilds every counterexample in
 import dataclasses
 import functools
 import pickle
+import re
+from fractions import Fraction
 
 import pytest
 from hierarchies import quivers, zoo
 from oracles import brute
 
-from fibration import LawError, compile, exp, gated
+from fibration import (
+    Fibration,
+    Gate,
+    Hierarchy,
+    LawError,
+    MarkovKernel,
+    compile,
+    decomposition,
+    exp,
+    gated,
+    identity_gate,
+    log_ratio,
+    ratio_deviation,
+    residual,
+    strata,
+    token_log_ratio,
+    trajectory_mean,
+    uniform,
+)  # fmt: skip
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
 from fibration.laws.verify import decide
+from fibration.laws.witness.batches import in_full, shown
 
+token, trajectory = strata("token trajectory")
 WRONG = zoo.wrong()
 UNDECIDABLE = zoo.undecidable()
 
@@ -196,3 +218,37 @@ def test_what_was_not_decided_is_asked():
     assert "Parameter(..., lower=..., upper=...)" in asked.remedy
     assert silent.found.endswith("were not decided")
     assert silent.remedy.startswith("let small residuals pass")
+
+
+HUGE = {
+    "recovery": {"decomposition": decomposition(density=token_log_ratio, recovery=exp(1000 * gated("")))},
+    "identity": {"gates": {token: Gate(residual + exp(1000)), trajectory: identity_gate()}},
+    "first_order": {"gates": {token: Gate(residual + exp(1000)), trajectory: identity_gate()}},
+    "positivity": {
+        "decomposition": ratio_deviation(),
+        "gates": {token: Gate(-exp(10_000 * residual))},
+        "fibrations": [],
+    },
+    "markov": {"fibrations": [Fibration(token, trajectory, MarkovKernel(-exp(10_000)))]},
+    "reflecting": {"fibrations": [Fibration(token, trajectory, MarkovKernel(exp(10_000)))]},
+}
+
+
+@pytest.mark.parametrize("law", HUGE)
+def test_a_counterexample_has_words_for_numbers_that_no_float_holds(law):
+    plain = Hierarchy(
+        name="plain", fibrations=[Fibration(token, trajectory, uniform())], decomposition=log_ratio(),
+        gates={token: identity_gate(), trajectory: identity_gate()}, objective=trajectory_mean(),
+    )  # fmt: skip
+    found = plain.replace(**HUGE[law]).verify()
+    verdict = next(v for v in found.verdicts if v.law == law and v.status == "refuted")
+    assert re.search(r"\d\.\d{1,5}e\+\d{3}", str(verdict.counterexample)), verdict.counterexample
+    assert verdict.counterexample.to_dict()["text"] == str(verdict.counterexample)
+
+
+def test_numbers_in_words():
+    assert [shown(Fraction(n)) for n in ("0", "2", "1/3", "-1e-7")] == ["0", "2", "0.333333", "-1e-07"]
+    assert [shown(s * Fraction(10) ** n) for s, n in ((7, 400), (-7, -400))] == ["7.0e+400", "-7.0e-400"]
+    assert [in_full(v) for v in (Fraction(1, 3), (Fraction(1), None), 3)] == ["1/3", "(Fraction(1, 1), None)", "3"]
+    assert in_full(Fraction(10) ** 5000) == "1.0e+5000"
+    assert in_full([Fraction(10) ** 5000, Fraction(1, 2)]) == "(1.0e+5000, 1/2)"

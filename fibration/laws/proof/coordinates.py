@@ -95,11 +95,6 @@ def composed(h: Hierarchy, leaf: Stratum) -> Expression:
 
 def log_of(ratio: Any) -> Any:
     """`log` of a branch-free ratio, with `exp(a)/exp(b)` and `1 + (exp(x) - 1)` taken apart."""
-    ratio = sympy.powsimp(sympy.expand(sympy.together(_exponents(ratio))))
-    if isinstance(ratio, sympy.exp):
-        return ratio.args[0]
-    return sympy.log(ratio)
-
-
-def _exponents(value: Any) -> Any:
-    return value.replace(sympy.exp, lambda a: sympy.exp(sympy.cancel(sympy.together(a))))
+    ratio = ratio.replace(sympy.exp, lambda a: sympy.exp(sympy.cancel(sympy.together(a))))
+    ratio = sympy.powsimp(sympy.expand(sympy.together(ratio)))
+    return ratio.args[0] if isinstance(ratio, sympy.exp) else sympy.log(ratio)

@@ -8,7 +8,9 @@ if it is the leaf's own density, whatever branches meet.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +21,12 @@ import sympy
 from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.operators import ANY, Signs
+from fibration.language.operators import ANY, NOT_NEGATIVE, Signs
 from fibration.language.sympy_bridge import show, symbol, vanishes
 from fibration.language.traversal import substitute
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.near import Near, is_kinked
-from fibration.laws.proof.subject import Subject, is_never_negative
+from fibration.laws.proof.subject import Subject
 
 MOST_MEETINGS = 512  # of one branch per level
 Conditions = dict[Any, Signs]
@@ -41,52 +43,47 @@ class Meeting:
     difference: Any
 
 
-class Whole:
-    """The gates over one leaf, on one channel, written in the densities of all strata."""
+class Stack:
+    """The gates of all levels over one leaf, on one channel, written in the densities of all strata."""
 
     def __init__(self, subject: Subject, leaf: Stratum, channel: str) -> None:
         self.h, self.leaf, self.channel = subject.hierarchy, leaf, channel
         h = self.h
         self.path = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
-        split = h.decomposition
-        lifted = {
-            c
-            for c in split.channels
-            if all(is_never_negative(h.with_mass(split[c], x), subject.at(x)) for x in h.leaves)
-        }
-        known = [Density(s, c) for s in h.order for c in split.channels]
+        known = [Density(s, c) for s in h.order for c in h.decomposition.channels]
         # effects of a projection are no combination of the densities: they are variables of their own
         self.effects = {s: Reading(f"effect on {s}{channel}") for s in self.path} if h.orthogonalise is not None else {}
         self.variables = {symbol(a): 0 for a in (*known, *self.effects.values())}
-        self.assume = subject.at(leaf).with_signs({symbol(d): frozenset({0, 1}) for d in known if d.channel in lifted})
+        lifted = {symbol(d): NOT_NEGATIVE for d in known if d.channel in subject.never_negative}
+        self.assume = subject.at(leaf).with_signs(lifted)
 
     def level(self, stratum: Stratum) -> Expression:
         """What a gate adds, per unit of the leaf measure, in the densities."""
-        h, m = self.h, self.h.masses[stratum]
-        own: Expression
+        m = self.h.masses[stratum]
+        own: Expression = Density(stratum, self.channel)
         if self.effects:
             own = m * self.effects[stratum]
         else:
-            own = Density(stratum, self.channel)
-            for u, c in h.shape.moebius(stratum).items():
-                part = as_expression(c) * cancel(m / h.masses[u]) * Density(u, self.channel)
-                own = own - part
+            own = functools.reduce(operator.sub, self._coarser(stratum), own)
         # not cancelled: ρ·ρ/ρ has no value at 0
-        return substitute(in_channel(h.gate(stratum), self.channel), {residual: own}) / m
+        return substitute(in_channel(self.h.gate(stratum), self.channel), {residual: own}) / m
+
+    def _coarser(self, stratum: Stratum) -> Iterator[Expression]:
+        """What the residual of a stratum takes off its density, coarser stratum by coarser stratum."""
+        for u, c in self.h.shape.moebius(stratum).items():
+            yield as_expression(c) * cancel(self.h.masses[stratum] / self.h.masses[u]) * Density(u, self.channel)
 
     @cached_property
     def goal(self) -> Expression:
         """The leaf's own density, per unit of the leaf measure."""
         if self.effects:
-            first, *others = (e for s, e in self.effects.items())
-            return sum(others, first)
+            return functools.reduce(operator.add, self.effects.values())
         return Density(self.leaf, self.channel) / self.h.masses[self.leaf]
 
     @property
     def added(self) -> Expression:
         """`D`, per unit of the leaf measure."""
-        first, *others = (self.level(s) for s in self.path)
-        return sum(others, first)
+        return functools.reduce(operator.add, map(self.level, self.path))
 
     # ------------------------------------------------------------ near on-policy
 
@@ -139,16 +136,12 @@ class Whole:
             branches = self._branches(self.level(s), near) if not self.effects else None
             if branches is None or len(branches) != 1:
                 return ""
-            others = (
-                as_expression(c) * cancel(self.h.masses[s] / self.h.masses[u]) * Density(u, self.channel)
-                for u, c in self.h.shape.moebius(s).items()
-            )
             try:
-                [whole] = cases(sum(others, residual) if self.h.shape.below(s) else residual, self.assume)
+                [density] = cases(sum(self._coarser(s), residual), self.assume)
                 [mass] = cases(self.h.masses[s], self.assume)
             except (ValueError, TooManyCases):
                 return ""
-            value = branches[0].sympy().subs(symbol(Density(s, self.channel)), whole.sympy()) * mass.sympy()
+            value = branches[0].sympy().subs(symbol(Density(s, self.channel)), density.sympy()) * mass.sympy()
             parts.append(f"{show(sympy.cancel(value))} on {s}")
         return " and ".join(parts)
 
@@ -163,22 +156,22 @@ def merged(conditions: Conditions, more: Conditions) -> Conditions | None:
     return result
 
 
-def wholes(subject: Subject) -> Iterator[Whole]:
+def stacks(subject: Subject) -> Iterator[Stack]:
     for leaf, channel in itertools.product(subject.hierarchy.leaves, subject.hierarchy.decomposition.channels):
-        yield Whole(subject, leaf, channel)
+        yield Stack(subject, leaf, channel)
 
 
 def agrees(subject: Subject) -> str:
     """`exact` if near on-policy the gates add up to every leaf's own density, `soft` to first order, '' if unknown."""
     kind = "exact"
-    for whole in wholes(subject):
-        meetings = whole.meetings()
+    for stack in stacks(subject):
+        meetings = stack.meetings()
         if not meetings:
             return ""
         for meeting in meetings:
             if vanishes(meeting.difference):
                 continue
-            if not (vanishes(whole.at_reference(meeting)) and whole.is_flat(meeting)):
+            if not (vanishes(stack.at_reference(meeting)) and stack.is_flat(meeting)):
                 return ""
             kind = "soft"
     return kind
@@ -189,7 +182,7 @@ def argument(subject: Subject, kind: str) -> str:
     h = subject.hierarchy
     leaf = " and ".join(s.name for s in h.leaves)
     each = "the" if len(h.leaves) == 1 else "each"
-    shown = Whole(subject, h.leaves[0], h.decomposition.channels[0]).shown() if len(h.leaves) == 1 else ""
+    shown = Stack(subject, h.leaves[0], h.decomposition.channels[0]).shown() if len(h.leaves) == 1 else ""
     if "+" in h.decomposition.channels:
         shown = shown.replace(', "+")', ")").replace("[+]", "")  # the other channel differs in no more than that
     what = f"near on-policy the gates are {shown}, which" if shown else "near on-policy the gates of all levels"
@@ -204,15 +197,15 @@ def reference_values(subject: Subject, exactly: bool, flat: bool) -> dict[Stratu
     side. None where that is not so, or is not known.
     """
     found: dict[Stratum, dict[str, list[Any]]] = {}
-    for whole in wholes(subject):
-        meetings = whole.meetings(exactly)
-        if not meetings or (flat and not all(whole.is_flat(m) for m in meetings)):
+    for stack in stacks(subject):
+        meetings = stack.meetings(exactly)
+        if not meetings or (flat and not all(stack.is_flat(m) for m in meetings)):
             return None
-        values = [whole.at_reference(m) for m in meetings]
+        values = [stack.at_reference(m) for m in meetings]
         for (a, v), (b, w) in itertools.combinations(zip(meetings, values, strict=True), 2):
             if flat and merged(dict(a.conditions), dict(b.conditions)) is not None and not vanishes(v - w):
                 return None
-        found.setdefault(whole.leaf, {})[whole.channel] = list(dict.fromkeys(values))
+        found.setdefault(stack.leaf, {})[stack.channel] = list(dict.fromkeys(values))
     return found
 
 

@@ -7,7 +7,6 @@ anything else `pieces` says None, and facts that rest on it are not certified.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cmp_to_key
 from typing import Any
@@ -52,14 +51,13 @@ class Piece:
 class Line:
     """One gate for one outcome of the conditions that do not mention the residual (such as the advantage's sign)."""
 
-    selector: tuple[tuple[Any, Signs], ...]
     pieces: tuple[Piece, ...]
     assume: Assumptions
 
     def continuous(self) -> bool:
         return all(
-            vanishes(left.value.subs(RHO, point) - right.value.subs(RHO, point))
-            for left, right, point in _neighbours(self.pieces)
+            vanishes(left.value.subs(RHO, left.high) - right.value.subs(RHO, left.high))
+            for left, right in itertools.pairwise(self.pieces)
         )
 
     def restorative(self) -> list[Piece]:
@@ -79,7 +77,7 @@ class Line:
             high += 1
         return self.pieces[low].low, self.pieces[high].high
 
-    def range(self, low: Any = -oo, high: Any = oo) -> tuple[list[Any], list[Any]] | None:
+    def range(self, low: Any, high: Any) -> tuple[list[Any], list[Any]] | None:
         """Candidates for infimum and supremum over residuals in `[low, high]` (bounds 0, -1 or infinite)."""
         candidates: list[Any] = []
         zero = next(i for i, p in enumerate(self.pieces) if p.is_point and p.low == 0)
@@ -103,16 +101,13 @@ def extremes(values: list[Any], assume: Assumptions, direction: int) -> list[Any
     infinite = oo * direction
     if infinite in values:
         return [infinite]
-    kept: list[Any] = []
     finite = [v for v in values if v != -infinite]
-    for i, v in enumerate(finite):
-        dominated = False
-        for j, w in enumerate(finite):
-            if i != j and -direction not in assume.signs(w - v) and (0 not in assume.signs(w - v) or j < i):
-                dominated = True
-        if not dominated:
-            kept.append(v)
-    return kept or finite[:1]
+
+    def is_dominated(i: int) -> bool:
+        beside = ((j, assume.signs(w - finite[i])) for j, w in enumerate(finite) if j != i)
+        return any(-direction not in signs and (0 not in signs or j < i) for j, signs in beside)
+
+    return [v for i, v in enumerate(finite) if not is_dominated(i)] or finite[:1]
 
 
 def _limit(value: Any, end: Any) -> Any | None:
@@ -125,11 +120,6 @@ def _limit(value: Any, end: Any) -> Any | None:
         return oo * sympy.sign(slope) * (1 if end == oo else -1)
     limit = sympy.limit(value, RHO, end) if not (value.free_symbols - {RHO}) else None
     return limit if limit is not None and limit.is_extended_real else None
-
-
-def _neighbours(pieces: tuple[Piece, ...]) -> Iterator[tuple[Piece, Piece, Any]]:
-    for left, right in itertools.pairwise(pieces):
-        yield left, right, left.high
 
 
 def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
@@ -150,7 +140,7 @@ def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
             continue
         # A branch without a condition of a selector belongs to every outcome of it.
         shared = [c for s, cs in groups.items() if s != selector and set(s) < set(selector) for c in cs]
-        line = _line(selector, [*members, *shared], assume.with_signs(dict(selector)))
+        line = _line([*members, *shared], assume.with_signs(dict(selector)))
         if line is None:
             return None
         lines.append(line)
@@ -171,7 +161,7 @@ class _Affine:
         return self.slope if low >= self.place else -self.slope
 
 
-def _line(selector: tuple[tuple[Any, Signs], ...], members: list[Case], assume: Assumptions) -> Line | None:
+def _line(members: list[Case], assume: Assumptions) -> Line | None:
     roots: dict[Any, tuple[Any, int]] = {}
     for d in dict.fromkeys(d for case in members for d, _ in case.signs if d.has(RHO)):
         root = _root(d, assume)
@@ -198,7 +188,7 @@ def _line(selector: tuple[tuple[Any, Signs], ...], members: list[Case], assume: 
             if value is None:
                 return None
             result.append(Piece(bounds[low + 1], bounds[high + 1], value))
-    return Line(selector, tuple(result), assume)
+    return Line(tuple(result), assume)
 
 
 def _root(d: Any, assume: Assumptions) -> tuple[Any, int] | None:
@@ -230,10 +220,9 @@ def _sorted(points: list[Any], assume: Assumptions) -> list[Any] | None:
 
 def _value_on(low: int, high: int, members: list[Case], table: dict[Any, _Affine]) -> Any | None:
     """The branch that holds between two breakpoints, or at one."""
-    for case in members:
-        if all(table[d].sign(low, high) in signs for d, signs in case.signs if d in table):
-            return case.sympy()
-    return None
+    holds = (c for c in members if all(table[d].sign(low, high) in signs for d, signs in c.signs if d in table))
+    case = next(holds, None)
+    return None if case is None else case.sympy()
 
 
 def text(value: Any) -> str:

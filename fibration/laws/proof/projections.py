@@ -60,10 +60,7 @@ class Projections:
     def line(self, nearest: list[Stratum]) -> str:
         residual = _sum([("s", 1), *((f"s_{w}", -c) for w, c in self.c.items())])
         u, coarser = nearest[0], self.shape.coarser(self.v)
-        parts = [(f"P_{u}", 1)]
-        for w, c in self.c.items():
-            product = self.product(u, w)
-            parts.append((f"P_{product}", -c))
+        parts = [(f"P_{u}", 1), *((f"P_{self.product(u, w)}", -c) for w, c in self.c.items())]
         rest = f", and so over {', '.join(s.name for s in coarser if s != u)}" if len(coarser) > 1 else ""
         reasons = dict.fromkeys(f"P_{a} P_{b} = P_{z} by {a_!r}" for (a, b), (z, a_) in self.used.items() if a == u)
         why = f" ({'; '.join(reasons)})" if reasons else ""

@@ -14,7 +14,7 @@ import sympy
 from fibration.language.atoms import Density
 from fibration.language.sympy_bridge import symbol
 from fibration.laws.proof.branches import Case, TooManyCases, cases
-from fibration.laws.proof.levels_together import Whole, usable, wholes
+from fibration.laws.proof.levels_together import Stack, stacks, usable
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 
@@ -26,15 +26,15 @@ def shrinks(subject: Subject, known: str) -> bool:
     if subject.hierarchy.orthogonalise is not None:
         return False  # effects of a projection have no sign that could be used
     signs = (1,) if known == "split deviation" else (1, -1)
-    return all(_between(whole, sign) for whole in wholes(subject) for sign in signs)
+    return all(_between(stack, sign) for stack in stacks(subject) for sign in signs)
 
 
-def _between(whole: Whole, sign: int) -> bool:
-    own = symbol(Density(whole.leaf, whole.channel))
-    assume = whole.assume.with_signs({own: frozenset({0, sign})})
+def _between(stack: Stack, sign: int) -> bool:
+    own = symbol(Density(stack.leaf, stack.channel))
+    assume = stack.assume.with_signs({own: frozenset({0, sign})})
     try:
-        [mass] = cases(whole.h.masses[whole.leaf], assume)
-        branches = cases(whole.added, assume)
+        [mass] = cases(stack.h.masses[stack.leaf], assume)
+        branches = cases(stack.added, assume)
     except (ValueError, TooManyCases):
         return False
     if assume.signs(mass.sympy()) != {1}:
@@ -51,20 +51,14 @@ def _between(whole: Whole, sign: int) -> bool:
 
 def _facts(case: Case, but: Any = None) -> list[Any]:
     """What a branch's conditions say is not below 0."""
-    found = []
-    for d, signs in case.signs:
-        if d != but:
-            found += [d] if -1 not in signs else [-d] if 1 not in signs else []
-    return found
+    return [d if -1 not in signs else -d for d, signs in case.signs if d != but and not {-1, 1} <= signs]
 
 
 def _is_impossible(case: Case, assume: Assumptions) -> bool:
     """Whether one of the conditions contradicts the others."""
     for d, signs in case.signs:
         others = _facts(case, but=d)
-        if signs == {-1} and _is_at_least_0(d, others, assume):
-            return True
-        if signs == {1} and _is_at_least_0(-d, others, assume):
+        if signs in ({-1}, {1}) and _is_at_least_0(-d if signs == {1} else d, others, assume):
             return True
     return False
 

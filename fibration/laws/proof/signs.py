@@ -44,6 +44,7 @@ class Assumptions:
     def _start(self) -> None:
         self.branches: dict[Expression, Any] = {}  # of the expressions split under these assumptions (`branches.py`)
         self._known: dict[Any, Signs] = {}
+        self._counted = [(pair, signs) for s, signs in self.extra.items() if (pair := _pair(s))]
         self._family: dict[Any, Assumptions] = {}
 
     def with_signs(self, extra: dict[Any, Signs]) -> Assumptions:
@@ -64,20 +65,19 @@ class Assumptions:
         """Whether at least one `of` element lies over the `over` element."""
         if self.populations.always(of, over, self.at):
             return True
-        known = [(p, signs) for s, signs in self.extra.items() if (p := _pair(s))]
-        if any(signs == {1} and self.populations.implies(p, (of, over)) for p, signs in known):
+        if any(signs == {1} and self.populations.implies(p, (of, over)) for p, signs in self._counted):
             return True
-        return any(signs == {0} for _, signs in known) and self.populations.together([of], over, self._without(over))
+        some_absent = any(signs == {0} for _, signs in self._counted)
+        return some_absent and self.populations.together([of], over, self._without(over))
 
     def _without(self, over: Any) -> list[Any]:
         """The strata of which nothing lies over the `over` element."""
-        known = (p for s, signs in self.extra.items() if signs == {0} and (p := _pair(s)))
-        return [of for of, below in known if self.populations.implies((of, over), (of, below))]
+        implies = self.populations.implies
+        return [of for (of, below), signs in self._counted if signs == {0} and implies((of, over), (of, below))]
 
     def absent(self, of: Any, over: Any) -> bool:
         """Whether no `of` element lies over the `over` element."""
-        known = (p for s, signs in self.extra.items() if signs == {0} and (p := _pair(s)))
-        return any(self.populations.implies((of, over), p) for p in known)
+        return any(signs == {0} and self.populations.implies((of, over), p) for p, signs in self._counted)
 
     def signs(self, value: Any) -> Signs:
         """The signs that an expression can take; never too few, sometimes too many."""
@@ -131,18 +131,13 @@ class Assumptions:
         if not replaced.is_polynomial(*symbols):
             return ANY
         possible: set[int] = set()
-        strict: set[int] = set()
+        strict = False  # whether some term is never 0
         for monomial, coefficient in sympy.Poly(replaced, *symbols).terms():
-            odd_unknown = any(s not in known and p % 2 for s, p in zip(symbols, monomial, strict=True))
-            if odd_unknown:
+            if any(s not in known and p % 2 for s, p in zip(symbols, monomial, strict=True)):
                 return ANY
-            sign = 1 if coefficient > 0 else -1
-            possible.add(sign)
-            if all(p == 0 or s in positive for s, p in zip(symbols, monomial, strict=True)):
-                strict.add(sign)
-        if len(possible) > 1:
-            return ANY
-        return frozenset(possible) if strict else frozenset(possible | {0})
+            possible.add(1 if coefficient > 0 else -1)
+            strict |= all(p == 0 or s in positive for s, p in zip(symbols, monomial, strict=True))
+        return ANY if len(possible) > 1 else frozenset(possible if strict else possible | {0})
 
     def _shift(self, value: Any) -> tuple[Any, set[Any], set[Any]]:
         """Rewrite atoms through variables that are positive (or not negative) and nothing else."""

@@ -40,17 +40,22 @@ class Subject:
             self._at[stratum] = self.assume if self.hierarchy.shape.is_chain else self._assume(stratum)
         return self._at[stratum]
 
+    @cached_property
+    def never_negative(self) -> frozenset[str]:
+        """The channels whose densities are nowhere below 0, as sums of `max(±x, 0)` are not."""
+        h = self.hierarchy
+        at = {leaf: Assumptions(h.shape, h.assume, leaf) for leaf in h.leaves}
+        return frozenset(
+            channel
+            for channel, density in h.decomposition.densities
+            if all(is_never_negative(h.with_mass(density, leaf), known) for leaf, known in at.items())
+        )
+
     def _assume(self, stratum: Stratum | None) -> Assumptions:
-        """Densities that are sums of `max(±x, 0)` are not negative."""
         h = self.hierarchy
         plain = Assumptions(h.shape, h.assume, stratum)
-        never_negative = {
-            c
-            for c, e in h.decomposition.densities
-            if all(is_never_negative(h.with_mass(e, leaf), Assumptions(h.shape, h.assume, leaf)) for leaf in h.leaves)
-        }
-        read = {a for s in h.order for c in never_negative for a in atoms(in_channel(h.gate(s), c))}
-        known = (a for a in read if isinstance(a, Density) and a.channel in never_negative)
+        read = {a for s in h.order for c in self.never_negative for a in atoms(in_channel(h.gate(s), c))}
+        known = (a for a in read if isinstance(a, Density) and a.channel in self.never_negative)
         return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known})
 
     def germ(self, gate: Expression, stratum: Stratum) -> Germ:

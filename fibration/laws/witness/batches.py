@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+import mpmath
+
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.strata import Shape
@@ -133,6 +135,11 @@ class Concrete:
                 text += f" with {' and '.join(map(str, sizes))} {what}"
         return text
 
+    @property
+    def chosen(self) -> str:
+        """The values of parameters, each after a comma."""
+        return "".join(f", {p} = {v}" for p, v in self.parameters.items())
+
     def to_dict(self) -> dict[str, Any]:
         small = sum(self.size.values()) <= 64
         parents: dict[str, Any] = {}
@@ -172,6 +179,24 @@ def lies(concrete: Concrete, stratum: Stratum) -> str:
     return f"{plural(stratum.name)} 1 to {n} lie over {' and '.join(over)}"
 
 
+def shown(value: Fraction) -> str:
+    """Six digits of a number, of any size."""
+    if _is_ordinary(value):
+        return f"{float(value):.6g}"
+    return str(mpmath.nstr(mpmath.mpf(value.numerator) / value.denominator, 6))
+
+
+def in_full(value: object) -> str:
+    """A value as it is, but for numbers that no float64 holds: of these, alone or in a tuple, six digits."""
+    if isinstance(value, (tuple, list)) and not all(_is_ordinary(v) for v in value):
+        return f"({', '.join(map(in_full, value))})"
+    return str(value) if _is_ordinary(value) else shown(value)  # type: ignore[arg-type]
+
+
+def _is_ordinary(value: object) -> bool:
+    return not isinstance(value, Fraction) or value == 0 or SMALLEST < abs(value) < LARGEST
+
+
 def settings(concrete: Concrete) -> str:
     """The values of parameters and attributes, in parentheses."""
     parts = [f"{p} = {v}" for p, v in concrete.parameters.items()]
@@ -192,7 +217,7 @@ class Witness:
 
     def to_dict(self) -> dict[str, Any]:
         hierarchy = {} if self.concrete is None else {"hierarchy": self.concrete.to_dict()}
-        return {"text": self.text, **hierarchy, "values": {k: str(v) for k, v in self.values.items()}}
+        return {"text": self.text, **hierarchy, "values": {k: in_full(v) for k, v in self.values.items()}}
 
 
 def rounding(*expressions: Expression) -> Fraction:
@@ -288,6 +313,21 @@ def _constants(e: Expression) -> Iterator[int]:
             yield from _constants(a)
 
 
+# Values of an attribute, by the number of the element.
+POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(1),
+    lambda i: Fraction(i + 1),
+    lambda i: Fraction(2),
+    lambda i: Fraction(1, i + 2),
+    lambda i: Fraction(1 if i else 1000),
+)
+OTHER_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(-1),
+    lambda i: Fraction(0),
+    lambda i: Fraction(i) * (-1) ** i,
+)
+
+
 def _valued(shape: Shape, maps: Maps, used: list[Expression]) -> Iterator[Concrete]:
     """Several choices of attribute and parameter values."""
     size = Concrete(shape, maps).size
@@ -296,26 +336,13 @@ def _valued(shape: Shape, maps: Maps, used: list[Expression]) -> Iterator[Concre
     )
     parameters = [a for a in used if isinstance(a, (Parameter, Component))]
     choices = [parameter_values(p.parameter if isinstance(p, Component) else p) for p in parameters]
-    patterns: list[Mapping[Attribute, tuple[Fraction, ...]]] = [{}]
-    if attributes:
-        kinds = [
-            lambda i: Fraction(1),
-            lambda i: Fraction(i + 1),
-            lambda i: Fraction(2),
-            lambda i: Fraction(1, i + 2),
-            lambda i: Fraction(1 if i else 1000),
-        ]
-        signed = [lambda i: Fraction(-1), lambda i: Fraction(0), lambda i: Fraction(i) * (-1) ** i]
-        patterns = []
-        for kind in [*kinds, *signed]:
-            if kind in signed and all(a.positive for a in attributes):
-                continue
-            plain = kinds[0] if kind in signed else kind
-            patterns.append(
-                {a: tuple((plain if a.positive else kind)(i) for i in range(size[a.on])) for a in attributes}
-            )
+    tried = [] if all(a.positive for a in attributes) else [(POSITIVE_PATTERNS[0], other) for other in OTHER_PATTERNS]
+    patterns: list[Mapping[Attribute, tuple[Fraction, ...]]] = [
+        {a: tuple((positive if a.positive else other)(i) for i in range(size[a.on])) for a in attributes}
+        for positive, other in (*zip(POSITIVE_PATTERNS, POSITIVE_PATTERNS, strict=True), *tried)
+    ]
     longest = max((len(c) for c in choices), default=1)
-    for pattern in patterns:
+    for pattern in patterns if attributes else ({},):
         for k in range(longest):
             yield Concrete(shape, maps, pattern, {p: c[k % len(c)] for p, c in zip(parameters, choices, strict=True)})
 

@@ -17,10 +17,10 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding
+from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding, shown
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
-ENOUGH = 80  # concrete hierarchies to try
+MOST_TRIED = 81
 MOST_TOKENS, MANY_TOKENS = 6, 40
 Values = dict[Stratum, list[Fraction | None]]  # None where no token lies over it
 
@@ -169,9 +169,7 @@ def candidates(h: Hierarchy) -> Iterator[tuple[Dense, Fraction]]:
         return
     read = formulas(h)
     signs = (Fraction(1), Fraction(-1)) if any(advantage in set(atoms(e)) for e in read) else (Fraction(1),)
-    for tried, concrete in enumerate(concretes(h, read)):
-        if tried > ENOUGH:
-            return
+    for concrete in concretes(h, read, most=MOST_TRIED):
         dense = Dense(h, concrete)
         if len(dense.tokens) <= MOST_TOKENS:
             yield from ((dense, a) for a in signs)
@@ -228,8 +226,7 @@ def _witness(dense: Dense, xs: list[Fraction], a: Fraction) -> Witness:
     root = h.roots[0]
     place = f"on a {root}" if root in h.leaves else f"on {concrete.describe(root)}"
     settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
-    settings += "".join(f", {p} = {v}" for p, v in concrete.parameters.items())
-    got = "no value" if found is None else ", ".join(f"{float(g - 1):.6g}" for g in found)
-    text = f"{place}{settings}: log ratios {', '.join(f'{float(x):g}' for x in xs)} have 𝒢(r) - 1 = {got}"
+    got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
+    text = f"{place}{settings}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have 𝒢(r) - 1 = {got}"
     values = {"advantage": a, "log_ratios": tuple(xs), "gated": None if found is None else tuple(found)}
     return Witness(text, concrete, values)

@@ -8,7 +8,17 @@ from fractions import Fraction
 from fibration.language.atoms import Stratum, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.hierarchy import Hierarchy
-from fibration.laws.witness.batches import Concrete, Witness, concretes, lies, plural, rounding, settings, token_masses
+from fibration.laws.witness.batches import (
+    Concrete,
+    Witness,
+    concretes,
+    in_full,
+    lies,
+    plural,
+    rounding,
+    settings,
+    token_masses,
+)
 
 MOST_TRIED, MOST_ELEMENTS = 1001, 60
 
@@ -39,8 +49,10 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
                     if bad is not None:
                         of = " and ".join(s.name for s in members)
                         value = sums[bad] * size
-                        text = f"with {unit} at one {leaf}, the residuals on {of} over {u} {bad + 1} sum to {value}"
-                        text = f"{_layout(concrete, members[0])}{text}{settings(concrete)}"
+                        text = (
+                            f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
+                            f"{u} {bad + 1} sum to {in_full(value)}{settings(concrete)}"
+                        )
                         values = {
                             "leaf": leaf.name, "token": i, "density": size, "stratum": [s.name for s in members],
                             "over": u.name, "element": bad, "sum": value,

@@ -7,7 +7,10 @@ part and meet again agree. Every element has a token over it. A branch of a tree
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import networkx as nx
 
 from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import BATCH, Stratum
@@ -144,18 +147,10 @@ def _before(elements: list[Below]) -> list[int | None]:
 
 def _is_connected(shape: Shape, found: dict[Stratum, list[Below]]) -> bool:
     """What falls apart is two smaller ones."""
-    parts = {(s, i): (s, i) for s in shape.order for i in range(len(found[s]))}
-
-    def top(x: tuple[Stratum, int]) -> tuple[Stratum, int]:
-        while parts[x] != x:
-            x = parts[x]
-        return x
-
-    for s in shape.order:
-        for i, below in enumerate(found[s]):
-            for t, e in below.items():
-                parts[top((s, i))] = top((t, e))
-    return len({top(x) for x in parts}) <= 1
+    g = nx.Graph()
+    g.add_nodes_from((s, i) for s in shape.order for i in range(len(found[s])))
+    g.add_edges_from(((s, i), end) for s in shape.order for i, below in enumerate(found[s]) for end in below.items())
+    return bool(nx.is_connected(g))
 
 
 # ---------------------------------------------------------------- regular ones
@@ -172,7 +167,7 @@ def regular(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator
         fan = {s: 1 for s in shape.roots} | dict(zip(free, chosen, strict=True))
         if any(s.name == BATCH and fan[s] > 1 for s in shape.roots):
             continue
-        size = {s: _product(fan[u] for u in (s, *shape.coarser(s))) for s in shape.order}
+        size = {s: math.prod(fan[u] for u in (s, *shape.coarser(s))) for s in shape.order}
         if above < sum(size.values()) <= at_most:
             sized.append((sum(size.values()), chosen, fan, sum(size[leaf] for leaf in shape.leaves)))
     for _, _, fan, width in sorted(sized, key=lambda found: found[:2]):
@@ -208,10 +203,3 @@ def _fans(fans: list[int], strata: int) -> Iterator[tuple[int, ...]]:
         for large in (f for f in fans if f > 3):
             for others in itertools.product(few[:2], repeat=strata - 1):
                 yield (*others[:place], large, *others[place:])
-
-
-def _product(numbers: Iterator[int]) -> int:
-    result = 1
-    for n in numbers:
-        result *= n
-    return result
