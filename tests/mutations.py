@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import ast
 import fnmatch
+import json
 import os
-import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,8 @@ from slips import SLIPS, Slip
 
 HERE = Path(__file__).resolve().parent.parent
 LIBRARY = ("fibration", "backends")
-NO_END = "no end within"
+NO_END, CRASH = "no end within", "a crash by"  # besides names of tests
+CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL, -signal.SIGABRT)
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
 
 
@@ -34,10 +36,10 @@ class NotApplicable(Exception):
 
 
 class Copy:
-    """A tree of its own, with a folder of its own for what it builds."""
+    """A tree of its own, with folders of its own for what it builds, and for what pytest notes."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
-        self.root, self.built = folder / "tree", folder / "built"
+        self.root, self.built, self.noted = (folder / word for word in ("tree", "built", "noted"))
         shutil.copytree(tree, self.root, symlinks=True, ignore=LEFT_OUT)
         files = (p for part in LIBRARY for p in sorted((self.root / part).rglob("*")) if p.suffix in (".py", ".h"))
         self.sources = {p.resolve(): p.read_text() for p in files}
@@ -69,15 +71,19 @@ class Copy:
 
     def failures(self, tests: Iterable[str], limit: float, *options: str) -> list[str]:
         """What fails, by name."""
-        command = [sys.executable, "-m", "pytest", *options, "-q", "-n", "0", "--no-header", "--tb=no", "-rfE"]
-        command += ["-p", "no:cacheprovider", *tests]
+        shutil.rmtree(self.noted, ignore_errors=True)
+        command = [sys.executable, "-m", "pytest", *options, "-q", "-n", "0", "--no-header", "--tb=no", "-rN"]
+        command += ["-o", f"cache_dir={self.noted}", *tests]
         env = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
         env |= {"FIBRATION_CACHE": str(self.built)}
         try:
             done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
             return [f"{NO_END} {limit:.0f} s"]
-        failed: list[str] = re.findall(r"^(?:FAILED|ERROR) (\S+::.*?|\S+)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if done.returncode in CRASHES:
+            return [f"{CRASH} {signal.Signals(-done.returncode).name}"]
+        last = self.noted / "v" / "cache" / "lastfailed"
+        failed = list(json.loads(last.read_text())) if last.exists() else []
         if bool(failed) != bool(done.returncode):
             raise NotApplicable(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
         return failed
@@ -124,7 +130,7 @@ def main() -> int:
                     first, second = path.relative_to(copy.root).as_posix(), ", ".join(copy.likely(slip))
                 else:
                     first = copy.killer(slip, chosen.full, chosen.limit) or "SURVIVED"
-                    if first not in ("SURVIVED", f"{NO_END} {chosen.limit:.0f} s"):
+                    if not first.startswith(("SURVIVED", NO_END, CRASH)):
                         killers[first] = slip.name
                     second = f"{time.monotonic() - since:.0f}"
             except (NotApplicable, SyntaxError) as error:

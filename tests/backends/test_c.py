@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import math
 import platform
 import shutil
 import stat
@@ -49,6 +50,26 @@ def test_a_library_is_built_once(own_cache):
     assert build.build(TINY, {"ANSWER": "1"}) == first
     assert first.stat().st_mtime_ns == made
     assert build.build(TINY, {"ANSWER": "2"}) != first
+
+
+def test_an_entry_is_there_whole_or_not_at_all(own_cache):
+    """Whoever sees its folder finds every file in it, however long writing them takes."""
+    place, files = own_cache / "many", 1000
+    own_cache.mkdir()
+
+    def first_seen() -> int:
+        while not place.exists():
+            pass
+        return len(list(place.iterdir()))
+
+    def make(workshop):
+        for i in range(files):
+            (workshop / f"{i}").write_text("whole")
+
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(first_seen)
+        assert cache.entry("many", make) == place
+        assert seen.result(60) == files + 1
 
 
 @pytest.mark.parametrize("harm", ["cut short", "emptied", "list lost", "list of another version", "library lost"])
@@ -224,6 +245,19 @@ def test_threads_do_not_change_a_bit():
         assert torch.equal(values, seen[0][0])
         assert torch.equal(objective, seen[0][1])
         assert metrics == seen[0][2]
+
+
+@pytest.mark.parametrize("rows", [16384, 16385, 40_000])
+def test_sums_over_many_rows_have_all_their_pieces(rows):
+    """They are cut at every 16384; the largest ratio is in the last piece."""
+    op = fibration.compile(fibration.load("ppo"), backend="c")
+    x = torch.zeros(rows, dtype=torch.float64)
+    x[-1] = 0.125
+    index = op.index(offsets=torch.arange(rows + 1))
+    result = op.coefficients(x, torch.zeros_like(x), torch.ones_like(x), index)
+    assert float(result.objective) == pytest.approx(1 + math.expm1(0.125) / rows, rel=1e-12)
+    assert float(result.metrics["kl"]) == pytest.approx(-0.125 / rows, rel=1e-12)
+    assert float(result.metrics["ratio/max"]) == pytest.approx(math.exp(0.125), rel=1e-12)
 
 
 def test_printing_shows_the_source(monkeypatch, capsys):

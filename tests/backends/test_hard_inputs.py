@@ -61,6 +61,28 @@ def test_what_lies_under_the_mask_is_never_read(operator, name, garbage):
     assert all(torch.isfinite(v).all() for v in (*seen.residual.values(), *seen.gated.values()))
 
 
+MASKS = {
+    "prompts before, padding after": [[0, 0, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0]],
+    "rows without tokens at both ends": [[0] * 6, [1] * 6, [0] * 6],
+    "tokens apart": [[0, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]],
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_every_masked_place_of_a_result_is_filled(operator, name):
+    """Each result in memory that had another one's fill: ratios are 1 there, coefficients 0."""
+    op, mask = operator(spec("fiberpo")), torch.tensor(MASKS[name], dtype=torch.bool)
+    index = op.index(mask=mask)
+    x = torch.where(mask, 0.125, math.nan).double()
+    for _ in range(3):
+        ratio = op.gate(x, index)
+        assert (ratio[~mask] == 1).all()
+        del ratio
+        found = op.coefficients(x, x * 0, x, index, metrics=False)
+        assert (found.values[~mask] == 0).all()
+        del found
+
+
 def test_a_cotangent_under_the_mask_is_never_read(operator):
     op = operator(spec("fiberpo"))
     batch = spread_batch()

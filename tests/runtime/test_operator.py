@@ -408,6 +408,9 @@ def test_attributes_reach_kernels_gates_and_objectives():
         offsets=[0, 2, 3], attributes={"weight": w, "bonus": {"a": 0.5, "b": -0.25}}, trajectory=["a", "b"]
     )
     assert op.gate(torch.tensor(x), by_name).tolist() == op.gate(torch.tensor(x), index).tolist()
+    # one number per row of the batch, as for advantages, also for rows without tokens, which are no elements
+    with_gaps = op.index(offsets=[0, 0, 2, 2, 3], attributes={"weight": w, "bonus": [9.0, 0.5, 9.0, -0.25]})
+    assert op.gate(torch.tensor(x), with_gaps).tolist() == op.gate(torch.tensor(x), index).tolist()
 
 
 def test_a_common_root_called_batch():
