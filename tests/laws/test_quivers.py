@@ -12,15 +12,9 @@ from fractions import Fraction
 import pytest
 from hierarchies import quivers
 from hierarchies.quivers import (
-    CROSS,
-    DM,
     MINE,
-    SHORT,
-    TREE,
     batch,
     domain,
-    expert,
-    group,
     image,
     make,
     mine,
@@ -31,33 +25,17 @@ from hierarchies.quivers import (
     token,
     trajectory,
     turn,
-)  # fmt: skip
+)
 
 from fibration import (
     Fibration,
-    Gate,
-    Stratum,
-    aggregate_gate,
-    clip_gate,
     count,
-    log_ratio,
-    mass,
-    residual,
     uniform,
-    where,
 )
 from fibration.language.assumptions import balanced, populated
 from fibration.language.exact import NoValue
 from fibration.language.report import Verdict
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import symbol
-from fibration.laws import LAWS
-from fibration.laws import reflecting as kernels
-from fibration.laws.proof.populations import Populations
-from fibration.laws.proof.signs import Assumptions
-from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, concretes, is_balanced
-from fibration.laws.witness.shapes import regular_maps, small
 
 RIGHT, WRONG = quivers.right(), quivers.wrong()
 F = Fraction
@@ -353,248 +331,3 @@ def test_random_ones_are_of_all_kinds():
     statuses = {(v.law, v.status) for seed in range(60) for v in of_random(seed)[1]}
     assert {(law, "proved") for law in MINE} <= statuses
     assert {(law, "refuted") for law in ("reflecting", "coherent", "orthogonality")} <= statuses
-
-
-# ---------------------------------------------------------------- small concrete ones
-
-
-def shape_of(*edges):
-    return make(*((a, b, uniform()) for a, b, *_ in edges)).shape
-
-
-def partitions(xs):
-    if not xs:
-        yield []
-        return
-    for rest in partitions(xs[1:]):
-        yield [[xs[0]], *rest]
-        for i in range(len(rest)):
-            yield [*rest[:i], [xs[0], *rest[i]], *rest[i + 1 :]]
-
-
-def canonical(shape, size, label):
-    """The same for two batches that differ in names only."""
-
-    def key(order):
-        rows = []
-        for s in shape.order:
-            seen = {}
-            rows.append(tuple(seen.setdefault(label[s][i], len(seen)) if i in label[s] else -1 for i in order))
-        return tuple(rows)
-
-    return min(key(order) for order in itertools.permutations(range(size)))
-
-
-def by_hand(shape, size):
-    """All batches of so many tokens, one root element, from partitions of the tokens."""
-    found = set()
-    strata = list(reversed(shape.order))
-
-    def fill(i, label):
-        if i == len(strata):
-            found.add(canonical(shape, size, label))
-            return
-        s = strata[i]
-        tokens = sorted({t for f in shape.above(s) for t in label[f.source]})
-        for parts in [[tokens]] if s in shape.roots else partitions(tokens):
-            own = {t: k for k, part in enumerate(parts) for t in part}
-            pairs = itertools.combinations(tokens, 2)
-            fine = [label[f.source] for f in shape.above(s)]
-            if all(own[a] == own[b] for a, b in pairs for up in fine if a in up and up[a] == up.get(b)):
-                fill(i + 1, {**label, s: own})
-
-    for chosen in itertools.product(shape.leaves, repeat=size):
-        label = {leaf: {t: t for t in range(size) if chosen[t] == leaf} for leaf in shape.leaves}
-        fill(len(shape.leaves), label) if strata[: len(shape.leaves)] == [
-            s for s in strata if s in shape.leaves
-        ] else None
-    return found
-
-
-def labels(concrete):
-    label, i = {s: {} for s in concrete.chain}, 0
-    for leaf in concrete.shape.leaves:
-        for e in range(concrete.size[leaf]):
-            for s in (leaf, *concrete.shape.coarser(leaf)):
-                label[s][i] = concrete.below(leaf, e, s)
-            i += 1
-    return label
-
-
-@pytest.mark.parametrize("edges", [CROSS, TREE, SHORT, quivers.NESTED], ids=["cross", "tree", "short", "nested"])
-def test_all_small_ones_are_met(edges):
-    shape = shape_of(*edges)
-    for size in (1, 2, 3):
-        made = [Concrete(shape, maps) for maps in small(shape, size)]
-        assert {canonical(shape, size, labels(c)) for c in made} == by_hand(shape, size)
-
-
-def test_commuting_empty_and_unbalanced_ones_occur():
-    unbalanced = {(0, 0), (0, 1), (1, 0)}
-    found = [Concrete(shape_of(*CROSS), maps) for maps in small(shape_of(*CROSS), 3)]
-    cells = [set(zip(c.maps[trajectory, domain], c.maps[trajectory, modality], strict=True)) for c in found]
-    assert unbalanced in cells
-    trees = [Concrete(shape_of(*TREE), maps) for maps in small(shape_of(*TREE), 2)]
-    assert any(c.size[image] == 0 for c in trees)
-    assert any(not c.over(image, trajectory, b) and c.size[image] for c in trees for b in range(c.size[trajectory]))
-    filled = small(shape_of(*TREE), 3, [populated(image, over=trajectory)])
-    assert all(Concrete(shape_of(*TREE), maps).over(image, trajectory, 0) for maps in filled)
-
-
-def test_assumptions_hold_on_every_candidate():
-    h = make(*CROSS, assume=[DM])
-    made = list(itertools.islice(concretes(h, []), 200))
-    assert all(is_balanced(h, c, domain, modality) for c in made)
-    assert any(c.size[domain] == c.size[modality] == 2 for c in made)
-    free = itertools.islice(concretes(make(*CROSS), []), 50)
-    assert not all(is_balanced(h, c, domain, modality) for c in free)
-
-
-def test_regular_ones_fill_every_cell():
-    shape = shape_of(*CROSS)
-    c = Concrete(shape, regular_maps(shape, {batch: 1, domain: 2, modality: 3, trajectory: 2, token: 1}))
-    assert c.size == {batch: 1, domain: 2, modality: 3, trajectory: 12, token: 12}
-    assert all(len(c.over(trajectory, domain, d)) == 6 for d in range(2))
-    assert c.describe(domain) == "a domain of 6 trajectories with 1 and 1 and 1 and 1 and 1 and 1 tokens"
-
-
-def test_descriptions():
-    shape = shape_of(*TREE)
-    c = next(Concrete(shape, m) for m in small(shape, 1) if not m[image, trajectory])
-    assert c.describe(trajectory) == "a trajectory of 1 text_token and 0 image_tokens"
-    assert c.to_dict()["parents"] == {"text_token": [0], "image_token": [], "trajectory": [0]}
-    crossing = next(Concrete(shape_of(*CROSS), m) for m in small(shape_of(*CROSS), 1))
-    assert crossing.to_dict()["parents"]["trajectory"] == {"domain": [0], "modality": [0]}
-    assert crossing.describe(batch) == "a batch of 1 domain and 1 modality"
-
-
-# ---------------------------------------------------------------- counts that may be 0
-
-
-def test_signs_of_counts_in_a_tree():
-    shape = shape_of((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group))
-    anywhere, on_image = Assumptions(shape), Assumptions(shape, (), image)
-    images, words, turns = (symbol(count(s, over=trajectory)) for s in (image, text, turn))
-    assert anywhere.signs(images) == {0, 1}
-    assert on_image.signs(images) == {1}
-    assert on_image.signs(words) == {0, 1}
-    assert anywhere.signs(images + words) == {1}, "some token lies over every trajectory"
-    assert anywhere.signs(images + turns) == {1}
-    assert anywhere.signs(words + turns) == {0, 1}
-    assert anywhere.signs(words - turns) == {0, 1}, "every turn has text"
-    assert anywhere.signs(words - images) == {-1, 0, 1}
-    assert anywhere.signs(symbol(count(text, over=turn))) == {1}
-    assert anywhere.signs(symbol(count(text, over=group)) - words) == {0, 1}
-    assert anywhere.signs(symbol(count(trajectory, over=group)) - 1) == {0, 1}
-    assert anywhere.signs(symbol(count(image, over=group)) - symbol(count(trajectory, over=group))) == {-1, 0, 1}
-    assumed = Assumptions(shape, [populated(image, over=trajectory)])
-    assert assumed.signs(images) == {1}
-    assert assumed.signs(symbol(count(image, over=group)) - symbol(count(trajectory, over=group))) == {0, 1}
-    present = anywhere.with_signs({images: frozenset({1})})
-    assert present.signs(images - 1) == {0, 1}
-    assert present.signs(symbol(count(image, over=group))) == {1}
-    absent = anywhere.with_signs({symbol(count(turn, over=trajectory)): frozenset({0})})
-    assert absent.signs(words) == {0}
-    assert absent.signs(images) == {1}
-
-
-def test_populations_are_those_of_all_small_ones():
-    """What is said of counts, against all small ones."""
-    for edges, assumed in (
-        (((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)), []),
-        (
-            ((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)),
-            [populated(turn, over=trajectory)],
-        ),
-        (quivers.NESTED, []),
-        (((text, trajectory), (image, trajectory), (image, expert), (trajectory, batch), (expert, batch)), []),
-    ):
-        shape = shape_of(*edges)
-        made = [Concrete(shape, m) for k in (1, 2, 3) for m in small(shape, k, assumed)]
-        known = Populations(shape, assumed)
-        pairs = [(a, b) for a in shape.strata for b in (a, *shape.coarser(a))]
-        for at in shape.strata:
-            here = (at, *shape.coarser(at))
-            read = [(a, b) for a, b in pairs if b in here]
-            seen = {p: set() for p in read}
-            larger = {(p, q): False for p in read for q in read}
-            for c in made:
-                for e in range(c.size[at]):
-                    counts = {(a, b): len(c.over(a, b, c.below(at, e, b))) for a, b in read}
-                    for p, value in counts.items():
-                        seen[p].add(value)
-                    for p, q in larger:
-                        larger[p, q] |= counts[p] > counts[q]
-            for p in read:
-                assert known.always(*p, at) == (0 not in seen[p]), (str(p), str(at))
-            for p, q in larger:
-                assert not (known.at_most(p, q) and larger[p, q]), (str(p), str(q))
-
-
-@pytest.mark.parametrize(("divides", "status"), [(image, "proved"), (text, "refuted")])
-def test_a_kernel_may_divide_by_what_is_there(divides, status):
-    """The count of images is not 0 at an image: a weight that divides by it has a value there, and not at a text."""
-    kernels = {s: quivers.BOTH * (n(image) / n(image)) if s == divides else quivers.BOTH for s in (text, image)}
-    found = mine(make(*((s, trajectory, k) for s, k in kernels.items()), (trajectory, group, uniform())))
-    said = {(v.law, v.subject): v.status for v in found}
-    assert said["markov", f"kernel {divides} → trajectory"] == status
-    assert said["reflecting", "kernels text_token, image_token → trajectory"] == status
-
-
-def kinds_of_token(how_many, by_cases=False):
-    """A tree of so many branches, any of which may be empty; all kernels are 1 / the count of tokens."""
-    leaves = [Stratum(f"kind_{i}") for i in range(how_many)]
-    tokens = sum((n(leaf) for leaf in leaves[1:]), n(leaves[0]))
-    kernel = where(n(leaves[0]) < 3, 2 / (tokens + tokens), 1 / tokens) if by_cases else 1 / tokens
-    return make(*((leaf, trajectory, kernel) for leaf in leaves), (trajectory, group, uniform()))
-
-
-def test_many_branches_take_one_identity():
-    """Not one for each of the 1023 sets of branches that hold something."""
-    (joint,) = (v for v in mine(kinds_of_token(10)) if v.subject.startswith("kernels kind_0, kind_1"))
-    assert joint.status == "proved"
-    assert joint.argument.count("= 1") == 1
-
-
-def test_cases_of_empty_branches(monkeypatch):
-    """A kernel with branches of its own takes a case for each set of empty ones, up to a number of them."""
-    hierarchy = kinds_of_token(3, by_cases=True)
-
-    def joint():
-        return next(v for v in mine(hierarchy) if v.subject == "kernels kind_0, kind_1, kind_2 → trajectory")
-
-    assert joint().status == "proved"
-    assert "without kind_0 and kind_2: Σ over kind_1" in joint().argument
-    monkeypatch.setattr(kernels, "MANY", 2)
-    assert joint().status == "undecided"
-    assert "more than 2 branches that may be empty" in joint().found
-    assert "populated" in joint().remedy
-
-
-# ---------------------------------------------------------------- gates over a branch that may be empty
-
-
-def gated_tree(law, **gates):
-    named = {s.name: s for s in (text, image, trajectory)}
-    h = make(*quivers.TREE[:2], gates={named[k]: g for k, g in gates.items()}, decomposition=log_ratio(scale=mass))
-    return next((v for v in LAWS[law].decide(Subject(h, [])) if v.status != "proved"), None)
-
-
-def test_a_gate_that_divides_by_a_count_of_an_empty_branch():
-    """The count is named, not the residuals that a gate should let pass."""
-    offered = (
-        "count(image_token, over=trajectory) is 0 where that branch is empty: assume=[populated(image_token, over=tr"
-    )
-    share = clip_gate(1 / n(image)).per(mass)
-    found = gated_tree("identity", text_token=share)
-    assert str(found.counterexample).startswith("on a text_token, count(image_token, over=trajectory) = 0: g")
-    assert found.remedy.startswith(offered)
-    assert gated_tree("positivity", text_token=share).remedy.startswith(offered)
-    steep = gated_tree("identity", text_token=Gate(where(n(image) > 0, 2 * residual, residual)))
-    assert "populated" not in steep.remedy, "nothing divides by the count"
-
-
-def test_a_gate_that_falls_by_a_count_of_an_empty_branch():
-    found = gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(image)).per(mass))
-    assert found.remedy.startswith("count(image_token, over=trajectory) is 0 where that branch is empty: assume=[popul")
-    assert not gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(text) + count(image)).per(mass))

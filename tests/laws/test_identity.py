@@ -1,0 +1,66 @@
+"""Gates let small residuals pass: what is said where one cannot be decided, or divides by what may not be there."""
+
+from hierarchies import quivers, zoo
+from hierarchies.quivers import (
+    image,
+    make,
+    n,
+    text,
+    trajectory,
+)
+
+from fibration import (
+    Gate,
+    aggregate_gate,
+    clip_gate,
+    count,
+    log_ratio,
+    mass,
+    residual,
+    where,
+)
+from fibration.laws import LAWS
+from fibration.laws.proof.subject import Subject
+
+UNDECIDABLE = zoo.undecidable()
+
+
+def test_what_was_not_decided_is_asked():
+    """The comparison is shown, with bounds as a remedy; where there is none, a remedy as for what is refuted."""
+    found = {
+        name: next(
+            v for v in UNDECIDABLE[name].hierarchy.verify().verdicts if v.law == "identity" and v.status == "undecided"
+        )
+        for name in ("wrong for one advantage", "slope 2 at 0 alone")
+    }
+    asked, silent = found.values()
+    assert asked.found.endswith("were not decided: it is not known whether -77 + advantage is 0")
+    assert "Parameter(..., lower=..., upper=...)" in asked.remedy
+    assert silent.found.endswith("were not decided")
+    assert silent.remedy.startswith("let small residuals pass")
+
+
+def gated_tree(law, **gates):
+    named = {s.name: s for s in (text, image, trajectory)}
+    h = make(*quivers.TREE[:2], gates={named[k]: g for k, g in gates.items()}, decomposition=log_ratio(scale=mass))
+    return next((v for v in LAWS[law].decide(Subject(h, [])) if v.status != "proved"), None)
+
+
+def test_a_gate_that_divides_by_a_count_of_an_empty_branch():
+    """The count is named, not the residuals that a gate should let pass."""
+    offered = (
+        "count(image_token, over=trajectory) is 0 where that branch is empty: assume=[populated(image_token, over=tr"
+    )
+    share = clip_gate(1 / n(image)).per(mass)
+    found = gated_tree("identity", text_token=share)
+    assert str(found.counterexample).startswith("on a text_token, count(image_token, over=trajectory) = 0: g")
+    assert found.remedy.startswith(offered)
+    assert gated_tree("positivity", text_token=share).remedy.startswith(offered)
+    steep = gated_tree("identity", text_token=Gate(where(n(image) > 0, 2 * residual, residual)))
+    assert "populated" not in steep.remedy, "nothing divides by the count"
+
+
+def test_a_gate_that_falls_by_a_count_of_an_empty_branch():
+    found = gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(image)).per(mass))
+    assert found.remedy.startswith("count(image_token, over=trajectory) is 0 where that branch is empty: assume=[popul")
+    assert not gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(text) + count(image)).per(mass))

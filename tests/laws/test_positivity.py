@@ -1,0 +1,38 @@
+"""Gated ratios stay above 0: what is proved is seen on the operator in plain Python."""
+
+import random
+from fractions import Fraction
+
+import pytest
+from hierarchies.agreement import SPECS, three
+from hierarchies.quivers import token, trajectory
+from hierarchies.zoo import budget, epsilon
+from oracles.certified import TINY, report
+from oracles.plain import batches, truth
+
+from fibration import Gate, clip_gate, ratio_deviation, residual
+from fibration.language.atoms import mass
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, s in SPECS.items() if s.positivity == "proved" and s.h.orthogonalise is None]
+)
+def test_proved_positivity_is_seen(name):
+    h, rng = SPECS[name].h, random.Random(name)
+    for plain in batches(h, seed=4, count=6):
+        n = len(plain.tokens)
+        for size in (1, 8, 60):
+            xs = [Fraction(rng.randint(-size, size), 7) for _ in range(n)]
+            found = plain.ratios(xs, [Fraction(rng.choice([-1, 1]))] * n)
+            assert all(g > 0 for g in found), f"{[float(g) for g in found]} at {[float(v) for v in xs]}"
+            if "between 1 and r" in next(v.argument for v in report(SPECS[name].h).verdicts if v.law == "positivity"):
+                for g, v in zip(found, xs, strict=True):
+                    assert min(1, truth(v)) * (1 - TINY) <= g <= max(1, truth(v)) * (1 + TINY)
+
+
+def test_two_levels_of_deviations_that_push_apart_are_not_proved_positive():
+    """A trajectory that passes more than its tokens hold takes a ratio below 0."""
+    clips = {trajectory: clip_gate(budget).per(mass), token: clip_gate(epsilon).per(mass)}
+    for gates in (clips, {trajectory: Gate(2 * residual)}, {token: Gate(2 * residual)}):
+        h = three(gates, ratio_deviation(scale=mass))
+        assert next(v.status for v in h.verify().verdicts if v.law == "positivity") == "undecided"
