@@ -1,0 +1,230 @@
+"""Labels, masks, offsets and attributes that do not fit are refused where the index is built."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support import (
+    operator,
+    prompt_group,
+    refuses,
+    spec,
+    token,
+    trajectory,
+)
+
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    HierarchyIndexError,
+    clip_gate,
+    identity_gate,
+    log_ratio,
+    proportional,
+    residual,
+    total,
+    trajectory_mean,
+    uniform,
+)
+from fibration.language.atoms import Stratum
+
+DOMAIN = operator(spec("fiberpo_domain"))
+FIBERPO = operator(spec("fiberpo"))
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+GOOD = {"prompt_group": ["p", "q", None], "domain": ["m", "c", None]}
+
+
+# ---------------------------------------------------------------- labels
+
+
+def labelled(**changes):
+    labels = {**GOOD, **changes}
+    return lambda: DOMAIN.index(mask=MASK, **{k: v for k, v in labels.items() if v is not None})
+
+
+def test_the_good_labels_are_good():
+    assert labelled()().size["domain"] == 2
+
+
+LABELS = {
+    "too few": (
+        {"prompt_group": ["p", "q"]},
+        dict(what=("'fiberpo_domain'", "2 labels for 'prompt_group'"), required="one per row, 3, or one per token, shape [3, 3]"),
+    ),
+    "too many": ({"domain": ["m"] * 4}, dict(what="4 labels for 'domain'", required="one per row, 3")),
+    "missing": (
+        {"domain": None},
+        dict(what="no labels for 'domain'", required="domain=[one label per row]", found="labels for prompt_group", remedy="pass domain=..."),
+    ),
+    "unknown": (
+        {"prompt_groups": ["p", "q", "r"]},
+        dict(what="unknown label 'prompt_groups'", required="labels for domain, prompt_group", found="token → trajectory → prompt_group → domain"),
+    ),
+    "for tokens": ({"token": ["p", "q", "r"]}, dict(what="unknown label 'token'")),
+    "none": ({"domain": ["m", None, "m"]}, dict(what=("row 1 has no label for 'domain'", "None"), required="exactly one domain")),
+    "nan": ({"domain": ["m", math.nan, "m"]}, dict(what=("row 1 has no label for 'domain'", "nan"))),
+    "unhashable": (
+        {"prompt_group": [["p"], {"q": 1}, "r"]},
+        dict(what=("the label ['p']", "'prompt_group'", "row 0", "not hashable"), required="hashable"),
+    ),
+    "unhashable too": ({"prompt_group": ["p", {"q": 1}, "r"]}, dict(what=("{'q': 1}", "row 1"))),
+    "a text": ({"domain": "mcm"}, dict(what="the labels for 'domain' are a str", required="one label per row")),
+    "a number": ({"domain": 3}, dict(what="the labels for 'domain' are a int")),
+    "a set": ({"domain": {"m", "c", "d"}}, dict(what="the labels for 'domain' are a set")),
+    "in two domains": (
+        {"prompt_group": ["p", "p", "q"]},
+        dict(
+            what=("prompt_group 'p' lies", "two", "domain"), required="every prompt_group lies over exactly one domain",
+            found=("'m'", "'c'"), remedy="make the label unique, for example the pair (domain, prompt_group)",
+        ),
+    ),
+    "ragged": ({"prompt_group": [["p"] * 3, ["p"] * 2, ["p"] * 3]}, dict(what="the labels for 'prompt_group' are ragged", required="[3, 3]")),
+    "a token without": (
+        {"prompt_group": [["p", None, None], ["p"] * 3, ["p"] * 3]},
+        dict(what=("token 1 has no label for 'prompt_group'",)),
+    ),
+    "rows that share a name": ({"trajectory": ["a", "a", "b"]}, dict(what="two rows are called 'a'", required="one name per trajectory")),
+    "a trajectory in two groups": (
+        {"prompt_group": [["p", "q", "x"], ["q"] * 3, ["q"] * 3]},
+        dict(
+            what=("trajectory 0 lies", "two", "prompt_group"), found="'p' at token [0, 0] and 'q' at token [0, 1]",
+            remedy="give one prompt_group per trajectory",
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", LABELS)
+def test_labels(which):
+    changes, expected = LABELS[which]
+    refuses(HierarchyIndexError, labelled(**changes), **expected)
+
+
+def test_rows_that_are_elements_need_no_labels():
+    """A stratum that the rows are, but that is not declared so: the remedy says how."""
+    sample = Stratum("sample")
+    h = Hierarchy(
+        name="samples",
+        fibrations=[Fibration(token, sample, uniform())],
+        gates={sample: identity_gate(), token: identity_gate()},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+    refuses(HierarchyIndexError, lambda: operator(h).index(mask=MASK), remedy="declare Hierarchy(rows=sample)")
+
+
+# ---------------------------------------------------------------- masks and offsets
+
+INDEXES = {
+    "nothing": ({}, dict(what=("index of 'fiberpo'", "neither mask nor offsets"), required="mask=[B, T] for padded tokens")),
+    "twos": ({"mask": torch.tensor([[1, 2]])}, dict(what="the mask holds values other than 0 and 1", required="booleans, or 0 and 1", found="dtype int64, 2 at [0, 1]")),
+    "fractions": ({"mask": torch.tensor([[0.5, 1.0]])}, dict(what="the mask holds values other than 0 and 1")),
+    "nan": ({"mask": torch.tensor([[math.nan, 1.0]])}, dict(what="the mask holds values other than 0 and 1")),
+    "negative": ({"mask": torch.tensor([[-1, 1]])}, dict(what="the mask holds values other than 0 and 1")),
+    "text": ({"mask": [["1", "0"]]}, dict(what="the mask holds values other than 0 and 1", found="dtype <U1, '1' at [0, 0]")),
+    "no value": ({"mask": [[True, None]]}, dict(what="the mask holds values other than 0 and 1", found="dtype object, None at [0, 1]")),
+    "an object": ({"mask": {}}, dict(what="the mask holds values other than 0 and 1", found="dtype object, {}")),
+    "complex": ({"mask": torch.ones(1, 2, dtype=torch.complex64)}, dict(what="the mask holds values other than 0 and 1", found="dtype complex64, (1+0j) at [0, 0]")),
+    "more tokens than memory": ({"offsets": [0, 2**62]}, dict(what="the offsets end at 4611686018427387904", required="fit into memory")),
+    "offsets beyond integers": ({"offsets": np.array([0, 2**63], np.uint64)}, dict(what="the offsets reach 9223372036854775808")),
+    "attributes that are a number": ({"mask": MASK, "attributes": 5}, dict(what="attributes=5", required="a mapping", found="none")),
+    "attributes that are a list": ({"mask": MASK, "attributes": [1, 2]}, dict(what="attributes=[1, 2]", required="a mapping")),
+    "one dimension": ({"mask": torch.ones(4)}, dict(what="the mask has shape [4]", required="a packed [N] together with offsets")),
+    "three dimensions": ({"mask": torch.ones(2, 2, 2)}, dict(what="the mask has shape [2, 2, 2]")),
+    "a scalar": ({"mask": torch.tensor(1)}, dict(what="the mask has shape []")),
+    "ragged mask": ({"mask": [[1, 1], [1]]}, dict(what="the mask: rows of several lengths")),
+    "all masked": ({"mask": torch.zeros(2, 3)}, dict(what="the batch is empty", required="at least one unmasked token", found="shape [2, 3]", remedy="skip the update")),
+    "no rows": ({"mask": torch.zeros(0, 3)}, dict(what="the batch is empty", found="shape [0, 3]")),
+    "no columns": ({"mask": torch.zeros(3, 0)}, dict(what="the batch is empty")),
+    "empty offsets": ({"offsets": [0, 0, 0]}, dict(what="the batch is empty", found="shape [0]")),
+    "decreasing": ({"offsets": [0, 4, 2, 6]}, dict(what="the offsets do not delimit rows", required="starting at 0, never decreasing", found="offsets[2] is smaller than the one before")),
+    "late start": ({"offsets": [1, 4]}, dict(what="the offsets do not delimit rows", found="they start at 1")),
+    "negative start": ({"offsets": [-1, 4]}, dict(what="the offsets do not delimit rows", found="they start at -1")),
+    "one offset": ({"offsets": [0]}, dict(what="offsets of shape [1]", required="[n + 1]")),
+    "float offsets": ({"offsets": [0.0, 2.0]}, dict(what="offsets of shape [2] and dtype float64", required="whole numbers")),
+    "boolean offsets": ({"offsets": [False, True]}, dict(what="dtype bool")),
+    "two-dimensional offsets": ({"offsets": [[0, 2]]}, dict(what="offsets of shape [1, 2]")),
+    "ragged offsets": ({"offsets": [[0, 2], [1]]}, dict(what="the offsets: rows of several lengths")),
+    "lengths that disagree": ({"offsets": [0, 3], "mask": [1, 1]}, dict(what="the mask has shape [2]", required="[3], as the offsets say")),
+    "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="unknown label 'domain'", required="labels for nothing", found="token → trajectory")),
+    "unknown attribute": ({"mask": MASK, "attributes": {"weight": 1}}, dict(what="unknown attribute 'weight'", required="one of none")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", INDEXES)
+def test_indexes(which):
+    arguments, expected = INDEXES[which]
+    refuses(HierarchyIndexError, lambda: FIBERPO.index(**arguments), **expected)
+
+
+# ---------------------------------------------------------------- attributes
+
+weight = Attribute("weight", on=trajectory)
+shift = Attribute("shift", on=token, positive=False)
+WEIGHTED = operator(
+    Hierarchy(
+        name="weighted",
+        fibrations=[
+            Fibration(token, trajectory, uniform()),
+            Fibration(trajectory, prompt_group, proportional(total(weight))),
+        ],
+        gates={prompt_group: identity_gate(), trajectory: identity_gate(), token: Gate(residual + 0 * shift)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+)
+FINE = {"weight": [1.0, 2.0], "shift": [0.0, -1.0, 2.0]}
+ATTRIBUTES = {
+    "missing": ({"shift": FINE["shift"]}, dict(what=("attribute 'weight' is not given",), required="attributes={'weight': one number per trajectory}")),
+    "unknown": ({**FINE, "colour": [1]}, dict(what="unknown attribute 'colour'", required="one of weight, shift")),
+    "zero": ({**FINE, "weight": [1.0, 0.0]}, dict(what="attribute 'weight' of trajectory 1 is 0", required="a finite number above 0", remedy="positive=False")),
+    "negative": ({**FINE, "weight": [-1.0, 1.0]}, dict(what="attribute 'weight' of trajectory 0 is -1")),
+    "nan": ({**FINE, "shift": [0.0, math.nan, 1.0]}, dict(what=("attribute 'shift' of token 1 is nan",), required="a finite number")),
+    "infinite": ({**FINE, "weight": [math.inf, 1.0]}, dict(what="attribute 'weight' of trajectory 0 is inf")),
+    "shape": ({**FINE, "weight": [1.0, 2.0, 3.0]}, dict(what="attribute 'weight' has shape [3]", required="one number per trajectory: [2]")),
+    "label": ({**FINE, "weight": {0: 1.0}}, dict(what="attribute 'weight' has no value for trajectory [1]")),
+    "text": ({**FINE, "weight": ["heavy", "light"]}, dict(what="attribute 'weight'", required="numbers")),
+    "tokens by label": ({**FINE, "shift": {0: 1.0}}, dict(what="attribute 'shift' is a mapping, and token elements have no labels", required="one number per token: an array of the shape [3]")),
+    "huge": ({**FINE, "weight": [10**400, 1]}, dict(what="attribute 'weight'", required="numbers that a float64 holds")),
+    "too huge to print": ({**FINE, "weight": {0: 10**5000, 1: 1}}, dict(what="attribute 'weight'", required="numbers that a float64 holds")),
+    "none by label": ({**FINE, "weight": {0: 1.0, 1: None}}, dict(what="attribute 'weight'")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", ATTRIBUTES)
+def test_attributes(which):
+    given, expected = ATTRIBUTES[which]
+    refuses(
+        HierarchyIndexError,
+        lambda: WEIGHTED.index(offsets=[0, 2, 3], prompt_group=["a", "a"], attributes=given),
+        **expected,
+    )
+
+
+def test_a_stratum_may_be_called_self():
+    me = Stratum("self")
+    h = Hierarchy(
+        name="selves",
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, me, uniform())],
+        gates={me: identity_gate(), trajectory: identity_gate(), token: clip_gate(0.1)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+    op = operator(h)
+    index = op.index(offsets=[0, 1, 2], self=["a", "b"])
+    assert index.labels["self"] == ("a", "b")
+    assert op.gate(torch.zeros(2), index).tolist() == [1, 1]
+
+
+def test_the_fine_attributes_are_fine():
+    WEIGHTED.index(offsets=[0, 2, 3], prompt_group=["a", "a"], attributes=FINE)
+
+
+def test_errors_read_as_one_block():
+    with pytest.raises(HierarchyIndexError) as caught:
+        labelled(prompt_group=["p", "p", "q"])()
+    lines = str(caught.value).splitlines()
+    assert [line[:12] for line in lines] == ["index of 'fi", "  required: ", "  found:    ", "  make the l"]
