@@ -29,8 +29,6 @@ RESERVED = frozenset({
     "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "source", "target",
     "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
 })  # fmt: skip
-
-
 INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
 NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
 
@@ -116,9 +114,8 @@ def _over(place: Where) -> str:
 def _of(of: object, what: str) -> Stratum | Place:
     if isinstance(of, (Stratum, Place)):
         return of
-    raise SpecError(
-        f"{what} takes a stratum, not {of!r}", remedy="declare it: token, trajectory = strata('token trajectory')"
-    )
+    remedy = "declare it: token, trajectory = strata('token trajectory')"
+    raise SpecError(f"{what} takes a stratum, not {of!r}", remedy=remedy)
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,23 +134,28 @@ def count(of: Stratum | Place, over: Where = None) -> Count:
     return Count(_of(of, "count"), None if over is None else _of(over, "count(..., over=)"))
 
 
-class Attribute(Declared, Expression):
-    """A number that the user gives for every element of a stratum, when the index is built.
-
-    `positive=True` is an assumption of the proofs and is checked on the data.
-    """
+class _Named(Declared, Expression):
+    """A declaration that is an atom, and is written by its name."""
 
     name: Name
-    on: Stratum
-    positive: bool = True
-
-    def __init__(self, name: str, *, on: Stratum, positive: bool = True) -> None:
-        super().__init__(name=check_name(name, "an attribute"), on=on, positive=positive)  # type: ignore[call-arg]
 
     def text(self) -> str:
         return self.name
 
     __repr__ = __str__ = text
+
+
+class Attribute(_Named):
+    """A number that the user gives for every element of a stratum, when the index is built.
+
+    `positive=True` is an assumption of the proofs and is checked on the data.
+    """
+
+    on: Stratum
+    positive: bool = True
+
+    def __init__(self, name: str, *, on: Stratum, positive: bool = True) -> None:
+        super().__init__(name=check_name(name, "an attribute"), on=on, positive=positive)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True, repr=False)
@@ -193,7 +195,7 @@ def _as_default(value: object) -> object:
 Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)]
 
 
-class Parameter(Declared, Expression):
+class Parameter(_Named):
     """A number that is chosen when the operator is called: a budget, a clip range, a temperature.
 
     `lower` and `upper` are strict bounds, `lower < value < upper`. They are assumptions of the proofs, so they are
@@ -202,7 +204,6 @@ class Parameter(Declared, Expression):
     may also be given per element of the stratum whose gate reads it, or of the coarser stratum named by `on`.
     """
 
-    name: Name
     default: Default = None
     lower: float | None = 0.0
     upper: float | None = None
@@ -229,16 +230,13 @@ class Parameter(Declared, Expression):
         )
         if self.lower is not None and self.upper is not None and not self.lower < self.upper:
             raise SpecError(f"parameter '{name}' has the empty range {self.range}", required="lower < upper")
-        if isinstance(self.default, dict) and set(self.default) != {"+", "-"}:
-            raise SpecError(
-                f"parameter '{name}' has the default {self.default}", required="one number, or one each for '+' and '-'"
-            )
-        if isinstance(self.default, dict) and not per_channel:
-            raise SpecError(
-                f"parameter '{name}' has a default per channel: {self.default}",
-                required="one number",
-                remedy="declare it with per_channel=True",
-            )
+        if isinstance(self.default, dict):
+            if set(self.default) != {"+", "-"}:
+                found = f"parameter '{name}' has the default {self.default}"
+                raise SpecError(found, required="one number, or one each for '+' and '-'")
+            if not per_channel:
+                found = f"parameter '{name}' has a default per channel: {self.default}"
+                raise SpecError(found, required="one number", remedy="declare it with per_channel=True")
         for channel, value in self.default_items():
             self.check(value, f"the default{channel and f' of channel {channel!r}'}")
 
@@ -270,25 +268,13 @@ class Parameter(Declared, Expression):
             )
         return number
 
-    def text(self) -> str:
-        return self.name
-
-    __repr__ = __str__ = text
-
     def declaration(self) -> str:
         """The call that declares this parameter."""
-        extra = "".join(
-            f", {k}={v!r}"
-            for k, v, usual in [
-                ("lower", self.lower, 0.0),
-                ("upper", self.upper, None),
-                ("per_channel", self.per_channel, False),
-                ("on", self.on, None),
-            ]
-            if v != usual
-        )
-        default = dict(self.default) if isinstance(self.default, dict) else self.default
-        return f"Parameter({self.name!r}, default={default!r}{extra})"
+        usual = {
+            name: field.default for name, field in type(self).model_fields.items() if name not in ("name", "default")
+        }
+        extra = "".join(f", {k}={v!r}" for k, u in usual.items() if (v := getattr(self, k)) != u)
+        return f"Parameter({self.name!r}, default={self.default!r}{extra})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -356,9 +342,8 @@ def gated(channel: str) -> Gated:
 def _channel(channel: object, what: str) -> str:
     if isinstance(channel, str) and channel in ("", "+", "-"):
         return channel
-    raise SpecError(
-        f"{what} cannot read the channel {channel!r}", required="'+' or '-', or '' where there is one channel"
-    )
+    rule = "'+' or '-', or '' where there is one channel"
+    raise SpecError(f"{what} cannot read the channel {channel!r}", required=rule)
 
 
 def read_at(atom: Expression) -> Where:
@@ -389,13 +374,13 @@ def at(expression: Expression, place: Where) -> Expression:
 def put(expression: Expression, places: Callable[[Place], Stratum]) -> Expression:
     """Replace the places `source` and `target` by strata."""
 
+    def stratum(place: Any) -> Any:
+        return places(place) if isinstance(place, Place) else place
+
     def resolve(atom: Expression) -> Expression:
         if isinstance(atom, Count):
-            of = places(atom.of) if isinstance(atom.of, Place) else atom.of
-            return Count(of, places(atom.over) if isinstance(atom.over, Place) else atom.over)
-        if isinstance(atom, Total) and isinstance(atom.over, Place):
-            return Total(atom.attribute, places(atom.over))
-        return atom
+            return Count(stratum(atom.of), stratum(atom.over))
+        return Total(atom.attribute, stratum(atom.over)) if isinstance(atom, Total) else atom
 
     return transform(expression, resolve)
 

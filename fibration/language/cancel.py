@@ -6,8 +6,9 @@ choose a form that is equal in the reals and wrong in floating point.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from fractions import Fraction
-from functools import lru_cache
 
 from fibration.language.atoms import Component, Parameter, read_at
 from fibration.language.expressions import Apply, Expression, Number, as_expression
@@ -17,7 +18,7 @@ ZERO, ONE = as_expression(0), as_expression(1)
 Factors = dict[Expression, int]
 
 
-@lru_cache(maxsize=10_000)  # without it, sums in sums take time exponential in their depth
+@functools.lru_cache(maxsize=10_000)  # without it, sums in sums take time exponential in their depth
 def cancel(expression: Expression) -> Expression:
     """The same expression with common factors of products, quotients and simple sums cancelled."""
     if not isinstance(expression, Apply):
@@ -64,22 +65,17 @@ def _join(coefficient: Fraction, factors: Factors) -> Expression:
         rest = _join(coefficient, {e: p for e, p in factors.items() if e is not choice})
         condition, value, otherwise = choice.arguments  # type: ignore[attr-defined]
         return Apply("where", (condition, cancel(value * rest), cancel(otherwise * rest)))
-    top = _product(e for e, p in factors.items() for _ in range(max(p, 0)))
-    bottom = _product(e for e, p in factors.items() for _ in range(max(-p, 0)))
-    sign, size = (-1 if coefficient < 0 else 1), abs(coefficient)
-    if size.numerator != 1:
-        top = as_expression(size.numerator) if top == ONE else as_expression(size.numerator) * top
-    if size.denominator != 1:
-        bottom = as_expression(size.denominator) if bottom == ONE else as_expression(size.denominator) * bottom
+    size = abs(coefficient)
+    top = _product(size.numerator, (e for e, p in factors.items() for _ in range(p)))
+    bottom = _product(size.denominator, (e for e, p in factors.items() for _ in range(-p)))
     result = top if bottom == ONE else top / bottom
-    return -result if sign < 0 else result
+    return -result if coefficient < 0 else result
 
 
-def _product(factors) -> Expression:  # type: ignore[no-untyped-def]
-    result: Expression = ONE
-    for f in factors:
-        result = f if result == ONE else result * f
-    return result
+def _product(number: int, factors: Iterable[Expression]) -> Expression:
+    """`2·(a·b)`, without what is 1."""
+    product = functools.reduce(lambda a, b: b if a == ONE else a * b, factors, ONE)
+    return product if number == 1 else as_expression(number) if product == ONE else number * product
 
 
 def _common(total: Apply) -> Expression:
@@ -99,17 +95,11 @@ def _common(total: Apply) -> Expression:
 def factors_over(weight: Expression, stratum: str) -> tuple[Expression, Expression]:
     """Split a product into the part that varies over `stratum` and the part that is constant on its fibres."""
     coefficient, factors = _factor(weight)
-
-    def varies(e: Expression) -> bool:
-        return any(_varies(a, stratum) for a in atoms(e))
-
-    inside = {e: p for e, p in factors.items() if varies(e)}
-    outside = {e: p for e, p in factors.items() if not varies(e)}
+    inside = {e: p for e, p in factors.items() if any(_varies(a, stratum) for a in atoms(e))}
+    outside = {e: p for e, p in factors.items() if e not in inside}
     return _join(Fraction(1), inside), _join(coefficient, outside)
 
 
 def _varies(atom: Expression, stratum: str) -> bool:
     place = read_at(atom)
-    if place is None:
-        return not isinstance(atom, (Parameter, Component))
-    return place.name == stratum
+    return not isinstance(atom, (Parameter, Component)) if place is None else place.name == stratum

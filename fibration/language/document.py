@@ -113,9 +113,7 @@ class HierarchyDocument(_Document):
         for p in self.parameters:
             on = None if p.on is None else stratum(p.on, f"parameter '{p.name}'")
             with located(here):
-                names[p.name] = Parameter(
-                    p.name, default=p.default, lower=p.lower, upper=p.upper, per_channel=p.per_channel, on=on
-                )
+                names[p.name] = Parameter(**{**p.model_dump(), "on": on})
         for a in self.attributes:
             with located(here):
                 names[a.name] = Attribute(a.name, on=stratum(a.on, f"attribute '{a.name}'"), positive=a.positive)

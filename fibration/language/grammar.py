@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar, TypeVar
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, shown
 from fibration.language.atoms import (
     Place,
     Stratum,
@@ -93,16 +93,11 @@ def _depth(parts: tuple[Tree, ...]) -> int:
     return 1 + max((p.depth for p in parts if isinstance(p, (Invocation, Operation))), default=0)
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 class _Reader:
     def __init__(self, text: object, what: str) -> None:
         if not isinstance(text, str):
-            raise SpecError(
-                f"{what} is a {type(text).__name__}: {_shorten(repr(text))}", required="text in the expression grammar"
-            )
+            found = f"{what} is a {type(text).__name__}: {shown(text)}"
+            raise SpecError(found, required="text in the expression grammar")
         if len(text) > MAX_TEXT:
             raise SpecError(f"{what} has {len(text)} characters", required=f"at most {MAX_TEXT}")
         self.text, self.what, self.depth = text, what, 0
@@ -122,7 +117,7 @@ class _Reader:
         if at is None:
             at = self.tokens[self.position][2] if self.position < len(self.tokens) else len(self.text)
         return SpecError(
-            f"{self.what} cannot be read: {_shorten(self.text)!r}",
+            f"{self.what} cannot be read: {self.text if len(self.text) <= 80 else f'{self.text[:77]}...'!r}",
             required="the expression grammar: numbers, names, + - * / **, comparisons, calls of known functions",
             found=f"{found} at character {at + 1}",
             remedy="nothing in a spec is ever executed; write the formula itself",
@@ -143,7 +138,7 @@ class _Reader:
 
     def expect(self, sign: str) -> None:
         if self.peek() != sign:
-            raise self.error(f"{self.peek() or 'the end'!s} where '{sign}' is needed")
+            raise self.error(f"{self.peek() or 'the end'} where '{sign}' is needed")
         self.position += 1
 
     def whole(self) -> Tree:
@@ -230,12 +225,8 @@ class _Reader:
         positional: list[Tree] = []
         named: list[tuple[str, Tree]] = []
         while self.peek() != ")":
-            is_named = (
-                self.position + 1 < len(self.tokens)
-                and self.tokens[self.position][0] == "name"
-                and self.tokens[self.position + 1][1] == "="
-            )
-            if is_named:
+            ahead = self.tokens[self.position : self.position + 2]
+            if len(ahead) == 2 and ahead[0][0] == "name" and ahead[1][1] == "=":
                 key = self.take()[1]
                 self.position += 1
                 named.append((key, self.expression()))
@@ -257,8 +248,6 @@ def read(text: object, what: str = "an expression") -> Tree:
 Names = Mapping[str, object]
 _READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio, "mass": mass}
 _ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
-
-
 CALLS = (*CALLED, *_ATOM_CALLS)
 
 

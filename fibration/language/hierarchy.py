@@ -91,15 +91,10 @@ class Hierarchy(Declared):
         rows: Stratum | None = None,
     ) -> None:
         check_name(name, "a hierarchy")
-        given = {
-            "fibrations": fibrations,
-            "gates": gates,
-            "decomposition": decomposition,
-            "objective": objective,
-            "gives_up": gives_up or {},
-            "assume": assume,
-            "rows": rows or Stratum("trajectory"),
-        }
+        given = dict(
+            fibrations=fibrations, gates=gates, decomposition=decomposition, objective=objective, assume=assume
+        )
+        given |= {"gives_up": gives_up or {}, "rows": rows or Stratum("trajectory")}
         for argument, (what, kind, example) in _ARGUMENTS.items():
             _expect(name, what, given[argument], kind, example)
         given |= {"fibrations": tuple(fibrations), "assume": tuple(assume)}
@@ -294,10 +289,13 @@ class Hierarchy(Declared):
     def __repr__(self) -> str:
         fibrations = "".join(f"\n        {f!r}," for f in self.fibrations)
         gates = "".join(f"\n        {s!r}: {g!r}," for s, g in self.gates.items())
-        extra = "".join(f"\n    {k}={v!r}," for k, v in [("gives_up", dict(self.gives_up))] if v)
-        extra += f"\n    assume={list(self.assume)!r}," if self.assume else ""
-        extra += f"\n    orthogonalise={self.orthogonalise!r}," if self.orthogonalise else ""
-        extra += f"\n    rows={self.rows!r}," if self.rows.name != "trajectory" else ""
+        rest = {
+            "gives_up": dict(self.gives_up),
+            "assume": list(self.assume),
+            "orthogonalise": self.orthogonalise,
+            "rows": self.rows if self.rows.name != "trajectory" else None,
+        }
+        extra = "".join(f"\n    {k}={v!r}," for k, v in rest.items() if v)
         middle = f"\n    fibrations=[{fibrations}\n    ]," if fibrations else ""
         return (
             f"Hierarchy(\n    name={self.name!r},{middle}\n    gates={{{gates}\n    }},"

@@ -7,13 +7,11 @@ difference of two means: a martingale difference on a tree.
 from __future__ import annotations
 
 from fibration.language.atoms import Count, Stratum, Total, mass
-from fibration.language.cancel import cancel, factors_over
+from fibration.language.cancel import ONE, cancel, factors_over
 from fibration.language.decompositions import Decomposition
-from fibration.language.expressions import Expression, as_expression
+from fibration.language.expressions import Expression
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, transform
-
-ONE = as_expression(1)
 
 
 def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expression]:

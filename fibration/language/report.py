@@ -62,15 +62,9 @@ class Verdict:
         return LawError(what, required=self.required, found=found, remedy=self.remedy)
 
     def to_dict(self) -> dict[str, Any]:
-        result: dict[str, Any] = {
-            "law": self.law,
-            "subject": self.subject,
-            "status": self.status,
-            "accepted": self.accepted,
-        }
-        for key in ("argument", "required", "found", "remedy", "given_up"):
-            if getattr(self, key):
-                result[key] = getattr(self, key)
+        result: dict[str, Any] = {key: getattr(self, key) for key in ("law", "subject", "status", "accepted")}
+        said = ("argument", "required", "found", "remedy", "given_up")
+        result |= {key: text for key in said if (text := getattr(self, key))}
         if self.counterexample is not None:
             result["counterexample"] = self.counterexample.to_dict()
         return result

@@ -8,7 +8,7 @@ here holds for every batch, and rests on the declared fibrations alone; that par
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,17 +51,17 @@ class Shape:
 
     def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
         """Every stratum that `stratum` lies over, nearest first; terminates on cycles too."""
-        return self._closure(stratum, {s: tuple(f.target for f in fs) for s, fs in self._below.items()})
+        return self._closure(stratum, lambda s: (f.target for f in self.below(s)))
 
     def finer(self, stratum: Stratum) -> tuple[Stratum, ...]:
         """Every stratum that lies over `stratum`, nearest first."""
-        return self._closure(stratum, {s: tuple(f.source for f in fs) for s, fs in self._above.items()})
+        return self._closure(stratum, lambda s: (f.source for f in self.above(s)))
 
-    def _closure(self, stratum: Stratum, step: Mapping[Stratum, tuple[Stratum, ...]]) -> tuple[Stratum, ...]:
+    def _closure(self, stratum: Stratum, step: Callable[[Stratum], Iterable[Stratum]]) -> tuple[Stratum, ...]:
         found: dict[Stratum, None] = {}
         frontier = [stratum]
         while frontier:
-            for s in step.get(frontier.pop(0), ()):
+            for s in step(frontier.pop(0)):
                 if s not in found:
                     found[s] = None
                     frontier.append(s)

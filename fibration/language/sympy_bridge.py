@@ -27,14 +27,14 @@ def symbol(atom: Expression) -> Dummy:
     It says what holds in every hierarchy: counts may be 0, over an empty branch of a tree. Where they are not is for
     `Assumptions`.
     """
+    known = {"real": True}
     if isinstance(atom, Count):
-        made = Dummy(write(atom), nonnegative=True, integer=True)
+        known = {"nonnegative": True, "integer": True}
     elif isinstance(atom, Total) and atom.attribute.positive:
-        made = Dummy(write(atom), nonnegative=True)
+        known = {"nonnegative": True}
     elif isinstance(atom, Attribute) and atom.positive:
-        made = Dummy(write(atom), positive=True)
-    else:
-        made = Dummy(write(atom), real=True)
+        known = {"positive": True}
+    made = Dummy(write(atom), **known)
     ATOM_OF[made] = atom
     return made
 
