@@ -116,7 +116,7 @@ def recall(key: str) -> Any:
         place = folder() / NOTES
         if not is_ours(place):
             return None
-        with open(place / f"{key}.json", "rb", opener=_no_link) as file:
+        with open(place / f"{key}.json", "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as file:
             info = os.fstat(file.fileno())
             if not _owned(info) or info.st_mode & OTHERS_MAY_WRITE:
                 return None
@@ -171,10 +171,6 @@ def _is_ours(place: Path, last: bool) -> bool:
 
 def _owned(info: os.stat_result) -> bool:
     return info.st_uid in (0, os.getuid())
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _seal(key: str, text: bytes) -> bytes:

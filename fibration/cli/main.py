@@ -53,22 +53,8 @@ app = typer.Typer(
 )
 
 
-class VerifyFormat(StrEnum):
-    text = "text"
-    json = "json"
-    junit = "junit"
-    github = "github"
-    markdown = "markdown"
-
-
-class ShowFormat(StrEnum):
-    text = "text"
-    mermaid = "mermaid"
-    latex = "latex"
-    json = "json"
-    schema = "schema"
-
-
+VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
+ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
 ]
@@ -258,14 +244,8 @@ def record(
     from fibration.rollouts.record import record as record_batch
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    record_batch(
-        out,
-        prompts_per_domain=prompts_per_domain,
-        samples_per_prompt=samples,
-        updates=updates,
-        seed=seed,
-        progress=typer.echo,
-    )
+    sizes: Any = {"prompts_per_domain": prompts_per_domain, "samples_per_prompt": samples, "updates": updates}
+    record_batch(out, **sizes, seed=seed, progress=typer.echo)
     typer.echo(f"written to {out}")
 
 

@@ -23,7 +23,7 @@ from fibration.laws import LAWS
 from fibration.pipeline import best
 from fibration.pipeline import compile as compile_operator
 from fibration.printing import reports
-from fibration.printing.law_table import KINDS, Kind, Overview, kind
+from fibration.printing.law_table import KINDS, Kind, Overview, columns, kind
 from fibration.printing.regimes import CHANNELS, REGIMES, Regime, unit
 from fibration.printing.text import graph, layers
 from fibration.rollouts.file import Rollouts, load_rollouts
@@ -111,10 +111,7 @@ class _Steps:
 
 def _proof(report: Report) -> Table:
     """What each law of a verified hierarchy says, and the facts about it as a whole."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = columns(2)
     for name, shown in _laws(report):
         law = LAWS.get(name.partition(" ")[0])
         grid.add_row(Text(shown.sign, shown.style), name, Text(law.statement if law else ""))

@@ -68,12 +68,8 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     finite = [v for v in limits if v != oo]
     smallest = extremes(finite, subject.assume, -1) if finite else [oo]
     value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
-    yield Fact(
-        "radius",
-        "hierarchy",
-        value,
-        "𝒢(r) = r while every |log r| is at most this: no residual leaves its gate's pass-through interval",
-    )
+    why = "𝒢(r) = r while every |log r| is at most this: no residual leaves its gate's pass-through interval"
+    yield Fact("radius", "hierarchy", value, why)
 
 
 def _reads_batch(value: Any) -> bool:
@@ -113,24 +109,16 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
         for leaf, total in totals.items():
             what = "log 𝒢" if len(h.leaves) == 1 else f"log 𝒢 on {leaf}"
             yield Fact("bounds", what, _interval(*total), "the sum of what the levels contribute at most")
+        why = "range of its gates over the residuals that can reach them"
         for stratum, level in found.items():
-            yield Fact(
-                "bounds",
-                f"{stratum} level",
-                _interval(*level),
-                "range of its gates over the residuals that can reach them",
-            )
+            yield Fact("bounds", f"{stratum} level", _interval(*level), why)
     elif len(h.order) == 1 and subject.proved("positivity"):
         low, high = totals[h.leaves[0]]
         # a gate whose bound may lie below -1 does not get there: no deviation does, and the ratio is positive
         least = 1 + low if low == -oo or -1 not in subject.assume.signs(1 + low) else sympy.Max(0, 1 + low)
         shown = _interval(least, 1 + high)
-        yield Fact(
-            "bounds",
-            "𝒢",
-            f"({shown[1:]}" if low == -1 else shown,
-            "1 plus the range of the gate over r > 0 and every advantage",
-        )
+        why = "1 plus the range of the gate over r > 0 and every advantage"
+        yield Fact("bounds", "𝒢", f"({shown[1:]}" if low == -1 else shown, why)
 
 
 def _interval(low: Any, high: Any) -> str:
@@ -156,8 +144,12 @@ def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject, known
         pairs = [("full", "down"), ("down", "full")]
     lows = [_minus(ranges["+", a][0], ranges["-", b][1]) for a, b in pairs]
     highs = [_minus(ranges["+", a][1], ranges["-", b][0]) for a, b in pairs]
-    low, high = extremes(lows, subject.assume, -1), extremes(highs, subject.assume, 1)
-    return sympy.Min(*low), sympy.Max(*high)
+    return _span(lows, highs, subject)
+
+
+def _span(lows: list[Any], highs: list[Any], subject: Subject) -> tuple[Any, Any]:
+    """The least of some bounds, and the largest of others, without those that others are beyond for sure."""
+    return sympy.Min(*extremes(lows, subject.assume, -1)), sympy.Max(*extremes(highs, subject.assume, 1))
 
 
 def _minus(a: Any, b: Any) -> Any:
@@ -167,16 +159,10 @@ def _minus(a: Any, b: Any) -> Any:
 def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> tuple[Any, Any] | None:
     if found is None:
         return None
-    lows: list[Any] = []
-    highs: list[Any] = []
-    for line in found:
-        bounds = line.range(low, high)
-        if bounds is None:
-            return None
-        lows += bounds[0]
-        highs += bounds[1]
-    least, most = extremes(lows, subject.assume, -1), extremes(highs, subject.assume, 1)
-    return sympy.Min(*least), sympy.Max(*most)
+    ranges = [bounds for line in found if (bounds := line.range(low, high))]
+    if len(ranges) < len(found):
+        return None
+    return _span([v for lows, _ in ranges for v in lows], [v for _, highs in ranges for v in highs], subject)
 
 
 # ---------------------------------------------------------------- continuity of the gates, and where they resist
@@ -185,8 +171,8 @@ def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> t
 def _continuity(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
     for stratum in h.order:
         found = [table[stratum, c] for c in h.decomposition.channels]
-        known = [line for f in found if f is not None for line in f]
-        if any(f is None for f in found):
+        known = [line for per_channel in found for line in per_channel or ()]
+        if None in found:
             yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
             continue
         read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density)]
@@ -195,9 +181,8 @@ def _continuity(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
         yield Fact("continuity", f"gate on {stratum}", how)
         regions = dict.fromkeys(r for line in known for r in _regions(line, domain(h, stratum, acts_on)[0]))
         if regions:
-            yield Fact(
-                "restorative", f"gate on {stratum}", "; ".join(regions), "there the gradient opposes further drift"
-            )
+            why = "there the gradient opposes further drift"
+            yield Fact("restorative", f"gate on {stratum}", "; ".join(regions), why)
 
 
 def _regions(line: Line, least: Any) -> Iterator[str]:
@@ -217,9 +202,8 @@ def _regions(line: Line, least: Any) -> Iterator[str]:
         name = "|ρ|" if mirrored else "ρ"
         low = least if low == -oo and least == -1 else low
         # the two channels differ only in their budgets' names
-        yield f"{text(low)} < {name} < {text(high)} with slope {text(slope)}{when}".replace("[+]", "").replace(
-            "[-]", ""
-        )
+        region = f"{text(low)} < {name} < {text(high)} with slope {text(slope)}{when}"
+        yield region.replace("[+]", "").replace("[-]", "")
 
 
 def _blocks(h: Hierarchy) -> Fact:

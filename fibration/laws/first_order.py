@@ -200,16 +200,10 @@ def _is_felt(subject: Subject, own: Witness) -> bool:
 
 def _score_estimator(subject: Subject) -> Iterator[Decision]:
     """`Σ μ·stop(𝒢)·A·log π`: no value to agree, a gradient that does where `𝒢(1) = 1`."""
-    yield refuted(
-        "hierarchy",
-        "the value of a score estimator is Σ μ·𝒢·A·log π, not J",
-        "a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}",
-        Witness(
-            "one token with log π = -1 and advantage 1 has the value -μ·𝒢(1) on policy, and with log π = -2 another",
-            None,
-            {"log_prob": -1, "advantage": 1},
-        ),
-    )
+    found = "the value of a score estimator is Σ μ·𝒢·A·log π, not J"
+    remedy = "a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}"
+    two = "one token with log π = -1 and advantage 1 has the value -μ·𝒢(1) on policy, and with log π = -2 another"
+    yield refuted("hierarchy", found, remedy, Witness(two, None, {"log_prob": -1, "advantage": 1}))
     if subject.proved("recovery") and _undefined_kernel(subject) is None and _is_one(subject):
         yield proved("gradient", "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J")
         return

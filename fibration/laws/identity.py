@@ -116,10 +116,8 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
                 if text.endswith(NO_VALUE):  # a count that is 0 is what it may have divided by
                     counts = (c for c in atoms(gate) if isinstance(c, Count))
                     values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
-                found = {
-                    "stratum": stratum.name, "element": element, "advantage": a, "gate": gate, "densities": p,
-                    "part": part,
-                }  # fmt: skip
+                found = {"stratum": stratum.name, "element": element, "advantage": a, "gate": gate}
+                found |= {"densities": p, "part": part}
                 return Witness(f"{where}{extra}{values}: {text}", concrete, found)
     return None
 

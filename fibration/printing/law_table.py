@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -39,11 +39,25 @@ MARKS: Mapping[str, Kind] = {
 }
 
 
+def columns(narrow: int, padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> Table:
+    """A grid of as many columns that never wrap, and one that does."""
+    grid = Table.grid(padding=padding)
+    for _ in range(narrow):
+        grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
 def kind(verdict: Verdict) -> Kind:
     """Proved, given up as declared, undecided, or refuted."""
     if verdict.status == "proved":
         return KINDS["proved"]
     return KINDS["given up" if verdict.given_up else verdict.status]
+
+
+def outcome_of(report: Report) -> tuple[str, str]:
+    """`verified` or `refused`, and its style."""
+    return ("verified", "green") if report.ok else ("refused", "bold red")
 
 
 def marks(report: Report) -> list[Kind]:
@@ -101,20 +115,14 @@ class Overview:
         for i, law in enumerate(LAWS):
             grid.add_row("", "", Text.assemble((bar * i, "dim"), law))
         for r in self.reports:
-            word, style = ("verified", "green") if r.ok else ("refused", "bold red")
             signs = Text(" ").join(Text(*sign(m)) for m in marks(r))
-            grid.add_row(Text(r.hierarchy.name, "bold"), Text(word, style), signs)
+            grid.add_row(Text(r.hierarchy.name, "bold"), Text(*outcome_of(r)), signs)
         yield grid
         yield Text("  ").join(Text.assemble(sign(m), f" {m.word}") for m in legend(self.reports))
-        yield from (_note(Text(*sign(mark)), text) for r in self.reports for mark, text in notes(r))
-
-
-def _note(mark: Text, text: str) -> RenderableType:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(mark, Text(text))
-    return grid
+        for mark, text in (note for r in self.reports for note in notes(r)):
+            grid = columns(1, (0, 1, 0, 0))
+            grid.add_row(Text(*sign(mark)), Text(text))
+            yield grid
 
 
 # ---------------------------------------------------------------- Markdown

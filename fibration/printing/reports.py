@@ -8,24 +8,20 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fibration.errors import FibrationError, NoHierarchy
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, load_all, spec_files, split
 from fibration.language.report import Fact, Report, Verdict
-from fibration.printing.law_table import KINDS, Overview, kind, markdown
-
-if TYPE_CHECKING:
-    pass
+from fibration.printing.law_table import KINDS, Overview, columns, kind, markdown, outcome_of
 
 T = TypeVar("T")
 
@@ -53,35 +49,21 @@ def check(specs: Sequence[str], step: Callable[[str], None] = lambda name: None,
 
     With `if_any`, files and folders that declare no hierarchy are fine; a file that cannot be read never is.
     """
-    return [outcome for spec in specs for outcome in _check(spec, step, if_any)]
+    outcomes: list[Outcome] = []
 
-
-def _check(spec: str, step: Callable[[str], None], if_any: bool) -> Iterator[Outcome]:
-    try:
-        files = spec_files(spec)
-    except FibrationError as error:
-        yield _without_report(spec, error, if_any)
-        return
-    for file in files:
-        yield from _check_file(file, step, if_any)
-
-
-def _check_file(source: str, step: Callable[[str], None], if_any: bool) -> Iterator[Outcome]:
-    try:
-        hierarchies = _quietly(load_all, source)
-    except FibrationError as error:
-        yield _without_report(source, error, if_any)
-        return
-    for hierarchy in hierarchies:
-        step(hierarchy.name)
+    def usable(source: str, function: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:
         try:
-            yield Outcome(source, report=hierarchy.verify())
+            return function(*arguments)
         except FibrationError as error:
-            yield Outcome(source, error=error)
+            outcomes.append(Outcome(source, error=None if if_any and isinstance(error, NoHierarchy) else error))
+            return ()
 
-
-def _without_report(source: str, error: FibrationError, if_any: bool) -> Outcome:
-    return Outcome(source, error=None if if_any and isinstance(error, NoHierarchy) else error)
+    for spec in specs:
+        for file in usable(spec, spec_files, spec):
+            for hierarchy in usable(file, _quietly, load_all, file):
+                step(hierarchy.name)
+                outcomes += [Outcome(file, report=r) for r in usable(file, lambda h: [h.verify()], hierarchy)]
+    return outcomes
 
 
 def load_quietly(spec: str) -> Hierarchy:
@@ -108,16 +90,11 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 # ---------------------------------------------------------------- for people
 
 
-def tally(report: Report) -> str:
-    """`12 proved, 1 given up`."""
-    numbers = Counter(kind(v).word for v in report.verdicts)
-    return ", ".join(f"{numbers[word]} {word}" for word in KINDS if numbers[word]) or "nothing to decide"
-
-
 def heading(report: Report) -> Text:
     """The hierarchy's name, whether it is verified, and how many verdicts of each kind there are."""
-    word, style = ("verified", "green") if report.ok else ("refused", "bold red")
-    return Text.assemble((report.hierarchy.name, "bold"), "  ", (word, style), f"  {tally(report)}")
+    numbers = Counter(kind(v).word for v in report.verdicts)
+    tally = ", ".join(f"{numbers[word]} {word}" for word in KINDS if numbers[word]) or "nothing to decide"
+    return Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report), f"  {tally}")
 
 
 def table(report: Report) -> RenderableType:
@@ -131,10 +108,7 @@ def refusals(report: Report) -> RenderableType:
 
 
 def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(3):
-        grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = columns(3)
     for v in verdicts:
         shown = kind(v)
         grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(v))
@@ -150,38 +124,28 @@ def _explained(verdict: Verdict) -> Text:
     if verdict.accepted:
         why = f"given up: {verdict.given_up}" if verdict.status != "proved" else verdict.argument
         return result.append(f": {why}" if why else "")
-    for title, value in _reasons(verdict):
-        result.append(f"\n{title}: ", "bold").append(value)
+    for title, value in (
+        ("required", verdict.required),
+        ("found", verdict.found or verdict.argument),
+        ("counterexample", str(verdict.counterexample or "")),
+        ("what to do", verdict.remedy),
+    ):
+        if value:
+            result.append(f"\n{title}: ", "bold").append(value)
     return result
-
-
-def _reasons(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """What a refusal has to say, in the order in which it is read."""
-    counterexample = "" if verdict.counterexample is None else str(verdict.counterexample)
-    yield from (
-        (title, value)
-        for title, value in (
-            ("required", verdict.required),
-            ("found", verdict.found or verdict.argument),
-            ("counterexample", counterexample),
-            ("what to do", verdict.remedy),
-        )
-        if value
-    )
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """One line over all inputs."""
     reports = [o.report for o in outcomes if o.report]
     good = sum(r.ok for r in reports)
-    parts = [f"{good} of {len(reports)} {'hierarchy' if len(reports) == 1 else 'hierarchies'} verified"]
-    refused = [r.hierarchy.name for r in reports if not r.ok]
-    parts += [f"refused: {', '.join(refused)}"] if refused else []
-    unusable = [o.source for o in outcomes if o.error]
-    parts += [f"unusable: {', '.join(unusable)}"] if unusable else []
-    empty = [o.source for o in outcomes if not o.error and not o.report]
-    parts += [f"no hierarchy in: {', '.join(empty)}"] if empty else []
-    return "; ".join(parts)
+    others = {
+        "refused": [r.hierarchy.name for r in reports if not r.ok],
+        "unusable": [o.source for o in outcomes if o.error],
+        "no hierarchy in": [o.source for o in outcomes if not o.error and not o.report],
+    }
+    verified = f"{good} of {len(reports)} {'hierarchy' if len(reports) == 1 else 'hierarchies'} verified"
+    return "; ".join([verified, *(f"{what}: {', '.join(names)}" for what, names in others.items() if names)])
 
 
 def as_text(outcomes: Sequence[Outcome]) -> RenderableType:
@@ -210,8 +174,6 @@ def as_markdown(outcomes: Sequence[Outcome]) -> str:
 
 # XML 1.0 has no place for other control characters, and a reason to give up a law is any text.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
 _COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
@@ -292,9 +254,9 @@ def rendered(outcomes: Sequence[Outcome], form: str) -> str:
     made = FORMATS[form](outcomes)
     if isinstance(made, str):
         return made + "\n"
-    page = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
-    emit(page, made)
-    return page.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+    page = io.StringIO()
+    emit(Console(file=page, width=100, color_system=None, highlight=False), made)
+    return page.getvalue()
 
 
 def emit(console: Console, renderable: RenderableType) -> None:

@@ -19,8 +19,7 @@ def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
     """Strata as nodes, fibrations as edges from the coarser stratum to the finer; each edge carries its `fibration`."""
     g = nx.MultiDiGraph()
     g.add_nodes_from(hierarchy.strata)
-    for f in hierarchy.fibrations:
-        g.add_edge(f.target, f.source, fibration=f)
+    g.add_edges_from((f.target, f.source, {"fibration": f}) for f in hierarchy.fibrations)
     return g
 
 
@@ -152,14 +151,10 @@ def mermaid(hierarchy: Hierarchy) -> str:
     # Numbered nodes, since words such as `end` or `graph` mean something to mermaid.
     number = {s: f"s{i}" for i, s in enumerate(hierarchy.strata)}
     for s, key in number.items():
-        lines.append(f'    {key}["<b>{s}</b><br/>{_mermaid(str(hierarchy.gates[s]))}"]')
+        lines.append(f'    {key}["<b>{s}</b><br/>{str(hierarchy.gates[s]).translate(_ENTITIES)}"]')
     for f in hierarchy.fibrations:
-        lines.append(f'    {number[f.source]} -->|"{_mermaid(str(f.kernel))}"| {number[f.target]}')
+        lines.append(f'    {number[f.source]} -->|"{str(f.kernel).translate(_ENTITIES)}"| {number[f.target]}')
     return "\n".join(lines)
-
-
-def _mermaid(label: str) -> str:
-    return label.translate(_ENTITIES)
 
 
 _ENTITIES = str.maketrans({c: f"#{ord(c)};" for c in '#&"<>`'})
