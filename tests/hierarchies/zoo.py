@@ -184,6 +184,7 @@ def wrong_kernels() -> dict[str, Wrong]:
         "negative for long": markov((2 - T) / T),
         "negative by an attribute": markov(signed / signed_total),
         "negative by a difference": markov(2 / T - weight / W),
+        "negative by a denominator": markov(1 / ((share - 1) * T)),
         "negative by a square": markov(1 / T + (1 - T) * (weight - W / T)),
         "negative by a parameter": markov(1 / T + (loose - loose * T * weight / W) / T),
         "division by 0 at length 1": markov(1 / (T - 1)),
