@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from oracles.backends_here import F64, case, holds_gate, holds_training
+from oracles.backends_here import BACKENDS_HERE, F64, case, holds_gate, holds_training
 from support import Batch, raw_programs
+from thorough import ALL
 
 from fibration import (
     Attribute,
@@ -37,6 +38,7 @@ from fibration.compiler.arguments import signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.lower import lower
 
+pytestmark = pytest.mark.usefixtures("quick_c")
 LENGTHS = (3, 7, 1, 5, 6, 4)
 ROW = np.repeat(np.arange(6), LENGTHS)
 
@@ -124,6 +126,10 @@ SHAPES = {
 }  # fmt: skip
 
 
+# Names are given away before a backend prints them; the slow one shows that it prints these.
+CASES = [(b, n) for b in BACKENDS_HERE for n in SHAPES if ALL or not b.slow or n in ("results", "parents")]
+
+
 def built(shape, which):
     names, parameters = getattr(shape, which)
     return shape.build(names, parameters)
@@ -160,7 +166,7 @@ def everything(backend, hierarchy, batch):
     return [v.tolist() for v in found], [float(v) for v in result.metrics.values()]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("backend", "name"), CASES, indirect=["backend"], ids=str)
 def test_names_that_collide_when_put_together_change_nothing(name, backend):
     shape = SHAPES[name]
     found = [everything(backend, built(shape, w), batch_for(shape, w)) for w in ("plain", "colliding")]
@@ -168,7 +174,7 @@ def test_names_that_collide_when_put_together_change_nothing(name, backend):
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
-@pytest.mark.parametrize("name", [n for n in SHAPES if n != "words"])
+@pytest.mark.parametrize(("backend", "name"), [c for c in CASES if c[1] != "words"], indirect=["backend"], ids=str)
 def test_operators_with_such_names_are_what_the_interpreter_says(name, backend):
     shape = SHAPES[name]
     given = built(shape, "colliding"), batch_for(shape, "colliding"), F64
