@@ -54,11 +54,8 @@ class Fibration(Declared):
     kernel: MarkovKernel
 
     def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel) -> None:
-        for end, value, kind in (
-            ("source", source, Stratum),
-            ("target", target, Stratum),
-            ("kernel", kernel, MarkovKernel),
-        ):
+        ends = {"source": (source, Stratum), "target": (target, Stratum), "kernel": (kernel, MarkovKernel)}
+        for end, (value, kind) in ends.items():
             if not isinstance(value, kind):
                 remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
                 raise SpecError(f"a fibration's {end} is {value!r}", required=f"a {kind.__name__}", remedy=remedy)

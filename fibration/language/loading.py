@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import traceback
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -139,12 +140,8 @@ def _import(path: Path) -> ModuleType:
 
 
 def _line_in(file: str, error: BaseException) -> str:
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = f" (line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return line
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:

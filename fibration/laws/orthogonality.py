@@ -124,10 +124,7 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
             found = f"{u} and {w} meet in {both}, which cross each other"
             remedy = f"add the stratum of pairs {'_'.join(s.name for s in meets)} between them, with a chain through it"
             return _Open(found, remedy)
-    for u, w in pairs:
-        if shape.leaves_over(u) != shape.leaves_over(w):
-            return _partly(h, v)
-    if not pairs:
+    if not pairs or any(shape.leaves_over(u) != shape.leaves_over(w) for u, w in pairs):
         return _partly(h, v)
     crossing = list(dict.fromkeys(_ordered(h, p) for p in pairs))
     # the balance of finer strata is that of what they lie over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -52,13 +53,11 @@ def latex(hierarchy: Hierarchy) -> str:
     rows += [_joint_kernels(target, cover) for target in h.strata for cover in joint(h, target)]
     if mass in {a for e in _read(h) for a in atoms(e)} and nx.is_directed_acyclic_graph(h.shape.graph):
         rows += [rf"m({_name(s)}) &= {tex(m)}" for s, m in h.masses.items()]
-    for a in h.assume:
-        rows.append(_assumption(h, a) + r" \quad\text{is assumed}")
-    for channel, density in h.decomposition.densities:
-        rows.append(rf"F{f'_{{{channel}}}' if two else ''}(x) &= {tex(cancel(density))}")
+    rows += [_assumption(h, a) + r" \quad\text{is assumed}" for a in h.assume]
+    rows += [rf"F{f'_{{{c}}}' if two else ''}(x) &= {tex(cancel(e))}" for c, e in h.decomposition.densities]
     rows[-1] += r",\qquad x = \log r"
     rows += _residual_rows(h)
-    for s in (s for layer in layers(graph(h)) for s in layer):
+    for s in itertools.chain.from_iterable(layers(graph(h))):
         body, *where = _gate(at(h.gates[s].expression, s))
         rows += [rf"g_{{{_name(s)}}}(\rho) &= {body}", *(rf"&\qquad\text{{with }} {w}" for w in where)]
     rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
@@ -196,9 +195,8 @@ def _atom(atom: Expression) -> str:
         return rf"\sigma_{{{_name(atom.stratum)}}}" + (f"^{{{atom.channel}}}" if atom.channel else "")
     if isinstance(atom, Gated):
         return r"\hat\sigma" + (f"_{{{atom.channel}}}" if atom.channel else "")
-    return {"residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m"}.get(
-        getattr(atom, "name", ""), "s"
-    )
+    words = {"residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m"}
+    return words.get(getattr(atom, "name", ""), "s")
 
 
 def _name(stratum: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fibration.language.atoms import Count, Stratum, Total
@@ -38,18 +37,17 @@ class Claim:
     def empty_branches(self) -> list[Count | Total]:
         """The counts and totals over a branch that may be empty, where they keep a formula from having a value."""
         try:
-            return list(dict.fromkeys(self._empty_branches()))
+            branches = cases(self.formula, self.assume)
         except TooManyCases:
             return []
-
-    def _empty_branches(self) -> Iterator[Count | Total]:
-        for case in cases(self.formula, self.assume):
+        found: dict[Count | Total, None] = {}
+        for case in branches:
             inside = self.assume.with_signs(dict(case.signs))
             for e in (e for e, allowed in case.needs if not inside.signs(e) <= allowed):
-                for s in sorted(e.free_symbols, key=str):
-                    atom = from_sympy(s)
+                for atom in map(from_sympy, sorted(e.free_symbols, key=str)):
                     if isinstance(atom, (Count, Total)) and not inside.present(atom.of, atom.over):
-                        yield atom
+                        found[atom] = None
+        return list(found)
 
     def remedy(self, h: Hierarchy) -> str:
         """Which count may be 0, and what to assume or to divide by; '' where no empty branch is at fault."""

@@ -188,8 +188,9 @@ class Assumptions:
                     replacement[s] = fresh(self.present(atom.of, atom.over))
             elif isinstance(atom, (Parameter, Component)):
                 p = atom.parameter if isinstance(atom, Component) else atom
-                lower = None if p.lower in (None, -math.inf) else sympy.Rational(str(p.lower))
-                upper = None if p.upper in (None, math.inf) else sympy.Rational(str(p.upper))
+                lower, upper = (
+                    None if b is None or math.isinf(b) else sympy.Rational(str(b)) for b in (p.lower, p.upper)
+                )
                 if lower is not None and upper is not None:
                     t = fresh(True)
                     replacement[s] = (lower + upper * t) / (1 + t)

@@ -39,9 +39,8 @@ class Dense:
 
     def over(self, stratum: Stratum, element: int) -> list[int]:
         """Which tokens lie over an element."""
-        c, shape = self.concrete, self.h.shape
-        reach = shape.leaves_over(stratum)
-        return [k for k, (leaf, i) in enumerate(self.tokens) if leaf in reach and c.below(leaf, i, stratum) == element]
+        below, reach = self.concrete.below, self.h.shape.leaves_over(stratum)
+        return [k for k, (leaf, i) in enumerate(self.tokens) if leaf in reach and below(leaf, i, stratum) == element]
 
     @cached_property
     def fibres(self) -> dict[Stratum, list[list[int]]]:
@@ -104,11 +103,17 @@ class Dense:
         for leaf, i in self.tokens:
             bound: dict[Expression, Fraction] = {}
             for channel in split.channels:
-                path = self.base[leaf][i].items()
-                total = sum((levels[s, channel][e] or Fraction(0) for s, e in path), Fraction(0))
+                total = sum((levels[s, channel][e] or Fraction(0) for s, e in self.base[leaf][i].items()), Fraction(0))
                 bound[gated(channel)] = (self.mass[leaf][i] or Fraction(0)) * total
             found.append(c.value(h.with_mass(split.recovery, leaf), leaf, i, bound))
         return found
+
+    def attempt(self, log_ratios: Sequence[Fraction], a: Fraction) -> list[Fraction] | None:
+        """As `ratios`; None where something has no value."""
+        try:
+            return self.ratios(log_ratios, a)
+        except NoValue:
+            return None
 
     def _gated(self, stratum: Stratum, channel: str, means: dict[str, Values], a: Fraction) -> list[Fraction | None]:
         """`h_v = g(m·ρ)/m` at every element."""
@@ -146,11 +151,10 @@ def has_residual(h: Hierarchy, concrete: Concrete, stratum: Stratum, element: in
     inside = {u: dense.over(u, concrete.below(stratum, element, u)) for u in h.coarser(stratum)}
     own = dense.over(stratum, element)
     factors = h.shape.moebius(stratum)
-    for k in own:
-        coarse = sum((Fraction(c, len(inside[u])) for u, c in factors.items() if k in inside[u]), Fraction(0))
-        if Fraction(1, len(own)) != coarse:
-            return True
-    return False
+    return any(
+        sum(Fraction(c, len(inside[u])) for u, c in factors.items() if k in inside[u]) != Fraction(1, len(own))
+        for k in own
+    )
 
 
 def formulas(h: Hierarchy) -> list[Expression]:
@@ -189,11 +193,8 @@ def on_policy(h: Hierarchy) -> Witness | None:
     off = rounding(*formulas(h))
     for dense, a in candidates(h):
         xs = [Fraction(0)] * len(dense.tokens)
-        try:
-            found = dense.ratios(xs, a)
-        except NoValue:
-            return _witness(dense, xs, a)
-        if any(abs(g - 1) > off for g in found):
+        found = dense.attempt(xs, a)
+        if found is None or any(abs(g - 1) > off for g in found):
             return _witness(dense, xs, a)
     return None
 
@@ -209,20 +210,13 @@ def _directions(n: int) -> Iterator[tuple[int, ...]]:
 
 def _differs(dense: Dense, direction: Sequence[int], step: Fraction, a: Fraction) -> bool:
     xs = [step * d for d in direction]
-    try:
-        found = dense.ratios(xs, a)
-    except NoValue:
-        return True
+    found = dense.attempt(xs, a)
     truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in xs)
-    return any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
+    return found is None or any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
 
 
 def _witness(dense: Dense, xs: list[Fraction], a: Fraction) -> Witness:
-    h, concrete = dense.h, dense.concrete
-    try:
-        found: list[Fraction] | None = dense.ratios(xs, a)
-    except NoValue:
-        found = None
+    h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
     root = h.roots[0]
     place = f"on a {root}" if root in h.leaves else f"on {concrete.describe(root)}"
     settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
