@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
@@ -276,9 +277,10 @@ def bench(
     """
     from fibration.bench import command
 
-    chosen = {"specs": tuple(specs or ()), "backends": tuple(backend or ()), "tokens": tuple(tokens or ())}
-    rest = {"device": device, "dtype": dtype, "repeats": repeats, "seed": seed, "json": json, "plot": plot}
-    settings = command.Settings(**chosen, **rest, length=length, sweep=sweep, quick=quick)  # type: ignore[arg-type]
+    settings = command.Settings(
+        specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
+        device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick,
+    )  # fmt: skip
     raise typer.Exit(command.bench(console(), settings))
 
 
@@ -290,29 +292,22 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
+        wrong = f"--param {text!r} cannot be read"
         try:
-            result[name.strip()] = float(value) if _is_number(value) else json.loads(value, object_pairs_hook=once)
+            with suppress(ValueError):  # what Python reads as a float is one: `.1` is, and is no JSON
+                result[name.strip()] = float(value)
+                continue
+            result[name.strip()] = json.loads(value, object_pairs_hook=once)
         except GivenTwice as error:
-            raise ParameterError(
-                f"--param {text!r} cannot be read", required="every key once", found=str(error)
-            ) from None
+            raise ParameterError(wrong, required="every key once", found=str(error)) from None
         except ValueError:
             raise ParameterError(
-                f"--param {text!r} cannot be read",
+                wrong,
                 required="NAME=VALUE, where VALUE is a number or JSON",
                 found=f"the value {value!r}" if equals else "no '='",
                 remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
             ) from None
     return result
-
-
-def _is_number(text: str) -> bool:
-    """Whether Python reads it as a float: `.1` is one, and no JSON."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def main() -> None:

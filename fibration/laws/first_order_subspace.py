@@ -64,25 +64,20 @@ def subspace(subject: Subject, slopes: list[Any]) -> Stratum | None:
 
 def _summed(h: Hierarchy, slopes: dict[Stratum, list[Any]]) -> Iterator[list[Any]]:
     """The slopes of strata whose residuals sum to 0 only together: of the branches of a tree."""
-    whole = set(h.leaves)
-    apart = [s for s in slopes if h.shape.leaves_over(s) != whole]
-    if h.shape.is_tree:
-        for target in dict.fromkeys(h.shape.below(s)[0].target for s in apart):
-            yield [c for s in apart if h.shape.below(s)[0].target == target for c in slopes[s]]
-    elif apart:
-        yield [c for s in apart for c in slopes[s]]
+    beside: dict[Stratum | None, list[Any]] = {}
+    for s in slopes:
+        if h.shape.leaves_over(s) != set(h.leaves):
+            target = h.shape.below(s)[0].target if h.shape.is_tree else None
+            beside.setdefault(target, []).extend(slopes[s])
+    yield from beside.values()
 
 
 def _finest(subject: Subject) -> Stratum | None:
     """The finest stratum, below all leaves, such that every gate that is not finer has value 0 and slope 1."""
-    h = subject.hierarchy
+    h, shape = subject.hierarchy, subject.hierarchy.shape
     wrong = {s for s, _, g in gates(h) if not (subject.germ(g, s).value_ok and subject.germ(g, s).slope_ok)}
-    good = None
-    for stratum in h.order:
-        finer = h.shape.finer(stratum)
-        if finer and h.shape.leaves_over(stratum) == set(h.leaves) and wrong <= set(finer):
-            good = stratum
-    return good
+    below_all = (s for s in reversed(h.order) if shape.above(s) and shape.leaves_over(s) == set(h.leaves))
+    return next((s for s in below_all if wrong <= set(shape.finer(s))), None)
 
 
 def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:

@@ -78,11 +78,9 @@ def sources() -> str:
     """A digest of the language and the laws; '' where their sources are not at hand, and nothing is kept on disk."""
     package = Path(__file__).parents[1]
     rooms = [f for room in ("language", "laws") for f in (package / room).rglob("*.py")]
+    files = sorted([package / "errors.py", *rooms])
     try:
-        digests = {
-            str(f.relative_to(package)): hashlib.sha256(f.read_bytes()).hexdigest()
-            for f in sorted([package / "errors.py", *rooms])
-        }
+        digests = {str(f.relative_to(package)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
     except OSError:
         return ""
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()

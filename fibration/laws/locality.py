@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fibration.language.atoms import (
     Attribute,
@@ -190,20 +191,13 @@ class Weight(Reader):
 
     one_channel = "a kernel weight is the same on both channels"
 
-    def policy(self, atom: Expression) -> Problem:
+    def policy(self, atom: Any) -> Problem | None:
         if atom == mass:
             return f"'{atom}'", "the mass is what the kernels spread: this one would define itself", "read counts"
         why = "the weight would change with the policy, and the pushforward of a kernel with it"
         return f"'{atom}'", why, "weights read counts and attributes"
 
-    def density(self, atom: Density) -> Problem | None:
-        return self.policy(atom)
-
-    def reading(self, atom: Reading) -> Problem | None:
-        return self.policy(atom)
-
-    def gated(self, atom: Gated) -> Problem | None:
-        return self.policy(atom)
+    density = reading = gated = policy
 
 
 class Densities(Weight):

@@ -68,11 +68,8 @@ def _groups(h: Hierarchy, v: Stratum) -> Iterator[tuple[Stratum, tuple[Stratum, 
         if shape.leaves_over(u) == shape.leaves_over(v):
             yield u, (v,)
         elif edge := next((f for f in shape.below(v) if f.target == u), None):
-            covers = [c for c in shape.covers(u) if edge in c]
-            for cover in covers:
+            for cover in [c for c in shape.covers(u) if edge in c] or [(edge,)]:
                 yield u, tuple(f.source for f in cover)
-            if not covers:
-                yield u, (v,)
 
 
 def summed(
@@ -115,6 +112,6 @@ def _layout(concrete: Concrete, stratum: Stratum) -> str:
     shape = concrete.shape
     crossings = (s for s in (stratum, *shape.coarser(stratum)) if s in shape.crossings())
     text = next((t for s in crossings if (t := lies(concrete, s))), "")
-    if not text:
-        return f"{plural(stratum.name)}: {concrete.size[stratum]}; " if concrete.size[stratum] > 1 else ""
-    return f"{text}; "
+    if not text and concrete.size[stratum] > 1:
+        text = f"{plural(stratum.name)}: {concrete.size[stratum]}"
+    return f"{text}; " if text else ""
