@@ -1,20 +1,13 @@
-"""Shared helpers: batches, operators without a verdict, and two oracles.
-
-`Oracle` runs the float64 interpreter on the lowered program, before any optimisation. `exact` evaluates a hierarchy
-straight from its definition (extensive densities, kernels, residuals, gates) in rational arithmetic, with a directional
-derivative beside every value; it shares no code with lowering, cancelling, the adjoint or a backend.
-"""
+"""Shared helpers: batches and their layouts, operators without a verdict, random hierarchies, and what errors say."""
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -59,12 +52,11 @@ from fibration import (
     zero_gate,
 )
 from fibration import pipeline as compiling
-from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import Input, Program
-from fibration.language.atoms import BATCH, Component, Count, Density, Gated, Place, Reading, Stratum, Total, in_channel
-from fibration.language.expressions import Apply, Expression, Number
+from fibration.compiler.ir import Program
+from fibration.language.atoms import BATCH, Reading, Stratum
 from fibration.language.grammar import Invocation, Operation, Word, read
 from fibration.language.report import Report
+from fibration.language.traversal import atoms
 from fibration.pipeline import Artifact
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
@@ -253,360 +245,6 @@ def gated_ratio(op: Operator, layout: Layout, batch: Batch) -> np.ndarray:
     return layout.read(op.gate(layout.tensor(batch.x), layout.index, batch.parameters, advantages=advantages))
 
 
-# ---------------------------------------------------------------- who lies over whom, from the labels alone
-
-
-class Cells:
-    """Element numbers per token for every stratum, in the order of first appearance; no torch, no `Index`."""
-
-    def __init__(self, hierarchy: Hierarchy, batch: Batch) -> None:
-        self.h, self.batch = hierarchy, batch
-        self.code: dict[str, np.ndarray] = {BATCH: np.zeros(batch.tokens, int)}
-        self.names: dict[str, list[Any]] = {}
-        row = batch.row
-        for s in {*(s.name for s in hierarchy.strata), hierarchy.rows.name, hierarchy.leaves[0].name} - {BATCH}:
-            if s == hierarchy.leaves[0].name:
-                keys: list[Any] = list(range(batch.tokens))
-            elif s == hierarchy.rows.name:
-                keys = list(row)
-            elif s in batch.token_labels:
-                keys = list(batch.token_labels[s])
-            else:
-                keys = [batch.labels[s][r] for r in row]
-            self.names[s] = list(dict.fromkeys(keys))
-            number = {k: i for i, k in enumerate(self.names[s])}
-            self.code[s] = np.array([number[k] for k in keys], int)
-        self.size = {s: int(c.max()) + 1 for s, c in self.code.items()}
-        self.witness = {
-            s: np.array([int(np.flatnonzero(c == e)[0]) for e in range(self.size[s])]) for s, c in self.code.items()
-        }
-
-    def parent(self, source: str, target: str) -> np.ndarray:
-        return self.code[target][self.witness[source]]
-
-    def count(self, of: str, over: str) -> np.ndarray:
-        return np.bincount(self.parent(of, over), minlength=self.size[over])
-
-    def total(self, over: str) -> np.ndarray:
-        assert self.batch.weights is not None
-        return np.bincount(self.code[over], weights=self.batch.weights, minlength=self.size[over])
-
-    def parameter(self, name: str, channel: str, stratum: str, element: int) -> float:
-        """A parameter at an element: a number, per channel, or either of these per label."""
-        value = self.batch.parameters.get(name, self.h.parameters[name].default)
-        if isinstance(value, Mapping) and not set(value) <= {"+", "-"}:
-            value = value[self.names[stratum][element]]
-        return float(value[channel] if isinstance(value, Mapping) else value)
-
-
-def interpreted(program: Program, inputs: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
-    """What `interpret` gives, by the names that are printed."""
-    values = {i: inputs[name] for i, name in program.given.items() if name in inputs}
-    return {program.called[k]: v for k, v in interpret(program, values, sizes).items()}
-
-
-class Oracle:
-    """The float64 interpreter on the programs as lowered."""
-
-    def __init__(self, hierarchy: Hierarchy, batch: Batch) -> None:
-        self.h, self.batch, self.cells = hierarchy, batch, Cells(hierarchy, batch)
-        self.programs = raw_programs(hierarchy)
-
-    def run(self, name: str, x: Any = None, **more: Any) -> dict[str, np.ndarray]:
-        program = self.programs[name]
-        sizes = Sizes({e: self.cells.parent(*e) for e in program.edges}, self.cells.size)
-        inputs = {program.given[i]: self._input(i) for i in program.inputs if i.kind not in ("log_ratio", "cotangent")}
-        inputs["log_ratio"] = self.batch.x if x is None else np.asarray(x)
-        return interpreted(program, {**inputs, **more}, sizes)
-
-    def _input(self, node: Input) -> np.ndarray:
-        if node.kind == "count":
-            return self.cells.count(*node.key)
-        if node.kind == "advantage":
-            return self.batch.advantages[self.cells.witness[node.over]]
-        if node.kind == "total":
-            return self.cells.total(node.key[1])
-        if node.kind == "attribute":
-            return self.batch.weights[self.cells.witness[node.over]]
-        assert node.kind == "parameter"
-        return np.array([self.cells.parameter(*node.key, node.over, e) for e in range(self.cells.size[node.over])])
-
-    def ratio(self, x: Any = None) -> np.ndarray:
-        return self.run("gate", x)["gated_ratio"]
-
-    def objective(self, x: Any = None) -> float:
-        return float(self.run("objective", x)["objective"][0])
-
-    def coefficients(self, x: Any = None) -> np.ndarray:
-        return self.run("objective", x)["coefficients"]
-
-    def difference(self, h: float = 1e-6) -> np.ndarray:
-        """Central differences of the objective."""
-        return central(self.objective, self.batch.x, h)
-
-
-def central(f: Callable[[np.ndarray], Any], x: np.ndarray, h: float = 1e-6) -> np.ndarray:
-    """Central differences along every coordinate, the coordinate first."""
-    rows = []
-    for i in range(len(x)):
-        step = np.zeros_like(x)
-        step[i] = h
-        rows.append((np.asarray(f(x + step)) - np.asarray(f(x - step))) / (2 * h))
-    return np.array(rows)
-
-
-# ---------------------------------------------------------------- the definition, in rationals
-
-
-@dataclass(frozen=True)
-class Dual:
-    """A value and its derivative along one direction."""
-
-    value: Fraction
-    slope: Fraction = Fraction(0)
-
-
-def _real(name: str, x: Fraction) -> Fraction:
-    with mpmath.workdps(40):
-        value = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
-        return Fraction(int(mpmath.floor(value * mpmath.mpf(2) ** 130))) / 2**130
-
-
-_SLOPES: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "exp": lambda x, y: y,
-    "expm1": lambda x, y: y + 1,
-    "log": lambda x, y: 1 / x,
-    "log1p": lambda x, y: 1 / (1 + x),
-    "tanh": lambda x, y: 1 - y * y,
-    "sigmoid": lambda x, y: y * (1 - y),
-    "sqrt": lambda x, y: 1 / (2 * y),
-    "softplus": lambda x, y: 1 / (1 + _real("exp", -x)),
-    "atan": lambda x, y: 1 / (1 + x * x),
-}
-
-
-class Evaluator:
-    """Values and slopes of expressions.
-
-    `margin` is how close any comparison came to a tie; `gap` leaves out the signs of `abs` and `sign`, which are often
-    taken of exact zeros and rarely matter there.
-    """
-
-    def __init__(self) -> None:
-        self.margin = self.gap = float("inf")
-
-    def __call__(self, e: Expression, atom: Callable[[Expression], Dual]) -> Any:
-        if isinstance(e, Number):
-            return Dual(e.value)
-        if not isinstance(e, Apply):
-            return atom(e)
-        op = e.operator
-        if op == "where":
-            condition, a, b = e.arguments
-            return self(a if self(condition, atom) else b, atom)
-        args = [self(a, atom) for a in e.arguments]
-        if op in ("and", "or", "not"):
-            return {"and": all, "or": any, "not": lambda a: not a[0]}[op](args)
-        return getattr(self, f"_{_METHODS[op]}")(*args) if op in _METHODS else self._smooth(op, args[0])
-
-    def less(self, a: Dual, b: Dual, of_sign: bool = False) -> bool:
-        self.margin = min(self.margin, abs(float(a.value - b.value)))
-        if not of_sign:
-            self.gap = min(self.gap, abs(float(a.value - b.value)))
-        return a.value < b.value
-
-    def _lt(self, a: Dual, b: Dual) -> bool:
-        return self.less(a, b)
-
-    def _le(self, a: Dual, b: Dual) -> bool:
-        return not self.less(b, a)
-
-    def _gt(self, a: Dual, b: Dual) -> bool:
-        return self.less(b, a)
-
-    def _ge(self, a: Dual, b: Dual) -> bool:
-        return not self.less(a, b)
-
-    def _add(self, a: Dual, b: Dual) -> Dual:
-        return Dual(a.value + b.value, a.slope + b.slope)
-
-    def _sub(self, a: Dual, b: Dual) -> Dual:
-        return Dual(a.value - b.value, a.slope - b.slope)
-
-    def _mul(self, a: Dual, b: Dual) -> Dual:
-        return Dual(a.value * b.value, a.slope * b.value + a.value * b.slope)
-
-    def _div(self, a: Dual, b: Dual) -> Dual:
-        return Dual(a.value / b.value, (a.slope * b.value - a.value * b.slope) / b.value**2)
-
-    def _pow(self, a: Dual, b: Dual) -> Dual:
-        n = int(b.value)
-        return Dual(a.value**n, n * a.value ** (n - 1) * a.slope)
-
-    def _neg(self, a: Dual) -> Dual:
-        return Dual(-a.value, -a.slope)
-
-    def _abs(self, a: Dual) -> Dual:
-        return self._neg(a) if self.less(a, Dual(Fraction(0)), True) else a
-
-    def _sign(self, a: Dual) -> Dual:
-        self.less(a, Dual(Fraction(0)), True)
-        return Dual(Fraction((a.value > 0) - (a.value < 0)))
-
-    def _minimum(self, a: Dual, b: Dual) -> Dual:
-        return b if self.less(b, a) else a
-
-    def _maximum(self, a: Dual, b: Dual) -> Dual:
-        return b if self.less(a, b) else a
-
-    def _clip(self, a: Dual, low: Dual, high: Dual) -> Dual:
-        return low if self.less(a, low) else high if self.less(high, a) else a
-
-    def _smooth(self, op: str, a: Dual) -> Dual:
-        if op == "sigmoid":
-            value = 1 / (1 + _real("exp", -a.value))
-        elif op == "log1p":
-            value = _real("log", 1 + a.value)
-        elif op == "softplus":
-            value = _real("log", 1 + _real("exp", a.value))
-        else:
-            value = _real(op, a.value)
-        return Dual(value, a.slope and _SLOPES[op](a.value, value) * a.slope)
-
-
-_METHODS = {
-    "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow",
-    "neg": "neg", "abs": "abs", "sign": "sign", "minimum": "minimum", "maximum": "maximum", "clip": "clip",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Exact:
-    """What the definition gives: floats, correctly rounded; `slope` is `dJ` along the direction."""
-
-    ratio: np.ndarray
-    ratio_slope: np.ndarray
-    objective: float
-    slope: float
-    margin: float
-    gap: float
-    densities: dict[tuple[str, str], list[Dual]]
-
-
-def exact(hierarchy: Hierarchy, batch: Batch, direction: Any = None) -> Exact:
-    """Theory, section 2, word for word: push up, subtract the reflected base, gate, reflect down, recover."""
-    h, cells, run = hierarchy, Cells(hierarchy, batch), Evaluator()
-    chain = [s.name for s in h.order]
-    leaf, rows = h.leaves[0].name, h.rows.name
-    places = {"leaf": leaf, "rows": rows, BATCH: BATCH}
-    direction = np.zeros(batch.tokens) if direction is None else np.asarray(direction)
-    sigma: dict[tuple[str, str], list[Dual]] = {}
-
-    def reader(stratum: str, element: int, extra: Callable[[Expression], Dual]) -> Callable[[Expression], Dual]:
-        witness = cells.witness[stratum][element]
-
-        def name_of(place: Any) -> str:
-            return places[place.name] if isinstance(place, Place) else stratum if place is None else place.name
-
-        def atom(a: Expression) -> Dual:
-            if isinstance(a, Count):
-                of, over = name_of(a.of), name_of(a.over)
-                return Dual(Fraction(int(cells.count(of, over)[cells.code[over][witness]])))
-            if isinstance(a, Total):
-                over = name_of(a.over)
-                inside = cells.code[over] == cells.code[over][witness]
-                return Dual(sum((Fraction(float(w)) for w in batch.weights[inside]), Fraction(0)))
-            if isinstance(a, Attribute):
-                return Dual(Fraction(float(batch.weights[witness])))
-            if isinstance(a, (Parameter, Component)):
-                p, channel = (a.parameter, a.channel) if isinstance(a, Component) else (a, "")
-                home = _home(h, p)
-                return Dual(Fraction(cells.parameter(p.name, channel, home, int(cells.code[home][witness]))))
-            if isinstance(a, Density):
-                return sigma[a.stratum.name, a.channel or ""][cells.code[a.stratum.name][witness]]
-            if isinstance(a, Reading) and a.name == "advantage":
-                return Dual(Fraction(float(batch.advantages[witness])))
-            return extra(a)
-
-        return atom
-
-    down: dict[str, list[Dual]] = {}
-    for channel in h.decomposition.channels:
-
-        def x_of(i: int) -> Callable[[Expression], Dual]:
-            return lambda a: Dual(Fraction(float(batch.x[i])), Fraction(float(direction[i])))
-
-        fresh = Evaluator()  # the sign of an input is decided exactly by everyone
-        density_ = h.decomposition[channel]
-        sigma[leaf, channel] = [fresh(density_, reader(leaf, i, x_of(i))) for i in range(batch.tokens)]
-        for target, source in reversed(list(zip(chain, chain[1:], strict=False))):
-            parent = cells.parent(source, target)
-            sigma[target, channel] = [
-                Dual(
-                    sum((d.value for d, p in zip(sigma[source, channel], parent, strict=True) if p == b), Fraction(0)),
-                    sum((d.slope for d, p in zip(sigma[source, channel], parent, strict=True) if p == b), Fraction(0)),
-                )
-                for b in range(cells.size[target])
-            ]
-    for channel in h.decomposition.channels:
-        for depth, stratum in enumerate(chain):
-            own = sigma[stratum, channel]
-            gate = in_channel(h.gate(next(s for s in h.order if s.name == stratum)), channel)
-            base: list[Dual] = []
-            rho = own
-            if depth:
-                target = chain[depth - 1]
-                parent = cells.parent(stratum, target)
-                weight = h.shape.below(Stratum(stratum))[0].weight
-                kernel = [run(weight, reader(stratum, a, _no_more)) for a in range(len(own))]
-                rho = [
-                    run._sub(s, run._mul(k, sigma[target, channel][p]))
-                    for s, k, p in zip(own, kernel, parent, strict=True)
-                ]
-                base = [run._mul(k, down[channel][p]) for k, p in zip(kernel, parent, strict=True)]
-            level = [run(gate, reader(stratum, a, lambda _, r=r: r)) for a, r in enumerate(rho)]
-            down[channel] = [run._add(b, g) for b, g in zip(base, level, strict=True)] if depth else level
-
-    ratio, total_ = [], Dual(Fraction(0))
-    for i in range(batch.tokens):
-
-        def recovered(a: Expression, i: int = i) -> Dual:
-            assert isinstance(a, Gated)
-            return down[a.channel][i]
-
-        ratio.append(run(h.decomposition.recovery, reader(leaf, i, recovered)))
-        mu = run(h.objective.weight, reader(rows, int(cells.code[rows][i]), _no_more))
-        total_ = run._add(total_, run._mul(run._mul(mu, ratio[-1]), Dual(Fraction(float(batch.advantages[i])))))
-    return Exact(
-        ratio=np.array([float(r.value) for r in ratio]),
-        ratio_slope=np.array([float(r.slope) for r in ratio]),
-        objective=float(total_.value),
-        slope=float(total_.slope),
-        margin=run.margin,
-        gap=run.gap,
-        densities=sigma,
-    )
-
-
-def _no_more(atom: Expression) -> Dual:
-    raise AssertionError(f"{atom} has no meaning here")
-
-
-def _home(hierarchy: Hierarchy, parameter: Parameter) -> str:
-    if parameter.on is not None:
-        return parameter.on.name
-    readers = [s.name for s in hierarchy.order if parameter in set(_atoms(hierarchy.gate(s)))]
-    return readers[0] if readers and readers[0] != hierarchy.leaves[0].name else BATCH
-
-
-def _atoms(e: Expression) -> Iterator[Expression]:
-    if isinstance(e, Apply):
-        for a in e.arguments:
-            yield from _atoms(a)
-    elif not isinstance(e, Number):
-        yield e
-
-
 # ---------------------------------------------------------------- random hierarchies and batches
 
 CHAINS = (
@@ -686,7 +324,7 @@ def reads_advantage(hierarchy: Hierarchy) -> list[Stratum]:
     return [
         s
         for s in hierarchy.order
-        if any(isinstance(a, Reading) and a.name == "advantage" for a in _atoms(hierarchy.gate(s)))
+        if any(isinstance(a, Reading) and a.name == "advantage" for a in atoms(hierarchy.gate(s)))
     ]
 
 

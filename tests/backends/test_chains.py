@@ -23,7 +23,8 @@ from oracles.backends_here import (
     holds_training,
     indexed,
 )
-from support import central, spec, spread_batch, token
+from oracles.interpreted import central
+from support import spec, spread_batch, token
 from thorough import ALL
 
 from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform

@@ -8,14 +8,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracles.definition import exact
+from oracles.interpreted import Interpreter, central
 from support import (
     SPECS,
     Batch,
-    Oracle,
     cases,
-    central,
     coefficients,
-    exact,
     example_words,
     operator,
     packed,
@@ -107,7 +106,7 @@ def test_every_gate_against_finite_differences(text, level, coordinates):
     op = operator(hierarchy)
     for scale in (0.05, 0.25, 0.8):
         batch = clear_of_breakpoints(hierarchy, scale)
-        oracle = Oracle(hierarchy, batch)
+        oracle = Interpreter.of(hierarchy, batch)
         values, _ = coefficients(op, packed(op, batch), batch)
         assert values == pytest.approx(oracle.difference(), rel=1e-6, abs=1e-8)
         assert values == pytest.approx(oracle.coefficients(), rel=1e-12, abs=1e-15)
@@ -122,7 +121,7 @@ def test_every_gate_s_backward_is_its_transposed_jacobian(text, level, coordinat
     hierarchy = around(text, level, coordinates)
     op = operator(hierarchy)
     batch = clear_of_breakpoints(hierarchy, 0.3)
-    oracle = Oracle(hierarchy, batch)
+    oracle = Interpreter.of(hierarchy, batch)
     jacobian = central(oracle.ratio, batch.x).T  # [ratio, x]
     layout = padded(op, batch)
     x = layout.tensor(batch.x, under_mask=0.0).requires_grad_()
@@ -145,7 +144,7 @@ def test_shipped_coefficients_against_finite_differences(name, scale):
     hierarchy, op = spec(name), operator(spec(name))
     for start in (0, 300):
         batch = clear_of_breakpoints(hierarchy, scale, start, tokens=(3, 1, 4, 2, 5, 2))
-        oracle = Oracle(hierarchy, batch)
+        oracle = Interpreter.of(hierarchy, batch)
         for layout in (packed(op, batch), padded(op, batch)):
             values, _ = coefficients(op, layout, batch)
             assert values == pytest.approx(oracle.difference(), rel=1e-6, abs=1e-8)
@@ -156,7 +155,7 @@ def test_shipped_gates_against_their_jacobians(name):
     hierarchy, op = spec(name), operator(spec(name))
     batch = clear_of_breakpoints(hierarchy, 0.2, tokens=(3, 1, 4, 2))
     layout = packed(op, batch)
-    jacobian = central(Oracle(hierarchy, batch).ratio, batch.x).T
+    jacobian = central(Interpreter.of(hierarchy, batch).ratio, batch.x).T
     x = layout.tensor(batch.x).requires_grad_()
     gated = op.gate(x, layout.index, advantages=layout.tensor(batch.advantages))
     rows = [torch.autograd.grad(gated[i], x, retain_graph=True)[0].numpy() for i in range(batch.tokens)]
@@ -200,7 +199,7 @@ def test_coefficients_of_random_hierarchies_against_finite_differences(case, see
     op = operator(hierarchy)
     values, _ = coefficients(op, packed(op, batch), batch)
     size = max(1.0, np.abs(values).max())
-    assert values == pytest.approx(Oracle(hierarchy, batch).difference(1e-5), rel=1e-5, abs=1e-7 * size)
+    assert values == pytest.approx(Interpreter.of(hierarchy, batch).difference(1e-5), rel=1e-5, abs=1e-7 * size)
 
 
 @settings(max_examples=60 if ALL else 30)

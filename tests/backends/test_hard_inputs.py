@@ -8,20 +8,9 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from support import (
-    DTYPES,
-    SPECS,
-    Batch,
-    Oracle,
-    coefficients,
-    exact,
-    gated_ratio,
-    operator,
-    packed,
-    padded,
-    spec,
-    spread_batch,
-)
+from oracles.definition import exact
+from oracles.interpreted import Interpreter
+from support import DTYPES, SPECS, Batch, coefficients, gated_ratio, operator, packed, padded, spec, spread_batch
 
 from fibration import BatchError
 
@@ -214,7 +203,7 @@ def test_low_precision_inputs_are_computed_in_float64(name, dtype):
     a = layout.tensor(batch.advantages, dtype)
     rounded = replace(batch, x=layout.read(now) - layout.read(old), advantages=layout.read(a))
     assert exact(spec(name), rounded).gap > 1e-6
-    oracle = Oracle(spec(name), rounded)
+    oracle = Interpreter.of(spec(name), rounded)
     result = op.coefficients(now, old, a, layout.index)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert result.values.dtype == result.objective.dtype == wide
@@ -243,7 +232,7 @@ def test_precisions_may_differ(dtypes):
     a = layout.tensor(batch.advantages, torch.float16)
     found = layout.read(op.coefficients(now, old, a, layout.index).values)
     rounded = replace(batch, x=layout.read(now) - layout.read(old), advantages=layout.read(a))
-    assert found == pytest.approx(Oracle(spec("fiberpo"), rounded).coefficients(), rel=1e-6)
+    assert found == pytest.approx(Interpreter.of(spec("fiberpo"), rounded).coefficients(), rel=1e-6)
 
 
 def test_the_difference_of_log_probs_is_taken_in_float64():
@@ -263,7 +252,7 @@ def test_sizes_from_tiny_to_huge(operator, name, size):
     shape = spread_batch(scale=1.0, per_row=True)
     batch = shape.with_x(np.sign(shape.x) * size * (1 + 0.1 * np.abs(shape.x).clip(0, 1)))
     values, objective = coefficients(op, packed(op, batch), batch)
-    oracle = Oracle(spec(name), batch)
+    oracle = Interpreter.of(spec(name), batch)
     assert not np.isnan(values).any()
     assert values == pytest.approx(oracle.coefficients(), rel=1e-9, abs=1e-300)
     assert objective == pytest.approx(oracle.objective(), rel=1e-9)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hierarchies.zoo import T, epsilon, one, token, trajectory, two
 from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, Case, case, holds_gate, holds_training
-from support import central, spread_batch
+from oracles.interpreted import central
+from support import spread_batch
 
 from fibration import (
     Gate,

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import Batch, Layout, Oracle, operator, packed, padded, spec, token, trajectory
+from oracles.interpreted import Interpreter
+from support import Batch, Layout, operator, packed, padded, spec, token, trajectory
 
 from fibration import Hierarchy, dual_clip_gate, log_clip_gate, pessimistic_clip_gate, token_mean, trajectory_mean
 
@@ -98,7 +99,7 @@ def test_fiberpo_matches_its_closed_form(operator, name, layout_of, dtype, numbe
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
 def test_the_interpreter_matches_the_closed_form(name, number):
     case = CLOSED[number]
-    oracle = Oracle(spec(name), batch_of(case))
+    oracle = Interpreter.of(spec(name), batch_of(case))
     assert oracle.ratio() == pytest.approx(case[name]["gated_ratio"], rel=1e-12)
     assert oracle.objective() == pytest.approx(case[name]["objective"], rel=1e-12)
     assert oracle.coefficients() == pytest.approx(case[name]["coefficients"], rel=1e-11, abs=1e-15)
@@ -232,7 +233,7 @@ def test_the_settings_of_the_vectors_are_exercised():
     regimes = set()
     for case in CLOSED:
         batch = batch_of(case)
-        oracle = Oracle(spec("fiberpo"), batch)
+        oracle = Interpreter.of(spec("fiberpo"), batch)
         levels = oracle.run("levels")
         for channel in ("plus", "minus"):
             s, g = levels[f"residual_trajectory_{channel}"], levels[f"gated_trajectory_{channel}"]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import Batch, Oracle, operator, spec
+from oracles.interpreted import Interpreter
+from support import Batch, operator, spec
 
 import fibration
 from fibration.bench import candidates as candidates_module
@@ -52,7 +53,7 @@ def test_a_baseline_is_the_loss_of_its_spec(name: str, spread: str, layout: str,
     advantages = p.advantages.reshape(-1)[where].numpy() if per_token else np.repeat(p.advantages.numpy(), p.lengths)
     labels = {k: list(v) for k, v in p.labels.items()}
     if h.shape.is_chain:
-        oracle = Oracle(h, Batch(tuple(p.lengths), x, advantages, labels))
+        oracle = Interpreter.of(h, Batch(tuple(p.lengths), x, advantages, labels))
         expected, objective = oracle.coefficients(), oracle.objective()
     else:  # the torch backend in float64, which test_shipped.py compares with explicit matrices
         result = operator(h).coefficients(

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hierarchies.levels import two_levels
+from oracles.interpreted import Interpreter
 from oracles.programs import PARENT, derived, program, run, x, y, z
-from support import Oracle, spread_batch, token, trajectory
+from support import spread_batch, token, trajectory
 
 from fibration import (
     Attribute,
@@ -128,7 +129,7 @@ def test_the_adjoint_is_the_transpose_where_gates_are_linear(gates, kernel):
     batch = spread_batch()
     generator = np.random.default_rng(3)
     u, v = generator.normal(size=(2, batch.tokens))
-    oracle = Oracle(h, batch)
+    oracle = Interpreter.of(h, batch)
     base = lower(h)
     down = next(n for n, name in base.names.items() if name == Key("down", "token"))
     linear = replace(base, outputs={Key("down"): down})
@@ -139,4 +140,4 @@ def test_the_adjoint_is_the_transpose_where_gates_are_linear(gates, kernel):
     back = oracle.run("transposed", np.zeros(batch.tokens), cotangent=v)["back"]
     assert forward @ v == pytest.approx(u @ back, rel=1e-12)
     if gates == "identity":
-        assert Oracle(h, batch).ratio(u) == pytest.approx(np.exp(u), rel=1e-12)
+        assert Interpreter.of(h, batch).ratio(u) == pytest.approx(np.exp(u), rel=1e-12)

@@ -6,18 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hierarchies.levels import two_levels
-from support import (
-    Oracle,
-    Stratum,
-    operator,
-    packed,
-    prompt_group,
-    raw_programs,
-    spec,
-    spread_batch,
-    token,
-    trajectory,
-)
+from oracles.interpreted import Interpreter
+from support import Stratum, operator, packed, prompt_group, raw_programs, spec, spread_batch, token, trajectory
 
 from fibration import (
     Attribute,
@@ -65,7 +55,7 @@ def test_constant_gates_are_lowered():
     for formula, expected in ((exp(minimum(0, 1)) - 1, 0.0), (as_expression(Fraction(1, 3)) + 0, 1 / 3)):
         h = two_levels(Gate(formula), identity_gate(), log_ratio())
         batch = spread_batch()
-        found = Oracle(h, batch).run("levels")["gated_trajectory"]  # intensive: per token
+        found = Interpreter.of(h, batch).run("levels")["gated_trajectory"]  # intensive: per token
         assert found == pytest.approx(expected / np.array(batch.lengths), abs=1e-300)
 
 

@@ -7,8 +7,9 @@ import pytest
 from hierarchies.levels import one_level, two_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.interpreted import Interpreter
 from oracles.programs import program, run, x, y
-from support import Batch, Oracle, cases, raw_programs
+from support import Batch, cases, raw_programs
 
 from fibration import Gate, exp, identity_gate, log, residual, sqrt, where
 from fibration.compiler.ir import Const, Map, Program, Push, arg, const, count_input, scalar
@@ -22,7 +23,7 @@ from fibration.compiler.scalars import MEANING
 @given(case=cases())
 def test_optimising_keeps_every_output(case):
     hierarchy, batch = case
-    oracle = Oracle(hierarchy, batch)
+    oracle = Interpreter.of(hierarchy, batch)
     seed = np.cos(np.arange(batch.tokens))
     for name, p in raw_programs(hierarchy).items():
         more = {"cotangent": seed} if name == "gate_adjoint" else {}
@@ -144,12 +145,12 @@ def test_infinities_in_a_branch_not_taken_do_no_harm():
     )
     batch = Batch((2, 2), np.array([900.0, -900.0, 0.25, 0.5]), np.ones(4))
     for x_ in (batch.x, np.array([0.25, 1.5, 40.0, -1e-3])):
-        oracle = Oracle(h, batch.with_x(x_))
+        oracle = Interpreter.of(h, batch.with_x(x_))
         found = oracle.run("levels")["gated_token"]
         assert np.isfinite(found).all()
         assert np.isfinite(oracle.coefficients()[2:]).all()
     safe = one_level(Gate(where(residual <= 0, residual, sqrt(residual))))
-    c = Oracle(safe, Batch((3,), np.array([-4.0, 0.0, 4.0]), np.ones(3))).coefficients()
+    c = Interpreter.of(safe, Batch((3,), np.array([-4.0, 0.0, 4.0]), np.ones(3))).coefficients()
     assert c == pytest.approx(np.array([math.exp(-4), 1, math.exp(2) / 4]) / 3, rel=1e-14)
 
 

@@ -7,18 +7,8 @@ import pytest
 import torch
 from hierarchies.levels import one_level
 from hypothesis import given, settings
-from support import (
-    SPECS,
-    batches,
-    coefficients,
-    exact,
-    operator,
-    packed,
-    random_hierarchy,
-    raw_programs,
-    spec,
-    spread_batch,
-)
+from oracles.definition import exact
+from support import SPECS, batches, coefficients, operator, packed, random_hierarchy, raw_programs, spec, spread_batch
 
 from fibration import (
     aggregate_gate,

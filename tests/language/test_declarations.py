@@ -4,15 +4,7 @@ import math
 
 import pytest
 from pydantic import ValidationError
-from support import (
-    check,
-    domain,
-    operator,
-    spec,
-    token,
-    trajectory,
-    turn,
-)
+from support import check, domain, operator, spec, token, trajectory, turn
 
 import fibration
 from fibration import (

@@ -7,7 +7,8 @@ import mpmath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Dual, Evaluator, token, trajectory
+from oracles.definition import Dual, Formulas
+from support import token, trajectory
 
 from fibration import (
     Gate,
@@ -165,7 +166,7 @@ def test_structure_decides_equality_and_hash():
 
 def slope(expression, r, c=HALF):
     """The declared derivative in the residual, from the expansion into `where` alone."""
-    run = Evaluator()
+    run = Formulas()
     return run(desugar(expression), lambda a: Dual(Fraction(r), Fraction(1)) if a == residual else Dual(c)).slope
 
 

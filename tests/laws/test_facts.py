@@ -11,10 +11,9 @@ import pytest
 from hierarchies import quivers, zoo
 from hierarchies.right import RIGHT, SUBSPACES
 from hierarchies.zoo import budget, epsilon, one, token, trajectory, two
-from oracles import brute
-from oracles.brute import Numeric
 from oracles.certified import facts, forest, regular, report
 from oracles.fact_text import number, parameter_values
+from oracles.interpreted import Interpreter
 
 from fibration import (
     Parameter,
@@ -171,8 +170,8 @@ def test_the_dense_operator_and_the_interpreter_agree():
         h = load(name)
         world = forest(h, regular(h, 2))
         xs = [Fraction(k, 16) for k in (3, -2, 0, 5, -7, 1, 4, -1)][: world.size(token)]
-        dense = brute.ratios(h, world, xs)
-        assert [float(v) for v in dense] == pytest.approx(list(Numeric(h, world).ratio(xs)), rel=1e-12)
+        dense = world.ratios(xs)
+        assert [float(v) for v in dense] == pytest.approx(list(Interpreter(world).ratio(xs)), rel=1e-12)
 
 
 def test_what_a_program_fits_is_an_effect_to_the_facts():

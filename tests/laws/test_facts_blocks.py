@@ -9,9 +9,9 @@ import pytest
 from hierarchies.agreement import deep_tree, group, quiver, tree
 from hierarchies.quivers import image, modality, text
 from hierarchies.zoo import chain, domain, epsilon, prompt_group, token, trajectory
-from oracles.brute import Numeric
 from oracles.certified import facts, fixed, forest
-from oracles.plain import batches
+from oracles.definition import batches
+from oracles.interpreted import Interpreter
 
 from fibration import (
     Gate,
@@ -48,7 +48,7 @@ def test_blocks(name):
     h = BLOCKS[name]
     stratum = next(s for s in h.order if facts(h, "blocks")["Jacobian of 𝒢"] == f"block-diagonal over {s}")
     world = forest(h, tuple(2 for _ in h.order[1:]), roots=2)
-    n, size = Numeric(h, world), world.size(token)
+    n, size = Interpreter(world), world.size(token)
     block = np.array([world.below(token, i, stratum) for i in range(size)])
     inside = np.zeros((size, size), bool)
     for seed in range(6):
@@ -91,7 +91,7 @@ def test_blocks_of_trees_and_quivers(h, value):
         plain = fixed(h, plain)
         tokens = plain.tokens
         stratum = next((s for s in h.strata if s.name == names), None)
-        block = [(leaf, i) if stratum is None else plain.down(leaf, i, stratum) for leaf, i in tokens]
+        block = [(leaf, i) if stratum is None else plain.below(leaf, i, stratum) for leaf, i in tokens]
         xs = [Fraction(k % 5 - 2, 3) for k in range(len(tokens))]
         start = plain.ratios(xs)
         for j in range(len(tokens)):

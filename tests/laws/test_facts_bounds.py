@@ -13,10 +13,10 @@ from hierarchies.agreement import DROPPED, SHAPED, deep_tree, group
 from hierarchies.quivers import text, turn
 from hierarchies.right import RIGHT
 from hierarchies.zoo import T, budget, chain, domain, epsilon, one, prompt_group, token, trajectory, two, x
-from oracles.brute import Numeric
 from oracles.certified import climb, facts, fixed, forest, levels, ragged, report, signs
+from oracles.definition import batches
 from oracles.fact_text import interval, number, parameter_values
-from oracles.plain import batches
+from oracles.interpreted import Interpreter
 from thorough import ALL
 
 from fibration import (
@@ -84,7 +84,7 @@ def test_bounds_are_never_exceeded(name):
         return
     assert set(certified) == {"log 𝒢", *(f"{s} level" for s in h.order)}
     for seed, world in enumerate([forest(h, fans), ragged(h, 0)]):
-        n = Numeric(h, world)
+        n = Interpreter(world)
         counts = {}
         for s, over in itertools.product(h.strata, h.strata):
             if h.order.index(s) >= h.order.index(over):
@@ -130,7 +130,7 @@ def test_fiberpo_bounds_are_approached(sign):
     values = parameter_values(h)
     low, high = interval(facts(h, "bounds")["log 𝒢"], values)
     size = 40
-    n = Numeric(h, forest(h, (size,)))
+    n = Interpreter(forest(h, (size,)))
     own, other = ("+", "-") if sign > 0 else ("-", "+")
     xs = np.full(size, -sign * (1.2 * values[f"C_trajectory[{other}]"] + values["epsilon"]) * size / (size - 1))
     xs[0] = sign * values[f"C_trajectory[{own}]"] * size * (1 - 1e-9)
@@ -151,7 +151,7 @@ def test_fiberpo_domain_bounds_are_approached(sign):
     goal = _trajectory_means(d, g, t, fan)
     d2, g2, t2 = budget_of[other]
     away = _trajectory_means(1.05 * d2 + g2 + t2 + values["epsilon"], -g2, -t2, fan)
-    n = Numeric(h, forest(h, (fan, fan, tokens)))
+    n = Interpreter(forest(h, (fan, fan, tokens)))
     xs = []
     for up, down in zip(goal, away, strict=True):
         xs += [sign * up * tokens, *[-sign * down * tokens / (tokens - 1)] * (tokens - 1)]
@@ -177,7 +177,7 @@ def test_bounds_of_clipped_ratios(name):
     """In deviation coordinates the bound is of the ratio itself, and reached."""
     h = load(name)
     low, high = interval(facts(h, "bounds")["𝒢"], parameter_values(h))
-    n = Numeric(h, forest(h, ()))
+    n = Interpreter(forest(h, ()))
     found = [
         float(n.ratio([v], [a])[0])
         for v in np.concatenate([np.linspace(-12, 12, 401), [30.0, -30.0]])
@@ -205,7 +205,7 @@ def test_bounds_of_ratios_are_tight(gate, expected):
     assert high == pytest.approx(expected[1])
     if expected[0] is not None:
         assert low == pytest.approx(expected[0])
-    n = Numeric(h, forest(h, ()))
+    n = Interpreter(forest(h, ()))
     found = [float(n.ratio([v], [a])[0]) for v in np.linspace(-20, 20, 201) for a in (1.0, -1.0)]
     assert low - 1e-12 <= min(found)
     assert max(found) <= high + 1e-12

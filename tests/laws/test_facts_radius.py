@@ -12,10 +12,10 @@ from hierarchies import zoo
 from hierarchies.agreement import EVERYWHERE, SHAPED, SIGNED, SPECS, VALUE, alone, high, low, quiver
 from hierarchies.right import RIGHT, SHIPPED
 from hierarchies.zoo import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two, x
-from oracles.brute import Numeric
 from oracles.certified import TINY, facts, fixed, forest, regular, report, signs
+from oracles.definition import batches, truth
 from oracles.fact_text import number, parameter_values
-from oracles.plain import batches, truth
+from oracles.interpreted import Interpreter
 from thorough import ALL
 
 from fibration import (
@@ -119,7 +119,7 @@ def test_radius(name):
         counts = {f"count({token}, over={s})": len(world.over(token, s, 0)) for s in h.order}
         found.append((world, number(text, parameter_values(h), counts)))
     for world, radius in found:
-        n = Numeric(h, world)
+        n = Interpreter(world)
         for corner in corners(h, world):
             for a in (1.0, -1.0):
                 xs = corner * min(radius, 5.0) * (1 - 1e-9)
@@ -128,7 +128,7 @@ def test_radius(name):
     if min(r for _, r in found) < math.inf and name not in {"tanh", "cubic", "gspo"}:
         changed = 0.0
         for world, radius in found:
-            n = Numeric(h, world)
+            n = Interpreter(world)
             for corner in corners(h, world):
                 for a in (1.0, -1.0):
                     xs = corner * radius * 1.01

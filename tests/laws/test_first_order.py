@@ -1,6 +1,6 @@
 """First-order agreement: on a part of the advantages, and beyond chains whose gates each let small residuals pass.
 
-Every claim is tried on the operator in plain Python (`plain.py`), on random small batches: difference quotients near
+Every claim is tried on the definition in rationals (`definition.py`), on random small batches: difference quotients near
 `r = 1` where agreement is proved, the witness where it is refuted.
 """
 
@@ -15,7 +15,7 @@ from hierarchies.right import SUBSPACES
 from hierarchies.zoo import budget, epsilon
 from oracles import brute
 from oracles.certified import UNIT, report
-from oracles.plain import Plain, batches, truth
+from oracles.definition import World, batches, truth
 from thorough import some
 
 from fibration import (
@@ -152,9 +152,9 @@ def check_subspace(plain, coarse, rng, start, xs):
     h = plain.h
     stratum = next(s for s in h.strata if s.name == coarse)
     per = [Fraction(rng.randint(-3, 3)) for _ in range(plain.sizes[stratum])]
-    advantages = [per[plain.down(leaf, i, stratum)] for leaf, i in plain.tokens]
+    advantages = [per[plain.below(leaf, i, stratum)] for leaf, i in plain.tokens]
     moved = plain.ratios(xs, advantages)
-    rows = [(leaf, plain.down(leaf, i, h.rows)) for leaf, i in plain.tokens]
+    rows = [(leaf, plain.below(leaf, i, h.rows)) for leaf, i in plain.tokens]
     lengths = {row: sum(r == row for _, r in rows) for _, row in rows}
     weights = [Fraction(1, lengths[row]) for _, row in rows]
     change = sum((w * a * (m - s) for w, a, m, s in zip(weights, advantages, moved, start, strict=True)), Fraction(0))
@@ -183,7 +183,7 @@ def rebuilt(h, witness):
     below = {(f.source, f.target): concrete.maps[f.source, f.target] for f in h.fibrations}
     sizes = {s: concrete.size[s] for s in h.strata}
     values = {**some, **concrete.attributes, **concrete.parameters}
-    return concrete, Plain(h, sizes, below, values)
+    return concrete, World(h, sizes, below, values)
 
 
 def plain_or_none(plain, xs, advantages):

@@ -8,7 +8,7 @@ from hierarchies.agreement import SPECS, three
 from hierarchies.quivers import token, trajectory
 from hierarchies.zoo import budget, epsilon
 from oracles.certified import TINY, report
-from oracles.plain import batches, truth
+from oracles.definition import batches, truth
 
 from fibration import Gate, clip_gate, ratio_deviation, residual
 from fibration.language.atoms import mass

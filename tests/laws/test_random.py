@@ -13,6 +13,7 @@ from hierarchies.zoo import budget, epsilon, one, prompt_group, token, trajector
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from oracles import brute
+from oracles.interpreted import Interpreter
 from thorough import ALL
 
 from fibration import (
@@ -329,8 +330,8 @@ def _agrees_with_the_interpreter(h):
     world = list(brute.worlds_for(h, (4,)))[-1]
     rng = random.Random(1)
     xs = [Fraction(rng.randint(-20, 20), 32) for _ in range(world.size(token))]
-    dense = brute.ratios(h, world, xs, [Fraction(1)] * len(xs))
-    assert [float(v) for v in dense] == pytest.approx(list(brute.Numeric(h, world).ratio(xs)), rel=1e-9)
+    dense = world.ratios(xs, [Fraction(1)] * len(xs))
+    assert [float(v) for v in dense] == pytest.approx(list(Interpreter(world).ratio(xs)), rel=1e-9)
 
 
 def test_right_ones_are_never_undecided():

@@ -8,9 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from fibration.language.atoms import Component
-from oracles.brute import World
+from oracles.definition import World
 from oracles.fact_text import parameter_values
-from oracles.plain import Plain
 
 
 @functools.cache
@@ -28,7 +27,7 @@ def forest(h, fans, roots=1, **given):
     for stratum, fan in zip(h.order[1:], fans, strict=True):
         parents[stratum] = [i for i in range(width) for _ in range(fan)]
         width *= fan
-    return World(h.order, parents, {}, settings_of(h, given), roots)
+    return World.chain(h, parents, settings_of(h, given), roots)
 
 
 def settings_of(h, given):
@@ -52,14 +51,14 @@ def ragged(h, seed):
         fan = rng.integers(1, 4, size=width)
         parents[h.order[len(parents) + 1]] = np.repeat(np.arange(width), fan).tolist()
         width = int(fan.sum())
-    return World(h.order, parents, {}, settings_of(h, {}), roots)
+    return World.chain(h, parents, settings_of(h, {}), roots)
 
 
 def levels(n, xs, advantages=None):
     """What every level gives, as it is added up: per stratum, the plus channel less the minus channel."""
     outputs = n.run("levels", xs, advantages)
     found = {}
-    for s in n.world.chain:
+    for s in n.h.order:
         if n.h.decomposition.channels == ("",):
             found[s] = outputs[f"gated_{s}"]
         else:
@@ -94,7 +93,7 @@ UNIT, TINY = Fraction(1, 10**12), Fraction(1, 10**30)
 def fixed(h, plain):
     """The batch with every parameter at its default."""
     values = {p: Fraction(str(p.default)) for p in h.parameters.values()}
-    return Plain(h, plain.sizes, plain.below, {**plain.values, **values})
+    return World(h, plain.sizes, plain.parents, {**plain.values, **values})
 
 
 def signs(n, rng):

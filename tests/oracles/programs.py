@@ -1,12 +1,12 @@
 """A small program: inputs, its adjoint, and its run in the interpreter."""
 
 import numpy as np
-from support import interpreted
 
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.interpret import Sizes
 from fibration.compiler.ir import Const, Input, Program
 from fibration.compiler.keys import Key
+from oracles.interpreted import interpreted
 
 x = Input("x", "fine", "x")
 y = Input("y", "fine", "y")

@@ -5,14 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support import (
-    operator,
-    prompt_group,
-    refuses,
-    spec,
-    token,
-    trajectory,
-)
+from support import operator, prompt_group, refuses, spec, token, trajectory
 
 from fibration import (
     Attribute,

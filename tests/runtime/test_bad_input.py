@@ -5,12 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support import (
-    operator,
-    refuses,
-    spec,
-    token,
-)
+from support import operator, refuses, spec, token
 
 from fibration import (
     BatchError,

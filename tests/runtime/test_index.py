@@ -3,19 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support import (
-    SPECS,
-    Stratum,
-    coefficients,
-    operator,
-    packed,
-    padded,
-    spec,
-    spread_batch,
-    token,
-    trajectory,
-    turn,
-)
+from support import SPECS, Stratum, coefficients, operator, packed, padded, spec, spread_batch, token, trajectory, turn
 
 import fibration
 from fibration import (

@@ -8,14 +8,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracles.definition import exact
+from oracles.interpreted import Interpreter
 from support import (
     SPECS,
     Batch,
-    Cells,
-    Oracle,
     cases,
     coefficients,
-    exact,
     gated_ratio,
     operator,
     packed,
@@ -63,7 +62,7 @@ def test_the_backend_computes_the_definition(case):
     hierarchy, batch = case
     truth = exact(hierarchy, batch)
     assume(truth.margin > TINY or truth.margin == 0)
-    op, oracle = operator(hierarchy), Oracle(hierarchy, batch)
+    op, oracle = operator(hierarchy), Interpreter.of(hierarchy, batch)
     layout = packed(op, batch)
     _, objective = coefficients(op, layout, batch)
     ratio = gated_ratio(op, layout, batch)
@@ -84,8 +83,7 @@ def test_identity_gates_give_the_identity(case):
     layout = packed(op, batch)
     values, objective = coefficients(op, layout, batch)
     ratio = np.exp(batch.x)
-    cells = Cells(hierarchy, batch)
-    sizes = cells.count("token", "trajectory")[cells.code["trajectory"]]
+    sizes = np.array(batch.lengths)[batch.row]
     rows = len(set(batch.row))
     mu = 1 / batch.tokens if hierarchy.objective == token_mean() else 1 / (rows * sizes)
     assert gated_ratio(op, layout, batch) == pytest.approx(ratio, rel=1e-13)
@@ -373,7 +371,7 @@ def test_single_elements_everywhere():
         batch = Batch((1,), np.array([0.01]), np.array([2.0]), {"prompt_group": ["a"], "domain": ["m"]})
         for layout in (packed(op, batch), padded(op, batch)):
             values, objective = coefficients(op, layout, batch)
-            oracle = Oracle(spec(name), batch)
+            oracle = Interpreter.of(spec(name), batch)
             assert values == pytest.approx(oracle.coefficients(), rel=1e-14)
             assert objective == pytest.approx(oracle.objective(), rel=1e-14)
 

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from support import domain, exact, gated_ratio, operator, packed, refuses, spec, spread_batch, token, trajectory
+from oracles.definition import exact
+from support import domain, gated_ratio, operator, packed, refuses, spec, spread_batch, token, trajectory
 
 from fibration import (
     Fibration,
