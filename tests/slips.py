@@ -188,7 +188,7 @@ COMPILER = (
         'outputs[Key("gated", name, channel)], "down", name, channel)',
     ),
     slip(
-        "a residual is taken against the coarser residual", "test_lower test_optimise vectors test_quivers",
+        "a residual is taken against the coarser residual", "vectors test_quivers",
         "for node, sign in self.coarser(stratum, density):", "for node, sign in self.coarser(stratum, {**density, **found}):",
     ),
     slip(
