@@ -1,4 +1,4 @@
-"""Trees and quivers on every backend against the dense matrices of `dense.py`, which know nothing of how it is computed.
+"""Trees and quivers on every backend against the dense matrices of `matrices.py`, which know nothing of how it is computed.
 
 Tolerances are those of `test_chains.py`: a bound on what rounding can do, carried through the interpreter's program.
 """
@@ -37,8 +37,8 @@ from oracles.backends_here import (
     holds_gate,
     holds_training,
 )
-from oracles.dense import World, dense
 from oracles.dense_case import DenseCase, dense_case
+from oracles.matrices import World, dense
 from support import spec, token, trajectory
 from thorough import ALL, some
 

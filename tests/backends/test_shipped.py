@@ -1,4 +1,4 @@
-"""Every shipped hierarchy on every backend against the dense matrices of `dense.py`, its C optimised as it is shipped.
+"""Every shipped hierarchy on every backend against the dense matrices of `matrices.py`, its C optimised as it is shipped.
 
 A generated function is built once per dtype and layout. C of every hierarchy meets padded float32, and one more of those
 in turn; torch meets all of them.

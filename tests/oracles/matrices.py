@@ -38,7 +38,7 @@ from fibration.language.atoms import (
     mass,
 )
 from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.traversal import atoms, desugar, evaluate
+from fibration.language.traversal import atoms, evaluate
 
 Long = np.longdouble
 Labels = list[Hashable]  # per token; None where it lies over no such element
@@ -105,8 +105,12 @@ CONDITIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def choice(condition: np.ndarray, a: Dual, b: Dual) -> Dual:
+    return Dual(np.where(condition, a.value, b.value), np.where(condition[:, None], a.slope, b.slope))
+
+
 def compute(e: Expression, atom: Callable[[Expression], Dual], like: Dual) -> Any:
-    """A desugared expression at every element at once; the branch that holds at a point is the one differentiated."""
+    """An expression at every element at once; the branch that holds at a point is the one differentiated."""
     if isinstance(e, Number):
         value = np.full(like.value.shape, to_long(e.value))
         return Dual(value, np.zeros(like.slope.shape, Long))
@@ -119,13 +123,21 @@ def compute(e: Expression, atom: Callable[[Expression], Dual], like: Dual) -> An
     if e.operator in CONDITIONS:
         return CONDITIONS[e.operator](*(a.value if isinstance(a, Dual) else a for a in args))
     if e.operator == "where":
-        condition, a, b = args
-        return Dual(np.where(condition, a.value, b.value), np.where(condition[:, None], a.slope, b.slope))
+        return choice(*args)
     if e.operator in FUNCTIONS:
         function, slope = FUNCTIONS[e.operator]
         value = function(args[0].value)
         return _chain(value, (slope(args[0].value, value), args[0]))
-    a, b = args
+    if e.operator == "clip":
+        a, low, high = args
+        return choice(a.value < low.value, low, choice(high.value < a.value, high, a))
+    a, *rest = args
+    if e.operator in ("abs", "sign"):
+        zero = Dual(np.zeros_like(a.value), np.zeros_like(a.slope))
+        return choice(a.value < 0, zero.plus(a, -1), a) if e.operator == "abs" else Dual(np.sign(a.value), zero.slope)
+    (b,) = rest
+    if e.operator in ("minimum", "maximum"):
+        return choice(b.value < a.value if e.operator == "minimum" else a.value < b.value, b, a)
     if e.operator in ("+", "-"):
         return a.plus(b, 1 if e.operator == "+" else -1)
     if e.operator == "*":
@@ -488,7 +500,7 @@ class _Dense:
                 return self.density[a.stratum.name, a.channel or ""][world.under(stratum, a.stratum.name)]
             return Dual(np.array([to_long(world.fraction(a, stratum, e)) for e in elements], Long), like.slope)
 
-        return compute(desugar(e), atom, like)
+        return compute(e, atom, like)
 
     def run(self, log_prob: np.ndarray) -> Dense:
         h, world = self.h, self.world
