@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hierarchies import chains
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from support import operator
 from typer.testing import CliRunner
 
 import fibration
@@ -69,7 +69,7 @@ T = count(token, over=trajectory)
 
 @functools.cache
 def compiled(hierarchy: str | Spec) -> Operator:
-    return chains.compiled(fibration.load(hierarchy) if isinstance(hierarchy, str) else hierarchy, "torch")
+    return operator(fibration.load(hierarchy) if isinstance(hierarchy, str) else hierarchy)
 
 
 @functools.cache
