@@ -243,12 +243,12 @@ COMPILER = (
     ),
     slip(
         "the maximum of -x is minus that of x", "metrics test_optimise test_operator",
-        'if isinstance(node, Push) and node.reduce == "sum" and _is_negated(node.operand):',
-        "if isinstance(node, Push) and _is_negated(node.operand):",
+        'if isinstance(node, Push) and node.reduce == "sum" and isinstance(x := node.operand, Map) and x.body.op == "neg":',
+        'if isinstance(node, Push) and isinstance(x := node.operand, Map) and x.body.op == "neg":',
     ),
     slip(
         "a token with a channel that passed is not clipped", "metrics test_operator test_quivers",
-        'body = scalar("mul", body, arg(i))', 'body = scalar("add", body, arg(i))',
+        'body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))', 'body = reduce(partial(scalar, "add"), map(arg, range(len(every_channel))))',
     ),
 )  # fmt: skip
 

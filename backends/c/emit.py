@@ -134,13 +134,13 @@ def declared(argument: Argument) -> str:
     return DECLARED[argument.holds].format(argument.name, STORED.get(argument.name))
 
 
+REDUCTIONS = {"sum": "+", "max": "max"}  # OpenMP's words
+
+
 def reductions(parts: Mapping[Push, str]) -> str:
     """The clauses that let a loop add up in any order."""
-    clauses = ""
-    for reduce, sign in (("sum", "+"), ("max", "max")):
-        chosen = ", ".join(part for push, part in parts.items() if push.reduce == reduce)
-        clauses += f" reduction({sign} : {chosen})" if chosen else ""
-    return clauses
+    named = {sign: ", ".join(p for push, p in parts.items() if push.reduce == r) for r, sign in REDUCTIONS.items()}
+    return "".join(f" reduction({sign} : {chosen})" for sign, chosen in named.items() if chosen)
 
 
 class _Function:
@@ -343,13 +343,11 @@ class _Function:
             self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
             self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
         precision = "f64" if step.wide else "real"
+        start = {"sum": f"{kind} {{}} = 0;", "max": f"ordered_{precision} {{}} = order_{precision}(-INFINITY);"}
+        add = {"sum": "{0} += {1};", "max": f"{{0}} = MORE({{0}}, order_{precision}({{1}}));"}
+        end = {"sum": "{0} += {1};", "max": f"{{0}} = MORE({{0}}, unorder_{precision}({{1}}));"}
         for push, part in parts.items():
-            start = (
-                f"{kind} {part} = 0"
-                if push.reduce == "sum"
-                else f"ordered_{precision} {part} = order_{precision}(-INFINITY)"
-            )
-            self.line(3, f"{start};")
+            self.line(3, start[push.reduce].format(part))
         depth, bounds = (3, "int64_t i = at; i < to") if parts else (2, "int64_t i = 0; i < tokens")
         self.line(0, f"#pragma omp simd{reductions(parts)}")
         self.line(depth, f"for ({bounds}; i++) {{")
@@ -359,20 +357,12 @@ class _Function:
         for node in step.values:
             self.token_value(depth + 1, node, s, word, kind, language, names)
         for push, part in parts.items():
-            value = names[push.operand]
-            add = (
-                f"{part} += {value};" if push.reduce == "sum" else f"{part} = MORE({part}, order_{precision}({value}));"
-            )
-            self.line(depth + 1, add)
+            self.line(depth + 1, add[push.reduce].format(part, names[push.operand]))
         for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
             self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {names[node]});")
         self.line(depth, "}")
         for push, part in parts.items():
-            name = self.names[push]
-            whole = (
-                f"{name} += {part};" if push.reduce == "sum" else f"{name} = MORE({name}, unorder_{precision}({part}));"
-            )
-            self.line(3, whole)
+            self.line(3, end[push.reduce].format(self.names[push], part))
         if parts:
             self.line(2, "}")
 

@@ -26,24 +26,8 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 # Words that the skeleton uses; no value of a program is called so.
-RESERVED = frozenset(
-    {
-        *keyword.kwlist,
-        *dir(builtins),
-        "torch",
-        "math",
-        "Tensor",
-        "Fibre",
-        "NamedTuple",
-        "fibre",
-        "push",
-        "pull",
-        "spread",
-        "where",
-        "inputs",
-        "over",
-    }
-)
+SKELETON_WORDS = "torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over".split()
+RESERVED = frozenset({*keyword.kwlist, *dir(builtins), *SKELETON_WORDS})
 
 SKELETON = '''\
 {header}

@@ -69,22 +69,6 @@ def target_of(arch: str) -> tuple[str, int | str, int]:
     return "cuda", int(arch.removeprefix("sm_")), 32
 
 
-def compile_kernel(
-    source: str,
-    kernel: str,
-    signature: Mapping[str, str],
-    constexprs: Mapping[str, Constexpr],
-    *,
-    arch: str,
-    num_warps: int = 4,
-    num_stages: int = 2,
-    filename: str = "kernels.py",
-) -> CompiledKernel:
-    """One kernel of the module `source`, for `arch`. Raises BackendError."""
-    request = KernelRequest(kernel, signature, constexprs, num_warps, num_stages)
-    return compile_kernels(source, [request], arch=arch, filename=filename)[0]
-
-
 def compile_kernels(
     source: str, requests: Sequence[KernelRequest], *, arch: str, filename: str = "kernels.py"
 ) -> tuple[CompiledKernel, ...]:

@@ -57,7 +57,6 @@ FIBRE_BLOCK = '''
 def fibre_block(sources, targets):
     """How many sources over one target are summed at a time."""
     return 16 if sources <= 64 * targets else 256
-
 '''
 
 EXTRA = {
@@ -80,9 +79,9 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         parts.append(_launcher(name, one, titles[name], made))
     texts = "\n\n\n".join(parts)
     helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
-    fibre = FIBRE_BLOCK.rstrip("\n") + "\n" if "fibre_block(" in texts else ""
+    fibre = FIBRE_BLOCK if "fibre_block(" in texts else ""
     body = helpers.removeprefix("\n") + "\n\n" + texts + "\n"
-    module = SKELETON.replace("{fibre_block}\n", f"{fibre}").replace("{functions}", body)
+    module = SKELETON.replace("{fibre_block}\n", fibre).replace("{functions}", body)
     return module.replace("{header}", header.rstrip())  # free text comes last
 
 
@@ -171,11 +170,8 @@ def constants(kernel: Kernel, warps: str, given: Signature) -> list[str]:
         elif c.startswith("F_"):
             found.append(f"{c}=fibre_block({', '.join(map(given.size, _edge(kernel, c)))})")
         else:
-            found.append(CONSTANTS.get(c, "{}={}").format(c, c.lower()))
+            found.append(f"{c}={'ONE_LAUNCH' if c == 'TAIL' else c.lower()}")
     return found
-
-
-CONSTANTS = {"TAIL": "{}=ONE_LAUNCH"}
 
 
 def _edge(kernel: Kernel, constant: str) -> tuple[str, str]:

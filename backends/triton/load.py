@@ -6,12 +6,10 @@ import builtins
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -46,7 +44,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         plan = plans[function]
         values, outputs = bind(arguments[function], plan, batch)
         tokens = len(index.positions) if plan.sweeps else None
-        with _quiet(on_cpu):
+        with np.errstate(all="ignore"):  # the interpreter computes both sides of a choice: the other one may overflow
             getattr(module, function)(**{a.name: values[a.name] for a in arguments[function]}, tokens=tokens)
         return outputs
 
@@ -72,23 +70,13 @@ def interpreted() -> bool:
 def import_from_cache(name: str, source: str) -> ModuleType:
     """The module, from a file that stays: no byte code is kept beside it."""
     key = hashlib.sha256(f"{metadata.version('fibration')}\0{source}".encode()).hexdigest()[:32]
-    place = entry(f"triton-{key}", lambda workshop: _write(workshop / MODULE, source)) / MODULE
+
+    def make(workshop: Path) -> None:
+        (workshop / MODULE).write_text(source)
+
+    place = entry(f"triton-{key}", make) / MODULE
     module = ModuleType(f"fibration_generated_{name}_{key[:8]}")
     module.__file__ = str(place)
     sys.modules[module.__name__] = module
     exec(builtins.compile(source, str(place), "exec"), module.__dict__)  # our own output, over validated names
     return module
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-
-
-@contextmanager
-def _quiet(on_cpu: bool) -> Iterator[Any]:
-    """The interpreter computes both sides of a choice with numpy, which warns where the other side overflows."""
-    if on_cpu:
-        with np.errstate(all="ignore"):
-            yield
-    else:
-        yield

@@ -85,11 +85,6 @@ def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, one_launch
 
 
 def _value(constant: str, shape: tuple[int, int, int], warps: int, one_launch: bool) -> Constexpr:
-    known: dict[str, Constexpr] = {
-        "BLOCK_R": shape[0], "BLOCK_T": shape[1], "TAIL": one_launch, "WIDE": False,
-    }  # fmt: skip
-    if constant in known:
-        return known[constant]
-    if constant in PER_WARP:
-        return PER_WARP[constant] * warps
-    return COLUMNS  # sources over one target
+    known = {"BLOCK_R": shape[0], "BLOCK_T": shape[1], "TAIL": one_launch, "WIDE": False}
+    known |= {c: size * warps for c, size in PER_WARP.items()}
+    return known.get(constant, COLUMNS)

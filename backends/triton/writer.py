@@ -82,26 +82,10 @@ class Writer:
         numbers = [a.name for a in used if a.holds == INTEGER]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)
-        decorator = "\n".join(
-            textwrap.wrap(
-                f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])",
-                118,
-                subsequent_indent=" " * 31,
-                break_long_words=False,
-            )
-        ).replace("'", '"')
-        text = "\n".join(
-            [
-                decorator if numbers else "@triton.jit",
-                f"def {name}(",
-                *(f"    {w}" for w in wrapped),
-                "):  # fmt: skip",
-                textwrap.indent(doc, "    "),
-                *sizes,
-                *tiles,
-                body,
-            ]
-        )
+        decorator = f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])" if numbers else "@triton.jit"
+        broken = textwrap.wrap(decorator.replace("'", '"'), 118, subsequent_indent=" " * 31, break_long_words=False)
+        head = [*broken, f"def {name}(", *(f"    {w}" for w in wrapped), "):  # fmt: skip"]
+        text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, *tiles, body])
         self.lines, self.known, self.lone, self.local = [], set(), set(), set()
         return Kernel(name, used, tuple(constants), segments, tail, text.rstrip())
 

@@ -11,21 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 
-from fibration.compiler.derivative import derivative
-from fibration.compiler.ir import (
-    Const,
-    Map,
-    Node,
-    Program,
-    Push,
-    Scalar,
-    arg,
-    const,
-    count_input,
-    scalar,
-    total,
-)
+from fibration.compiler.derivative import ZERO, derivative
+from fibration.compiler.ir import Const, Map, Node, Program, Push, Scalar, arg, const, count_input, scalar, total
 from fibration.compiler.keys import Key
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
@@ -33,7 +22,6 @@ from fibration.language.places import row_path
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
-ZERO = const(0.0)
 UNCHANGED = 1e-6  # relative: where a gate's scale does not cancel, `(ρ/m)·m` differs from ρ by a float32 rounding
 
 
@@ -61,7 +49,8 @@ def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
     value = const(gated.value) if isinstance(gated, Const) else arg(1)
     both = (residual,) if isinstance(gated, Const) else (residual, gated)
     moved = absolute(scalar("sub", value, arg(0)))
-    passed = Map(_indicator(scalar("le", moved, scalar("mul", const(UNCHANGED), absolute(arg(0))))), both)
+    same = scalar("le", moved, scalar("mul", const(UNCHANGED), absolute(arg(0))))
+    passed = Map(scalar("select", same, const(1.0), ZERO), both)
 
     def unless_passed(condition: Scalar, operands: tuple[Node, ...]) -> Node:
         stopped = scalar("sub", const(1.0), arg(len(operands)))
@@ -76,15 +65,9 @@ def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
     return {"passed": passed, "rolled_back": back, "flat": flat, "zeroed": zeroed}
 
 
-def _indicator(condition: Scalar) -> Scalar:
-    return scalar("select", condition, const(1.0), ZERO)
-
-
 def _difference(first: Node, *others: Node) -> Node:
-    body = arg(0)
-    for i in range(len(others)):
-        body = scalar("sub", body, arg(i + 1))
-    return Map(body, (first, *others))
+    every = (first, *others)
+    return Map(reduce(partial(scalar, "sub"), map(arg, range(len(every)))), every)
 
 
 @dataclass(frozen=True)
@@ -131,9 +114,7 @@ def instrument(program: Program, report: Report) -> Program:
     # A token is clipped when any of its channels did not pass; a gate that removes the level altogether clips nothing.
     for leaf, passed in changed.items():
         every_channel = passed or [Const(1.0, leaf)]
-        body = arg(0)
-        for i in range(1, len(every_channel)):
-            body = scalar("mul", body, arg(i))
+        body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))
         clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(every_channel)))
         for over in report.over(leaf):
             outputs[report.key("clipped", leaf, "", over)] = _along(report.paths[leaf, over], clipped, "sum")
@@ -180,9 +161,9 @@ def count_nonfinite(program: Program, rows: Mapping[str, tuple[str, ...]]) -> Pr
     return replace(program, outputs=outputs).validate()
 
 
-def _along(path: tuple[str, ...], node: Node, reduce: str) -> Node:
+def _along(path: tuple[str, ...], node: Node, reduction: str) -> Node:
     for source, target in itertools.pairwise(path):
-        node = Push(source, target, node, reduce)
+        node = Push(source, target, node, reduction)
     return node
 
 

@@ -19,7 +19,6 @@ from fibration.compiler.ir import (
     Pull,
     Push,
     Scalar,
-    with_operands,
 )
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep, gathers
@@ -43,11 +42,7 @@ def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset()) 
 def route(program: Program, rows: str) -> Program:
     """Send sums over all tokens through the segments, and let tokens read coarser strata through their segment."""
     first = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
-    done: dict[Node, Node] = {}
-    for node in program.nodes():
-        done[node] = _routed(with_operands(node, done), program, first)
-    names = {done[n]: word for n, word in reversed(list(program.names.items())) if n in done}
-    return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names).validate()
+    return program.mapped(lambda node: _routed(node, program, first)).validate()
 
 
 def segments_of(program: Program, rows: str, leaf: str) -> str:
@@ -121,20 +116,15 @@ class _Planner:
             for o in node.operands:
                 self.users[o].append(node)
         self.wide = _compared(program)
-        self.needs: dict[Node, frozenset[Node]] = {}
+        self.needs: dict[Node, frozenset[Node]] = {}  # the values of coarser strata that a token value is computed from
         for node in self.order:
             if node.stratum in self.leaves:
-                self.needs[node] = self._needs(node)
+                read = [{node.operand}] if isinstance(node, Pull) else [self.needs[o] for o in node.operands]
+                self.needs[node] = frozenset().union(*read)
         self.critical = self._critical()
         self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]
         self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum in self.leaves]
         self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
-
-    def _needs(self, node: Node) -> frozenset[Node]:
-        """The values of coarser strata that computing `node` at a token reads."""
-        if isinstance(node, Pull):
-            return frozenset({node.operand})
-        return frozenset().union(*(self.needs[o] for o in node.operands))
 
     def _critical(self) -> set[Node]:
         """The values that some token value is computed from: those a sweep cannot leave for later."""
@@ -184,8 +174,7 @@ class _Planner:
 
     def _coarse(self, waiting: bool = True) -> Iterator[Coarse]:
         """Everything coarse that can be computed now; segments' values may wait for their next sweep."""
-        live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores}
-        live = live if waiting else set()
+        live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores} if waiting else set()
         found = [n for n in self.order if (n.stratum not in live or gathers(n)) and self._computable(n, self.done)]
         if found:
             groups = _grouped(found)
@@ -260,13 +249,13 @@ class _Planner:
                 wanted.update(node.operands)
         kept = [tuple(n for n in group if n in wanted) for group in scalars]
         steps: list[Pass | Scalars] = []
-        for i, group in enumerate(kept):
+        for group, one in itertools.zip_longest(kept, passes):
             steps += [Scalars(group)] if group else []
-            steps += [passes[i]] if i < len(passes) else []
-        computed = {n for group in kept for n in group} | {p for one in passes for p in one.pushes}
+            steps += [one] if one else []
+        inside = {n for group in kept for n in group}
+        computed = inside | {p for one in passes for p in one.pushes}
         self.done |= computed
         outputs = set(self.program.outputs.values())
-        inside = {n for group in kept for n in group}
         saved = [
             n
             for n in self.order
@@ -318,11 +307,9 @@ def _grouped(nodes: list[Node]) -> list[Group]:
 
 def _compared(program: Program) -> set[Node]:
     """The sums over tokens that some comparison reads, other than one with 0."""
-    marked: set[Node] = set()
     order = list(program.nodes())
-    for node in order:
-        if isinstance(node, Map):
-            marked.update(node.inputs[i] for i in _compared_arguments(node.body, False))
+    maps = (n for n in order if isinstance(n, Map))
+    marked = {node.inputs[i] for node in maps for i in _compared_arguments(node.body, False)}
     for node in reversed(order):
         if node in marked and not isinstance(node, Detach):
             marked.update(node.operands)
@@ -336,4 +323,4 @@ def _compared_arguments(body: Scalar, inside: bool) -> set[int]:
         inside = False
     else:
         inside = inside or body.op in CONDITION_ARGS
-    return set().union(*(_compared_arguments(a, inside) for a in body.args)) if body.args else set()
+    return {i for a in body.args for i in _compared_arguments(a, inside)}

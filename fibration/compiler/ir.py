@@ -23,7 +23,7 @@ known by what they are and outputs by their `Key`; that nothing else has their n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -155,16 +155,22 @@ class Const(Node):
         return self.over
 
 
-@dataclass(frozen=True, eq=False)
-class Push(Node):
-    source: str
-    target: str
+class _Single(Node):
+    """A node of one operand."""
+
     operand: Node
-    reduce: str = "sum"
 
     @property
     def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
         return (self.operand,)
+
+
+@dataclass(frozen=True, eq=False)
+class Push(_Single):
+    source: str
+    target: str
+    operand: Node
+    reduce: str = "sum"
 
     @property
     def stratum(self) -> str:
@@ -172,14 +178,10 @@ class Push(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Pull(Node):
+class Pull(_Single):
     source: str
     target: str
     operand: Node
-
-    @property
-    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
-        return (self.operand,)
 
     @property
     def stratum(self) -> str:
@@ -213,17 +215,13 @@ class Matrix:
 
 
 @dataclass(frozen=True, eq=False)
-class Mix(Node):
+class Mix(_Single):
     """`y = B x`, or `y = Bᵀ x`."""
 
     into: str
     of: str
     operand: Node
     transposed: bool = False
-
-    @property
-    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
-        return (self.operand,)
 
     @property
     def stratum(self) -> str:
@@ -239,12 +237,8 @@ class Mix(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Detach(Node):
+class Detach(_Single):
     operand: Node
-
-    @property
-    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
-        return (self.operand,)
 
     @property
     def stratum(self) -> str:
@@ -255,7 +249,7 @@ def with_operands(node: Node, new: Mapping[Node, Node]) -> Node:
     """`node`, of other operands."""
     if isinstance(node, Map):
         return Map(node.body, tuple(new[o] for o in node.inputs))
-    return replace(node, operand=new[node.operands[0]]) if node.operands else node  # type: ignore[call-arg]
+    return replace(node, operand=new[node.operand]) if isinstance(node, _Single) else node  # type: ignore[call-arg]
 
 
 def total(nodes: list[Node]) -> Node:
@@ -333,6 +327,17 @@ class Program:
     def edges(self) -> tuple[tuple[str, str], ...]:
         """The fibrations that the program sums or broadcasts along."""
         return tuple(dict.fromkeys((n.source, n.target) for n in self.nodes() if isinstance(n, (Push, Pull))))
+
+    def mapped(self, rule: Callable[[Node], Node], before: Callable[[Node], Node] = lambda node: node) -> Program:
+        """Every node as `rule` makes it of operands that are so already; `before` may choose others first."""
+        done: dict[Node, Node] = {}
+        for node in self.nodes():
+            done[node] = rule(with_operands(before(node), done))
+        names: dict[Node, Key] = {}
+        for node, key in self.names.items():
+            if node in done:
+                names.setdefault(done[node], key)
+        return replace(self, outputs={k: done[v] for k, v in self.outputs.items()}, names=names)
 
     def validate(self) -> Program:
         """Check the invariants; raises IRError naming the node."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from types import MappingProxyType
 
 from fibration.compiler import ir
 from fibration.compiler.ir import Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
@@ -149,8 +150,7 @@ class _Lowering:
         for stratum in self.order:
             name = stratum.name
             if stratum in crossed:
-                parts: list[Node] = [ir.Mix(name, s.name, density[s.name]) for s in under]
-                found[name] = _sum(parts)
+                found[name] = _sum([ir.Mix(name, s.name, density[s.name]) for s in under])
                 continue
             s = density[name]
             if any(u in crossed for u in self.shape.moebius(stratum)):
@@ -180,9 +180,7 @@ class _Lowering:
         m = self.mass[stratum.name]
         g = in_channel(self.h.gate(stratum), channel)
         values: dict[Expression, Expression] = {residual: m * residual}
-        for a in atoms(g):
-            if isinstance(a, Density):
-                values[a] = self.mass[a.stratum.name] * a
+        values |= {a: self.mass[a.stratum.name] * a for a in atoms(g) if isinstance(a, Density)}
         return self.map(cancel(substitute(g, values) / m), stratum.name, {residual: s})
 
     def recover(self, leaf: str, down: dict[str, Node]) -> Node:
@@ -226,16 +224,13 @@ class _Lowering:
         return node
 
     def map(
-        self,
-        expression: Expression,
-        stratum: str,
-        bound: dict[Expression, Node] | None = None,
+        self, expression: Expression, stratum: str, bound: Mapping[Expression, Node] = MappingProxyType({})
     ) -> Node:
         """One Map over `stratum` that computes `expression`; its atoms become operands."""
         operands: dict[Node, int] = {}
 
         def leaf_scalar(atom: Expression) -> Scalar:
-            node = bound[atom] if bound and atom in bound else self.atom(atom, stratum)
+            node = bound[atom] if atom in bound else self.atom(atom, stratum)
             return ir.arg(operands.setdefault(self.pull(node, stratum), len(operands)))
 
         body = to_scalar(desugar(expression), leaf_scalar)
@@ -266,12 +261,11 @@ class _Lowering:
 
 
 def _binary(op: str, a: Node, b: Node) -> Map:
-    return (
-        Map(ir.scalar(op, ir.arg(0), ir.arg(1)), (a, b)) if a != b else Map(ir.scalar(op, ir.arg(0), ir.arg(0)), (a,))
-    )
+    operands = (a, b) if a is not b else (a,)
+    return Map(ir.scalar(op, ir.arg(0), ir.arg(len(operands) - 1)), operands)
 
 
-def _sum(nodes: list[Node]) -> Node:
+def _sum(nodes: Sequence[Node]) -> Node:
     return functools.reduce(lambda a, b: _binary("add", a, b), nodes)
 
 
@@ -286,13 +280,15 @@ def _minus(a: Node, b: Node, times: int) -> Map:
 
 def from_log_probs(program: Program) -> Program:
     """`program` with the log ratios worked out from log-probs now and when sampled, in the tokens' precision."""
-    done: dict[Node, Node] = {}
     named: dict[Node, Key] = {}
-    for node in program.nodes():
-        done[node] = ir.with_operands(node, done)
-        if isinstance(node, Input) and node.kind == "log_ratio":
-            now, old = (program.token_input(kind, node.stratum) for kind in ("log_prob", "old_log_prob"))
-            done[node] = _binary("sub", now, old)
-            named[done[node]] = program.part("log_ratio", node.stratum)
-    names = {done[node]: key for node, key in program.names.items() if node in done} | named
-    return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names).validate()
+
+    def rule(node: Node) -> Node:
+        if not (isinstance(node, Input) and node.kind == "log_ratio"):
+            return node
+        now, old = (program.token_input(kind, node.stratum) for kind in ("log_prob", "old_log_prob"))
+        difference = _binary("sub", now, old)
+        named[difference] = program.part("log_ratio", node.stratum)
+        return difference
+
+    made = program.mapped(rule)
+    return replace(made, names={**made.names, **named}).validate()

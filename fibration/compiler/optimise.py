@@ -7,8 +7,7 @@ elements in bodies (`rules.py`), constant operands, and maps that run directly i
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from typing import TypeGuard
+from functools import partial
 
 from fibration.compiler.derivative import ZERO
 from fibration.compiler.ir import (
@@ -26,9 +25,7 @@ from fibration.compiler.ir import (
     count_input,
     scalar,
     with_arguments,
-    with_operands,
 )
-from fibration.compiler.keys import Key
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import compute
 
@@ -37,16 +34,16 @@ FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
 def optimise(program: Program) -> Program:
     """Simplify every body, then fuse a map into its only user."""
-    program = _rebuild(program, lambda node: node)
+    program = program.mapped(_tidy)
     while True:
         uses = Counter(o for n in program.nodes() for o in n.operands)
         kept = set(program.outputs.values()) | set(program.names)
-        fusable = {
+        fusable: set[Node] = {
             n
             for n in program.nodes()
             if isinstance(n, Map) and uses[n] == 1 and n not in kept and size(n.body) < FUSED_SIZE
         }
-        fused = _rebuild(program, lambda node, inner=fusable: _fuse(node, inner))  # type: ignore[misc]
+        fused = program.mapped(_tidy, partial(_fuse, inner=fusable))
         if list(fused.outputs.values()) == list(program.outputs.values()):
             return fused.validate()
         program = fused
@@ -54,18 +51,6 @@ def optimise(program: Program) -> Program:
 
 def size(body: Scalar) -> int:
     return 1 + sum(size(a) for a in body.args)
-
-
-def _rebuild(program: Program, rule) -> Program:  # type: ignore[no-untyped-def]
-    """Apply `rule`, then `simplify`, to every node, bottom-up."""
-    done: dict[Node, Node] = {}
-    for node in program.nodes():
-        done[node] = _tidy(with_operands(rule(node), done))
-    names: dict[Node, Key] = {}
-    for node, name in program.names.items():
-        if node in done:
-            names.setdefault(done[node], name)
-    return replace(program, outputs={k: done[v] for k, v in program.outputs.items()}, names=names)
 
 
 def _fuse(node: Node, inner: set[Node]) -> Node:
@@ -93,8 +78,8 @@ def _tidy(node: Node) -> Node:
         if isinstance(node, Pull) or node.reduce == "max" or value == 0.0:
             return Const(value, node.stratum)
         return _tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
-    if isinstance(node, Push) and node.reduce == "sum" and _is_negated(node.operand):
-        positive = _tidy(Map(node.operand.body.args[0], node.operand.inputs))  # the channels often sum the same but for
+    if isinstance(node, Push) and node.reduce == "sum" and isinstance(x := node.operand, Map) and x.body.op == "neg":
+        positive = _tidy(Map(x.body.args[0], x.inputs))  # the channels often sum the same but for
         return Map(scalar("neg", arg(0)), (Push(node.source, node.target, positive),))  # the sign
     if not isinstance(node, Map):
         return node
@@ -110,10 +95,6 @@ def _tidy(node: Node) -> Node:
     chosen = tuple(list(operands)[i] for i in used)
     body = with_arguments(body, [renumber.get(i, ZERO) for i in range(len(operands))])
     return chosen[0] if body is arg(0) else Map(body, chosen)
-
-
-def _is_negated(node: Node) -> TypeGuard[Map]:
-    return isinstance(node, Map) and node.body.op == "neg"
 
 
 def _value(body: Scalar) -> float:

@@ -31,12 +31,6 @@ class Layout:
     starts: Tensor  # int64 [segments]
     positions: Tensor | None  # int64 [tokens]
     tokens: Tensor | None  # int64 [tokens]: the number of each among its leaf's, None where they are counted so
-    longest: int
-    total: int  # tokens of all segments
-
-    @property
-    def count(self) -> int:
-        return len(self.starts)
 
 
 def lay_out(parent: Codes, segments: int, positions: Codes, device: torch.device) -> Layout:
@@ -55,14 +49,7 @@ def lay_out(parent: Codes, segments: int, positions: Codes, device: torch.device
     def move(array: Codes) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
 
-    return Layout(
-        offsets=move(offsets),
-        starts=move(starts),
-        positions=None if whole else move(there),
-        tokens=None if order is None else move(order),
-        longest=int(sizes.max(initial=0)),
-        total=len(positions),
-    )
+    return Layout(move(offsets), move(starts), None if whole else move(there), None if order is None else move(order))
 
 
 @dataclass(frozen=True)
