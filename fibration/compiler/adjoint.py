@@ -40,7 +40,7 @@ def adjoint(program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, t
             continue
         cotangent = total(cotangents.pop(node))
         if node in program.names:
-            names.setdefault(cotangent, replace(program.names[node], word=f"d_{program.names[node].word}"))
+            names.setdefault(cotangent, program.names[node]._replace(word=f"d_{program.names[node].word}"))
         for operand, contribution in _transpose(node, cotangent, depends, targets):
             cotangents.setdefault(operand, []).append(contribution)
     gradients = {}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fibration.language.decompositions import CHANNEL_WORD
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):  # read for every metric of every call, and a tuple's hash is the quickest
     """`word` says what a vector is, the rest of what: of which level or leaf, and over what its numbers are added up.
 
     A key is what a vector is known by. Its text is only what it is called as long as nothing else is called so.
