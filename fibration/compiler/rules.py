@@ -22,7 +22,7 @@ TRUE, FALSE = scalar("le", ZERO, ZERO), scalar("lt", ZERO, ZERO)
 # For which numbers a rule holds.
 ANY = "any"  # infinities and NaN too
 DEFINED = "defined"  # where no argument is NaN, nor what the pattern gives
-ROUNDED = "rounded"  # up to a rounding, where nothing overflows or underflows
+ROUNDED = "rounded"  # up to a rounding, where nothing is divided by 0, overflows or underflows
 
 # What the arguments of patterns stand for: numbers, conditions, constants, choices between constants however nested.
 X, Y, Z, C, D, K, P, Q = map(arg, range(8))

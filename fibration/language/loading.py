@@ -157,7 +157,9 @@ def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
     if name is not None:
         if name not in found:
             raise SpecError(
-                f"'{where}' holds no hierarchy called '{name}'", required=f"one of {', '.join(found) or 'none there'}"
+                f"'{where}' holds no hierarchy called '{name}'",
+                required=f"one of {', '.join(found)}" if found else f"{name} = Hierarchy(...) at the top level",
+                found="" if found else "no hierarchy at all",
             )
         return found[name]
     if len(found) != 1:
