@@ -29,7 +29,8 @@ lint: setup
 
 # What finds most in a minute, for every change; `make test` is everything.
 CHECKED := $(addprefix tests/,language compiler runtime trust_region laws/test_wrong.py laws/test_right.py \
-	backends/test_golden.py backends/test_hard_inputs.py test_rooms.py)
+	backends/test_golden.py backends/test_hard_inputs.py test_rooms.py test_slips.py) \
+	$(addsuffix ::test_wrong_specs_are_refused,$(shell grep -l test_wrong_specs_are_refused tests/laws/*.py))
 
 check: lint
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(CHECKED)

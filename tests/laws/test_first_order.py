@@ -13,7 +13,7 @@ from hierarchies.agreement import DEVIATION, SIGNED, SPECS, VALUE, alone, deep_t
 from hierarchies.quivers import token
 from hierarchies.right import SUBSPACES
 from hierarchies.zoo import budget, epsilon
-from oracles import brute
+from oracles import brute, verdicts
 from oracles.certified import UNIT, report
 from oracles.definition import World, batches, truth
 from thorough import some
@@ -321,3 +321,8 @@ def test_gspo_says_what_still_holds():
     assert (first.status, bool(first.given_up)) == ("refuted", True)
     assert (second.status, second.subject) == ("proved", "advantages constant on each trajectory")
     assert {v.law for v in found.verdicts if v.given_up} == {"identity", "first_order"}
+
+
+@verdicts.wrong_specs("first_order")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)

@@ -1,5 +1,7 @@
 """Gates let small residuals pass: what is said where one cannot be decided, or divides by what may not be there."""
 
+import random
+
 from hierarchies import quivers, zoo
 from hierarchies.quivers import (
     image,
@@ -8,15 +10,22 @@ from hierarchies.quivers import (
     text,
     trajectory,
 )
+from hierarchies.zoo import budget, epsilon, one
+from oracles import verdicts
+from thorough import ALL
 
 from fibration import (
     Gate,
+    absolute,
+    advantage,
     aggregate_gate,
+    clip,
     clip_gate,
     count,
     log_ratio,
     mass,
     residual,
+    tanh,
     where,
 )
 from fibration.laws import LAWS
@@ -64,3 +73,40 @@ def test_a_gate_that_falls_by_a_count_of_an_empty_branch():
     found = gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(image)).per(mass))
     assert found.remedy.startswith("count(image_token, over=trajectory) is 0 where that branch is empty: assume=[popul")
     assert not gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(text) + count(image)).per(mass))
+
+
+@verdicts.wrong_specs("identity")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)
+
+
+def test_few_are_undecided():
+    """Over random gates, the procedure says 'undecided' of at most one in four."""
+    rng = random.Random(5)
+    counts = {"proved": 0, "refuted": 0, "undecided": 0}
+    leaves = [
+        residual,
+        2 * residual,
+        clip(residual, -epsilon, budget),
+        residual + residual**2,
+        absolute(residual),
+        tanh(residual),
+    ]
+    conditions = [
+        residual > 0,
+        residual <= 0,
+        absolute(residual) <= epsilon,
+        advantage >= 0,
+        residual > epsilon,
+        budget > residual,
+    ]
+    for _ in range(80 if ALL else 40):
+        formula = where(
+            rng.choice(conditions),
+            rng.choice(leaves),
+            where(rng.choice(conditions), rng.choice(leaves), rng.choice(leaves)),
+        )
+        found = one(formula, log_ratio()).verify()
+        counts[verdicts.status(found, "identity", "gate on token")] += 1
+    assert counts["undecided"] <= 20
+    assert min(counts["proved"], counts["refuted"]) >= 8

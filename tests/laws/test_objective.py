@@ -6,6 +6,7 @@ Chains are in `zoo.wrong_objectives`.
 import pytest
 from hierarchies.quivers import BOTH, batch, image, make, text, token, trajectory, turn
 from hierarchies.zoo import T
+from oracles import verdicts
 
 from fibration import Hierarchy, Objective, count, identity_gate, log_ratio, token_mean, trajectory_mean, where
 from fibration.language.assumptions import populated
@@ -78,3 +79,8 @@ def test_what_cannot_be_said_is_refused():
     assert verdict.status == "undecided"
     assert verdict.counterexample is None
     assert "could not be shown to have a value at every token" in verdict.found
+
+
+@verdicts.wrong_specs("objective")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)

@@ -7,6 +7,7 @@ import pytest
 from hierarchies.agreement import SPECS, three
 from hierarchies.quivers import token, trajectory
 from hierarchies.zoo import budget, epsilon
+from oracles import verdicts
 from oracles.certified import TINY, report
 from oracles.definition import batches, truth
 
@@ -36,3 +37,8 @@ def test_two_levels_of_deviations_that_push_apart_are_not_proved_positive():
     for gates in (clips, {trajectory: Gate(2 * residual)}, {token: Gate(2 * residual)}):
         h = three(gates, ratio_deviation(scale=mass))
         assert next(v.status for v in h.verify().verdicts if v.law == "positivity") == "undecided"
+
+
+@verdicts.wrong_specs("positivity")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)

@@ -2,6 +2,7 @@
 
 import pytest
 from hierarchies import quivers, zoo
+from hierarchies.measures import CHAIN, linear_kernels, over
 from hierarchies.quivers import (
     group,
     image,
@@ -11,15 +12,19 @@ from hierarchies.quivers import (
     text,
     trajectory,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import on_batches, verdicts
+from oracles.verdicts import WRONG, check, status
+from thorough import examples
 
 from fibration import (
     Stratum,
+    count,
     uniform,
     where,
 )
 from fibration.laws import reflecting as kernels
-
-WRONG = zoo.wrong()
 
 
 def test_counterexamples_are_small():
@@ -74,3 +79,27 @@ def test_cases_of_empty_branches(monkeypatch):
     assert joint().status == "undecided"
     assert "more than 2 branches that may be empty" in joint().found
     assert "populated" in joint().remedy
+
+
+@verdicts.wrong_specs("reflecting")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)
+
+
+@on_batches.wrong_quivers("reflecting")
+def test_wrong_quivers_are_refused(name):
+    on_batches.refused(name)
+
+
+@examples(40)
+@given(st.integers(0, 2).flatmap(lambda i: st.tuples(st.just(i), linear_kernels(CHAIN[i], CHAIN[i + 1]))))
+def test_kernels_linear_in_measures_are_decided_completely(drawn):
+    level, (value, adds_up_to, coefficients) = drawn
+    source, target = CHAIN[level], CHAIN[level + 1]
+    levels = CHAIN[: level + 2]
+    kernels = [1 / count(a, over=b) for a, b in zip(levels[:-2], levels[1:-1], strict=True)]
+    found = check(over(levels, [*kernels, value]), sizes=(1, 2, 3, 4))
+    what = f"kernel {source} → {target}"
+    assert status(found, "reflecting", what) == ("proved" if adds_up_to == 1 else "refuted")
+    if all(c >= 0 for c in coefficients):
+        assert status(found, "markov", what) == "proved"

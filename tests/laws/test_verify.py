@@ -5,11 +5,12 @@ import pickle
 import pytest
 from hierarchies import zoo
 from hierarchies.right import SHIPPED
+from oracles import verdicts
 
 from fibration import Hierarchy, SpecError, load
 from fibration.laws.verify import decide
 
-WRONG = zoo.wrong()
+WRONG = verdicts.WRONG
 
 
 def test_foundations_stop_the_rest():
@@ -61,3 +62,8 @@ def test_laws_survive_json(name):
     h = load(name)
     again = Hierarchy.model_validate_json(h.model_dump_json()).verify()
     assert str(again) == str(h.verify())
+
+
+@verdicts.wrong_specs("given_up")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)

@@ -1,16 +1,17 @@
-"""Wrong specs are refused by the law they break, with a counterexample that holds when it is worked out by hand.
+"""Wrong specs do not compile, what is undecidable is said to be, and a defect of the library is no counterexample.
 
-The specs are in `zoo.wrong()`; `brute.confirm` rebuilds every counterexample in rationals, without the symbolic engine.
+That each wrong spec is refused by the law it breaks is tested in the file of that law.
 """
 
 import dataclasses
-import functools
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
-from hierarchies import quivers, zoo
-from oracles import brute
+from hierarchies import zoo
+from oracles import on_batches, verdicts
+from oracles.verdicts import counterexamples_hold, report
 
 from fibration import (
     Fibration,
@@ -32,55 +33,13 @@ from fibration import (
     uniform,
 )  # fmt: skip
 from fibration.language.operators import OPERATORS, Valued
-from fibration.language.report import Report
 from fibration.language.traversal import atoms
 from fibration.laws.verify import decide
 from fibration.laws.witness.batches import in_full, shown
 
 token, trajectory = strata("token trajectory")
-WRONG = zoo.wrong()
+WRONG, QUIVERS = verdicts.WRONG, on_batches.WRONG
 UNDECIDABLE = zoo.undecidable()
-
-
-@functools.cache
-def report(name: str) -> Report:
-    return {**WRONG, **UNDECIDABLE}[name].hierarchy.verify()
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_refuted_by_the_law_it_breaks(name):
-    spec, found = WRONG[name], report(name)
-    assert not found.ok
-    verdict = next((v for v in found.verdicts if (v.law, v.subject) == (spec.law, spec.subject)), None)
-    assert verdict is not None, f"no verdict of '{spec.law}' on {spec.subject}:\n{found}"
-    assert verdict.status == "refuted", found
-    assert not verdict.accepted
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_every_counterexample_holds_when_worked_out(name):
-    found = report(name)
-    for verdict in found.verdicts:
-        if verdict.status == "refuted":
-            brute.confirm(WRONG[name].hierarchy, verdict, found.verdicts)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_the_error_names_object_law_and_remedy(name):
-    spec, found = WRONG[name], report(name)
-    with pytest.raises(LawError) as caught:
-        found.raise_for_status()
-    error = caught.value
-    assert error.report is found
-    assert spec.hierarchy.name in error.what
-    assert error.required
-    assert error.found
-    verdict = next(v for v in found.verdicts if (v.law, v.subject) == (spec.law, spec.subject))
-    assert str(verdict.error(spec.hierarchy.name))
-    assert verdict.remedy
-    if verdict.counterexample is not None:
-        assert str(verdict.counterexample) in str(verdict.error(spec.hierarchy.name))
-        assert verdict.counterexample.to_dict()["text"]
 
 
 @pytest.mark.parametrize("name", ["one too many in the denominator", "residual against the gated base", "self-loop"])
@@ -103,15 +62,13 @@ def test_undecidable_is_said_and_not_accepted(name):
 @pytest.mark.parametrize("name", UNDECIDABLE)
 def test_nothing_undecidable_is_refuted_falsely(name):
     found = report(name)
-    for verdict in found.verdicts:
-        if verdict.status == "refuted":
-            brute.confirm(UNDECIDABLE[name].hierarchy, verdict, found.verdicts)
+    counterexamples_hold(UNDECIDABLE[name].hierarchy, found)
 
 
 SEARCHED = {  # a law that is refuted by numbers, and a spec for which it has to look for them
     "markov": WRONG["negative by an attribute"].hierarchy,
     "reflecting": WRONG["one too many in the denominator"].hierarchy,
-    "coherent": quivers.wrong()["kernels that do not cohere"].hierarchy,
+    "coherent": QUIVERS["kernels that do not cohere"].hierarchy,
     "objective": WRONG["objective that divides by 0 in a batch of two rows"].hierarchy,
     "recovery": WRONG["recovery without its scale"].hierarchy,
     "identity": WRONG["sigmoid that is not centred"].hierarchy,
@@ -119,7 +76,7 @@ SEARCHED = {  # a law that is refuted by numbers, and a spec for which it has to
         zoo.identity_gate(), zoo.decomposition(density=zoo.x + 1, recovery=exp(gated("") - 1)), gives_up={"identity": "F(1) is not 0"}
     ).replace(objective=zoo.token_mean().score()),
     "positivity": WRONG["amplified fall"].hierarchy,
-    "orthogonality": quivers.wrong()["unbalanced crossing"].hierarchy,
+    "orthogonality": QUIVERS["unbalanced crossing"].hierarchy,
 }  # fmt: skip
 
 
@@ -147,6 +104,16 @@ def test_the_collection_is_large_and_varied():
     }  # fmt: skip
     assert sum(1 for w in WRONG.values() if w.law == "reflecting") >= 25
     assert all(any(True for _ in atoms(f.weight)) for w in WRONG.values() for f in w.hierarchy.fibrations)
+
+
+FILES = {"given_up": "verify"}  # decided where the laws are put together
+
+
+@pytest.mark.parametrize(("call", "rows"), [("verdicts.wrong_specs", WRONG), ("on_batches.wrong_quivers", QUIVERS)])
+def test_every_wrong_spec_is_run_by_the_file_of_its_law(call, rows):
+    for law in {spec.law for spec in rows.values()}:
+        source = (Path(__file__).parent / f"test_{FILES.get(law, law)}.py").read_text()
+        assert f'@{call}("{law}")\ndef test_wrong_' in source
 
 
 HUGE = {

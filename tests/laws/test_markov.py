@@ -1,0 +1,63 @@
+"""Kernels are defined and not negative, on every fibre."""
+
+import pytest
+from hierarchies.measures import CHAIN, over
+from hierarchies.zoo import token, weight
+from oracles import on_batches, verdicts
+from thorough import ALL
+
+from fibration import Parameter, absolute, count, exp, maximum, minimum, total, where
+
+share = Parameter("share", default=0.3, upper=1)
+
+
+@verdicts.wrong_specs("markov")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)
+
+
+@on_batches.wrong_quivers("markov")
+def test_wrong_quivers_are_refused(name):
+    on_batches.refused(name)
+
+
+BENT = (
+    lambda n, m, w, all_w: 1 / (n + 1),
+    lambda n, m, w, all_w: 1 / n + (n - 1) * (n - 2) / n,
+    lambda n, m, w, all_w: where(n <= 2, 1 / n, 1 / (n - 1)),
+    lambda n, m, w, all_w: where(n > 3, w / all_w, 1 / n),
+    lambda n, m, w, all_w: where(w > 1, w / all_w, 1 / n),
+    lambda n, m, w, all_w: where(all_w > 2, w / all_w, 1 / n),
+    lambda n, m, w, all_w: w * w / (all_w * all_w),
+    lambda n, m, w, all_w: w * w * n / (all_w * all_w),
+    lambda n, m, w, all_w: share * w / all_w + (1 - share) / n,
+    lambda n, m, w, all_w: share * w / all_w + (1 - share * share) / n,
+    lambda n, m, w, all_w: 2 * w / all_w - 1 / n,
+    lambda n, m, w, all_w: 1 / n + (w - all_w / n) * share,
+    lambda n, m, w, all_w: 1 / n + (w - all_w / n) / (all_w * n),
+    lambda n, m, w, all_w: (1 - w / all_w) / (n - 1),
+    lambda n, m, w, all_w: where(n < 2, 1, (1 - w / all_w) / (n - 1)),
+    lambda n, m, w, all_w: where(n <= 1, 1 + 0 * w, (1 - w / all_w) / (n - 1 + 0 * w)),
+    lambda n, m, w, all_w: absolute(w - all_w / n) / n,
+    lambda n, m, w, all_w: maximum(w / all_w, 1 / n),
+    lambda n, m, w, all_w: minimum(w / all_w, 1 / n) + maximum(0 * w, 0),
+    lambda n, m, w, all_w: exp(w) / n,
+    lambda n, m, w, all_w: (w + m) / (all_w + m * n),
+    lambda n, m, w, all_w: (w - m) / (all_w - m * n),
+    lambda n, m, w, all_w: w / all_w / (share / share),
+    lambda n, m, w, all_w: 1 / (all_w / w),
+    lambda n, m, w, all_w: 1 / n / (1 + 1 / n) * (n + 1) / n,
+    lambda n, m, w, all_w: (w * n) / (all_w * n) * (1 + share) / (1 + share),
+)
+
+
+@pytest.mark.parametrize(("form", "level"), [(f, i) for f in range(len(BENT)) for i in range(3) if ALL or f % 3 == i])
+def test_bent_kernels(form, level):
+    """Polynomials, branches, mixtures, parameters: whatever is said of them is so."""
+    levels = CHAIN[: level + 2]
+    source, target = levels[-2:]
+    w = weight if source == token else total(weight, over=source)
+    n, m = count(source, over=target), Parameter("level", default=0.5)
+    kernels = [1 / count(a, over=b) for a, b in zip(levels[:-2], levels[1:-1], strict=True)]
+    value = BENT[form](n, m, w, total(weight, over=target))
+    verdicts.check(over(levels, [*kernels, value]), sizes=(1, 2, 3, 4) if level < 2 else (1, 2, 3), seed=form)

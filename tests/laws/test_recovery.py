@@ -1,0 +1,62 @@
+"""The recovery turns ungated channels back into the ratio."""
+
+from fractions import Fraction
+
+from hierarchies.zoo import epsilon, one, weight, x
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import verdicts
+from thorough import examples
+
+from fibration import (
+    Decomposition,
+    Gate,
+    absolute,
+    clip_gate,
+    exp,
+    expm1,
+    gated,
+    identity_gate,
+    maximum,
+    residual,
+    tanh,
+    where,
+)
+
+
+@verdicts.wrong_specs("recovery")
+def test_wrong_specs_are_refused(name):
+    verdicts.refused(name)
+
+
+@st.composite
+def decompositions(draw):
+    g, plus, minus = gated(""), gated("+"), gated("-")
+    c = draw(st.sampled_from([Fraction(1), Fraction(2), Fraction(-1), Fraction(1, 2)]))
+    e = draw(st.sampled_from([c, 1 / c, c, 1]))
+    if draw(st.booleans()):
+        f = draw(
+            st.sampled_from([c * x, c * expm1(x), where(x > 0, c * x, x), where(x >= 0, x, c * x), x * x / x, tanh(x)])
+        )
+        back = draw(
+            st.sampled_from([
+                exp(g / e), 1 + g / e, exp(where(g > 0, g / e, g)), exp(g) * e, exp(g * (e * e)),
+                where(g > 0, exp(g / e), exp(g)), exp(absolute(g) / e), exp(g / e + g * g - g * g),
+            ])
+        )  # fmt: skip
+        return Decomposition({"": f}, back)
+    owners = [x >= 0, x > 0, (x >= 0) & (weight > 1), (x > 0) | (weight < 1)]
+    up = where(draw(st.sampled_from(owners)), c * x, 0)
+    down = where(draw(st.sampled_from(owners)), 0, draw(st.sampled_from([-c * x, c * x, -x])))
+    if draw(st.booleans()):
+        down = where(x < 0, -c * x, 0)
+    back = draw(
+        st.sampled_from([exp((plus - minus) / e), exp((plus + minus) / e), exp(plus / e), exp(maximum(plus, minus))])
+    )
+    return Decomposition({"+": up, "-": down}, back)
+
+
+@examples(60)
+@given(decompositions(), st.sampled_from([clip_gate(epsilon), identity_gate(), Gate(tanh(residual))]))
+def test_random_decompositions(split, gate):
+    verdicts.check(one(gate, split), sizes=(1, 1, 1, 1))

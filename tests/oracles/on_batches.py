@@ -1,0 +1,186 @@
+"""The laws of trees and quivers on batches: what is proved is upheld, and what is refuted is confirmed, in rationals.
+
+Batches are `quivers.Tokens`, without the library's procedures. The file of each law runs `refused` on its rows of
+`quivers.wrong()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+from hierarchies import quivers
+from hierarchies.quivers import MINE, mine, reaches
+
+from fibration.language.exact import NoValue
+from fibration.language.report import Verdict
+
+RIGHT, WRONG = quivers.right(), quivers.wrong()
+F = Fraction
+
+
+@functools.cache
+def verdicts(name):
+    return mine({**RIGHT, **WRONG}[name].hierarchy)
+
+
+def shown(verdict):
+    return f"{verdict.error('q')} {verdict.counterexample}"
+
+
+def wrong_quivers(law):
+    """A test for every wrong tree or quiver that breaks `law`."""
+    return pytest.mark.parametrize("name", [name for name, case in WRONG.items() if case.law == law])
+
+
+def refused(name):
+    """The law that it breaks says so in the words that a user needs, and every verdict holds on batches."""
+    case, found = WRONG[name], verdicts(name)
+    said_in_words(case, found)
+    if case.law not in ("structure", "locality"):
+        assert all(v.counterexample is not None for v in found if v.status == "refuted" and v.subject != "hierarchy")
+        if not any(v.law == "markov" and v.status != "proved" for v in found):
+            rng = random.Random(name)
+            for made in quivers.legal(case.hierarchy, 6):
+                uphold(case.hierarchy, found, made, rng)
+        counterexamples_hold(case, found)
+
+
+def said_in_words(case, found):
+    verdict = next((v for v in found if (v.law, v.subject) == (case.law, case.subject)), None)
+    assert verdict is not None, [str(v) for v in found]
+    assert verdict.status == case.status, shown(verdict)
+    said = " ".join(str(verdict.error("q")).split()) + f" {verdict.counterexample}"
+    for words in case.words:
+        assert words in said, said
+    assert verdict.remedy
+    assert verdict.required
+    earlier = MINE[: MINE.index(case.law)]
+    assert all(v.status == "proved" for v in found if v.law in earlier), "refused by an earlier law"
+
+
+def counterexamples_hold(case, found):
+    h, confirmed = case.hierarchy, 0
+    for v in found:
+        if v.status == "refuted" and v.counterexample is not None and v.counterexample.concrete is not None:
+            if v.law == "orthogonality" and h.shape.is_tree:
+                continue  # that of its kernels
+            confirm(h, v)
+            confirmed += 1
+    verdict = next(v for v in found if (v.law, v.subject) == (case.law, case.subject))
+    assert confirmed or verdict.counterexample is None or verdict.counterexample.concrete is None
+
+
+def covers_by_hand(h, target):
+    """Smallest sets of fibrations into `target` that part its leaves."""
+    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
+    into = [f for f in h.fibrations if f.target == target]
+    for size in range(1, len(into) + 1):
+        for chosen in itertools.combinations(into, size):
+            times = [sum(reaches(h, leaf, f.source) for f in chosen) for leaf in leaves if reaches(h, leaf, target)]
+            if all(t == 1 for t in times):
+                yield chosen
+
+
+def kernels_named(h, verdict):
+    """The fibrations that a verdict on reflecting speaks of."""
+    sources, _, target = verdict.subject.partition(" ")[2].partition(" → ")
+    names = sources.split(", ")
+    return [f for f in h.fibrations if f.source.name in names and f.target.name == target]
+
+
+def over(h, leaf_strata, s):
+    return {leaf for leaf in leaf_strata if reaches(h, leaf, s)}
+
+
+def sums_of_residuals(h, v):
+    """`(members, u)` such that the residuals of `members` together must sum to 0 over each element of `u`."""
+    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
+    for u in h.strata:
+        if u == v or not reaches(h, v, u):
+            continue
+        if over(h, leaves, u) == over(h, leaves, v):
+            yield [v], u
+        for cover in covers_by_hand(h, u):
+            if v in [f.source for f in cover]:
+                yield [f.source for f in cover], u
+
+
+def uphold(h, found, made, rng):
+    """Everything that is proved, on one batch."""
+    for v in found:
+        if v.status != "proved":
+            continue
+        if v.law == "markov":
+            f = next(f for f in h.fibrations if v.subject == f"kernel {f.name}")
+            assert all(made.weight(f, i) >= 0 for i in made.label[f.source])
+        if v.law == "reflecting":
+            fs = kernels_named(h, v)
+            assert fs
+            assert all(made.fibre_sum(fs, b) == 1 for b in made.elements(fs[0].target)), v.subject
+        if v.law == "coherent":
+            roots = [s for s in h.strata if not any(f.source == s for f in h.fibrations)]
+            if len(roots) == 1:
+                assert all(len(made.products(s, roots[0], i)) == 1 for i, s in enumerate(made.leaf))
+        if v.law == "orthogonality" and h.orthogonalise is None:
+            s = next(s for s in h.strata if v.subject == f"residual on {s}")
+            density = [F(rng.randint(-5, 5)) for _ in made.leaf]
+            for members, u in sums_of_residuals(h, s):
+                assert all(made.pushed(density, members, u, b) == 0 for b in made.elements(u)), (v.subject, str(u))
+
+
+def confirm(h, verdict: Verdict):
+    """A counterexample, worked out again from what it writes."""
+    values = verdict.counterexample.values
+    made = quivers.from_witness(h, verdict)
+    assert quivers.is_legal(made) or verdict.law == "markov", "an index would refuse this batch"
+    if verdict.law == "markov":
+        f = next(f for f in h.fibrations if verdict.subject == f"kernel {f.name}")
+        i = next(i for i, e in made.label[f.source].items() if e == values["source"])
+        try:
+            assert made.weight(f, i) < 0
+        except NoValue:
+            assert values["weight"] == "no value"
+    elif verdict.law == "reflecting":
+        try:
+            found = made.fibre_sum(kernels_named(h, verdict), values["element"])
+        except NoValue:
+            assert values["sum"].startswith("no sum")
+        else:
+            assert found != 1
+            assert str(found) == values["sum"]
+    elif verdict.law == "coherent":
+        one, other = (F(v) for v in values["masses"])
+        assert one != other
+        assert not has_masses(h, made)
+    elif verdict.law == "orthogonality":
+        s = [x for x in h.strata if x.name in values["stratum"]]
+        u = next(x for x in h.strata if x.name == values["over"])
+        tokens = [i for i, leaf in enumerate(made.leaf) if leaf.name == values["leaf"]]
+        density = [F(0)] * len(made.leaf)
+        density[tokens[values["token"]]] = values["density"]
+        found = made.pushed(density, s, u, values["element"])
+        assert found == values["sum"]
+        assert found != 0
+
+
+def has_masses(h, made):
+    """Whether one number per element exists with `K(a|b) = m(a)/m(b)`, by walking around until nothing changes."""
+    links = {
+        ((f.source, made.label[f.source][i]), (f.target, made.label[f.target][i]), made.weight(f, i))
+        for f in h.fibrations
+        for i in made.label[f.source]
+    }
+    m = {next(iter(links))[0]: F(1)}
+    changed = True
+    while changed:
+        changed = False
+        for a, b, k in links:
+            if a in m and b not in m:
+                m[b], changed = m[a] / k, True
+            if b in m and a not in m:
+                m[a], changed = m[b] * k, True
+    return all(m[a] == k * m[b] for a, b, k in links)

@@ -1,0 +1,71 @@
+"""What the laws say of a spec is so: what is proved holds where it is tried, what is refuted fails where it says.
+
+Everything is worked out again in rationals by `brute.py`, without the symbolic engine. The file of each law runs
+`refused` on its rows of `zoo.wrong()`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hierarchies import zoo
+
+from fibration import LawError
+from oracles import brute
+
+WRONG = zoo.wrong()
+SPECS = {**WRONG, **zoo.undecidable()}
+
+
+@functools.cache
+def report(name):
+    return SPECS[name].hierarchy.verify()
+
+
+def status(found, law, subject):
+    return next(v.status for v in found.verdicts if (v.law, v.subject) == (law, subject))
+
+
+def wrong_specs(law):
+    """A test for every wrong spec that breaks `law`."""
+    return pytest.mark.parametrize("name", [name for name, spec in WRONG.items() if spec.law == law])
+
+
+def refused(name):
+    """The law that the spec breaks refutes it, every counterexample holds, and the error names object, law and remedy."""
+    spec, found = WRONG[name], report(name)
+    assert not found.ok
+    verdict = next((v for v in found.verdicts if (v.law, v.subject) == (spec.law, spec.subject)), None)
+    assert verdict is not None, f"no verdict of '{spec.law}' on {spec.subject}:\n{found}"
+    assert verdict.status == "refuted", found
+    assert not verdict.accepted
+    counterexamples_hold(spec.hierarchy, found)
+    with pytest.raises(LawError) as caught:
+        found.raise_for_status()
+    error = caught.value
+    assert error.report is found
+    assert spec.hierarchy.name in error.what
+    assert error.required
+    assert error.found
+    assert str(verdict.error(spec.hierarchy.name))
+    assert verdict.remedy
+    if verdict.counterexample is not None:
+        assert str(verdict.counterexample) in str(verdict.error(spec.hierarchy.name))
+        assert verdict.counterexample.to_dict()["text"]
+
+
+def counterexamples_hold(h, found):
+    for verdict in found.verdicts:
+        if verdict.status == "refuted":
+            brute.confirm(h, verdict, found.verdicts)
+
+
+def check(h, sizes=(1, 2, 3, 4), seed=0):
+    """Verify, try what is proved, work out what is refuted. Returns the report."""
+    found = h.verify()
+    brute.uphold(h, found.verdicts, brute.worlds_for(h, sizes, seed=seed), seed=seed)
+    counterexamples_hold(h, found)
+    for fact in found.facts:
+        assert fact.value
+    return found

@@ -1,0 +1,21 @@
+"""Every slip of `slips.py` is still one line of the library, and the tests that should notice it are there."""
+
+import pytest
+from mutations import HERE, Copy
+from slips import SLIPS
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    return Copy(HERE, tmp_path_factory.mktemp("copy"))
+
+
+def test_names_are_told_apart() -> None:
+    assert len({slip.name for slip in SLIPS}) == len(SLIPS)
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.name)
+def test_a_slip_fits_the_tree(tree: Copy, slip) -> None:
+    path, text = tree.place(slip)
+    assert text != tree.sources[path]
+    assert tree.likely(slip)
