@@ -63,10 +63,9 @@ class Kept(Generic[T]):
 def question(hierarchy: Hierarchy) -> str | None:
     """The key of a hierarchy, or None where a class in it or a law is the user's own: no key says what it does."""
     asked = fingerprint(hierarchy)
-    ours = all(law.decisions.__module__.startswith(f"{__package__}.") for law in LAWS.values())
-    if asked is None or not ours:
+    if asked is None or tuple(LAWS.items()) != OURS:
         return None
-    return hashlib.sha256(json.dumps([asked, list(LAWS), SOURCES, versions()]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([asked, SOURCES, versions()]).encode()).hexdigest()
 
 
 @functools.cache
@@ -87,3 +86,4 @@ def sources() -> str:
 
 
 SOURCES = sources()  # when they are imported: what is edited later is not what this process runs
+OURS = tuple(LAWS.items())  # by these very functions: one that wraps a law's decisions says what it likes
