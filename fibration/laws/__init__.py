@@ -3,7 +3,7 @@
 A law is a statement, a decision procedure and a search for a counterexample. `proof/` decides for all sizes, by sympy
 on branch-free formulas; `witness/` evaluates small hierarchies exactly. `verify.py` asks the laws in the order of
 `LAWS`: foundations first, then kernels, decomposition, gates, and what follows from them together; `facts.py`
-certifies what no law asks, and `kept.py` keeps both.
+certifies what no law asks, and `kept.py` keeps verdicts and facts.
 
 May import: `errors`, `cache`, `language`.
 """

@@ -41,7 +41,7 @@ class Kept(Generic[T]):
 
     def of(self, hierarchy: Hierarchy, find: Callable[[], T]) -> T:
         """The value of a hierarchy: from memory, else from disk, else what `find` finds, which is then kept."""
-        key = question(hierarchy)
+        key = key_of(hierarchy)
         if key is None:
             return find()
         return self._recent.get(key, lambda: self._noted(f"{self._name}-{key}", hierarchy, find))
@@ -60,7 +60,7 @@ class Kept(Generic[T]):
 # ---------------------------------------------------------------- the key
 
 
-def question(hierarchy: Hierarchy) -> str | None:
+def key_of(hierarchy: Hierarchy) -> str | None:
     """The key of a hierarchy, or None where a class in it or a law is the user's own: no key says what it does."""
     asked = fingerprint(hierarchy)
     if asked is None or tuple(LAWS.items()) != OURS:

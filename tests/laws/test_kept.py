@@ -435,7 +435,7 @@ def forge(place, monkeypatch):
     for h in (GOOD, BROKEN):
         h.verify()
     forget(monkeypatch)
-    good, broken = (f"verdicts-{kept.question(h)}" for h in (GOOD, BROKEN))
+    good, broken = (f"verdicts-{kept.key_of(h)}" for h in (GOOD, BROKEN))
     cache.keep(broken, cache.recall(good))
     return place / cache.NOTES / f"{broken}.json"
 
