@@ -182,6 +182,18 @@ LAWS = (
         "value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery))",
         "value < -rounding(gate, recovery)",
     ),
+    slip(
+        "an argument that moves twice counts once in the coefficients", "laws/test_coefficients",
+        "found[k] = found.get(k, Fraction(0)) + factor * slope", "found[k] = factor * slope",
+    ),
+    slip(
+        "coefficients forget the weights of the objective", "laws/test_coefficients",
+        "weighted = [m * a for m, a in zip(self.weights,", "weighted = [a for m, a in zip(self.weights,",
+    ),
+    slip(
+        "gates below the tokens read the advantage of the first token of the batch", "laws/test_coefficients",
+        "advantage: advantages[self.fibres[stratum][element][0]],", "advantage: advantages[0],",
+    ),
 )  # fmt: skip
 
 COMPILER = (

@@ -12,7 +12,6 @@ from fractions import Fraction
 from fibration.language.atoms import BATCH, Count, Stratum, Total
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, uniform
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, unproved
@@ -20,6 +19,7 @@ from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, concretes, number, settings
+from fibration.laws.witness.shapes import whole_batch
 
 STATEMENT = "the objective's weight μ is defined at every token of every batch"
 
@@ -40,16 +40,6 @@ def decide_objective(subject: Subject) -> Iterator[Decision]:
         "parameter, Parameter(..., lower=...), or declare an attribute positive"
     )
     yield unproved("weight", found, defined[loose].remedy(h) or remedy, witness)
-
-
-def whole_batch(h: Hierarchy) -> Shape:
-    """The strata with the rows, which every leaf lies over, and the batch, which everything does."""
-    batch = Stratum(BATCH)
-    rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)
-    roots = [s for s in h.roots if s not in (batch, *(leaf for leaf, _ in rows))] + [t for _, t in rows[:1]]
-    added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *((s, batch) for s in roots)))
-    strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
-    return Shape(tuple(strata), (*h.fibrations, *added))
 
 
 def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:

@@ -11,8 +11,8 @@ from oracles import verdicts
 from fibration import Hierarchy, Objective, count, identity_gate, log_ratio, token_mean, trajectory_mean, where
 from fibration.language.assumptions import populated
 from fibration.laws import LAWS
-from fibration.laws.objective import whole_batch
 from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.shapes import whole_batch
 
 
 def of(objective, *more, **assumed):

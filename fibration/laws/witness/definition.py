@@ -6,23 +6,24 @@ whole is seen to fail. Nothing here uses sympy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
 from fibration.language.atoms import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
-from fibration.language.exact import NoValue, divide
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding, shown
+from fibration.laws.witness.duals import Real, differentiate, quotient, value_of
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
 MOST_TRIED = 81
 MOST_TOKENS, MANY_TOKENS = 6, 40
-Values = dict[Stratum, list[Fraction | None]]  # None where no token lies over it
+Values = dict[Stratum, list[Real | None]]  # None where no token lies over it
 
 
 @dataclass(frozen=True)
@@ -60,79 +61,88 @@ class Dense:
         return found
 
     @cached_property
-    def mass(self) -> Values:
+    def mass(self) -> dict[Stratum, list[Fraction | None]]:
         """`m`, where tokens lie over an element."""
         return {
             s: [self.concrete.value(self.h.masses[s], s, e) if inside else None for e, inside in enumerate(fibres)]
             for s, fibres in self.fibres.items()
         }
 
-    def means(self, values: Sequence[Fraction]) -> Values:
+    def means(self, values: Sequence[Real]) -> Values:
         """`s_v = E_m[· | v]` of one number per token."""
         weights = [self.mass[leaf][i] or Fraction(0) for leaf, i in self.tokens]
         found: Values = {}
         for stratum, fibres in self.fibres.items():
             found[stratum] = []
             for element, inside in enumerate(fibres):
-                total = sum((weights[k] * values[k] for k in inside), Fraction(0))
+                total: Real = sum((weights[k] * values[k] for k in inside), Fraction(0))
                 own = self.mass[stratum][element]
-                found[stratum].append(None if own is None else divide(total, own))
+                found[stratum].append(None if own is None else quotient(total, own))
         return found
 
-    def residual(self, means: Values, stratum: Stratum, element: int) -> Fraction:
+    def residual(self, means: Values, stratum: Stratum, element: int) -> Real:
         """`s_v - Σ_u c_u·s_u` over the coarser strata `u`."""
         value = means[stratum][element]
         assert value is not None
         for u, c in self.factors[stratum].items():
-            value -= c * (means[u][self.base[stratum][element][u]] or Fraction(0))
+            value -= Fraction(c) * (means[u][self.base[stratum][element][u]] or Fraction(0))
         return value
 
-    def ratios(self, log_ratios: Sequence[Fraction], a: Fraction = Fraction(1)) -> list[Fraction]:
-        """`𝒢(r)` of every token; `NoValue` where something has none."""
-        h, c = self.h, self.concrete
+    def ratios(self, log_ratios: Sequence[Real], advantages: Sequence[Fraction]) -> list[Real]:
+        """`𝒢(r)` of every token, with its slopes where log ratios have some; `NoValue` where something has none."""
+        h = self.h
         split = h.decomposition
         means: dict[str, Values] = {}
         for channel in split.channels:
             own = []
             for (leaf, i), x in zip(self.tokens, log_ratios, strict=True):
-                density = c.value(h.with_mass(split[channel], leaf), leaf, i, {token_log_ratio: x})
-                own.append(divide(density, self.mass[leaf][i] or Fraction(0)))
+                density = self.value(h.with_mass(split[channel], leaf), leaf, i, {token_log_ratio: x})
+                own.append(quotient(density, self.mass[leaf][i] or Fraction(0)))
             means[channel] = self.means(own)
-        levels = {(s, ch): self._gated(s, ch, means, a) for s in h.order for ch in split.channels}
+        levels = {(s, ch): self._gated(s, ch, means, advantages) for s in h.order for ch in split.channels}
         found = []
         for leaf, i in self.tokens:
-            bound: dict[Expression, Fraction] = {}
+            bound: dict[Expression, Real] = {}
             for channel in split.channels:
-                total = sum((levels[s, channel][e] or Fraction(0) for s, e in self.base[leaf][i].items()), Fraction(0))
+                total: Real = sum(
+                    (levels[s, channel][e] or Fraction(0) for s, e in self.base[leaf][i].items()), Fraction(0)
+                )
                 bound[gated(channel)] = (self.mass[leaf][i] or Fraction(0)) * total
-            found.append(c.value(h.with_mass(split.recovery, leaf), leaf, i, bound))
+            found.append(self.value(h.with_mass(split.recovery, leaf), leaf, i, bound))
         return found
 
     def attempt(self, log_ratios: Sequence[Fraction], a: Fraction) -> list[Fraction] | None:
-        """As `ratios`; None where something has no value."""
+        """`𝒢(r)` where all advantages are `a`; None where something has no value."""
         try:
-            return self.ratios(log_ratios, a)
+            return [value_of(g) for g in self.ratios(log_ratios, [a] * len(log_ratios))]
         except NoValue:
             return None
 
-    def _gated(self, stratum: Stratum, channel: str, means: dict[str, Values], a: Fraction) -> list[Fraction | None]:
+    def value(self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Real]) -> Real:
+        """As `Concrete.value`, where what is bound may have slopes."""
+        atom = self.concrete.atom
+        return differentiate(expression, lambda a: bound[a] if a in bound else atom(a, stratum, element))  # type: ignore[no-any-return]
+
+    def _gated(
+        self, stratum: Stratum, channel: str, means: dict[str, Values], advantages: Sequence[Fraction]
+    ) -> list[Real | None]:
         """`h_v = g(m·ρ)/m` at every element."""
         gate = in_channel(self.h.gate(stratum), channel)
         read = [d for d in atoms(gate) if isinstance(d, Density)]
-        found: list[Fraction | None] = []
+        found: list[Real | None] = []
         for element, m in enumerate(self.mass[stratum]):
             if m is None:
                 found.append(None)
                 continue
-            bound: dict[Expression, Fraction] = {
-                advantage: a,
+            bound: dict[Expression, Real] = {
+                advantage: advantages[self.fibres[stratum][element][0]],
                 residual: m * self.residual(means[channel], stratum, element),
             }
             for d in read:
                 e = self.base[stratum][element][d.stratum]
                 value = means[d.channel or ""][d.stratum][e] or Fraction(0)
                 bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
-            found.append(divide(self.concrete.value(gate, stratum, element, bound), m))
+            found.append(quotient(self.value(gate, stratum, element, bound), m))
         return found
 
 

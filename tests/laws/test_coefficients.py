@@ -1,0 +1,136 @@
+"""Coefficients of small batches in rationals, against the definition with explicit matrices and the closed forms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hierarchies import chains, random_quivers
+from hierarchies.zoo import one
+from oracles import matrices
+from support import Batch, spec
+
+from fibration import SpecError, absolute, clip, maximum, minimum, residual, sqrt, where
+from fibration.language.atoms import Component
+from fibration.language.exact import NoValue
+from fibration.laws.witness.batches import Concrete
+from fibration.laws.witness.coefficients import Point
+from fibration.laws.witness.shapes import whole_batch
+
+F = Fraction
+CLOSED = json.loads((Path(__file__).parents[1] / "vectors" / "closed_forms.json").read_text())["cases"]
+
+
+def one_value_each(batch: Batch) -> Batch:
+    """Without values per element."""
+    given = batch.parameters.items()
+    return replace(batch, parameters={k: v for k, v in given if not isinstance(v, Mapping) or set(v) <= {"+", "-"}})
+
+
+def point(h, batch: Batch) -> tuple[Point, list[int]]:
+    """A batch as the laws see it, and the places of its tokens in the batch."""
+    world, shape = matrices.World(h, batch), whole_batch(h)
+    maps = {(f.source, f.target): tuple(world.under(f.source.name, f.target.name)) for f in shape.fibrations}
+    atoms = [Component(p, c) if p.per_channel else p for p in h.parameters.values() for c in ("+", "-")]
+    parameters = {
+        a: world.parameter(h.parameters[str(a).partition("[")[0]], getattr(a, "channel", ""), 0) for a in atoms
+    }
+    attributes = {a: tuple(world.attribute(a)) for a in h.attributes.values()}
+    places = [i for leaf in h.leaves for i in world.over_leaf(leaf.name)]
+    xs, advantages = ([F(float(values[i])) for i in places] for values in (batch.x, batch.advantages))
+    return Point(h, Concrete(shape, maps, attributes, parameters), tuple(xs), tuple(advantages)), places
+
+
+def agrees(h, batch: Batch, log_prob=None):
+    (here, places), truth = point(h, batch), matrices.dense(h, batch, log_prob)
+    scale = max(1e-3, float(np.abs(truth.coefficients).max()))
+    for got, i in zip(here.coefficients, places, strict=True):
+        assert float(got) == pytest.approx(float(truth.coefficients[i]), rel=1e-12, abs=1e-14 * scale)
+    for row, i in zip(here.jacobian, places, strict=True):
+        assert [float(v) for v in row] == pytest.approx(
+            [float(v) for v in truth.ratio.slope[i][places]], rel=1e-12, abs=1e-13
+        )
+    assert [float(g) for g in here.gated] == pytest.approx([float(truth.ratio.value[i]) for i in places], rel=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(0, len(chains.DEPTHS), 2))
+def test_chains(seed):
+    h = chains.chain(seed)
+    agrees(h, one_value_each(chains.batch_for(h, seed, small=True)))
+
+
+@pytest.mark.parametrize("seed", range(0, random_quivers.COUNT, 3))
+def test_trees_and_quivers(seed):
+    h = random_quivers.quiver(seed)
+    if h.orthogonalise is None:
+        agrees(h, one_value_each(random_quivers.batch_for(h, seed, small=True)))
+
+
+@pytest.mark.parametrize(
+    "name", ["ppo", "dr_grpo", "gspo", "cispo", "sapo", "apc_obj", "fiberpo_modal", "fiberpo_experts"]
+)
+def test_shipped(name):
+    h = spec(name)
+    batch = one_value_each(random_quivers.batch_for(h, 5, small=True))
+    agrees(h, batch, np.ones(batch.tokens))
+
+
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
+def test_closed_forms(name):
+    case = min(CLOSED, key=lambda c: (not any(c["log_ratio"]), len(c["log_ratio"])))
+    of_row = case["group_of_trajectory"]
+    batch = Batch(
+        lengths=tuple(case["trajectory_of_token"].count(t) for t in range(len(of_row))),
+        x=np.array(case["log_ratio"]),
+        advantages=np.array(case["advantage"]),
+        labels={"prompt_group": of_row, "domain": [case["domain_of_group"][g] for g in of_row]},
+        parameters={"epsilon": case["epsilon"]}
+        | {f"C_{level}": dict(zip("+-", case["budgets"][level], strict=True)) for level in case["budgets"]},
+    )
+    here, _ = point(spec(name), batch)
+    assert [float(c) for c in here.coefficients] == pytest.approx(case[name]["coefficients"], rel=1e-9, abs=1e-12)
+
+
+# ---------------------------------------------------------------- breakpoints
+
+
+def slope(gate):
+    """The declared slope of a gate at a residual of 0: the coefficient of one token on policy."""
+    h = one(gate)
+    shape = whole_batch(h)
+    here = Point(h, Concrete(shape, {(f.source, f.target): (0,) for f in shape.fibrations}), (F(0),), (F(1),))
+    return here.coefficients[0]
+
+
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [
+        (clip(residual, -1, 0), 1),
+        (minimum(residual, 0), 1),
+        (minimum(0, residual), 0),
+        (maximum(2 * residual, residual), 2),
+        (absolute(residual), 1),
+        (where(residual > 0, residual, 3 * residual), 3),
+        (where(residual >= 0, residual, 3 * residual), 1),
+        (5 * residual + residual**3, 5),
+        (sqrt(residual - residual) + residual / 7, F(1, 7)),
+    ],
+)
+def test_the_branch_that_holds_at_a_point_is_differentiated(gate, expected):
+    assert slope(gate) == expected
+
+
+def test_what_has_no_slope_has_no_coefficient():
+    with pytest.raises(NoValue):
+        slope(sqrt(absolute(residual)))
+
+
+def test_projections_are_refused():
+    h = spec("fiberpo_crossed")
+    with pytest.raises(SpecError, match="projection"):
+        Point(h, Concrete(whole_batch(h), {}), (), ())
