@@ -46,8 +46,8 @@ class HierarchyItem(pytest.Item):
 
 
 def refusal(report: Report) -> str:
-    """Every law that does not hold: its subject, what was required and found, the counterexample, what to do."""
-    return "\n".join([heading(report).plain, *(str(v.error(report.hierarchy.name)) for v in report.failures)])
+    """Every cause: its subject, what was required and found, the counterexample, what follows from it, what to do."""
+    return "\n".join([heading(report).plain, *(str(report.error(v)) for v in report.causes)])
 
 
 class SpecFile(pytest.File):

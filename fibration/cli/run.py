@@ -129,7 +129,7 @@ def _laws(report: Report) -> list[tuple[str, Kind]]:
     """Every law once, with the number of its subjects and the worst of its verdicts."""
     found: dict[str, list[Kind]] = {}
     for v in report.verdicts:
-        found.setdefault(v.law, []).append(kind(v))
+        found.setdefault(v.law, []).append(kind(report, v))
     order = list(KINDS.values())
     return [(law + (f" ×{len(k)}" if len(k) > 1 else ""), max(k, key=order.index)) for law, k in found.items()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from fibration.errors import LawError
 
@@ -27,12 +27,20 @@ class Evidence(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
+class Cause(NamedTuple):
+    """The verdict that another one follows from."""
+
+    law: str
+    subject: str
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One law on one subject (a kernel, a gate, the whole hierarchy).
 
     `argument` says why, in a line a person can follow. A refuted law carries what was `required`, what was `found`,
     the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law on purpose.
+    `cause` is the verdict without whose failure this one would hold, or could be asked; None where it stands by itself.
     """
 
     law: str
@@ -44,17 +52,20 @@ class Verdict:
     remedy: str = ""
     counterexample: Evidence | None = None
     given_up: str = ""
+    cause: Cause | None = None
 
     @property
     def accepted(self) -> bool:
         """Proved, or broken as declared."""
         return self.status == "proved" or bool(self.given_up)
 
-    def error(self, name: str) -> LawError:
-        """The LawError for a verdict that is not accepted."""
+    def error(self, name: str, so_too: str = "") -> LawError:
+        """The LawError for a verdict that is not accepted; `so_too` names what follows from it."""
         found = self.found or self.argument
         if self.counterexample is not None:
             found = f"{found}; {self.counterexample}" if found else str(self.counterexample)
+        if so_too:
+            found += f"\n  so too:   {so_too}"
         verb = "breaks" if self.status == "refuted" else "could not be shown to obey"
         what = f"{self.subject} of '{name}' {verb} the law '{self.law}'"
         if self.law == "given_up":
@@ -65,6 +76,8 @@ class Verdict:
         result: dict[str, Any] = {key: getattr(self, key) for key in ("law", "subject", "status", "accepted")}
         said = ("argument", "required", "found", "remedy", "given_up")
         result |= {key: text for key in said if (text := getattr(self, key))}
+        if self.cause is not None:
+            result["follows_from"] = self.cause._asdict()
         if self.counterexample is not None:
             result["counterexample"] = self.counterexample.to_dict()
         return result
@@ -81,6 +94,13 @@ class Fact:
 
     def to_dict(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if v}
+
+
+def named(law: str, *subjects: str) -> str:
+    """A law and what it is about, where that is not the whole hierarchy."""
+    if subjects == ("hierarchy",):
+        return law
+    return f"{law} of {' and '.join([', '.join(subjects[:-1]), subjects[-1]] if subjects[1:] else subjects)}"
 
 
 def _nothing(hierarchy: Named, verdicts: tuple[Verdict, ...]) -> tuple[Fact, ...]:
@@ -111,13 +131,39 @@ class Report:
     def failures(self) -> tuple[Verdict, ...]:
         return tuple(v for v in self.verdicts if not v.accepted)
 
+    def head(self, failure: Verdict) -> Verdict:
+        """The failure that a failure follows from, however many steps away; itself if it stands by itself.
+
+        What is given up covers its own law alone: what would follow from it stands by itself.
+        """
+        failing = {(v.law, v.subject): v for v in self.failures}
+        while failure.cause in failing:
+            failure = failing[failure.cause]
+        return failure
+
+    @property
+    def causes(self) -> tuple[Verdict, ...]:
+        """The failures that stand by themselves: mend these, and what follows from them is mended, or can be asked."""
+        return tuple(v for v in self.failures if self.head(v) is v)
+
+    def so_too(self, cause: Verdict) -> str:
+        """What fails along with a cause, in one line; '' if nothing does."""
+        found: dict[str, list[str]] = {}
+        for v in self.failures:
+            if v is not cause and self.head(v) is cause:
+                found.setdefault(v.law, []).append(v.subject)
+        return ", ".join(named(law, *subjects) for law, subjects in found.items())
+
+    def error(self, cause: Verdict) -> LawError:
+        """The LawError for one of the causes, with all that follows from it."""
+        error = cause.error(self.hierarchy.name, self.so_too(cause))
+        error.report = self
+        return error
+
     def raise_for_status(self) -> None:
-        """Raise LawError for the first law that is refuted, else undecided; the error carries this report."""
+        """Raise LawError for the first cause that is refuted, else undecided; the error carries this report."""
         if not self.ok:
-            worst = min(self.failures, key=lambda v: v.status == "undecided")
-            error = worst.error(self.hierarchy.name)
-            error.report = self
-            raise error
+            raise self.error(min(self.causes, key=lambda v: v.status == "undecided"))
 
     def fact(self, name: str) -> str:
         """The value of a fact about the whole hierarchy, or '' if there is none."""
@@ -135,8 +181,12 @@ class Report:
         mark = {"proved": "✓", "refuted": "✗", "undecided": "?"}
         lines = [f"{self.hierarchy.name}: {'verified' if self.ok else 'refused'}"]
         for v in self.verdicts:
+            if not v.accepted and self.head(v) is not v:
+                continue
             sign = "–" if v.given_up else mark[v.status]
             why = f"given up: {v.given_up}" if v.given_up else v.argument or v.found
             lines.append(f"  {sign} {v.law:<16} {v.subject}: {why}")
+            said = {"counterexample": v.counterexample, "what to do": v.remedy, "so too": self.so_too(v)}
+            lines += [f"{'':<21}{title}: {text}" for title, text in said.items() if text and not v.accepted]
         lines += [f"  · {f.name:<16} {f.subject}: {f.value}" for f in self.facts]
         return "\n".join(lines)

@@ -12,7 +12,7 @@ from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import ZERO
-from fibration.laws.law import Decision, Law, proved, unproved
+from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, concretes, in_full, lies, rounding, settings
@@ -36,7 +36,8 @@ def decide_coherent(subject: Subject) -> Iterator[Decision]:
         return
     found = f"the kernel {different[0].name} with the weight {different[0].weight}"
     remedy = "give all kernels one measure: proportional() of one count, or of one total, on every edge"
-    yield unproved("hierarchy", found, remedy, element_of_two_masses(h))
+    broken = subject.first_failure("markov", "reflecting")
+    yield following(unproved("hierarchy", found, remedy, element_of_two_masses(h)), broken)
 
 
 def element_of_two_masses(h: Hierarchy) -> Witness | None:

@@ -20,10 +20,10 @@ from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import symbol, vanishes
 from fibration.laws.first_order_subspace import span, subspace
 from fibration.laws.identity import reference_is_zero
-from fibration.laws.law import Decision, Law, proved, refuted, undecided, unproved
+from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
+from fibration.laws.markov import without_a_value
 from fibration.laws.proof import levels_together
 from fibration.laws.proof.branches import TooManyCases, cases
-from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import X, composed
 from fibration.laws.proof.near import beside, is_kinked
 from fibration.laws.proof.subject import Subject
@@ -38,7 +38,8 @@ def decide_first_order(subject: Subject) -> Iterator[Decision]:
     if subject.hierarchy.objective.estimator == "score":
         yield from _score_estimator(subject)
         return
-    failure = subject.first_failure("recovery", "identity") or _undefined_kernel(subject)
+    # Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers
+    failure = subject.first_failure("recovery", "identity") or without_a_value(subject, *subject.hierarchy.fibrations)
     slopes = declared_slopes(subject)
     slope = next((s for s in slopes if s != 1), 1)
     argument = _gate_by_gate(subject) if failure is None else _together(subject, failure)
@@ -48,7 +49,7 @@ def decide_first_order(subject: Subject) -> Iterator[Decision]:
         yield _wrong_slope(slope)
     else:
         found = f"{failure.subject} fails '{failure.law}'"
-        yield unproved("hierarchy", found, failure.remedy, _felt(subject, failure))
+        yield following(unproved("hierarchy", found, failure.remedy, _felt(subject, failure)), failure)
         yield from _what_still_holds(subject, failure, slopes)
 
 
@@ -96,17 +97,9 @@ def _can_add(subject: Subject) -> bool:
     return (
         subject.proved("recovery")
         and reference_is_zero(subject)
-        and _undefined_kernel(subject) is None
+        and not without_a_value(subject, *subject.hierarchy.fibrations)
         and levels_together.usable(subject)
     )
-
-
-def _undefined_kernel(subject: Subject) -> Verdict | None:
-    """Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers."""
-    for f in subject.hierarchy.fibrations:
-        if not Claim(f.weight, subject.at(f.source)).is_shown:
-            return next((v for v in subject.verdicts if v.law == "markov" and v.subject == f"kernel {f.name}"), None)
-    return None
 
 
 def declared_slopes(subject: Subject) -> list[Any]:
@@ -204,14 +197,15 @@ def _score_estimator(subject: Subject) -> Iterator[Decision]:
     remedy = "a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}"
     two = "one token with log π = -1 and advantage 1 has the value -μ·𝒢(1) on policy, and with log π = -2 another"
     yield refuted("hierarchy", found, remedy, Witness(two, None, {"log_prob": -1, "advantage": 1}))
-    if subject.proved("recovery") and _undefined_kernel(subject) is None and _is_one(subject):
+    if subject.proved("recovery") and not without_a_value(subject, *subject.hierarchy.fibrations) and _is_one(subject):
         yield proved("gradient", "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J")
         return
     usable = levels_together.usable(subject) and (subject.first_failure("markov", "reflecting") is None)
     witness = definition.on_policy(subject.hierarchy) if usable else None
     found = "gates that do not add up to 0 on policy" if witness else "a value 𝒢(1) that was not found"
     remedy = "scale the gates so that on policy nothing is gated; or gives_up={'first_order': 'why'}"
-    yield unproved("gradient", found, remedy, witness, f"{GRADIENT}: 𝒢(1) = 1")
+    cause = subject.first_failure("recovery", "identity") or without_a_value(subject, *subject.hierarchy.fibrations)
+    yield following(unproved("gradient", found, remedy, witness, f"{GRADIENT}: 𝒢(1) = 1"), cause)
 
 
 def _is_one(subject: Subject) -> bool:

@@ -17,6 +17,7 @@ from fractions import Fraction
 from fibration.language.atoms import Count, Density, Stratum, advantage, in_channel, residual
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
@@ -68,6 +69,12 @@ def _not_identity(subject: Subject, stratum: Stratum, gate: Expression, germ: Ge
     lacks = not witness or str(witness).endswith(NO_VALUE)
     remedy = (Claim(gate, assume).remedy(h) if lacks else "") or (BOUNDS if question else REMEDY)
     return unproved(f"gate on {stratum}", f"{h.gates[stratum]}, {why}", remedy, witness)
+
+
+def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
+    """The verdict on the gate of a stratum, if it was refused for a residual near 0 at which it has no value."""
+    mine = (v for v in subject.verdicts if v.law == LAW.name and v.subject == f"gate on {stratum}")
+    return next((v for v in mine if str(v.counterexample).endswith(NO_VALUE)), None)
 
 
 def reference_is_zero(subject: Subject) -> bool:

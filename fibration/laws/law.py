@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fibration.language.report import Evidence, Status, Verdict
+from fibration.language.report import Cause, Evidence, Status, Verdict
 from fibration.laws.proof.subject import Subject
 
 
@@ -20,6 +20,7 @@ class Decision:
     remedy: str = ""
     witness: Evidence | None = None
     required: str = ""
+    cause: Cause | None = None
 
 
 def proved(subject: str, argument: str) -> Decision:
@@ -41,6 +42,11 @@ def unproved(subject: str, found: str, remedy: str, witness: Evidence | None, re
     )
 
 
+def following(decision: Decision, failure: Verdict | None) -> Decision:
+    """A decision that follows from a failure decided before it; that stands by itself if there is None."""
+    return replace(decision, cause=Cause(failure.law, failure.subject)) if failure else decision
+
+
 @dataclass(frozen=True)
 class Law:
     """`decisions` yields one decision per subject. A `foundation` must hold before later laws can be asked."""
@@ -55,4 +61,6 @@ class Law:
         """One verdict per subject, in the name of the law."""
         for d in self.decisions(subject):
             required = "" if d.status == "proved" else d.required or self.statement
-            yield Verdict(self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness)
+            yield Verdict(
+                self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness, cause=d.cause
+            )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
+from fibration.language.report import Verdict
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
@@ -39,6 +40,13 @@ def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
                 return Witness(text + settings(concrete), concrete, {"element": b, "source": a, "weight": value})
     return None
+
+
+def without_a_value(subject: Subject, *fibrations: Fibration) -> Verdict | None:
+    """The verdict on the first of these kernels whose weights may have no value."""
+    lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)
+    named = next(lacking, None)
+    return next((v for v in subject.verdicts if v.law == LAW.name and v.subject == named), None)
 
 
 def _ordinal(fibre: Fibre, element: int) -> str:

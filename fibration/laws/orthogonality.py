@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.laws.law import Decision, Law, proved, refuted, undecided, unproved
+from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
 from fibration.laws.proof.projections import Projections
 from fibration.laws.proof.subject import Subject
 from fibration.laws.reflecting import subject_of
@@ -47,7 +47,8 @@ def decide_orthogonality(subject: Subject) -> Iterator[Decision]:
     for s, proof in zip(strata, proofs, strict=True):
         what = f"residual on {s}"
         if broken:
-            yield undecided(what, f"{broken.subject} fails '{broken.law}'", broken.remedy, CROSSED)
+            found = f"{broken.subject} fails '{broken.law}'"
+            yield following(undecided(what, found, broken.remedy, CROSSED), broken)
         elif isinstance(proof, str):
             yield proved(what, proof)
         else:
@@ -65,7 +66,7 @@ def _on_tree(subject: Subject, s: Stratum) -> Decision:
     if kernel.status == "proved":
         return proved(what, TELESCOPES + _jointly(cover))
     found = "π_*(σ - K π_*σ) = (1 - ΣK)·π_*σ, which is not 0" + _jointly(cover)
-    return unproved(what, found, kernel.remedy, kernel.counterexample)
+    return following(unproved(what, found, kernel.remedy, kernel.counterexample), kernel)
 
 
 def _jointly(cover: Cover) -> str:

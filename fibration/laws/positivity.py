@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import NamedTuple
 
 import sympy
 from sympy import oo
@@ -12,8 +13,11 @@ from fibration.language.atoms import advantage, gated, residual
 from fibration.language.expressions import as_expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
+from fibration.language.report import Verdict
 from fibration.language.traversal import evaluate
-from fibration.laws.law import Decision, Law, proved, unproved
+from fibration.laws.identity import gate_without_a_value
+from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.markov import without_a_value
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.proof.near import RHO
@@ -34,16 +38,18 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
     known = coordinate(h, subject)
     recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
     remedy = "bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios"
-    loose = next((found for found in _must_have_values(subject, known) if not found[1].is_shown), None)
+    loose = next((found for found in _must_have_values(subject, known) if not found.claim.is_shown), None)
+    cause = subject.first_failure("recovery")
     if loose is None:
         if argument := why_positive(subject, known, recovery):
             yield proved("hierarchy", argument)
             return
         found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
     else:
-        found = f"{loose[0]}, which may have no value: a division by 0, or a logarithm or root outside its domain"
-        remedy = loose[1].remedy(h) or remedy
-    yield unproved("hierarchy", found, remedy, ratio_not_positive(h, known) if len(h.order) == 1 else None)
+        found = f"{loose.words}, which may have no value: a division by 0, or a logarithm or root outside its domain"
+        remedy, cause = loose.claim.remedy(h) or remedy, loose.cause
+    witness = ratio_not_positive(h, known) if len(h.order) == 1 else None
+    yield following(unproved("hierarchy", found, remedy, witness), cause)
 
 
 def why_positive(subject: Subject, known: str, recovery: str) -> str:
@@ -57,21 +63,33 @@ def why_positive(subject: Subject, known: str, recovery: str) -> str:
     return ""
 
 
-def _must_have_values(subject: Subject, known: str) -> Iterator[tuple[str, Claim]]:
-    """The kernels, the gates, and the recovery, in words and as claims: each has a value for every argument."""
+class _Part(NamedTuple):
+    """What must have a value for every argument, in words and as a claim, and what another law has said against it."""
+
+    words: str
+    claim: Claim
+    cause: Verdict | None
+
+
+def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
+    """The kernels, the gates, and the recovery."""
     h = subject.hierarchy
     for f in h.fibrations:
-        yield f"the kernel {f.name} has the weight {f.weight}", Claim(f.weight, subject.at(f.source))
+        claim, cause = Claim(f.weight, subject.at(f.source)), without_a_value(subject, f)
+        yield _Part(f"the kernel {f.name} has the weight {f.weight}", claim, cause)
     for stratum, _, gate in gates(h):
         assume = subject.at(stratum)
         if known == "split" and domain(h, stratum, known) == (0, oo):
             assume = assume.with_signs({RHO: NOT_NEGATIVE})
         if len(h.order) == 1 and known == "deviation":
             assume = assume.with_signs({1 + RHO: POSITIVE})
-        yield f"the gate on {stratum} is {h.gates[stratum]}", Claim(gate, assume)
+        yield _Part(
+            f"the gate on {stratum} is {h.gates[stratum]}", Claim(gate, assume), gate_without_a_value(subject, stratum)
+        )
     for leaf in h.leaves:
         recovery = h.with_mass(h.decomposition.recovery, leaf)
-        yield f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf))
+        claim, cause = Claim(recovery, subject.at(leaf)), subject.first_failure("recovery")
+        yield _Part(f"R = {h.decomposition.recovery}", claim, cause)
 
 
 def _stays_above_minus_1(subject: Subject, known: str) -> bool:

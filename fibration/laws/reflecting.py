@@ -20,11 +20,11 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Count, Total
-from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import ANY, ZERO, Signs
 from fibration.language.sympy_bridge import from_sympy, show, symbol, vanishes
-from fibration.laws.law import Decision, Law, proved, refuted, undecided
+from fibration.laws.law import Decision, Law, following, proved, refuted, undecided
+from fibration.laws.markov import without_a_value
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.fibre_sums import fibre_sum, varies
 from fibration.laws.proof.populations import Populations
@@ -49,22 +49,23 @@ def decide_reflecting(subject: Subject) -> Iterator[Decision]:
         if argument := sums_to_1(cover, subject):
             yield proved(subject_of(cover), argument)
         else:
-            yield _other_sum(cover, h) or _open_sum(cover, subject)
+            yield _other_sum(cover, subject) or _open_sum(cover, subject)
 
 
-def _other_sum(cover: Cover, h: Hierarchy) -> Decision | None:
+def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
     """The first fibre found whose weights do not sum to 1."""
     target, of = cover[0].target, f" of {_sources(cover)}" if len(cover) > 1 else ""
     tolerance = rounding(*(f.weight for f in cover))
-    for concrete, b, fibre in weights(h, cover):
-        values = [w for *_, w in fibre if w is not None]
-        lacking, summed = len(values) < len(fibre), sum(values, Fraction(0))
+    for concrete, b, fibre in weights(subject.hierarchy, cover):
+        lacking = [f for f, _, w in fibre if w is None]
+        summed = sum((w for *_, w in fibre if w is not None), Fraction(0))
         if lacking or abs(summed - 1) > tolerance:
             value = "no sum, since a weight has no value" if lacking else in_full(summed)
             text = f"{concrete.describe(target, b)} gives {value}{settings(concrete)}"
             witness = Witness(text, concrete, {"element": b, "sum": value})
             required = f"the weights over each {target}{of} sum to 1"
-            return refuted(subject_of(cover), _written(cover), _remedy(cover, fibre), witness, required)
+            decision = refuted(subject_of(cover), _written(cover), _remedy(cover, fibre), witness, required)
+            return following(decision, without_a_value(subject, *lacking))
     return None
 
 
@@ -74,7 +75,8 @@ def _open_sum(cover: Cover, subject: Subject) -> Decision:
     if len(_unsure(cover, subject)) > MANY:
         why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"
         remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
-    return undecided(subject_of(cover), f"{_written(cover)}, {why}; no small hierarchy contradicts it", remedy)
+    found = f"{_written(cover)}, {why}; no small hierarchy contradicts it"
+    return following(undecided(subject_of(cover), found, remedy), without_a_value(subject, *cover))
 
 
 def _written(cover: Cover) -> str:

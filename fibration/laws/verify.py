@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
-from fibration.language.report import Fact, Report, Verdict
+from fibration.language.report import Cause, Fact, Report, Verdict
 from fibration.laws import LAWS
 from fibration.laws.facts import facts
 from fibration.laws.kept import Kept
@@ -109,9 +109,11 @@ def _write(verdicts: Verdicts) -> list[dict[str, Any]]:
 
 
 def _read(data: list[dict[str, Any]], hierarchy: Hierarchy) -> Verdicts:
-    told = [v.pop("counterexample") for v in data]
+    told, causes = ([v.pop(key) for v in data] for key in ("counterexample", "cause"))
     seen = [t and Told(**t, hierarchy=hierarchy, place=i) for i, t in enumerate(told)]
-    return tuple(Verdict(**v, counterexample=w) for v, w in zip(data, seen, strict=True))
+    return tuple(
+        Verdict(**v, counterexample=w, cause=c and Cause(*c)) for v, w, c in zip(data, seen, causes, strict=True)
+    )
 
 
 VERDICTS = Kept(256, "verdicts", _write, _read)

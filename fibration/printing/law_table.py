@@ -27,6 +27,7 @@ class Kind(NamedTuple):
 KINDS: Mapping[str, Kind] = {
     "proved": Kind("✓", "proved", "green"),
     "given up": Kind("–", "given up", "yellow"),
+    "follows": Kind("↳", "follows", "red"),
     "undecided": Kind("?", "undecided", "magenta"),
     "refuted": Kind("✗", "refuted", "bold red"),
 }
@@ -34,6 +35,7 @@ KINDS: Mapping[str, Kind] = {
 MARKS: Mapping[str, Kind] = {
     **KINDS,
     "given up": KINDS["given up"]._replace(sign="†"),
+    "follows": KINDS["follows"]._replace(word="follows from a law that fails"),
     "does not apply": Kind("·", "does not apply", "dim"),
     "not asked": Kind("○", "not asked, since it rests on a law that fails", "dim"),
 }
@@ -48,11 +50,11 @@ def columns(narrow: int, padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> T
     return grid
 
 
-def kind(verdict: Verdict) -> Kind:
-    """Proved, given up as declared, undecided, or refuted."""
-    if verdict.status == "proved":
-        return KINDS["proved"]
-    return KINDS["given up" if verdict.given_up else verdict.status]
+def kind(report: Report, verdict: Verdict) -> Kind:
+    """Proved, given up as declared, failing along with another, undecided, or refuted."""
+    if verdict.accepted:
+        return KINDS["proved" if verdict.status == "proved" else "given up"]
+    return KINDS[verdict.status if report.head(verdict) is verdict else "follows"]
 
 
 def outcome_of(report: Report) -> tuple[str, str]:
@@ -65,25 +67,30 @@ def marks(report: Report) -> list[Kind]:
     order = list(KINDS)
     worst: dict[str, int] = {}
     for v in report.verdicts:
-        worst[v.law] = max(worst.get(v.law, 0), order.index(kind(v).word))
+        worst[v.law] = max(worst.get(v.law, 0), order.index(kind(report, v).word))
     stopped = any(worst.get(law.name, 0) > 0 for law in LAWS.values() if law.foundation)
     absent = "not asked" if stopped else "does not apply"
     return [MARKS[order[worst[law]] if law in worst else absent] for law in LAWS]
 
 
 def notes(report: Report) -> Iterator[tuple[Kind, str]]:
-    """What a mark cannot say, each with its mark: the reasons for giving laws up, with what still holds of them."""
+    """What a mark cannot say, each with its mark.
+
+    The reasons for giving laws up, with what still holds of them; and what stands against a hierarchy, causes alone.
+    """
     reasons: dict[str, list[str]] = defaultdict(list)
     for v in report.verdicts:
-        if kind(v) is KINDS["given up"] and v.law not in reasons[v.given_up]:
+        if kind(report, v) is KINDS["given up"] and v.law not in reasons[v.given_up]:
             reasons[v.given_up].append(v.law)
     for reason, laws in reasons.items():
         holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in laws and v.status == "proved"]
         still = f" (still proved: {'; '.join(holds)})" if holds else ""
         yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(laws)}: {_line(reason)}{still}"
-    for v in report.failures:
-        if v.law not in LAWS:  # a declaration that is wrong, and no law
-            yield MARKS["refuted"], v.error(report.hierarchy.name).what
+    for v in report.causes:
+        what, along = report.error(v).what, report.so_too(v)
+        if v.law in LAWS:  # else a declaration that is wrong, which says all
+            what += f": {_line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
+        yield MARKS[v.status], what
 
 
 def _line(text: str) -> str:

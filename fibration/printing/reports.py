@@ -20,7 +20,7 @@ from rich.text import Text
 from fibration.errors import FibrationError, NoHierarchy
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, load_all, spec_files, split
-from fibration.language.report import Fact, Report, Verdict
+from fibration.language.report import Fact, Report, Verdict, named
 from fibration.printing.law_table import KINDS, Overview, columns, kind, markdown, outcome_of
 
 T = TypeVar("T")
@@ -92,8 +92,10 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 def heading(report: Report) -> Text:
     """The hierarchy's name, whether it is verified, and how many verdicts of each kind there are."""
-    numbers = Counter(kind(v).word for v in report.verdicts)
-    tally = ", ".join(f"{numbers[word]} {word}" for word in KINDS if numbers[word]) or "nothing to decide"
+    numbers = Counter(kind(report, v).word for v in report.verdicts)
+    words = {word: word for word in KINDS if word != "follows"}
+    words["follows"] = "that follows" if numbers["follows"] == 1 else "that follow"
+    tally = ", ".join(f"{numbers[word]} {said}" for word, said in words.items() if numbers[word]) or "nothing to decide"
     return Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report), f"  {tally}")
 
 
@@ -104,14 +106,15 @@ def table(report: Report) -> RenderableType:
 
 def refusals(report: Report) -> RenderableType:
     """Only what stands against a hierarchy."""
-    return _table(report, report.failures, ())
+    return _table(report, report.causes, ())
 
 
 def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -> RenderableType:
     grid = columns(3)
     for v in verdicts:
-        shown = kind(v)
-        grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(v))
+        shown = kind(report, v)
+        if shown is not KINDS["follows"]:  # that is one line under its cause
+            grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(report, v))
     for f in facts:
         because = (f" ({f.argument})" if f.argument else "", "dim")
         value = Text.assemble(f.subject, ": ", (f.value, "bold"), because)
@@ -119,7 +122,7 @@ def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -
     return Group(heading(report), grid)
 
 
-def _explained(verdict: Verdict) -> Text:
+def _explained(report: Report, verdict: Verdict) -> Text:
     result = Text.assemble((verdict.subject, "bold" if not verdict.accepted else ""))
     if verdict.accepted:
         why = f"given up: {verdict.given_up}" if verdict.status != "proved" else verdict.argument
@@ -129,6 +132,7 @@ def _explained(verdict: Verdict) -> Text:
         ("found", verdict.found or verdict.argument),
         ("counterexample", str(verdict.counterexample or "")),
         ("what to do", verdict.remedy),
+        ("so too", report.so_too(verdict)),
     ):
         if value:
             result.append(f"\n{title}: ", "bold").append(value)
@@ -178,7 +182,10 @@ _COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skip
 
 
 def as_junit(outcomes: Sequence[Outcome]) -> str:
-    """One testsuite per hierarchy, one testcase per verdict; given up counts as skipped, unusable input as an error."""
+    """One testsuite per hierarchy, one testcase per verdict; unusable input counts as an error.
+
+    A cause is a failure. What follows from one counts as skipped, as what is given up does.
+    """
     root = Xml.Element("testsuites", name="fibration verify")
     for o in outcomes:
         if not o.error and not o.report:
@@ -189,20 +196,27 @@ def as_junit(outcomes: Sequence[Outcome]) -> str:
             case = Xml.SubElement(suite, "testcase", classname=_xml(name), name="load")
             _child(case, "error", o.error.what, str(o.error), "unusable")
         for v in o.report.verdicts if o.report else ():
-            title = {"classname": _xml(f"{name}.{v.law}"), "name": _xml(f"{v.law}: {v.subject}")}
-            case = Xml.SubElement(suite, "testcase", title)
-            if not v.accepted:
-                error = v.error(name)
-                _child(case, "failure", error.what, str(error), v.status)
-            elif v.status != "proved":
-                _child(case, "skipped", f"given up: {v.given_up}")
-            elif v.argument:
-                _child(case, "system-out", "", v.argument)
+            _case(suite, o.report, v)  # type: ignore[arg-type]
         for element in (suite, root):
             for name, tag in _COUNTED.items():
                 element.set(name, str(len(list(element.iter(tag)))))
     Xml.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode")
+
+
+def _case(suite: Xml.Element, report: Report, v: Verdict) -> None:
+    title = {"classname": f"{report.hierarchy.name}.{v.law}", "name": f"{v.law}: {v.subject}"}
+    case = Xml.SubElement(suite, "testcase", {k: _xml(text) for k, text in title.items()})
+    head = v if v.accepted else report.head(v)
+    if head is not v:
+        _child(case, "skipped", f"follows from {named(head.law, head.subject)}")
+    elif not v.accepted:
+        error = report.error(v)
+        _child(case, "failure", error.what, str(error), v.status)
+    elif v.status != "proved":
+        _child(case, "skipped", f"given up: {v.given_up}")
+    elif v.argument:
+        _child(case, "system-out", "", v.argument)
 
 
 def _child(case: Xml.Element, tag: str, message: str = "", text: str = "", type_: str = "") -> None:
@@ -215,14 +229,14 @@ def _xml(text: str) -> str:
 
 
 def as_github(outcomes: Sequence[Outcome]) -> str:
-    """An `::error` workflow command per law that does not hold or input that cannot be used, then a summary line."""
+    """An `::error` workflow command per cause of a refusal or input that cannot be used, then a summary line."""
     lines = []
     for o in outcomes:
         if o.error:
             lines.append(_annotation(o, "unusable spec", str(o.error)))
-        for v in o.report.failures if o.report else ():
-            name = o.report.hierarchy.name  # type: ignore[union-attr]
-            lines.append(_annotation(o, f"{name}: {v.law}", str(v.error(name))))
+        if o.report:
+            name = o.report.hierarchy.name
+            lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
     return "\n".join([*lines, _escape(summary(outcomes))])
 
 

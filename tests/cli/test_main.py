@@ -98,6 +98,9 @@ def test_a_refusal_says_what_was_required_found_and_what_to_do(specs: Path) -> N
     assert f"found: {failing.found}" in words
     assert f"counterexample: {failing.counterexample}" in words
     assert f"what to do: {failing.remedy}" in words
+    assert "so too: orthogonality of residual on token" in words
+    assert words.count("orthogonality") == 1
+    assert "wrong refused 13 proved, 2 refuted, 1 that follows" in words
     assert output.splitlines()[-1] == "0 of 1 hierarchy verified; refused: wrong"
 
 
@@ -130,7 +133,10 @@ def test_json_is_the_list_of_reports(specs: Path) -> None:
     good, wrong = json.loads(result.stdout)  # what a spec prints goes to stderr
     assert (good["hierarchy"], good["ok"]) == ("good", True)
     assert (wrong["hierarchy"], wrong["ok"]) == ("wrong", False)
-    assert next(v for v in wrong["verdicts"] if v["law"] == "reflecting")["counterexample"]["text"]
+    found = {v["law"]: v for v in wrong["verdicts"]}
+    assert found["reflecting"]["counterexample"]["text"]
+    assert found["orthogonality"]["follows_from"] == {"law": "reflecting", "subject": "kernel token → trajectory"}
+    assert [v["law"] for v in wrong["verdicts"] if "follows_from" in v] == ["orthogonality"]
     assert "a spec may print" in result.stderr
     assert "does not import" in result.stderr
     assert "Traceback" not in result.stderr
@@ -146,11 +152,15 @@ def test_junit_has_a_case_per_verdict(specs: Path, tmp_path: Path) -> None:
     wrong, gspo = suites["wrong"], suites["gspo"]
     report = _wrong()
     assert len(wrong.findall("testcase")) == int(wrong.get("tests", "")) == len(report.verdicts)
-    assert len(wrong.findall("testcase/failure")) == int(wrong.get("failures", "")) == len(report.failures)
+    assert len(wrong.findall("testcase/failure")) == int(wrong.get("failures", "")) == len(report.causes)
+    along = wrong.find("testcase[@classname='wrong.orthogonality']/skipped")
+    assert along is not None
+    assert along.get("message") == "follows from reflecting of kernel token → trajectory"
     failure = wrong.find("testcase[@classname='wrong.reflecting']/failure")
     assert failure is not None
     assert "reflecting" in failure.get("message", "")
     assert "required" in (failure.text or "")
+    assert "  so too:   orthogonality of residual on token\n" in (failure.text or "")
     skipped = gspo.findall("testcase/skipped")
     assert skipped
     assert "one ratio per trajectory" in skipped[0].get("message", "")
@@ -162,7 +172,8 @@ def test_github_commands_are_escaped(specs: Path) -> None:
     code, output = invoke("verify", specs, "-f", "github")
     assert code == 2
     commands = [line for line in output.splitlines() if line.startswith("::")]
-    assert len(commands) == 1 + len(_wrong().failures)
+    assert len(commands) == 1 + len(_wrong().causes)
+    assert output.count("%0A  so too:   orthogonality of residual on token%0A") == 1
     for line in commands:
         properties, message = line.removeprefix("::error ").split("::", 1)
         pairs = dict(p.split("=", 1) for p in properties.split(","))

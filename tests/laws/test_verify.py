@@ -3,11 +3,12 @@
 import pickle
 
 import pytest
-from hierarchies import zoo
+from hierarchies import quivers, zoo
 from hierarchies.right import SHIPPED
 from oracles import verdicts
 
-from fibration import Hierarchy, SpecError, load
+from fibration import Hierarchy, LawError, SpecError, load
+from fibration.language.report import Cause, Report, Verdict
 from fibration.laws.verify import decide
 
 WRONG = verdicts.WRONG
@@ -41,6 +42,75 @@ def test_declared_exceptions_cover_only_what_they_name():
     split = zoo.decomposition(density=2 * zoo.x, recovery=zoo.exp(zoo.gated("")))
     wrong_recovery = zoo.two(split=split, gives_up={"first_order": "why not"}).verify()
     assert {v.law for v in wrong_recovery.failures} == {"recovery"}
+
+
+# ---------------------------------------------------------------- causes, and what follows from them
+
+T = zoo.T
+NO_VALUE = 1 / (T - 1)
+FOLLOWING = {  # a slip, the verdict on it, and what fails along with it
+    "sum": (zoo.two(1 / (T + 1)), "reflecting", "orthogonality of residual on token"),
+    "value": (
+        zoo.two(NO_VALUE),
+        "markov",
+        "reflecting of kernel token → trajectory, first_order, orthogonality of residual on token, positivity",
+    ),
+    "gate": (zoo.two(inner=zoo.zero_gate()), "identity", "first_order"),
+    "gate without a value": (zoo.one(zoo.residual / (zoo.budget - zoo.budget)), "identity", "first_order, positivity"),
+    "recovery": (WRONG["first order of the exponential"].hierarchy, "recovery", "first_order, positivity"),
+    "crossing": (
+        quivers.wrong()["a kernel of a crossing that does not sum to 1"].hierarchy,
+        "reflecting",
+        "coherent, orthogonality of residual on token, residual on trajectory, residual on domain and residual on modality",
+    ),
+    "paths": (
+        quivers.wrong()["a shortcut that does not cohere"].hierarchy,
+        "coherent",
+        "orthogonality of residual on token and residual on turn",
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", FOLLOWING)
+def test_one_slip_is_one_cause(slip):
+    h, law, along = FOLLOWING[slip]
+    found = h.verify()
+    (cause,) = found.causes
+    assert (cause.law, found.so_too(cause)) == (law, along)
+    with pytest.raises(LawError) as caught:
+        found.raise_for_status()
+    assert f"breaks the law '{law}'" in str(caught.value)
+    assert f"\n  so too:   {along}\n" in str(caught.value)
+    *_, below = str(found).partition(f"✗ {law}")
+    assert f"so too: {along}\n" in below
+    assert str(found).count("✗") == 1
+    assert [v["law"] for v in found.to_dict()["verdicts"] if not v["accepted"]] == [v.law for v in found.failures]
+
+
+def test_what_is_given_up_covers_no_other_law():
+    """What would follow from a law that is given up stands by itself."""
+    h = WRONG["first order of the exponential"].hierarchy.replace(gives_up={"recovery": "on purpose"})
+    found = h.verify()
+    assert {v.law: v.cause for v in found.failures} == {
+        "first_order": ("recovery", "decomposition"), "positivity": ("recovery", "decomposition")
+    }  # fmt: skip
+    assert found.causes == found.failures
+    assert not any(found.so_too(v) for v in found.causes)
+    with pytest.raises(LawError, match="'first_order'"):
+        found.raise_for_status()
+    kept = WRONG["first order of the exponential"].hierarchy.replace(gives_up={"first_order": "on purpose"}).verify()
+    assert [(v.law, kept.so_too(v)) for v in kept.causes] == [("recovery", "positivity")]
+
+
+def test_what_is_refuted_is_raised_before_what_is_undecided():
+    def verdict(law, status, cause=None):
+        return Verdict(law, "it", status, "", cause=cause and Cause(cause, "it"))
+
+    made = (verdict("markov", "undecided"), verdict("coherent", "refuted", "markov"), verdict("recovery", "refuted"))
+    found = Report(zoo.two(), made)
+    assert [v.law for v in found.causes] == ["markov", "recovery"]
+    with pytest.raises(LawError, match="'recovery'"):
+        found.raise_for_status()
 
 
 @pytest.mark.parametrize("law", ["structure", "locality", "markov", "reflecting"])

@@ -11,7 +11,7 @@ import functools
 import pytest
 from hierarchies import zoo
 
-from fibration import LawError
+from fibration import Fibration, LawError, uniform
 from oracles import brute
 
 WRONG = zoo.wrong()
@@ -41,6 +41,9 @@ def refused(name):
     assert verdict.status == "refuted", found
     assert not verdict.accepted
     counterexamples_hold(spec.hierarchy, found)
+    causes_hold(found)
+    if spec.subject == zoo.KERNEL and len(spec.hierarchy.fibrations) == 1:
+        mended_with_its_kernel(spec.hierarchy, found)
     with pytest.raises(LawError) as caught:
         found.raise_for_status()
     error = caught.value
@@ -59,6 +62,31 @@ def counterexamples_hold(h, found):
     for verdict in found.verdicts:
         if verdict.status == "refuted":
             brute.confirm(h, verdict, found.verdicts)
+
+
+def causes_hold(found):
+    """Every failure stands by itself, or follows from a failure before it, under which it is told."""
+    place = {(v.law, v.subject): i for i, v in enumerate(found.verdicts)}
+    assert len(place) == len(found.verdicts)
+    for i, v in enumerate(found.verdicts):
+        if v.cause:
+            cause = found.verdicts[place[v.cause]]
+            assert place[v.cause] < i
+            assert "proved" not in (v.status, cause.status)
+            assert cause.status == "refuted" or v.status == "undecided"
+            assert v.to_dict()["follows_from"] == {"law": cause.law, "subject": cause.subject}
+    for v in found.failures:
+        told = [c for c in found.causes if v.law in found.so_too(c) and v.subject in f"{found.so_too(c)} hierarchy"]
+        assert v in found.causes or found.head(v) in told
+    assert bool(found.causes) != found.ok
+
+
+def mended_with_its_kernel(h, found):
+    """What follows from the verdict on a kernel holds once the kernel is right."""
+    ((source, target),) = [(f.source, f.target) for f in h.fibrations]
+    mended = h.replace(fibrations=[Fibration(source, target, uniform())]).verify()
+    holds = {(v.law, v.subject) for v in mended.verdicts if v.status == "proved"}
+    assert {(v.law, v.subject) for v in found.failures if v not in found.causes} <= holds
 
 
 def check(h, sizes=(1, 2, 3, 4), seed=0):

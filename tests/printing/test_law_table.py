@@ -17,7 +17,7 @@ from fibration.cli.main import app
 from fibration.language.loading import shipped
 from fibration.language.report import Report, Verdict
 from fibration.laws import LAWS
-from fibration.printing.law_table import KINDS, MARKS, Overview, legend, markdown, marks, notes
+from fibration.printing.law_table import KINDS, MARKS, Overview, _escaped, legend, markdown, marks, notes
 from fibration.printing.reports import Outcome, as_markdown, rendered
 
 WRONG = {**zoo.wrong(), **zoo.undecidable()}
@@ -116,6 +116,17 @@ def test_a_promise_that_is_not_kept_is_a_note_since_it_is_no_law() -> None:
     assert note in " ".join(text(report(name)).split())
 
 
+def test_what_stands_against_a_hierarchy_is_a_note_per_cause() -> None:
+    ((mark, note),) = notes(report("padded length"))
+    assert mark == MARKS["refuted"]
+    assert note == (
+        "kernel token → trajectory of 'two' breaks the law 'reflecting': a trajectory of 1 token gives 1/2 (padded = 2) "
+        "(so too: orthogonality of residual on token)"
+    )
+    assert words("padded length")["orthogonality"] == MARKS["follows"].word
+    assert [mark.word for mark, _ in notes(report("wrong in the fortieth digit"))] == ["undecided"]
+
+
 # ---------------------------------------------------------------- text
 
 
@@ -145,7 +156,7 @@ def test_it_fits_80_columns_whatever_the_names() -> None:
 def test_a_terminal_without_unicode_gets_letters() -> None:
     page = text(report("gspo"), report("padded length"), encoding="ascii")
     assert "?" not in page.split("gives up")[0]
-    assert "P proved  G given up  R refuted" in page
+    assert "P proved  G given up  F follows from a law that fails  R refuted" in page
 
 
 def test_verify_ends_with_it_when_there_are_several() -> None:
@@ -169,8 +180,10 @@ def test_markdown_is_one_table_with_all_cells() -> None:
     assert rows[1] == ["---", *[":-:"] * len(LAWS)]
     for row, name in zip(rows[2:], ("gspo", "padded length"), strict=True):
         assert row[1:] == [m.sign for m in marks(report(name))]
-    assert shown == "✓ proved, † given up, ✗ refuted, · does not apply"
-    assert [note.split()[:2] for note in below] == [["†", "gspo"]]
+    assert shown == "✓ proved, † given up, ↳ follows from a law that fails, ✗ refuted, · does not apply"
+    assert below == [
+        f"{mark.sign} {_escaped(note)}" for name in ("gspo", "padded length") for mark, note in notes(report(name))
+    ]
     assert as_markdown([Outcome("a", report("ppo"))]) == markdown([report("ppo")])
 
 
