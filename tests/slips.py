@@ -143,6 +143,23 @@ LAWS = (
         'COVERS = {"first_order": ("first_order", "identity", "positivity")}',
     ),
     slip(
+        "what the finest level takes away is forgotten", "laws*reasons laws*positivity",
+        "sums = [1 + sum(chosen) for chosen", "sums = [1 + sum(chosen[:-1]) for chosen",
+    ),
+    slip(
+        "a sum that falls with a mean counts as positive", "laws*reasons laws*positivity",
+        "if any(slope.is_negative for slope in left):\n                continue",
+        "if all(slope.is_negative for slope in left):\n                return True",
+    ),
+    slip(
+        "a gated ratio on one stratum needs a value alone", "laws*reasons laws*positivity laws*recovery",
+        "if Claim(whole, subject.at(leaf), POSITIVE).is_shown else", "if Claim(whole, subject.at(leaf)).is_shown else",
+    ),
+    slip(
+        "a hyperbolic tangent is that of half its argument", "laws*recovery laws*reasons",
+        "1 - 2 / (1 + sympy.exp(2 * a))", "1 - 2 / (1 + sympy.exp(a))",
+    ),
+    slip(
         "gates are not looked at below 0", "laws*identity laws*first_order laws/test_random",
         "SIDES = (-1, 0, 1)", "SIDES = (0, 1)",
     ),

@@ -9,17 +9,18 @@ from typing import NamedTuple
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import advantage, gated, residual
-from fibration.language.expressions import as_expression
+from fibration.language.atoms import advantage, gated, in_channel, residual
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
 from fibration.language.report import Verdict
-from fibration.language.traversal import evaluate
+from fibration.language.traversal import evaluate, substitute
 from fibration.laws.identity import gate_without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
+from fibration.laws.proof.deviations import stay_above_minus_1
 from fibration.laws.proof.near import RHO
 from fibration.laws.proof.pieces import Piece, pieces
 from fibration.laws.proof.reach import domain
@@ -45,6 +46,9 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
             yield proved("hierarchy", argument)
             return
         found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
+    elif argument := why_positive_alone(subject):
+        yield proved("hierarchy", argument)
+        return
     else:
         found = f"{loose.words}, which may have no value: a division by 0, or a logarithm or root outside its domain"
         remedy, cause = loose.claim.remedy(h) or remedy, loose.cause
@@ -60,7 +64,32 @@ def why_positive(subject: Subject, known: str, recovery: str) -> str:
         return "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
     if shrinks(subject, known):
         return "the gates add up to something between 0 and the token's own density: 𝒢(r) lies between 1 and r"
+    if known == "deviation" and (argument := stay_above_minus_1(subject)):
+        return argument
+    return why_positive_everywhere(subject) or why_positive_alone(subject)
+
+
+def why_positive_everywhere(subject: Subject) -> str:
+    """Why `R` is above 0 whatever the gates give; '' if that is not shown."""
+    h = subject.hierarchy
+    recoveries = {leaf: h.with_mass(h.decomposition.recovery, leaf) for leaf in h.leaves}
+    if all(Claim(recovery, subject.at(leaf), POSITIVE).is_shown for leaf, recovery in recoveries.items()):
+        return f"𝒢(r) = {h.decomposition.recovery} > 0 on every branch, for every real argument"
     return ""
+
+
+def why_positive_alone(subject: Subject) -> str:
+    """Why `R(g(F(r)))` has a value above 0 on one stratum, though `R` alone may have none; '' if that is not shown."""
+    h = subject.hierarchy
+    if len(h.order) > 1:
+        return ""
+    [leaf] = h.order
+    densities = {c: h.with_mass(e, leaf) for c, e in h.decomposition.densities}
+    passed: dict[Expression, Expression] = {
+        gated(c): substitute(in_channel(h.gate(leaf), c), {residual: e}) for c, e in densities.items()
+    }
+    whole = h.with_mass(substitute(h.decomposition.recovery, passed), leaf)
+    return "R(g(F(r))) > 0 on every branch" if Claim(whole, subject.at(leaf), POSITIVE).is_shown else ""
 
 
 class _Part(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-import sympy
-
 from fibration.language.atoms import Stratum, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -16,6 +14,7 @@ from fibration.language.traversal import evaluate
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.coordinates import X, composed, log_of
+from fibration.laws.proof.exponentials import is_the_ratio
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness, concretes, shown
@@ -53,9 +52,12 @@ def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
                 difference = log_ratio - X
                 if sign == 0:
                     difference = difference.subs(X, 0)
-                if not vanishes(sympy.simplify(difference) if difference.has(sympy.log) else difference):
+                if vanishes(difference):
+                    lines.append(f"{word}: log R(F(r)) = {show(log_ratio) if sign else '0'}")
+                elif is_the_ratio(case.sympy()):
+                    lines.append(f"{word}: R(F(r)) = exp(x)")
+                else:
                     return ""
-                lines.append(f"{word}: log R(F(r)) = {show(log_ratio) if sign else '0'}")
     except TooManyCases:
         return ""
     return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")

@@ -535,9 +535,6 @@ def undecidable() -> dict[str, Wrong]:
             "first_order",
             "hierarchy",
         ),
-        "positivity of two levels of deviations": Wrong(
-            two(split=ratio_deviation(scale=1 / T)), "positivity", "hierarchy"
-        ),
         "a pole far out": Wrong(
             one(where(absolute(residual) < 1, residual, -3 * residual / (residual * residual - 4)), log_ratio()),
             "positivity",

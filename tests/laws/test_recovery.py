@@ -17,8 +17,10 @@ from fibration import (
     expm1,
     gated,
     identity_gate,
+    log1p,
     maximum,
     residual,
+    sqrt,
     tanh,
     where,
 )
@@ -54,6 +56,26 @@ def decompositions(draw):
         st.sampled_from([exp((plus - minus) / e), exp((plus + minus) / e), exp(plus / e), exp(maximum(plus, minus))])
     )
     return Decomposition({"+": up, "-": down}, back)
+
+
+@st.composite
+def in_exponentials(draw):
+    """Functions of the ratio and their inverses, of which most do not belong together."""
+    g, c = gated(""), draw(st.sampled_from([1, 2, -1, Fraction(1, 2)]))
+    f = draw(
+        st.sampled_from([tanh(c * x), tanh(c * x / 2), expm1(2 * x), 1 - exp(-c * x), (exp(c * x) - exp(-c * x)) / 2])
+    )
+    back = [
+        (1 + g) / (1 - g), sqrt((1 + g) / (1 - g)), exp((log1p(g) - log1p(-g)) / 2), sqrt(1 + g), -sqrt(1 + g), 1 / (1 - g),
+        g + sqrt(1 + g * g), sqrt(1 + g * g) - g, exp(g), exp(log1p(g) / 2),
+    ]  # fmt: skip
+    return Decomposition({"": f}, draw(st.sampled_from(back)))
+
+
+@examples(40)
+@given(in_exponentials())
+def test_random_functions_of_the_ratio(split):
+    verdicts.check(one(identity_gate(), split), sizes=(1, 1))
 
 
 @examples(60)

@@ -40,8 +40,8 @@ def _between(stack: Stack, sign: int) -> bool:
     if assume.signs(mass.sympy()) != {1}:
         return False
     for case in branches:
-        facts = _facts(case)
-        if _is_impossible(case, assume):
+        facts = facts_of(case)
+        if is_impossible(case, assume):
             continue
         added = sympy.cancel(sympy.together(case.sympy() * mass.sympy()))
         if not (_is_at_least_0(sign * added, facts, assume) and _is_at_least_0(sign * (own - added), facts, assume)):
@@ -49,15 +49,15 @@ def _between(stack: Stack, sign: int) -> bool:
     return True
 
 
-def _facts(case: Case, but: Any = None) -> list[Any]:
+def facts_of(case: Case, but: Any = None) -> list[Any]:
     """What a branch's conditions say is not below 0."""
     return [d if -1 not in signs else -d for d, signs in case.signs if d != but and not {-1, 1} <= signs]
 
 
-def _is_impossible(case: Case, assume: Assumptions) -> bool:
+def is_impossible(case: Case, assume: Assumptions) -> bool:
     """Whether one of the conditions contradicts the others."""
     for d, signs in case.signs:
-        others = _facts(case, but=d)
+        others = facts_of(case, but=d)
         if signs in ({-1}, {1}) and _is_at_least_0(-d if signs == {1} else d, others, assume):
             return True
     return False
