@@ -5,7 +5,7 @@ Every message names the user's object, the rule, a concrete witness and the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,12 @@ def shown(value: object) -> str:
     except ValueError:  # such a number inside
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def listed(words: Iterable[object]) -> str:
+    """`a, b and c`."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 @contextmanager

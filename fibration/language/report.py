@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
-from fibration.errors import LawError
+from fibration.errors import LawError, listed
 
 Status = Literal["proved", "refuted", "undecided"]
 
@@ -98,9 +98,7 @@ class Fact:
 
 def named(law: str, *subjects: str) -> str:
     """A law and what it is about, where that is not the whole hierarchy."""
-    if subjects == ("hierarchy",):
-        return law
-    return f"{law} of {' and '.join([', '.join(subjects[:-1]), subjects[-1]] if subjects[1:] else subjects)}"
+    return law if subjects == ("hierarchy",) else f"{law} of {listed(subjects)}"
 
 
 def _nothing(hierarchy: Named, verdicts: tuple[Verdict, ...]) -> tuple[Fact, ...]:

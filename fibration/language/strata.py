@@ -173,3 +173,15 @@ class Shape:
 
         found = complete((), self.leaves_over(target) if order else frozenset())
         return tuple(sorted((c for c in found if c), key=lambda c: (len(c), [order[f] for f in c])))
+
+    def uncovered(self) -> tuple[Fibration, ...]:
+        """The fibrations in no cover of their target: over what they join, other ways lead as well."""
+        covered = {f for s in self.strata for cover in self.covers(s) for f in cover}
+        return tuple(f for f in self.fibrations if f not in covered)
+
+    def covered_ways(self, leaf: Stratum, target: Stratum) -> Iterator[tuple[Fibration, ...]]:
+        """The ways down from a leaf to a stratum that take a fibration of some cover at each step."""
+        for cover in self.covers(target):
+            last = next(f for f in cover if leaf in self.leaves_over(f.source))
+            for way in [()] if last.source == leaf else self.covered_ways(leaf, last.source):
+                yield (*way, last)

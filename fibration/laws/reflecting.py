@@ -8,6 +8,9 @@ completely; any other weight is searched for a counterexample.
 Where several strata lie over a target, as in a tree, their weights sum to 1 jointly, for each set of them that has
 every token over the target once (`Shape.covers`). A branch may be empty: a sum over nothing is 0. Where that is what
 its closed form gives too, one identity covers all cases; else each set of empty branches is a case of its own.
+
+A fibration may be in no such set: of images that lie over a trajectory with the text, and over an expert by themselves,
+experts over the batch. Its weights sum to the share of what lies over it, which other ways down give.
 """
 
 from __future__ import annotations
@@ -19,16 +22,17 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Count, Total
+from fibration.language.atoms import Count
 from fibration.language.kernels import Fibration
-from fibration.language.operators import ANY, ZERO, Signs
-from fibration.language.sympy_bridge import from_sympy, show, symbol, vanishes
+from fibration.language.operators import ZERO, Signs
+from fibration.language.sympy_bridge import show, symbol, vanishes
 from fibration.laws.law import Decision, Law, following, proved, refuted, undecided
 from fibration.laws.markov import without_a_value
 from fibration.laws.proof.branches import Case, TooManyCases, cases
-from fibration.laws.proof.fibre_sums import fibre_sum, varies
+from fibration.laws.proof.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.proof.populations import Populations
 from fibration.laws.proof.subject import Subject
+from fibration.laws.reflecting_share import decide_share
 from fibration.laws.witness.batches import Witness, in_full, rounding, settings
 from fibration.laws.witness.fibres import Cover, Fibre, weights
 
@@ -45,11 +49,14 @@ def subject_of(cover: Cover) -> str:
 
 def decide_reflecting(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
+    wrong: dict[Cover, Decision] = {}
     for cover in dict.fromkeys(c for f in h.fibrations for c in h.shape.covers(f.target) if f in c):
         if argument := sums_to_1(cover, subject):
             yield proved(subject_of(cover), argument)
         else:
-            yield _other_sum(cover, subject) or _open_sum(cover, subject)
+            wrong[cover] = _other_sum(cover, subject) or _open_sum(cover, subject)
+            yield wrong[cover]
+    yield from (decide_share(f, wrong, subject) for f in h.shape.uncovered())
 
 
 def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
@@ -150,49 +157,23 @@ def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subje
     Of `unsure`, the branches `empty` hold nothing and the others something.
     """
     target, populations = cover[0].target, subject.assume.populations
-    signs = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}
+    signs: dict[Any, Signs] = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}
     filled = [f for f in cover if f not in empty]
-    try:
-        branches = [cases(f.weight, subject.at(f.source).with_signs(signs)) for f in filled]
-    except TooManyCases:
-        return []
     lines = []
-    for chosen in itertools.product(*branches):
-        conditions: dict[Any, Signs] = dict(signs)
-        for case in chosen:
-            conditions.update({d: conditions.get(d, ANY) & s for d, s in case.signs})
-        if not all(conditions.values()):
-            continue  # the branches exclude each other
-        terms = []
-        for f, case in zip(filled, chosen, strict=True):
-            if any(varies(a, target, populations) for d, _ in case.signs for a in d.free_symbols):
-                return []  # the branch differs within a fibre
-            if not case.defined(subject.at(f.source).with_signs(signs)):
-                return []  # to sympy 0/0 of equal terms is 1
-            term = fibre_sum(case.sympy(), f.source, target, populations)
-            if term is None:
-                return []
-            terms.append(term)
-        summed = sum(terms)
-        summed = summed.subs({s: 0 for s in summed.free_symbols if _is_absent(s, signs, subject)})
-        if not vanishes(summed - 1):
+    for found in kernel_sums(filled, signs, subject):
+        if found is None or not vanishes(found.total - 1):
             return []
-        lines.append(_line(filled, chosen, terms, empty, populations))
+        lines.append(_line(filled, found, empty, populations))
     return lines
 
 
-def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
-    atom = from_sympy(s)
-    return isinstance(atom, (Count, Total)) and subject.assume.with_signs(signs).absent(atom.of, atom.over)
-
-
-def _line(filled: list[Fibration], chosen: Sequence[Case], terms: list[Any], empty: Cover, known: Populations) -> str:
+def _line(filled: list[Fibration], sums: Sums, empty: Cover, known: Populations) -> str:
     if len(filled) == 1 and not empty:
-        f, case = filled[0], chosen[0]
+        f, case = filled[0], sums.cases[0]
         return f"Σ over {f.source} of {case.value} = {_product_form(case, f, known)} = 1"
-    parts = [f"Σ over {f.source} of {case.value}" for f, case in zip(filled, chosen, strict=True)]
+    parts = [f"Σ over {f.source} of {case.value}" for f, case in zip(filled, sums.cases, strict=True)]
     where = f"without {' and '.join(f.source.name for f in empty)}: " if empty else ""
-    return f"{where}{' + '.join(parts)} = {' + '.join(show(sympy.cancel(t)) for t in terms)} = 1"
+    return f"{where}{' + '.join(parts)} = {' + '.join(show(sympy.cancel(t)) for t in sums.terms)} = 1"
 
 
 def _product_form(case: Case, f: Fibration, known: Populations) -> str:

@@ -5,10 +5,11 @@ Nothing here needs the laws to hold: a hierarchy that is refused, one with a cyc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import networkx as nx
 
+from fibration.errors import listed
 from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
@@ -65,8 +66,8 @@ def _residuals(h: Hierarchy) -> list[str]:
         over = [s for s in h.order if s not in crossed and any(u in crossed for u in h.shape.moebius(s))]
         below = {s: [u for u in h.order if u in h.coarser(s)] for s in over}
         return [
-            f"of {_and(crossed)} by least squares in the mass (orthogonalise={h.orthogonalise!r})",
-            *(f"of {s}: its mean less the residuals of {_and(below[s])}" for s in over),
+            f"of {listed(crossed)} by least squares in the mass (orthogonalise={h.orthogonalise!r})",
+            *(f"of {s}: its mean less the residuals of {listed(below[s])}" for s in over),
         ]
     lines = []
     for stratum, coarser in moebius(h).items():
@@ -85,11 +86,6 @@ def has_crossings(h: Hierarchy) -> bool:
 def moebius(h: Hierarchy) -> dict[Stratum, dict[Stratum, int]]:
     """What is taken off the density of every stratum that lies directly over several, and how often."""
     return {s: h.shape.moebius(s) for s in h.shape.crossings()}
-
-
-def _and(strata: Sequence[Stratum]) -> str:
-    *first, last = map(str, strata)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def joint(h: Hierarchy, target: Stratum) -> list[tuple[Fibration, ...]]:
@@ -116,7 +112,7 @@ def tree(hierarchy: Hierarchy) -> Iterator[str]:
             yield f"{bar}kernel  {fibration.kernel}"
         yield f"{bar}gate    {hierarchy.gates[stratum]}"
         for cover in joint(hierarchy, stratum):
-            yield f"{bar}jointly {_and([f.source for f in cover])} share one reflecting kernel"
+            yield f"{bar}jointly {listed([f.source for f in cover])} share one reflecting kernel"
         for i, (source, down) in enumerate(finer):
             last = i + 1 == len(finer)
             yield from branch(source, down, f"{rest}{'└─ ' if last else '├─ '}", f"{rest}{'   ' if last else '│  '}")
@@ -139,7 +135,7 @@ def quiver(hierarchy: Hierarchy) -> Iterator[str]:
                 yield f"   {f'over {f.target}':<{width}}  kernel {f.kernel}"
             yield f"   {'gate':<{width}}  {hierarchy.gates[stratum]}"
             for cover in joint(hierarchy, stratum):
-                yield f"   jointly  {_and([f.source for f in cover])} share one reflecting kernel"
+                yield f"   jointly  {listed([f.source for f in cover])} share one reflecting kernel"
 
 
 # ---------------------------------------------------------------- mermaid

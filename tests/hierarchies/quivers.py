@@ -101,9 +101,23 @@ NESTED = ((token, expert), (expert, batch), *CROSS)
 THREE = (*CROSS, (trajectory, length), (length, batch))
 CELL = ((token, trajectory), (trajectory, cell), (cell, domain), (cell, modality), (domain, batch), (modality, batch))
 SHORT = ((token, turn), (turn, trajectory), (token, trajectory))
+OF_TURN = n(text, turn) + n(image, turn)
+SHORT_TEXT = (
+    (text, turn, 1 / OF_TURN), (image, turn, 1 / OF_TURN), (turn, trajectory, OF_TURN / (n(text) + n(image))),
+)  # fmt: skip
+ALL = n(text, batch) + n(image, batch)
+PARTS = (
+    (text, trajectory, BOTH), (image, trajectory, BOTH), (trajectory, batch, (n(text) + n(image)) / ALL),
+    (image, expert, 1 / n(image, expert)),
+)  # fmt: skip
 PARTED = ((text, trajectory, uniform(share)), (image, trajectory, uniform(1 - share)), *CROSS[1:])
 BRANCHES = [populated(text, over=trajectory), populated(image, over=trajectory)]
 DM = balanced(domain, modality)
+
+
+def parted(weight: Kernel) -> Hierarchy:
+    """Text and image over trajectories, image over experts too, and a kernel of experts over the batch."""
+    return make(*PARTS, (expert, batch, weight), gives_up={"orthogonality": "experts hold a part of a batch"})
 
 
 def mixed(**more: Any) -> Hierarchy:
@@ -125,6 +139,7 @@ def right() -> dict[str, Case]:
     over_turn = n(token, turn)
     return {
         "tree of one measure": Case(make(*TREE)),
+        "a shortcut of one leaf": Case(make(*SHORT_TEXT, (text, trajectory, BOTH))),
         "tree of one measure, leaves at different depths": Case(
             make((text, turn, uniform()), (turn, trajectory, n(text, turn) / (n(text) + n(image))), (image, trajectory, BOTH))
         ),
@@ -367,6 +382,23 @@ def wrong() -> dict[str, Case]:
                  (camera, length), (cell, domain), (cell, modality), (domain, batch), (modality, batch), (length, batch),
                  assume=[balanced(expert, camera)]),
             "orthogonality", "residual on domain_modality", "domain and modality may cross",
+        ),
+        "a part taken for the whole": refuted(
+            parted(uniform()), "reflecting", "kernel expert → batch", "share of image_token in it, by way of trajectory",
+            "1 text_token and 1 image_token, gives 1, and the share of image_token is 1/2", "count(image_token, over=expert)/(",
+        ),
+        "half of a part": refuted(
+            parted(n(image, expert) / (2 * ALL)), "reflecting", "kernel expert → batch", "gives 1/2", "share of image_token is 1"
+        ),
+        "a part that no weight gives": refuted(parted(1 / (n(image, expert) - 1)), "markov", "kernel expert → batch", "no value"),
+        "a part in other shares": refuted(parted(n(image, batch) / ALL / count(expert, over=batch)), "coherent", "hierarchy"),
+        "a shortcut of one leaf that takes all": refuted(
+            make(*SHORT_TEXT, (text, trajectory, 1 / n(text))), "reflecting", "kernel text_token → trajectory",
+            "share of text_token in it, by way of turn", "1/(count(image_token, over=trajectory) + count(text_token",
+        ),
+        "a part of what does not sum to 1": refuted(
+            make(*((s, t, k / 2 if t == trajectory else k) for s, t, k in PARTS), (expert, batch, n(image, expert) / ALL)),
+            "reflecting", "kernels text_token, image_token → trajectory", "gives 1/2",
         ),
         "a branch that crosses": Case(
             make(

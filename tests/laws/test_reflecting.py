@@ -1,7 +1,7 @@
 """Kernels sum to 1 over a fibre, whichever of its branches are empty; and the smallest fibre that refutes it."""
 
 import pytest
-from hierarchies import quivers, zoo
+from hierarchies import agreement, chains, quivers, random_quivers, right, zoo
 from hierarchies.measures import CHAIN, linear_kernels, over
 from hierarchies.quivers import (
     group,
@@ -21,10 +21,14 @@ from thorough import examples
 from fibration import (
     Stratum,
     count,
+    load,
     uniform,
     where,
 )
+from fibration.laws import LAWS
 from fibration.laws import reflecting as kernels
+from fibration.laws.law import Decision
+from fibration.laws.proof.subject import Subject
 
 
 def test_counterexamples_are_small():
@@ -79,6 +83,59 @@ def test_cases_of_empty_branches(monkeypatch):
     assert joint().status == "undecided"
     assert "more than 2 branches that may be empty" in joint().found
     assert "populated" in joint().remedy
+
+
+def everywhere():
+    """Every hierarchy of the tests whose structure is right."""
+    found = [load(name) for name in right.SHIPPED] + list(right.RIGHT.values())
+    found += [
+        w.hierarchy
+        for kind in (zoo.wrong(), zoo.undecidable(), quivers.right(), quivers.wrong())
+        for w in kind.values()
+    ]
+    found += [s.h for s in agreement.SPECS.values()]
+    found += [chains.candidate(seed) for seed in range(20)]
+    found += [random_quivers.quiver(seed) for seed in range(random_quivers.COUNT)]
+    found += [random_quivers.plain(kind) for kind in random_quivers.KINDS]
+    return [h for h in found if next(LAWS["structure"].decide(Subject(h, []))).status == "proved"]
+
+
+def test_every_kernel_is_asked(monkeypatch):
+    """Every fibration of every hierarchy is in some verdict, those in no cover too."""
+    monkeypatch.setattr(kernels, "sums_to_1", lambda *_: "as if")
+    monkeypatch.setattr(kernels, "decide_share", lambda f, *_: Decision(f"kernel {f.name}", "proved"))
+    alone = 0
+    for h in everywhere():
+        on_batches.every_kernel_is_asked(h, list(LAWS["reflecting"].decide(Subject(h, []))))
+        alone += len(h.shape.uncovered())
+    assert alone >= 10
+
+
+@pytest.mark.parametrize(
+    "h", [random_quivers.plain(random_quivers.PARTIAL), random_quivers.quiver(27)], ids=lambda h: h.name
+)
+def test_a_part_of_the_batch_has_its_share(h):
+    found = h.verify()
+    assert found.ok
+    (part,) = (v for v in found.verdicts if v.law == "reflecting" and v.subject == "kernel expert → batch")
+    assert part.argument.endswith("the share of image by way of trajectory")
+
+
+def test_a_part_of_what_is_wrong_follows_from_it():
+    """Shares of a cover that does not sum to 1 are none: the part has no cause of its own. A part that is wrong has."""
+    found = {v.subject: v for v in quivers.wrong()["a part of what does not sum to 1"].hierarchy.verify().failures}
+    assert found["kernel expert → batch"].cause == ("reflecting", "kernels text_token, image_token → trajectory")
+    alone = quivers.parted(uniform()).verify()
+    assert [(v.law, v.subject, v.cause) for v in alone.causes] == [("reflecting", "kernel expert → batch", None)]
+    assert alone.so_too(alone.causes[0]) == "coherent"
+
+
+def test_what_a_part_has_to_be_is_written_out():
+    """The weight that the remedy names is accepted."""
+    wrong = quivers.parted(uniform())
+    (said,) = (v.remedy for v in wrong.verify().causes)
+    names = {"count": count, **{s.name: s for s in wrong.strata}}
+    assert quivers.parted(eval(said.partition(" spread: ")[2], names)).verify().ok
 
 
 @verdicts.wrong_specs("reflecting")

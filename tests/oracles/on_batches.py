@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from fractions import Fraction
 
@@ -41,6 +42,7 @@ def refused(name):
     case, found = WRONG[name], verdicts(name)
     said_in_words(case, found)
     if case.law not in ("structure", "locality"):
+        every_kernel_is_asked(case.hierarchy, found)
         assert all(v.counterexample is not None for v in found if v.status == "refuted" and v.subject != "hierarchy")
         if not any(v.law == "markov" and v.status != "proved" for v in found):
             rng = random.Random(name)
@@ -85,6 +87,41 @@ def covers_by_hand(h, target):
                 yield chosen
 
 
+def wanted_sums(h, made, fs, b):
+    """What the weights of `fs` over `b` have to sum to: 1 for a cover, and else the share that the ways of covers give.
+
+    These are several numbers where paths do not agree.
+    """
+    target = fs[0].target
+    if tuple(fs) in set(covers_by_hand(h, target)):
+        return {F(1)}
+    (f,) = fs
+    leaves = [s for s in dict.fromkeys(made.leaf) if reaches(h, s, f.source)]
+    shares = set()
+    for chosen in itertools.product(*(ways_by_hand(h, leaf, target) for leaf in leaves)):
+        share = F(0)
+        for i in made.inside(target, b):
+            for way in (w for leaf, w in zip(leaves, chosen, strict=True) if made.leaf[i] == leaf):
+                share += math.prod(made.weight(step, i) for step in way)
+        shares.add(share)
+    return shares
+
+
+def ways_by_hand(h, leaf, target):
+    """Every way down from a leaf along fibrations that are in covers."""
+    if leaf == target:
+        yield []
+        return
+    for last in dict.fromkeys(f for cover in covers_by_hand(h, target) for f in cover if reaches(h, leaf, f.source)):
+        yield from ([*way, last] for way in ways_by_hand(h, leaf, last.source))
+
+
+def every_kernel_is_asked(h, found):
+    """Every fibration is in some verdict on reflecting."""
+    named = {f for v in found if v.law == "reflecting" for f in kernels_named(h, v)}
+    assert named == set(h.fibrations)
+
+
 def kernels_named(h, verdict):
     """The fibrations that a verdict on reflecting speaks of."""
     sources, _, target = verdict.subject.partition(" ")[2].partition(" → ")
@@ -120,7 +157,8 @@ def uphold(h, found, made, rng):
         if v.law == "reflecting":
             fs = kernels_named(h, v)
             assert fs
-            assert all(made.fibre_sum(fs, b) == 1 for b in made.elements(fs[0].target)), v.subject
+            for b in made.elements(fs[0].target):
+                assert {made.fibre_sum(fs, b)} == wanted_sums(h, made, fs, b), v.subject
         if v.law == "coherent":
             roots = [s for s in h.strata if not any(f.source == s for f in h.fibrations)]
             if len(roots) == 1:
@@ -150,8 +188,10 @@ def confirm(h, verdict: Verdict):
         except NoValue:
             assert values["sum"].startswith("no sum")
         else:
-            assert found != 1
+            wanted = wanted_sums(h, made, kernels_named(h, verdict), values["element"])
+            assert found not in wanted
             assert str(found) == values["sum"]
+            assert values.get("share", F(1)) in wanted
     elif verdict.law == "coherent":
         one, other = (F(v) for v in values["masses"])
         assert one != other

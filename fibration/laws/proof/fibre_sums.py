@@ -5,14 +5,21 @@ Counts and totals are *additive*: summed over a fibre they give the count or tot
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
 from fibration.language.atoms import Attribute, Count, Stratum, Total, read_at
 from fibration.language.expressions import Expression
+from fibration.language.kernels import Fibration
+from fibration.language.operators import ANY, Signs
 from fibration.language.sympy_bridge import from_sympy, symbol
+from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.populations import Populations
+from fibration.laws.proof.subject import Subject
 
 
 def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations) -> Any | None:
@@ -64,3 +71,53 @@ def varies(s: Any, target: Stratum, known: Populations) -> bool:
     """Whether an atom, given as a symbol, can differ between elements of one fibre: of a crossing stratum too."""
     home = read_at(from_sympy(s))
     return home is not None and home not in known.coarser[target]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the weights of several kernels over one element sum to, each and together, where these cases hold."""
+
+    cases: tuple[Case, ...]
+    terms: tuple[Any, ...]
+    total: Any
+
+
+def kernel_sums(
+    kernels: Sequence[Fibration], signs: dict[Any, Signs], subject: Subject, factors: Sequence[int] = ()
+) -> Iterator[Sums | None]:
+    """The sums over an element of their one target, for all cases that can hold together where `signs` do.
+
+    None where one is not found, or has no value. `factors` are those of the kernels in the total, 1 if not given.
+    """
+    try:
+        branches = [cases(f.weight, subject.at(f.source).with_signs(signs)) for f in kernels]
+    except TooManyCases:
+        yield None
+        return
+    for chosen in itertools.product(*branches):
+        conditions: dict[Any, Signs] = dict(signs)
+        for case in chosen:
+            conditions.update({d: conditions.get(d, ANY) & s for d, s in case.signs})
+        if not all(conditions.values()):
+            continue  # the branches exclude each other
+        terms: tuple[Any, ...] = tuple(_term(f, case, signs, subject) for f, case in zip(kernels, chosen, strict=True))
+        if any(t is None for t in terms):
+            yield None
+            continue
+        total: Any = sum(n * t for n, t in zip(factors or [1] * len(terms), terms, strict=True))
+        absent = {s: 0 for s in total.free_symbols if _is_absent(s, signs, subject)}
+        yield Sums(chosen, terms, total.subs(absent))
+
+
+def _term(f: Fibration, case: Case, signs: dict[Any, Signs], subject: Subject) -> Any | None:
+    known = subject.assume.populations
+    if any(varies(a, f.target, known) for d, _ in case.signs for a in d.free_symbols):
+        return None  # the branch differs within a fibre
+    if not case.defined(subject.at(f.source).with_signs(signs)):
+        return None  # to sympy 0/0 of equal terms is 1
+    return fibre_sum(case.sympy(), f.source, f.target, known)
+
+
+def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
+    atom = from_sympy(s)
+    return isinstance(atom, (Count, Total)) and subject.assume.with_signs(signs).absent(atom.of, atom.over)
