@@ -15,7 +15,8 @@ from fibration.language.operators import ZERO
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, Witness, concretes, in_full, lies, rounding, settings
+from fibration.laws.witness.batches import Concrete, Witness, in_full, lies, rounding, settings
+from fibration.laws.witness.search import concretes
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
 MOST_TRIED = 1001

@@ -26,8 +26,9 @@ from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.coordinates import X
 from fibration.laws.proof.near import SIDES, Germ, beside, open_question
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, Witness, concretes, in_full, rounding, shown
+from fibration.laws.witness.batches import Concrete, Witness, in_full, rounding, shown
 from fibration.laws.witness.definition import STEPS, has_residual
+from fibration.laws.witness.search import concretes
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 REMEDY = "let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}"

@@ -18,7 +18,8 @@ from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, Witness, concretes, number, settings
+from fibration.laws.witness.batches import Concrete, Witness, number, settings
+from fibration.laws.witness.search import concretes
 from fibration.laws.witness.shapes import whole_batch
 
 STATEMENT = "the objective's weight μ is defined at every token of every batch"

@@ -27,7 +27,8 @@ from fibration.laws.proof.reach import domain
 from fibration.laws.proof.shrinking import shrinks
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, concretes, in_full, rounding
+from fibration.laws.witness.batches import Witness, in_full, rounding
+from fibration.laws.witness.search import concretes
 
 STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
 MOST_TRIED = 201

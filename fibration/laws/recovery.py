@@ -17,7 +17,8 @@ from fibration.laws.proof.coordinates import X, composed, log_of
 from fibration.laws.proof.exponentials import is_the_ratio
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, concretes, shown
+from fibration.laws.witness.batches import Witness, shown
+from fibration.laws.witness.search import concretes
 
 STATEMENT = "R(F(r)) = r for every r > 0"
 MOST_TRIED = 201

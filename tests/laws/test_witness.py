@@ -8,7 +8,8 @@ from hierarchies.quivers import CROSS, DM, SHORT, TREE, batch, domain, image, ma
 
 from fibration import uniform
 from fibration.language.assumptions import populated
-from fibration.laws.witness.batches import Concrete, concretes, is_balanced
+from fibration.laws.witness.batches import Concrete, is_balanced
+from fibration.laws.witness.search import concretes
 from fibration.laws.witness.shapes import regular_maps, small
 
 

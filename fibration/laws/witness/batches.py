@@ -6,9 +6,7 @@ symbolic engine, and a reader can check it by hand.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -16,22 +14,16 @@ from typing import Any
 
 import mpmath
 
-from fibration.language.assumptions import Balanced
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.atoms import Attribute, Count, Stratum, Total
 from fibration.language.exact import NoValue
-from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression, Number
+from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.witness.shapes import Maps, regular, small
+from fibration.laws.witness.shapes import Maps
 
-MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger, regular ones
-MAX_CROSSED = 4  # every quiver
-MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
-MAX_ELEMENTS = 100_000
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
-BUDGET = 400_000  # elements of all regular hierarchies together
 
 
 @dataclass(frozen=True)
@@ -229,41 +221,6 @@ def _rounds(e: Expression) -> bool:
     return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
 
 
-def concretes(
-    hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None, most: int | None = None
-) -> Iterator[Concrete]:
-    """Candidates for a counterexample, smallest first: all small ones, then regular ones around the constants met.
-
-    What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
-    `shape` has the strata of the hierarchy, and may have more. No more than `most` are made.
-    """
-    return itertools.islice(_concretes(hierarchy, expressions, shape or hierarchy.shape), most)
-
-
-def _concretes(hierarchy: Hierarchy, expressions: list[Expression], shape: Shape) -> Iterator[Concrete]:
-    balanced = [a for a in hierarchy.assume if isinstance(a, Balanced)]
-    read = [*expressions, *(hierarchy.masses[leaf] for leaf in shape.leaves if balanced)]
-    used = list(dict.fromkeys(a for e in read for a in atoms(e)))
-
-    def legal(maps: Maps) -> Iterator[Concrete]:
-        for concrete in _valued(shape, maps, used):
-            if all(is_balanced(hierarchy, concrete, a.first, a.second) for a in balanced):
-                yield concrete
-
-    for leaves in range(1, (MAX_LEAVES if shape.is_tree else MAX_CROSSED) + 1):
-        for maps in itertools.islice(small(shape, leaves, hierarchy.assume), None if shape.is_chain else MAX_SMALL):
-            yield from legal(maps)
-    numbers = sorted({n for e in expressions for n in _constants(e)})
-    fans = sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})
-    budget = BUDGET
-    for made, width in regular(shape, fans, MAX_LEAVES, MAX_ELEMENTS):
-        for concrete in legal(made()):
-            budget -= width
-            if budget < 0:
-                return
-            yield concrete
-
-
 def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
     """`m` of every element: of the leaves as the kernels give it, of all others the sum of what lies over them.
 
@@ -303,63 +260,3 @@ def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratu
         for a in concrete.over(first, meet, c)
         for b in concrete.over(second, meet, c)
     )
-
-
-def _constants(e: Expression) -> Iterator[int]:
-    if isinstance(e, Number):
-        yield from {abs(int(e.value)), abs(int(e.value)) + 1} if abs(e.value) < MAX_ELEMENTS else ()
-    elif isinstance(e, Apply):
-        for a in e.arguments:
-            yield from _constants(a)
-
-
-# Values of an attribute, by the number of the element.
-POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
-    lambda i: Fraction(1),
-    lambda i: Fraction(i + 1),
-    lambda i: Fraction(2),
-    lambda i: Fraction(1, i + 2),
-    lambda i: Fraction(1 if i else 1000),
-)
-OTHER_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
-    lambda i: Fraction(-1),
-    lambda i: Fraction(0),
-    lambda i: Fraction(i) * (-1) ** i,
-)
-
-
-def _valued(shape: Shape, maps: Maps, used: list[Expression]) -> Iterator[Concrete]:
-    """Several choices of attribute and parameter values."""
-    size = Concrete(shape, maps).size
-    attributes = list(
-        dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in used if isinstance(a, (Attribute, Total)))
-    )
-    parameters = [a for a in used if isinstance(a, (Parameter, Component))]
-    choices = [parameter_values(p.parameter if isinstance(p, Component) else p) for p in parameters]
-    tried = [] if all(a.positive for a in attributes) else [(POSITIVE_PATTERNS[0], other) for other in OTHER_PATTERNS]
-    patterns: list[Mapping[Attribute, tuple[Fraction, ...]]] = [
-        {a: tuple((positive if a.positive else other)(i) for i in range(size[a.on])) for a in attributes}
-        for positive, other in (*zip(POSITIVE_PATTERNS, POSITIVE_PATTERNS, strict=True), *tried)
-    ]
-    longest = max((len(c) for c in choices), default=1)
-    for pattern in patterns if attributes else ({},):
-        for k in range(longest):
-            yield Concrete(shape, maps, pattern, {p: c[k % len(c)] for p, c in zip(parameters, choices, strict=True)})
-
-
-def parameter_values(parameter: Parameter) -> list[Fraction]:
-    """Values to try: the defaults, then some spread over the allowed interval."""
-    low = None if parameter.lower in (None, -math.inf) else Fraction(str(parameter.lower))
-    high = None if parameter.upper in (None, math.inf) else Fraction(str(parameter.upper))
-    defaults = [Fraction(str(v)) for _, v in parameter.default_items()]
-    if low is not None and high is not None:
-        spread = [low + (high - low) * t for t in (Fraction(1, 2), Fraction(1, 100), Fraction(99, 100))]
-    elif low is not None:
-        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10), Fraction(3, 4))]
-    elif high is not None:
-        spread = [high - t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
-    else:
-        spread = [Fraction(1), Fraction(-1), Fraction(1, 100)]
-    if (low is None or low < 0) and (high is None or high > 0):
-        spread.append(Fraction(0))
-    return list(dict.fromkeys([*defaults, *spread]))

@@ -17,8 +17,9 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, concretes, rounding, shown
+from fibration.laws.witness.batches import Concrete, Witness, rounding, shown
 from fibration.laws.witness.duals import Real, differentiate, quotient, value_of
+from fibration.laws.witness.search import concretes
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
 MOST_TRIED = 81

@@ -8,7 +8,8 @@ from fractions import Fraction
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.traversal import atoms
-from fibration.laws.witness.batches import Concrete, concretes
+from fibration.laws.witness.batches import Concrete
+from fibration.laws.witness.search import concretes
 
 Cover = tuple[Fibration, ...]
 

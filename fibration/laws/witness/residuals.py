@@ -11,7 +11,6 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.laws.witness.batches import (
     Concrete,
     Witness,
-    concretes,
     in_full,
     lies,
     plural,
@@ -19,6 +18,7 @@ from fibration.laws.witness.batches import (
     settings,
     token_masses,
 )
+from fibration.laws.witness.search import concretes
 
 MOST_TRIED, MOST_ELEMENTS = 1001, 60
 

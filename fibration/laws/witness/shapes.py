@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import networkx as nx
 
@@ -165,25 +166,67 @@ def _is_connected(shape: Shape, found: dict[Stratum, list[Below]]) -> bool:
     return bool(nx.is_connected(g))
 
 
-# ---------------------------------------------------------------- regular ones
+# ---------------------------------------------------------------- larger ones
 
 
-def regular(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator[tuple[Callable[[], Maps], int]]:
-    """As many elements over each, in every cell of a crossing: a function that makes the maps, and the leaf elements.
+class Candidate(NamedTuple):
+    """A shape that is not made yet."""
 
-    Those of more than `above` and up to `at_most` elements, smallest first.
-    """
+    elements: int
+    leaves: int
+    make: Callable[[], Maps]
+
+
+def regular(shape: Shape, fans: list[int], above: int, at_most: int) -> list[Candidate]:
+    """As many elements over each, in every cell of a crossing: those of more than `above` elements, up to `at_most`."""
     free = shape.order[1:] if len(shape.roots) == 1 else shape.order
-    sized = []
+    found = []
     for chosen in _fans(fans, len(free)):
         fan = {s: 1 for s in shape.roots} | dict(zip(free, chosen, strict=True))
         if any(s.name == BATCH and fan[s] > 1 for s in shape.roots):
             continue
-        size = {s: math.prod(fan[u] for u in (s, *shape.coarser(s))) for s in shape.order}
-        if above < sum(size.values()) <= at_most:
-            sized.append((sum(size.values()), chosen, fan, sum(size[leaf] for leaf in shape.leaves)))
-    for _, _, fan, width in sorted(sized, key=lambda found: found[:2]):
-        yield (lambda fan=fan: regular_maps(shape, fan)), width  # type: ignore[misc]
+        candidate = regular_one(shape, fan)
+        if above < candidate.elements <= at_most:
+            found.append((candidate.elements, chosen, candidate))
+    return [candidate for *_, candidate in sorted(found, key=lambda f: f[:2])]
+
+
+def regular_one(shape: Shape, fan: Mapping[Stratum, int]) -> Candidate:
+    """As many elements over each as `fan` says."""
+    size = {s: math.prod(fan[u] for u in (s, *shape.coarser(s))) for s in shape.order}
+    return Candidate(sum(size.values()), sum(size[leaf] for leaf in shape.leaves), lambda: regular_maps(shape, fan))
+
+
+SIBLINGS = (2, 3, 4)
+MANY = (3, 4, 5, 6, 8, 12, 20, 50, 100, 300)
+
+
+def uneven(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator[Candidate]:
+    """A few siblings with many elements over them beside others with few."""
+    sizes = sorted({*MANY, *(n for n in fans if n > 2)})
+    for s in shape.order:
+        inner = [f.target for f in shape.below(s) if f.target not in shape.roots]
+        for t, siblings, few, many in itertools.product(inner, SIBLINGS, (1, 2), sizes):
+            for large in {1, siblings - 1}:
+                if siblings * few + large * (many - few) > at_most:
+                    continue
+                found = _grown(shape, s, {t: siblings}, lambda k, n=large, a=many, b=few: a if k < n else b)  # type: ignore[misc]
+                maps = {(u, v): tuple(b[v] for b in found[u]) for u, v in edges(shape)}
+                elements, leaves = sum(map(len, found.values())), sum(len(found[leaf]) for leaf in shape.leaves)
+                if above < elements <= at_most:
+                    yield Candidate(elements, leaves, lambda maps=maps: maps)  # type: ignore[misc]
+
+
+def _grown(
+    shape: Shape, uneven: Stratum, fan: Mapping[Stratum, int], over: Callable[[int], int]
+) -> dict[Stratum, list[Below]]:
+    """As many elements over each as `fan` says, else one; of the `uneven` stratum `over(k)` over the k-th place."""
+    found: dict[Stratum, list[Below]] = {}
+    for s in shape.order:
+        targets = [f.target for f in shape.below(s)]
+        cells = _legal(targets, found) if targets else iter([{}])
+        found[s] = [c for k, c in enumerate(cells) for _ in range(over(k) if s == uneven else fan.get(s, 1))]
+    return found
 
 
 def regular_maps(shape: Shape, fan: Mapping[Stratum, int]) -> Maps:

@@ -1,0 +1,142 @@
+"""Numbers to look for counterexamples at: where a formula goes over to another branch, or loses its value.
+
+Those are the places at which a difference changes its sign. They are found by trying and halving, in exact arithmetic,
+whatever the difference is made of: a constant, its reciprocal or root, a bound of a parameter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+
+from fibration.language.expressions import Apply, Expression
+from fibration.language.operators import OPERATORS, Valued
+from fibration.language.traversal import desugar
+
+COMPARISONS = ("<", "<=", ">", ">=")
+HALVINGS = 60  # of an interval between two numbers tried
+Function = Callable[[Fraction], Fraction | None]  # None where it has no value
+
+
+def turning(expressions: Iterable[Expression]) -> list[Expression]:
+    """Formulas whose signs decide which branch of the expressions holds and whether they have a value."""
+    found: dict[Expression, None] = {}
+    seen: set[Expression] = set()
+    stack = [desugar(e) for e in expressions]
+    while stack:
+        e = stack.pop()
+        if not isinstance(e, Apply) or e in seen:
+            continue
+        seen.add(e)
+        stack.extend(reversed(e.arguments))
+        row = OPERATORS[e.operator]
+        if e.operator in COMPARISONS:
+            found[e.arguments[0] - e.arguments[1]] = None
+        elif isinstance(row, Valued):
+            found.update((needed, None) for needed, _ in row.domain(*e.arguments))
+    return list(found)
+
+
+def whole_crossings(f: Function, most: int) -> list[int]:
+    """Whole numbers from 2 to `most` such that `f` has another sign there than one before."""
+    grid = [1]
+    while grid[-1] < most:
+        grid.append(min(max(grid[-1] + 1, grid[-1] * 3 // 2), most))
+    return sorted({int(high) for _, high in _brackets(f, [Fraction(n) for n in grid], whole=True)})
+
+
+def crossings(f: Function, low: Fraction | None = None, high: Fraction | None = None, far: int = 12) -> list[Fraction]:
+    """Numbers strictly between `low` and `high` at which the sign of `f` changes, up to `10**far` from them and 0.
+
+    The simplest fraction there, so that a change at a rational number is found exactly.
+    """
+    sizes = [Fraction(d) * Fraction(10) ** k for k in range(-18, far + 1) for d in (1, 2, 5)]
+    grid = {Fraction(0), *sizes, *(-s for s in sizes)}
+    grid |= {low + s for s in sizes} if low is not None else set()
+    grid |= {high - s for s in sizes} if high is not None else set()
+    inside = sorted(x for x in grid if (low is None or low < x) and (high is None or x < high))
+    return sorted({simplest(*ends) for ends in _brackets(f, inside)})
+
+
+def between(points: Sequence[Fraction]) -> list[Fraction]:
+    """The points, what lies close beside each, between each and the next, and beyond the last on both sides."""
+    found = list(points)
+    for p in points:
+        off = abs(p) / 1000 or Fraction(1, 1000)
+        found += [p + off, p - off]
+    found += [(p + q) / 2 for p, q in itertools.pairwise(points)]
+    if points:
+        found += [p + d for p in (points[0], points[-1]) for d in (-abs(p) or Fraction(-1), abs(p) or Fraction(1))]
+    return sorted(dict.fromkeys(found), key=lambda x: (abs(x), x < 0))
+
+
+def simplest(low: Fraction, high: Fraction) -> Fraction:
+    """The fraction of the smallest denominator in a closed interval."""
+    if low <= 0 <= high:
+        return Fraction(0)
+    if high < 0:
+        return -simplest(-high, -low)
+    whole = math.ceil(low)
+    if whole <= high:
+        return Fraction(whole)
+    floor = math.floor(low)
+    return floor + 1 / simplest(1 / (high - floor), 1 / (low - floor))
+
+
+def _sign(value: Fraction | None) -> int | None:
+    return None if value is None else (value > 0) - (value < 0)
+
+
+def _brackets(f: Function, grid: list[Fraction], whole: bool = False) -> Iterator[tuple[Fraction, Fraction]]:
+    """Close pairs of numbers between which `f` changes its sign."""
+    values = [f(x) for x in grid]
+    for (a, u), (b, v) in itertools.pairwise(zip(grid, values, strict=True)):
+        if _sign(u) != _sign(v):
+            yield _halved(f, a, b, whole)
+    for i in range(1, len(grid) - 1):
+        u, v, w = values[i - 1 : i + 2]
+        if u is None or v is None or w is None or not _sign(u) == _sign(v) == _sign(w) != 0:
+            continue
+        if abs(v) <= min(abs(u), abs(w)) and abs(v) < max(abs(u), abs(w)):
+            dip = _dip(f, grid[i - 1], grid[i + 1], whole)
+            if _sign(f(dip)) != _sign(v):
+                yield _halved(f, grid[i - 1], dip, whole)
+                yield _halved(f, dip, grid[i + 1], whole)
+
+
+def _halved(f: Function, low: Fraction, high: Fraction, whole: bool) -> tuple[Fraction, Fraction]:
+    """The same change of sign, up close."""
+    before, after = _sign(f(low)), _sign(f(high))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if whole:
+            if high - low <= 1:
+                break
+            middle = Fraction(math.floor(middle))
+        here = _sign(f(middle))
+        if here == before:
+            low = middle
+        else:
+            high, after = middle, here
+    if not whole and 0 in (before, after):  # it is 0 on one side, up to the point itself
+        return (low, low) if before == 0 else (high, high)
+    return low, high
+
+
+def _dip(f: Function, low: Fraction, high: Fraction, whole: bool) -> Fraction:
+    """Where `|f|` is least between two numbers beyond which it rises, or its sign changes on the way there."""
+    sign = _sign(f(low))
+    for _ in range(HALVINGS):
+        third = Fraction(math.floor((high - low) / 3)) if whole else (high - low) / 3
+        if not third:
+            break
+        a, b = low + third, high - third
+        u, v = f(a), f(b)
+        if _sign(u) != sign or _sign(v) != sign:
+            return b if _sign(u) == sign else a
+        assert u is not None and v is not None
+        low, high = (low, b) if abs(u) <= abs(v) else (a, high)
+    inside = [low + 1, high - 1] if whole else [simplest(low, high)]
+    return min((abs(f(x) or Fraction(0)), x) for x in inside)[1]

@@ -1,0 +1,266 @@
+"""Candidates for a counterexample, smallest first: shapes, with values on them.
+
+All small shapes come first. Larger ones are regular, as many elements over each, or uneven, a few with many elements
+beside others with few. Their sizes are those around the constants of the formulas, and those at which a condition
+changes (`probes.py`); so are the values of parameters and attributes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from fibration.language.assumptions import Balanced
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.exact import NoValue
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms, evaluate
+from fibration.laws.witness.batches import Concrete, is_balanced, rounding
+from fibration.laws.witness.probes import between, crossings, turning, whole_crossings
+from fibration.laws.witness.shapes import Candidate, Maps, regular, regular_one, small, uneven
+
+MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger ones
+MAX_CROSSED = 4  # every quiver
+MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
+MAX_ELEMENTS, MAX_UNEVEN = 100_000, 1_000
+BUDGET = 400_000  # leaf elements of all candidates of one kind together
+FAR, FAR_ROUNDED = 12, 2  # powers of ten up to which values are looked for, and where exponentials are taken of them
+MOST_VALUES = 8  # of one parameter or attribute, around the places where conditions change
+
+
+def concretes(
+    hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None, most: int | None = None
+) -> Iterator[Concrete]:
+    """Candidates for a counterexample to what the expressions say.
+
+    What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
+    `shape` has the strata of the hierarchy, and may have more. No more than `most` are made, half of them of all small
+    shapes.
+    """
+    found = _Search(hierarchy, tuple(expressions), shape or hierarchy.shape)
+    first = list(itertools.islice(found.small(), None if most is None else (most + 1) // 2))
+    yield from first
+    yield from itertools.islice(found.large(), None if most is None else most - len(first))
+
+
+@dataclass(frozen=True)
+class _Search:
+    hierarchy: Hierarchy
+    expressions: tuple[Expression, ...]
+    shape: Shape
+
+    def small(self) -> Iterator[Concrete]:
+        shape = self.shape
+        for leaves in range(1, (MAX_LEAVES if shape.is_tree else MAX_CROSSED) + 1):
+            found = small(shape, leaves, self.hierarchy.assume)
+            for maps in itertools.islice(found, None if shape.is_chain else MAX_SMALL):
+                yield from self.valued(maps)
+
+    def large(self) -> Iterator[Concrete]:
+        """Candidates of each kind have a budget of their own, so that none crowds out another."""
+        kinds = self.changing(), regular(self.shape, self.fans, MAX_LEAVES, MAX_ELEMENTS), self.uneven()
+        left = [BUDGET] * len(kinds)
+        tagged = ((c, k) for k, kind in enumerate(kinds) for c in kind)
+        for candidate, kind in sorted(tagged, key=lambda found: (found[0].elements, found[1])):
+            if left[kind] <= 0:
+                continue
+            for concrete in self.valued(candidate.make()):
+                left[kind] -= candidate.leaves
+                if left[kind] < 0:
+                    break
+                yield concrete
+
+    # ------------------------------------------------------------ sizes
+
+    @cached_property
+    def fans(self) -> list[int]:
+        """Sizes around the constants met."""
+        numbers = {n for e in self.expressions for n in _constants(e)}
+        return sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})
+
+    def changing(self) -> list[Candidate]:
+        """Regular shapes on both sides of the sizes at which a condition changes."""
+        found: dict[tuple[int, ...], Candidate] = {}
+        free = [s for s in self.shape.order if s not in self.shape.roots]
+        for difference, values in itertools.product(self.deciding, self.settings[:MOST_VALUES]):
+            read = [a for a in atoms(difference) if isinstance(a, (Count, Total))]
+            for s, others in itertools.product(free if read else (), (1, 2)):
+                if not any(s in _counted(self.shape, a) for a in read):
+                    continue
+                fan = {u: others if u in free else 1 for u in self.shape.order}
+
+                def at(n: Fraction, s: Stratum = s, fan: dict[Stratum, int] = fan) -> Fraction | None:
+                    return self.on_regular(difference, {**fan, s: int(n)}, values)  # noqa: B023
+
+                for n in whole_crossings(at, MAX_ELEMENTS):
+                    for m in (n - 1, n, n + 1):
+                        sizes = {**fan, s: m}
+                        found[tuple(sizes.values())] = regular_one(self.shape, sizes)
+        return [c for c in found.values() if c.elements <= MAX_ELEMENTS]
+
+    def uneven(self) -> Iterator[Candidate]:
+        if any(isinstance(a, (Count, Total)) for a in self.used):
+            yield from uneven(self.shape, self.fans, MAX_LEAVES, MAX_UNEVEN)
+
+    def on_regular(
+        self, e: Expression, fan: Mapping[Stratum, int], values: Mapping[Expression, Fraction]
+    ) -> Fraction | None:
+        """An expression where as many elements lie over each; what `values` does not name is 1."""
+
+        def atom(a: Expression) -> Fraction:
+            if isinstance(a, Count):
+                return Fraction(math.prod(fan[u] for u in _counted(self.shape, a)))
+            if isinstance(a, Total):
+                return values.get(a.attribute, Fraction(1)) * math.prod(fan[u] for u in _counted(self.shape, a))
+            return values.get(a, Fraction(1))
+
+        try:
+            return evaluate(e, atom)  # type: ignore[no-any-return]
+        except NoValue:
+            return None
+
+    # ------------------------------------------------------------ values
+
+    @cached_property
+    def balanced(self) -> list[Balanced]:
+        return [a for a in self.hierarchy.assume if isinstance(a, Balanced)]
+
+    @cached_property
+    def used(self) -> list[Expression]:
+        masses = (self.hierarchy.masses[leaf] for leaf in self.shape.leaves if self.balanced)
+        return list(dict.fromkeys(a for e in (*self.expressions, *masses) for a in atoms(e)))
+
+    @cached_property
+    def deciding(self) -> list[Expression]:
+        """What decides by its sign: about a branch, about having a value, or a formula that is to be positive."""
+        return list(dict.fromkeys([*turning(self.expressions), *self.expressions]))
+
+    @cached_property
+    def attributes(self) -> list[Attribute]:
+        read = (a for a in self.used if isinstance(a, (Attribute, Total)))
+        return list(dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in read))
+
+    @cached_property
+    def settings(self) -> list[dict[Expression, Fraction]]:
+        """Values of all parameters."""
+        declared: dict[Expression, Parameter] = {
+            a: a.parameter if isinstance(a, Component) else a
+            for a in self.used
+            if isinstance(a, (Parameter, Component))
+        }
+        choices = {a: parameter_values(p) for a, p in declared.items()}
+        first = {a: values[0] for a, values in choices.items()}
+        for a, p in declared.items():
+            choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *_range(p))]))
+        longest = max((len(c) for c in choices.values()), default=1)
+        return [{a: c[k % len(c)] for a, c in choices.items()} for k in range(longest)]
+
+    def changes(
+        self, atom: Expression, others: Mapping[Expression, Fraction], low: Fraction | None, high: Fraction | None
+    ) -> list[Fraction]:
+        """Values of a parameter or attribute around those at which a condition changes, on small regular shapes."""
+        points: set[Fraction] = set()
+        for e in self.deciding:
+            read = set(atoms(e))
+            if not read & {atom, *(a for a in read if isinstance(a, Total) and a.attribute == atom)}:
+                continue
+            if any(not isinstance(a, (Attribute, Parameter, Component, Count, Total)) for a in read):
+                continue  # what is gated has its own values
+            for n in (1, 2):
+                fan = {s: 1 if s in self.shape.roots else n for s in self.shape.order}
+
+                def at(v: Fraction, fan: dict[Stratum, int] = fan) -> Fraction | None:
+                    return self.on_regular(e, fan, {**others, atom: v})  # noqa: B023
+
+                points |= set(crossings(at, low, high, FAR_ROUNDED if rounding(e) else FAR))
+        return [v for v in between(sorted(points)) if (low is None or low < v) and (high is None or v < high)][
+            :MOST_VALUES
+        ]
+
+    @cached_property
+    def patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
+        """Values of all attributes, by the number of the element."""
+        plain = list(zip(POSITIVE_PATTERNS, POSITIVE_PATTERNS, strict=True))
+        if not all(a.positive for a in self.attributes):
+            plain += [(POSITIVE_PATTERNS[0], other) for other in OTHER_PATTERNS]
+        found = [{a: positive if a.positive else other for a in self.attributes} for positive, other in plain]
+        for a in self.attributes:
+            for value in self.changes(a, self.settings[0], Fraction(0) if a.positive else None, None):
+                found += [{**found[0], a: pattern} for pattern in (_all(value), _first(value))]
+        return found if self.attributes else [{}]
+
+    def valued(self, maps: Maps) -> Iterator[Concrete]:
+        """Several choices of attribute and parameter values, where what is assumed holds."""
+        size = Concrete(self.shape, maps).size
+        for pattern in self.patterns:
+            attributes = {a: tuple(value(i) for i in range(size[a.on])) for a, value in pattern.items()}
+            for values in self.settings:
+                concrete = Concrete(self.shape, maps, attributes, values)
+                if all(is_balanced(self.hierarchy, concrete, a.first, a.second) for a in self.balanced):
+                    yield concrete
+
+
+def _counted(shape: Shape, a: Count | Total) -> set[Stratum]:
+    """The strata whose sizes multiply to what is counted."""
+    assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
+    return {a.of, *shape.coarser(a.of)} - {a.over, *shape.coarser(a.over)}
+
+
+def _constants(e: Expression) -> Iterator[int]:
+    if isinstance(e, Number):
+        yield from {abs(int(e.value)), abs(int(e.value)) + 1} if abs(e.value) < MAX_ELEMENTS else ()
+    elif isinstance(e, Apply):
+        for a in e.arguments:
+            yield from _constants(a)
+
+
+# Values of an attribute, by the number of the element.
+POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(1),
+    lambda i: Fraction(i + 1),
+    lambda i: Fraction(2),
+    lambda i: Fraction(1, i + 2),
+    lambda i: Fraction(1 if i else 1000),
+)
+OTHER_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(-1),
+    lambda i: Fraction(0),
+    lambda i: Fraction(i) * (-1) ** i,
+)
+
+
+def _all(value: Fraction) -> Callable[[int], Fraction]:
+    return lambda i: value
+
+
+def _first(value: Fraction) -> Callable[[int], Fraction]:
+    return lambda i: Fraction(1) if i else value
+
+
+def _range(parameter: Parameter) -> tuple[Fraction | None, Fraction | None]:
+    low = None if parameter.lower in (None, -math.inf) else Fraction(str(parameter.lower))
+    high = None if parameter.upper in (None, math.inf) else Fraction(str(parameter.upper))
+    return low, high
+
+
+def parameter_values(parameter: Parameter) -> list[Fraction]:
+    """Values to try: the defaults, then some spread over the allowed interval."""
+    low, high = _range(parameter)
+    defaults = [Fraction(str(v)) for _, v in parameter.default_items()]
+    if low is not None and high is not None:
+        spread = [low + (high - low) * t for t in (Fraction(1, 2), Fraction(1, 100), Fraction(99, 100))]
+    elif low is not None:
+        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10), Fraction(3, 4))]
+    elif high is not None:
+        spread = [high - t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
+    else:
+        spread = [Fraction(1), Fraction(-1), Fraction(1, 100)]
+    if (low is None or low < 0) and (high is None or high > 0):
+        spread.append(Fraction(0))
+    return list(dict.fromkeys([*defaults, *spread]))
