@@ -114,8 +114,32 @@ LAWS = (
     ),
     slip(
         "no counterexample beyond the constants of a law", "laws*reflecting laws*markov",
-        "fans = sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})",
-        "fans = sorted({1, 2, 3})",
+        "return sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})",
+        "return sorted({1, 2, 3})",
+    ),
+    slip(
+        "sizes at which a condition changes are not tried", "laws*reflecting laws*search",
+        "for m in (n - 1, n, n + 1):", "for m in (1, 2):",
+    ),
+    slip(
+        "siblings in counterexamples are all of one size", "laws*markov laws*search",
+        "for _ in range(over(k) if s == uneven else fan.get(s, 1))]", "for _ in range(fan.get(s, 1))]",
+    ),
+    slip(
+        "values of parameters at which a condition changes are not tried", "laws*reflecting laws*identity",
+        "choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *_range(p))]))", "choices[a] = choices[a]",
+    ),
+    slip(
+        "log ratios are tried at round numbers alone", "laws*recovery",
+        "in dict.fromkeys([*PROBES, *_changes(deciding, here)]):", "in PROBES:",
+    ),
+    slip(
+        "what is 0 to fifty digits is 0", "laws*search laws*recovery",
+        'raise NoValue("a division by 0") if d.low == d.high else Unsure', 'raise NoValue("a division by 0")',
+    ),
+    slip(
+        "a double root between two numbers is passed over", "laws*search",
+        "if abs(v) <= min(abs(u), abs(w)) and abs(v) < max(abs(u), abs(w)):", "if v == 0:",
     ),
     slip(
         "counterexamples have one leaf element", "laws*reflecting laws*markov laws*orthogonality",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
 from fibration.language.atoms import Stratum, token_log_ratio
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
 from fibration.language.sympy_bridge import show, vanishes
-from fibration.language.traversal import evaluate
+from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.coordinates import X, composed, log_of
@@ -18,6 +19,8 @@ from fibration.laws.proof.exponentials import is_the_ratio
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness, shown
+from fibration.laws.witness.enclosures import Unsure, enclose, of_its_sign
+from fibration.laws.witness.probes import between, crossings, turning
 from fibration.laws.witness.search import concretes
 
 STATEMENT = "R(F(r)) = r for every r > 0"
@@ -64,24 +67,58 @@ def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
     return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
 
 
-PROBES = (Fraction(0), *(s * Fraction(x) for x in ("1", "1/2", "3", "1/10", "1/100") for s in (1, -1)))  # log ratios
+NEAR, FAR = -12, 2  # powers of ten between which log ratios are looked for at which a branch changes
+PROBES = tuple(
+    s * Fraction(x) for x in ("0", "1", "1/2", "3", "1/10", "1/100", "10", "100", "1e-6", "1e-12") for s in (1, -1)
+)
 
 
 def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
     """A log ratio that does not come back."""
     whole, root = composed(h, leaf), h.roots[0]
+    read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
     for concrete in concretes(h, [whole], most=MOST_TRIED):
-        if not concrete.size[leaf]:
-            continue
-        for x in PROBES:
-            value = concrete.attempt(whole, leaf, 0, {token_log_ratio: x})
-            truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
-            if value is None or abs(value - truth) > Fraction(1, 10**30):
-                got = "no value" if value is None else shown(value)
-                place = "" if leaf == root else f"in {concrete.describe(root)}, "
-                text = f"{place}a {leaf} with log ratio {x} comes back as {got} instead of {shown(truth)}"
-                return Witness(text, concrete, {"log_ratio": x, "recovered": got})
+        for i in range(concrete.size[leaf]):
+            point = tuple(concrete.atom(a, leaf, i) for a in read)
+            if point in seen:
+                continue
+            seen.add(point)
+            here = dict(zip(read, point, strict=True))
+            for x in dict.fromkeys([*PROBES, *_changes(deciding, here)]):
+                if lost := _lost(whole, {**here, token_log_ratio: x}):
+                    got, truth = lost
+                    place = "" if leaf == root else f"in {concrete.describe(root)}, "
+                    text = f"{place}a {leaf} with log ratio {_number(x)} comes back as {got} instead of {truth}"
+                    return Witness(text, concrete, {"log_ratio": x, "recovered": got, "element": i})
     return None
+
+
+def _changes(deciding: list[Expression], here: Mapping[Expression, Fraction]) -> list[Fraction]:
+    """Log ratios at which a branch changes, beside and between them."""
+
+    def at(e: Expression) -> Callable[[Fraction], Fraction | None]:
+        return lambda x: of_its_sign(e, {**here, token_log_ratio: x}.__getitem__)
+
+    return between(sorted({c for e in deciding for c in crossings(at(e), near=NEAR, far=FAR)}))
+
+
+def _lost(whole: Expression, here: Mapping[Expression, Fraction]) -> tuple[str, str] | None:
+    """What comes back and what went in, if these are certainly not the same."""
+    truth = enclose(exp(token_log_ratio), here.__getitem__)
+    try:
+        value = enclose(whole, here.__getitem__)
+    except NoValue:
+        return "no value", shown(truth.middle)
+    except Unsure:
+        return None
+    if value.low <= truth.high and truth.low <= value.high:
+        return None
+    one, other = shown(value.middle), shown(truth.middle)
+    return one, other if one != other else f"{other}, off by {shown(value.middle - truth.middle)}"
+
+
+def _number(x: Fraction) -> str:
+    return str(x) if x.denominator <= 10**12 else shown(x)
 
 
 LAW = Law("recovery", STATEMENT, decide_recovery)

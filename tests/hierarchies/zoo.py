@@ -460,7 +460,6 @@ def undecidable() -> dict[str, Wrong]:
     return {
         "wrong beyond a thousand million tokens": Wrong(two(where(far >= T, 1 / T, 2 / T)), "reflecting", KERNEL),
         "wrong for one far length": Wrong(two(where((far <= T) & (far >= T), 0, 1 / T)), "reflecting", KERNEL),
-        "wrong beyond a far weight": Wrong(two(where(weight <= far, 1 / T, 2 / T)), "reflecting", KERNEL),
         "negative beyond a far length": Wrong(two(where(far >= T, 1 / T, 2 * weight / W - 1 / T)), "markov", KERNEL),
         "0 for an only token": Wrong(two((T - 1) / T), "markov", KERNEL),  # no case of it is negative: m would be 0
         "wrong in the fortieth digit": Wrong(two((1 + exp(0 * T - 100)) / T), "reflecting", KERNEL),
@@ -478,9 +477,6 @@ def undecidable() -> dict[str, Wrong]:
             two(inner=Gate(where(density(trajectory) > 0.05, residual / 2, never))),
             "identity",
             "gate on token",
-        ),
-        "wrong for one value of a parameter": Wrong(
-            one(where((share >= 0.123456) & (share <= 0.123456), 2 * residual, residual), log_ratio()), "identity", "gate on token"
         ),
         "wrong for one advantage": Wrong(
             one(where((advantage >= 77) & (advantage <= 77), 2 * residual, residual), log_ratio()), "identity", "gate on token"

@@ -174,14 +174,14 @@ def _confirm_objective(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None
 
 
 def _confirm_recovery(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
-    world, at = world_of(h, verdict), verdict.counterexample.values["log_ratio"]  # type: ignore[union-attr]
-    leaf = h.leaves[0]
+    world, values = world_of(h, verdict), verdict.counterexample.values  # type: ignore[union-attr]
+    leaf, at, element = h.leaves[0], values["log_ratio"], values["element"]
     try:
         read = set(atoms(h.decomposition.recovery))
         densities = {
-            gated(c): world.value(d, leaf, 0, {x: at}) for c, d in h.decomposition.densities if gated(c) in read
+            gated(c): world.value(d, leaf, element, {x: at}) for c, d in h.decomposition.densities if gated(c) in read
         }
-        back = world.value(h.decomposition.recovery, leaf, 0, densities)
+        back = world.value(h.decomposition.recovery, leaf, element, densities)
     except NO_VALUE:
         return
     assert abs(back - truth(at)) > TINY

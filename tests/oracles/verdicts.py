@@ -1,7 +1,7 @@
 """What the laws say of a spec is so: what is proved holds where it is tried, what is refuted fails where it says.
 
 Everything is worked out again in rationals by `brute.py`, without the symbolic engine. The file of each law runs
-`refused` on its rows of `zoo.wrong()`.
+`refused` on its rows of `zoo.wrong()` and `hidden.wrong()`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 
 import pytest
-from hierarchies import zoo
+from hierarchies import hidden, zoo
 
 from fibration import Fibration, LawError, uniform
 from oracles import brute
 
-WRONG = zoo.wrong()
+WRONG = {**zoo.wrong(), **hidden.wrong()}
 SPECS = {**WRONG, **zoo.undecidable()}
 
 

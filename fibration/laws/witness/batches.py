@@ -82,6 +82,10 @@ class Concrete:
     def _over(self) -> dict[tuple[Stratum, Stratum], list[list[int]]]:
         return {}
 
+    @cached_property
+    def _totals(self) -> dict[tuple[Total, int], Fraction]:
+        return {}
+
     def atom(self, atom: Expression, stratum: Stratum, element: int) -> Fraction:
         """The value of a count, total, attribute or parameter at an element."""
         if isinstance(atom, Count):
@@ -89,9 +93,11 @@ class Concrete:
             return Fraction(len(self.over(atom.of, atom.over, self.below(stratum, element, atom.over))))
         if isinstance(atom, Total):
             assert isinstance(atom.over, Stratum)
-            on = atom.attribute.on
-            b = self.below(stratum, element, atom.over)
-            return sum((self.attributes[atom.attribute][a] for a in self.over(on, atom.over, b)), Fraction(0))
+            key = atom, self.below(stratum, element, atom.over)
+            if key not in self._totals:
+                values = self.attributes[atom.attribute]
+                self._totals[key] = sum((values[a] for a in self.over(atom.of, atom.over, key[1])), Fraction(0))
+            return self._totals[key]
         if isinstance(atom, Attribute):
             return self.attributes[atom][self.below(stratum, element, atom.on)]
         return self.parameters[atom]

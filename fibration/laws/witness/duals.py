@@ -74,19 +74,19 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real]) 
     arguments = [differentiate(a, values) for a in expression.arguments]
     row = OPERATORS[expression.operator]
     if isinstance(row, Sugar):
-        given = dict(zip(_ARGUMENTS, arguments, strict=False))
-        return differentiate(_expanded(expression.operator), given.__getitem__)
+        given = dict(zip(ARGUMENTS, arguments, strict=False))
+        return differentiate(expanded(expression.operator), given.__getitem__)
     known = [value_of(a) for a in arguments]
     y = row.exact(*known)
     moving = {k: a for k, a in enumerate(arguments) if isinstance(a, Dual) and a.slopes}
     if row.is_condition or not moving:
         return y
     if isinstance(row, Composed):  # a power, whose exponent is a number
-        shown = [e if isinstance(e, Number) else a for e, a in zip(expression.arguments, _ARGUMENTS, strict=False)]
-        given = dict(zip(_ARGUMENTS, arguments, strict=False))
+        shown = [e if isinstance(e, Number) else a for e, a in zip(expression.arguments, ARGUMENTS, strict=False)]
+        given = dict(zip(ARGUMENTS, arguments, strict=False))
         return differentiate(row.lowered(*shown), given.__getitem__)
     slopes = _slopes(expression.operator)
-    point = dict(zip((*_ARGUMENTS[: len(known)], _RESULT), (*known, y), strict=True))
+    point = dict(zip((*ARGUMENTS[: len(known)], _RESULT), (*known, y), strict=True))
     return Dual(y, _summed([(evaluate(slopes[k], point), a) for k, a in moving.items()]))
 
 
@@ -99,18 +99,18 @@ def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
 
 
 # What stands for the arguments and the value of an operator in its row.
-_ARGUMENTS: tuple[Expression, ...] = tuple(Reading(f"argument {k}") for k in range(3))
+ARGUMENTS: tuple[Expression, ...] = tuple(Reading(f"argument {k}") for k in range(3))
 _RESULT: Expression = Reading("its value")
 
 
 @functools.cache
-def _expanded(operator: str) -> Expression:
+def expanded(operator: str) -> Expression:
     row = OPERATORS[operator]
     assert isinstance(row, Sugar)
-    return row.expand(*_ARGUMENTS[: row.arity])
+    return row.expand(*ARGUMENTS[: row.arity])
 
 
 @functools.cache
 def _slopes(operator: str) -> tuple[Expression, ...]:
     row: Any = OPERATORS[operator]
-    return tuple(as_expression(s) for s in row.slopes(*_ARGUMENTS[: row.arity], _RESULT))
+    return tuple(as_expression(s) for s in row.slopes(*ARGUMENTS[: row.arity], _RESULT))

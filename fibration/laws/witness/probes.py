@@ -47,12 +47,15 @@ def whole_crossings(f: Function, most: int) -> list[int]:
     return sorted({int(high) for _, high in _brackets(f, [Fraction(n) for n in grid], whole=True)})
 
 
-def crossings(f: Function, low: Fraction | None = None, high: Fraction | None = None, far: int = 12) -> list[Fraction]:
-    """Numbers strictly between `low` and `high` at which the sign of `f` changes, up to `10**far` from them and 0.
+def crossings(
+    f: Function, low: Fraction | None = None, high: Fraction | None = None, near: int = -18, far: int = 12
+) -> list[Fraction]:
+    """Numbers strictly between `low` and `high` at which the sign of `f` changes.
 
-    The simplest fraction there, so that a change at a rational number is found exactly.
+    They are looked for from `10**near` to `10**far` beside 0 and both bounds. The simplest fraction there is given, so
+    that a change at a rational number is found exactly.
     """
-    sizes = [Fraction(d) * Fraction(10) ** k for k in range(-18, far + 1) for d in (1, 2, 5)]
+    sizes = [Fraction(d) * Fraction(10) ** k for k in range(near, far + 1) for d in (1, 3)]
     grid = {Fraction(0), *sizes, *(-s for s in sizes)}
     grid |= {low + s for s in sizes} if low is not None else set()
     grid |= {high - s for s in sizes} if high is not None else set()
@@ -65,8 +68,8 @@ def between(points: Sequence[Fraction]) -> list[Fraction]:
     found = list(points)
     for p in points:
         off = abs(p) / 1000 or Fraction(1, 1000)
-        found += [p + off, p - off]
-    found += [(p + q) / 2 for p, q in itertools.pairwise(points)]
+        found += [simplest(p + off / 2, p + off), simplest(p - off, p - off / 2)]
+    found += [simplest(p + (q - p) / 3, q - (q - p) / 3) for p, q in itertools.pairwise(points)]
     if points:
         found += [p + d for p in (points[0], points[-1]) for d in (-abs(p) or Fraction(-1), abs(p) or Fraction(1))]
     return sorted(dict.fromkeys(found), key=lambda x: (abs(x), x < 0))
@@ -109,6 +112,17 @@ def _brackets(f: Function, grid: list[Fraction], whole: bool = False) -> Iterato
 def _halved(f: Function, low: Fraction, high: Fraction, whole: bool) -> tuple[Fraction, Fraction]:
     """The same change of sign, up close."""
     before, after = _sign(f(low)), _sign(f(high))
+    beside = Fraction(0) if whole else (high - low) / 2**HALVINGS
+    if beside and before == 0:
+        before = _sign(f(low + beside))
+        if before == after:
+            return low, low  # it changes at the point itself
+        low += beside
+    elif beside and after == 0:
+        after = _sign(f(high - beside))
+        if before == after:
+            return high, high
+        high -= beside
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if whole:

@@ -16,12 +16,12 @@ from functools import cached_property
 
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
-from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.strata import Shape
-from fibration.language.traversal import atoms, evaluate
+from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import Concrete, is_balanced, rounding
+from fibration.laws.witness.enclosures import of_its_sign
 from fibration.laws.witness.probes import between, crossings, turning, whole_crossings
 from fibration.laws.witness.shapes import Candidate, Maps, regular, regular_one, small, uneven
 
@@ -29,7 +29,7 @@ MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried bef
 MAX_CROSSED = 4  # every quiver
 MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
 MAX_ELEMENTS, MAX_UNEVEN = 100_000, 1_000
-BUDGET = 400_000  # leaf elements of all candidates of one kind together
+BUDGETS = (400_000, 400_000, 40_000)  # leaf elements of all candidates of one kind together
 FAR, FAR_ROUNDED = 12, 2  # powers of ten up to which values are looked for, and where exponentials are taken of them
 MOST_VALUES = 8  # of one parameter or attribute, around the places where conditions change
 
@@ -65,7 +65,7 @@ class _Search:
     def large(self) -> Iterator[Concrete]:
         """Candidates of each kind have a budget of their own, so that none crowds out another."""
         kinds = self.changing(), regular(self.shape, self.fans, MAX_LEAVES, MAX_ELEMENTS), self.uneven()
-        left = [BUDGET] * len(kinds)
+        left = list(BUDGETS)
         tagged = ((c, k) for k, kind in enumerate(kinds) for c in kind)
         for candidate, kind in sorted(tagged, key=lambda found: (found[0].elements, found[1])):
             if left[kind] <= 0:
@@ -111,7 +111,7 @@ class _Search:
     def on_regular(
         self, e: Expression, fan: Mapping[Stratum, int], values: Mapping[Expression, Fraction]
     ) -> Fraction | None:
-        """An expression where as many elements lie over each; what `values` does not name is 1."""
+        """A number of the sign of an expression where as many elements lie over each; 1 for what `values` lacks."""
 
         def atom(a: Expression) -> Fraction:
             if isinstance(a, Count):
@@ -120,10 +120,7 @@ class _Search:
                 return values.get(a.attribute, Fraction(1)) * math.prod(fan[u] for u in _counted(self.shape, a))
             return values.get(a, Fraction(1))
 
-        try:
-            return evaluate(e, atom)  # type: ignore[no-any-return]
-        except NoValue:
-            return None
+        return of_its_sign(e, atom)
 
     # ------------------------------------------------------------ values
 
@@ -178,7 +175,7 @@ class _Search:
                 def at(v: Fraction, fan: dict[Stratum, int] = fan) -> Fraction | None:
                     return self.on_regular(e, fan, {**others, atom: v})  # noqa: B023
 
-                points |= set(crossings(at, low, high, FAR_ROUNDED if rounding(e) else FAR))
+                points |= set(crossings(at, low, high, far=FAR_ROUNDED if rounding(e) else FAR))
         return [v for v in between(sorted(points)) if (low is None or low < v) and (high is None or v < high)][
             :MOST_VALUES
         ]

@@ -198,7 +198,7 @@ def regular_one(shape: Shape, fan: Mapping[Stratum, int]) -> Candidate:
 
 
 SIBLINGS = (2, 3, 4)
-MANY = (3, 4, 5, 6, 8, 12, 20, 50, 100, 300)
+MANY = (3, 4, 5, 6, 8, 12, 20, 50, 100)
 
 
 def uneven(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator[Candidate]:

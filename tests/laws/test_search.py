@@ -1,0 +1,147 @@
+"""The search for counterexamples: where it looks, what it is sure of, and that it finds nothing on right hierarchies."""
+
+import itertools
+from fractions import Fraction
+
+import mpmath
+import pytest
+from hierarchies import hidden, quivers, zoo
+from hierarchies.right import RIGHT, SHIPPED
+from hierarchies.zoo import T, two
+from thorough import ALL
+
+from fibration import Parameter, absolute, clip, exp, load, log, maximum, sqrt, tanh, where
+from fibration.language.atoms import Reading
+from fibration.language.exact import NoValue
+from fibration.language.expressions import apply
+from fibration.language.hierarchy import gates
+from fibration.language.operators import OPERATORS, Valued
+from fibration.laws import coherent, identity, markov, objective, positivity, recovery, reflecting
+from fibration.laws.proof.coordinates import coordinate
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness import definition
+from fibration.laws.witness.enclosures import Enclosed, Unsure, enclose
+from fibration.laws.witness.probes import between, crossings, simplest, turning, whole_crossings
+from fibration.laws.witness.search import concretes
+from fibration.laws.witness.shapes import whole_batch
+
+F = Fraction
+a = Reading("a")
+CORRECT = {
+    **{n: load(n) for n in SHIPPED}, **RIGHT,
+    **{n: case.hierarchy for n, case in quivers.right().items() if case.hierarchy.orthogonalise is None},
+}  # fmt: skip
+SAMPLE = list(CORRECT) if ALL else list(CORRECT)[::13]
+
+
+def searches(h):
+    """Every search for a counterexample to a law that the hierarchy does not give up."""
+    for f in h.fibrations:
+        yield markov.negative_weight(h, f)
+    for cover in dict.fromkeys(c for f in h.fibrations for c in h.shape.covers(f.target)):
+        yield reflecting._other_sum(cover, Subject(h, []))
+    yield objective.token_without_weight(h, whole_batch(h), h.objective.spelled_out(h.leaves, h.rows))
+    for leaf in h.leaves:
+        yield recovery.ratio_not_recovered(h, leaf)
+    if not h.shape.is_tree:
+        yield coherent.element_of_two_masses(h)
+    if "positivity" not in h.gives_up and len(h.order) == 1:
+        yield positivity.ratio_not_positive(h, coordinate(h, Subject(h, [])))
+    if not {"first_order", "identity"} & set(h.gives_up):
+        yield from (identity.gate_off_identity(h, s, g) for s, _, g in gates(h))
+        yield definition.off_policy(h)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_nothing_is_found_on_what_is_right(name):
+    """The proofs are left out, so that every search runs to its end."""
+    assert [str(w) for w in searches(CORRECT[name]) if w is not None] == []
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_numbers_at_which_a_sign_changes():
+    assert whole_crossings(lambda n: n * n - 10**6, 10**5) == [1000]
+    assert whole_crossings(lambda n: n * n - 10**6 - 1, 10**5) == [1001]
+    assert whole_crossings(lambda n: (n - 500) * (n - 502), 10**5) == [500, 502]
+    assert whole_crossings(lambda n: (n - 777) ** 2, 10**5) == [777, 778]
+    assert whole_crossings(lambda n: F(3), 10**5) == []
+    assert crossings(lambda v: v - F("0.123456"), F(0), F(1)) == [F("0.123456")]
+    assert crossings(lambda v: (v - F("20.3")) ** 2, F(0), F(40)) == [F("20.3")]
+    assert crossings(lambda v: (v - F("0.3")) * (v - F("0.4"))) == [F("0.3"), F("0.4")]
+    assert crossings(lambda v: 1 - v, F(1), None) == [], "beyond the bound"
+    [root] = crossings(lambda v: v * v - 2, F(0))
+    assert abs(root * root - 2) < F(1, 10**15)
+
+
+def test_simplest_fractions():
+    assert [simplest(F(x), F(y)) for x, y in (("0.3", "0.34"), ("-2.5", "-1.2"), ("-1", "1"), ("3.1", "3.2"))] == [
+        F(1, 3), -2, 0, F(16, 5),
+    ]  # fmt: skip
+    for low, high in itertools.pairwise([F(0), F(1, 7), F("0.333"), F(22, 7), F(9)]):
+        assert low <= simplest(low, high) <= high
+
+
+def test_points_around_changes():
+    found = between([F(3), F(4)])
+    assert {F(3), F(4)} < set(found)
+    for low, high in ((F("2.9"), 3), (3, F("3.1")), (F("3.2"), F("3.8")), (4, F("4.1")), (F(-9), F(2)), (F(5), F(9))):
+        assert any(low < v < high for v in found), (low, high)
+
+
+def test_what_decides():
+    e = where(T * T > 10, clip(a, -T, 2), 1 / (a - 3)) + log(a) + absolute(a)
+    found = {str(d) for d in turning([e])}
+    assert {str(T * T - 10), "a - 3", "a", "a - 0", "a - 2"} <= found
+
+
+def test_changes_are_among_the_candidates():
+    far = Parameter("far", lower=10, upper=40)
+    reads = two(where(exp(T / 10) > far * far, 1 / T, 2 / T)).fibrations[0].weight
+    found = [(c.size[zoo.token], c.parameters[far]) for c in concretes(two(), [reads])]
+    both = {float(mpmath.exp(n / 10)) > value**2 for n, value in found if n > 40}
+    assert both == {True, False}
+    assert max(n for n, _ in found) < 1000, "the sizes are those of the condition"
+
+
+def test_siblings_differ_in_size():
+    h = hidden.wrong()["negative for one long beside two short"].hierarchy
+    found = concretes(h, [f.weight for f in h.fibrations])
+    sizes = {
+        tuple(sorted(len(c.over(zoo.token, zoo.trajectory, b)) for b in range(c.size[zoo.trajectory]))) for c in found
+    }
+    assert {(1, 1, 5), (1, 5, 5), (2, 2, 2, 100), (1, 100)} <= sizes
+
+
+# ---------------------------------------------------------------- certain values
+
+
+@pytest.mark.parametrize("name", [n for n, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded])
+def test_every_rounded_operator_is_enclosed(name):
+    """Enclosures take for granted that it increases."""
+    exactly = {"sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)), "softplus": lambda v: mpmath.log(1 + mpmath.exp(v))}
+    function, e = exactly.get(name) or getattr(mpmath, name), OPERATORS[name]
+    last = None
+    for v in (F(1, 10**9), F(1, 3), F(1), F(1) + F(1, 10**30), F(7), F(50), F(1000)):
+        found = enclose(apply(name, a), {a: v}.__getitem__)
+        with mpmath.workdps(1000):
+            truth = function(mpmath.mpf(v.numerator) / v.denominator)
+            low, high = (mpmath.mpf(b.numerator) / b.denominator for b in (found.low, found.high))
+            assert low <= truth <= high
+            assert high - low <= abs(truth) * mpmath.mpf(10) ** -13 + mpmath.mpf(10) ** -40
+        assert last is None or last.low <= found.high
+        last = found
+    assert e.rounded
+
+
+def test_what_cancels_is_not_sure():
+    at = {a: F(200)}.__getitem__
+    for unsure in (1 / (1 - tanh(a)), log(1 - tanh(a)), where(tanh(a) < 1, 1, 2), exp(exp(a)), sqrt(exp(-a) - exp(-a))):
+        with pytest.raises(Unsure):
+            enclose(unsure, at)
+    for never in (1 / (a - a), log(-exp(a)), sqrt(-1 - tanh(a)), maximum(1 / (a - 200), 1)):
+        with pytest.raises(NoValue):
+            enclose(never, at)
+    assert enclose(sqrt(a * a / 4), at) == Enclosed(F(100), F(100))
+    assert enclose(where((a > 100) & ~(a >= 201), -(a**2) / 3, exp(a)), at) == Enclosed(F(-40000, 3), F(-40000, 3))
