@@ -20,11 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SPEC|DIR",
         help="Verify the laws of these hierarchies: a file, file.py:NAME, a folder, a shipped name. May be repeated.",
     )
+    group.addoption("--fibration-timeout", metavar="S", help="Seconds for the laws of a hierarchy; inf for no limit.")
     parser.addini(
         "fibration_specs",
         "Specs and folders whose hierarchies are tests; relative to this file.",
         type="args",
     )
+    parser.addini("fibration_timeout", "Seconds for the laws of a hierarchy; inf for no limit.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -181,7 +181,10 @@ def _seal(key: str, text: bytes) -> bytes:
 
 
 class Recent(Generic[T]):
-    """The last `most` values that were asked for. Two threads may find the same one at once; they get one object."""
+    """The last `most` values that were asked for. Two threads may find the same one at once; they get one object.
+
+    What `find` raises is raised, and nothing kept.
+    """
 
     def __init__(self, most: int) -> None:
         self._most, self._values, self._lock = most, dict[str, T](), threading.Lock()
@@ -197,3 +200,7 @@ class Recent(Generic[T]):
             while len(self._values) > self._most:
                 del self._values[next(iter(self._values))]
         return found
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._values.pop(key, None)

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
@@ -27,6 +28,7 @@ from fibration.errors import BackendError, SpecError
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
+from fibration.language.report import BUDGET
 from fibration.runtime.batch import Run
 from fibration.runtime.operator import Operator
 
@@ -52,21 +54,22 @@ class Artifact:
     plans: Mapping[str, Any]  # what was emitted: a Schedule or a Plan per program
 
 
-def compile(hierarchy: Hierarchy, backend: str = "auto") -> Operator:
+def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None = BUDGET) -> Operator:
     """Compile a hierarchy to an operator; raises LawError if it does not verify.
 
     `backend="auto"` picks the best one this version has for the machine, and says which in the log and in
-    `operator.backend`.
+    `operator.backend`. `timeout` is that of `hierarchy.verify`.
     """
     if not isinstance(hierarchy, Hierarchy):
         raise SpecError(
             f"cannot compile {hierarchy!r}", required="a Hierarchy", remedy="fibration.compile(fibration.load(SPEC))"
         )
     chosen = choose(backend)  # before the proofs, which take longer
-    report = hierarchy.verify()
+    report = hierarchy.verify(timeout)
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
-    return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact), compile)
+    again = partial(compile, timeout=timeout)
+    return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact), again)
 
 
 ARTIFACTS: Recent[Artifact] = Recent(32)

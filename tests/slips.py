@@ -209,6 +209,38 @@ LAWS = (
         "            if any(\n                v is None or abs(v / (sign * step) - 1)",
     ),
     slip(
+        "what is out of time is kept", "laws*budget",
+        "    if not in_time:\n        raise Incomplete(verdicts)", "    if in_time is None:\n        raise Incomplete(verdicts)",
+    ),
+    slip(
+        "a reason covers a law that nobody has decided", "laws*budget",
+        'return verdict.status != "proved" and not verdict.out_of_time', 'return verdict.status != "proved"',
+    ),
+    slip(
+        "laws that were not reached are left out", "laws*budget",
+        "    for law in later:\n        rest = replace(first", "    for law in later[:0]:\n        rest = replace(first",
+    ),
+    slip(
+        "facts have a time of their own", "laws*budget",
+        "self.left = self.left - (monotonic() - began) if ended else 0.0", "self.left = self.left if ended else 0.0",
+    ),
+    slip(
+        "a thread is told once that its time is out", "laws*budget",
+        "while self._is_at_work() and monotonic() < until:", "if self._is_at_work() and monotonic() < until:",
+    ),
+    slip(
+        "a work inside a work is not told", "laws*budget",
+        "            caller._inside.append(self)", "            pass",
+    ),
+    slip(
+        "a work that has ended may be told", "laws*budget",
+        "self._may_be_told, self._has_ended = False, True", "self._has_ended = True",
+    ),
+    slip(
+        "digits are mpmath's own", "laws*budget",
+        "digits = _DIGITS.context", "digits = mpmath.mp",
+    ),
+    slip(
         "a refuted law counts as proved where its weight is 0",
         "laws*markov laws*reflecting laws*orthogonality laws/test_random",
         "Claim(f.weight, subject.at(f.source), POSITIVE)",

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import write_file
+from fibration.language.report import BUDGET
 
 
 class Commands(TyperGroup):
@@ -59,6 +60,9 @@ ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
 ]
+Timeout = Annotated[
+    float, typer.Option(metavar="S", help="Seconds for the laws and facts of a hierarchy; inf for no limit.")
+]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
@@ -97,15 +101,16 @@ def verify(
     if_any: Annotated[
         bool, typer.Option("--if-any", help="Files and folders that declare no hierarchy are fine.")
     ] = False,
+    timeout: Timeout = BUDGET,
 ) -> None:
     """Decide every law of every hierarchy, for all sizes at once.
 
-    Exit code 0: all proved, or given up as declared. 1: a law is refuted or undecided. 2: some input is unusable, as is
-    one that declares no hierarchy (without --if-any).
+    Exit code 0: all proved, or given up as declared. 1: a law is refuted, or undecided, also for want of time. 2: some
+    input is unusable, as is one that declares no hierarchy (without --if-any).
     """
     from fibration.printing import reports
 
-    outcomes = reports.check(specs, if_any=if_any)
+    outcomes = reports.check(specs, if_any=if_any, timeout=timeout)
     for outcome in outcomes:
         if outcome.error:
             typer.echo(f"error: {outcome.error}", err=True)
@@ -152,6 +157,7 @@ def compile(
     arch: Annotated[
         str | None, typer.Option(metavar="sm_90", help="Triton: also write machine code for this chip; needs -o.")
     ] = None,
+    timeout: Timeout = BUDGET,
 ) -> None:
     """Verify a hierarchy and print its generated module.
 
@@ -162,7 +168,7 @@ def compile(
     from fibration.printing import reports
 
     hierarchy, chosen = reports.load_quietly(spec), choose(backend)
-    report = hierarchy.verify()
+    report = hierarchy.verify(timeout)
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
     if arch and chosen != "triton":
@@ -195,6 +201,7 @@ def run(
         "out"
     ),
     param: Parameters = None,
+    timeout: Timeout = BUDGET,
 ) -> None:
     """Gate a recorded batch and show what every level did.
 
@@ -202,7 +209,7 @@ def run(
     """
     from fibration.cli.run import run as run_batch
 
-    raise typer.Exit(run_batch(console(), spec, rollouts, verify or [], out, parameters(param or [])))
+    raise typer.Exit(run_batch(console(), spec, rollouts, verify or [], out, parameters(param or []), timeout))
 
 
 @app.command()

@@ -17,8 +17,11 @@ import pytest
 from fibration.errors import FibrationError, LawError
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import hierarchies, load, shipped, shipped_file, spec_files, split
-from fibration.language.report import Report
+from fibration.language.report import BUDGET, Report
+from fibration.laws.budget import Budget
 from fibration.printing.reports import heading
+
+TIMEOUT = pytest.StashKey[float]()
 
 
 class HierarchyItem(pytest.Item):
@@ -29,7 +32,7 @@ class HierarchyItem(pytest.Item):
         self.hierarchy = hierarchy
 
     def runtest(self) -> None:
-        report = self.hierarchy.verify()
+        report = self.hierarchy.verify(self.config.stash[TIMEOUT])
         if not report.ok:
             error = LawError(refusal(report))
             error.report = report
@@ -68,12 +71,13 @@ class SpecFile(pytest.File):
 class Specs:
     """The specs that a project names, and the hooks that make tests of them.
 
-    Raises pytest.UsageError for a file that is not there and a folder without specs.
+    Raises pytest.UsageError for a file that is not there, a folder without specs, and a timeout that is none.
     """
 
     def __init__(self, config: pytest.Config, asked: Sequence[str], listed: Sequence[str]) -> None:
         here = config.invocation_params.dir
         self.config = config
+        config.stash[TIMEOUT] = _timeout(config)
         # NAMEs by file, all of its hierarchies if there are none
         self.asked = _files(asked, here)
         self.listed = _files(listed, config.inipath.parent if config.inipath else here)
@@ -135,6 +139,16 @@ class Specs:
         paths = [Path(abspath(here / p)) for p in self.config.getoption("ignore") or ()]
         globs = [abspath(here / p) for p in self.config.getoption("ignore_glob") or ()]
         return any(p in paths or any(fnmatch(str(p), g) for g in globs) for p in (file, *file.parents))
+
+
+def _timeout(config: pytest.Config) -> float:
+    given = config.getoption("--fibration-timeout") or config.getini("fibration_timeout") or BUDGET
+    try:
+        return Budget(float(given)).seconds
+    except ValueError:
+        raise pytest.UsageError(f"fibration_timeout is {given!r}, which is no number of seconds") from None
+    except FibrationError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _files(specs: Sequence[str], base: Path) -> dict[Path, set[str]]:

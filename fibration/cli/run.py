@@ -18,7 +18,7 @@ from fibration.compiler.diagnostics import UNCHANGED, levels, report_of
 from fibration.files import check_writable
 from fibration.language.expressions import as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Fact, Report
+from fibration.language.report import BUDGET, Fact, Report
 from fibration.laws import LAWS
 from fibration.pipeline import best
 from fibration.pipeline import compile as compile_operator
@@ -35,14 +35,20 @@ AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; ro
 
 
 def run(
-    console: Console, spec: str, rollouts: Path | None, verify: Sequence[str], out: Path, parameters: Mapping[str, Any]
+    console: Console,
+    spec: str,
+    rollouts: Path | None,
+    verify: Sequence[str],
+    out: Path,
+    parameters: Mapping[str, Any],
+    timeout: float | None = BUDGET,
 ) -> int:
-    """The whole of `fibration run`; the exit code."""
+    """The whole of `fibration run`; the exit code. `timeout` is for each hierarchy that is verified."""
     say, hierarchy = _Steps(console), reports.load_quietly(spec)
     check_writable(out, "--out")  # before the work, not after it
     if verify:
         with say.step("verify", ", ".join(verify)) as tick:
-            outcomes = reports.check(verify, tick)
+            outcomes = reports.check(verify, tick, timeout=timeout)
         say.body(Overview([o.report for o in outcomes if o.report]))
         for o in outcomes:
             if o.error:
@@ -53,7 +59,7 @@ def run(
             return reports.exit_code(outcomes)
 
     with say.step("compile", hierarchy.name):
-        op = compile_operator(hierarchy, best(gpu=False)[0])  # a recorded batch is small, and lies on the CPU
+        op = compile_operator(hierarchy, best(gpu=False)[0], timeout)  # a recorded batch is small, and lies on the CPU
     say.body(_proof(op.report))
     say.line(f"every argument: fibration verify {spec}")
     say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: fibration compile {spec}")

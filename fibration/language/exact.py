@@ -6,11 +6,24 @@ Where a function has no value they raise `NoValue`, and nothing else does: any o
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 
+import mpmath
+
 FIFTY_DIGITS = 50
 MOST_BITS = 2**31  # of a result
+
+
+class _Digits(threading.local):
+    """A context of mpmath's per thread: its own is the user's, and one for all threads."""
+
+    def __init__(self) -> None:
+        self.context = mpmath.MPContext()
+
+
+_DIGITS = _Digits()
 
 
 class NoValue(ArithmeticError):
@@ -33,16 +46,15 @@ def transcendental(name: str) -> Callable[[Fraction], Fraction]:
     """Fifty correct digits as a Fraction: enough to decide every comparison a test makes."""
 
     def compute(x: Fraction) -> Fraction:
-        import mpmath
-
-        with mpmath.workdps(FIFTY_DIGITS):
-            y = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
-            if isinstance(y, mpmath.mpc) or not mpmath.isfinite(y):
-                raise NoValue(f"{name}({x})")
-            sign, mantissa, exponent, _ = y._mpf_
-            if abs(exponent) > MOST_BITS:
-                raise NoValue(f"{name}({x})")
-            return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
+        digits = _DIGITS.context
+        digits.dps = FIFTY_DIGITS  # some functions take more meanwhile, and one that was interrupted has left them
+        y = getattr(digits, name)(digits.mpf(x.numerator) / x.denominator)
+        if isinstance(y, digits.mpc) or not digits.isfinite(y):
+            raise NoValue(f"{name}({x})")
+        sign, mantissa, exponent, _ = y._mpf_
+        if abs(exponent) > MOST_BITS:
+            raise NoValue(f"{name}({x})")
+        return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
 
     return compute
 

@@ -6,7 +6,7 @@ Construction checks that a declaration can be *read*: names, types, references. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -47,7 +47,7 @@ from fibration.language.kernels import Fibration
 from fibration.language.leaf_measure import masses
 from fibration.language.objectives import Objective
 from fibration.language.read_document import read_document, read_json, source_of
-from fibration.language.report import Report
+from fibration.language.report import Verify
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, substitute
 
@@ -275,7 +275,7 @@ class Hierarchy(Declared):
     # ------------------------------------------------------------ use
 
     # `verify()`: decide every law. Given by the room above, `fibration.laws.verify`, when the package is imported.
-    verify: ClassVar[Callable[[Hierarchy], Report]]
+    verify: ClassVar[Verify]
 
     def replace(self, **changes: Any) -> Hierarchy:
         """A copy with some of the arguments changed, validated again."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from fibration.errors import LawError, listed
 
 Status = Literal["proved", "refuted", "undecided"]
+BUDGET = 60.0  # seconds for all that is decided of a hierarchy, where nobody says how many
 
 
 class Named(Protocol):
@@ -41,6 +42,7 @@ class Verdict:
     `argument` says why, in a line a person can follow. A refuted law carries what was `required`, what was `found`,
     the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law on purpose.
     `cause` is the verdict without whose failure this one would hold, or could be asked; None where it stands by itself.
+    `out_of_time` is undecided for want of time alone, which no reason covers.
     """
 
     law: str
@@ -53,6 +55,7 @@ class Verdict:
     counterexample: Evidence | None = None
     given_up: str = ""
     cause: Cause | None = None
+    out_of_time: bool = False
 
     @property
     def accepted(self) -> bool:
@@ -78,6 +81,8 @@ class Verdict:
         result |= {key: text for key in said if (text := getattr(self, key))}
         if self.cause is not None:
             result["follows_from"] = self.cause._asdict()
+        if self.out_of_time:
+            result["out_of_time"] = True
         if self.counterexample is not None:
             result["counterexample"] = self.counterexample.to_dict()
         return result
@@ -103,6 +108,12 @@ def named(law: str, *subjects: str) -> str:
 
 def _nothing(hierarchy: Named, verdicts: tuple[Verdict, ...]) -> tuple[Fact, ...]:
     return ()
+
+
+class Verify(Protocol):
+    """The method `verify` of a hierarchy."""
+
+    def __call__(self, timeout: float | None = BUDGET) -> Report: ...
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,20 @@ from fibration.laws.proof.subject import Subject
 Lines = dict[tuple[Stratum, str], list[Line] | None]
 
 
-def facts(subject: Subject) -> Iterator[Fact]:
-    """Everything that can be certified of a hierarchy whose laws have been decided."""
+NAMES = ("radius", "bounds", "continuity", "blocks")
+
+
+def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
+    """Everything that can be certified of a hierarchy whose laws have been decided, by name."""
     h = subject.hierarchy
     table = lines(h, subject)
     known = coordinate(h, subject)
     # distances of log ratios from residuals, when the levels are means and R turns their sum back into a ratio
-    if known in ("log", "split", "deviation") and subject.first_failure("markov", "reflecting", "recovery") is None:
-        yield from _radius(subject, table, known)
-        yield from _bounds(subject, table, known)
-    yield from _continuity(h, table, known)
-    yield _blocks(h)
+    far = known in ("log", "split", "deviation") and not subject.first_failure("markov", "reflecting", "recovery")
+    yield "radius", _radius(subject, table, known) if far else iter(())
+    yield "bounds", _bounds(subject, table, known) if far else iter(())
+    yield "continuity", _continuity(h, table, known)
+    yield "blocks", iter((_blocks(h),))
 
 
 # ---------------------------------------------------------------- pass-through radius

@@ -40,11 +40,19 @@ class Kept(Generic[T]):
         self._name, self._write, self._read = name, write, read
 
     def of(self, hierarchy: Hierarchy, find: Callable[[], T]) -> T:
-        """The value of a hierarchy: from memory, else from disk, else what `find` finds, which is then kept."""
+        """The value of a hierarchy: from memory, else from disk, else what `find` finds, which is then kept.
+
+        What `find` raises is raised, and nothing kept.
+        """
         key = key_of(hierarchy)
         if key is None:
             return find()
         return self._recent.get(key, lambda: self._noted(f"{self._name}-{key}", hierarchy, find))
+
+    def forget(self, hierarchy: Hierarchy) -> None:
+        """What is in memory of a hierarchy."""
+        if key := key_of(hierarchy):
+            self._recent.forget(key)
 
     def _noted(self, name: str, hierarchy: Hierarchy, find: Callable[[], T]) -> T:
         if self._write is None or self._read is None or not SOURCES:

@@ -5,54 +5,121 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from time import monotonic
 from typing import Any
 
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
-from fibration.language.report import Cause, Fact, Report, Verdict
+from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
 from fibration.laws import LAWS
-from fibration.laws.facts import facts
+from fibration.laws.budget import Budget
+from fibration.laws.facts import NAMES, facts
 from fibration.laws.kept import Kept
 from fibration.laws.law import Decision, Law, refuted
 from fibration.laws.proof.subject import Subject
 
+OUT_OF_TIME = "out of time"
 Verdicts = tuple[Verdict, ...]
 Facts = tuple[Fact, ...]
 
 
-def verify(hierarchy: Hierarchy) -> Report:
+class Incomplete(Exception):
+    """The time was out: what was found, with what was not. Raised so that it is not kept."""
+
+    def __init__(self, found: tuple[Any, ...]) -> None:
+        super().__init__(found)
+        self.found = found
+
+
+def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
     """Decide every law, for all sizes at once. Never raises for a wrong hierarchy: see `Report.raise_for_status`.
 
-    If a foundation (structure, locality) fails, the laws that build on it are not asked.
+    If a foundation (structure, locality) fails, the laws that build on it are not asked. Verdicts and facts together
+    have `timeout` seconds, None for no limit; the laws that are not decided by then are undecided, and the report says
+    so.
     """
-    return Report(hierarchy, VERDICTS.of(hierarchy, lambda: decide(hierarchy)), certified)
+    budget = Budget(timeout)
+    try:
+        verdicts = VERDICTS.of(hierarchy, lambda: decide(hierarchy, budget))
+    except Incomplete as rest:
+        verdicts = rest.found
+    return Report(hierarchy, verdicts, partial(certified, budget=budget))
 
 
-def decide(hierarchy: Hierarchy) -> Verdicts:
-    """The laws' verdicts, decided anew."""
+def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
+    """The laws' verdicts, decided anew; raises `Incomplete` where the time of a budget was out."""
+    budget = budget or Budget(None)
     subject = Subject(hierarchy, [])
-    for law in LAWS.values():
-        subject.verdicts += list(law.decide(subject))
-        if law.foundation and subject.first_failure(law.name):
-            break
-    SUBJECTS.of(hierarchy, lambda: subject)
+    asked: list[tuple[Law, float]] = []  # and when
+
+    def ask() -> None:
+        for law in LAWS.values():
+            asked.append((law, monotonic()))
+            for verdict in law.decide(subject):
+                subject.verdicts.append(verdict)
+            if law.foundation and subject.first_failure(law.name):
+                return
+
+    in_time = budget.allows(ask)
+    found = list(subject.verdicts)
+    if not in_time:
+        found += _not_decided(asked, budget)
     for given_up, why in hierarchy.gives_up.items():
         covered = COVERS.get(given_up, (given_up,))
-        subject.verdicts = [
-            replace(v, given_up=why) if v.law in covered and v.status != "proved" else v for v in subject.verdicts
-        ]
-    return (*subject.verdicts, *GIVEN_UP.decide(subject))
+        found = [replace(v, given_up=why) if v.law in covered and _fails(v) else v for v in found]
+    subject.verdicts = found
+    verdicts = (*found, *GIVEN_UP.decide(subject))
+    if not in_time:
+        raise Incomplete(verdicts)
+    SUBJECTS.of(hierarchy, lambda: subject)
+    return verdicts
 
 
-def certified(hierarchy: Hierarchy, verdicts: Verdicts) -> Facts:
-    """What is certified beside the laws, of a hierarchy with these verdicts."""
-    if any(v.law in FOUNDATIONS and v.status != "proved" for v in verdicts):
+def _fails(verdict: Verdict) -> bool:
+    """Whether it is decided, and not proved."""
+    return verdict.status != "proved" and not verdict.out_of_time
+
+
+def _not_decided(asked: list[tuple[Law, float]], budget: Budget) -> Iterator[Verdict]:
+    """The law that was being decided when the time was out, and those that were never asked."""
+    law, *later = list(LAWS.values())[max(len(asked) - 1, 0) :]
+    spent = monotonic() - asked[-1][1] if asked else 0
+    found = f"{OUT_OF_TIME} after {budget.seconds:g} s, of which {spent:.3g} s went into this law"
+    more = 10 * budget.seconds
+    remedy = f"give it more: verify(timeout={more:g}), or --timeout {more:g}; or write shorter formulas"
+    first = Verdict(law.name, "hierarchy", "undecided", "", law.statement, found, remedy, out_of_time=True)
+    yield first
+    for law in later:
+        rest = replace(first, law=law.name, required="", found=f"{OUT_OF_TIME}: not asked", remedy="")
+        yield replace(rest, cause=Cause(first.law, first.subject))
+
+
+def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts:
+    """What is certified beside the laws, of a hierarchy with these verdicts; what is out of time says so."""
+    if any(v.law in FOUNDATIONS and _fails(v) for v in verdicts):
         return ()  # a fact about a kernel that does not reflect would mislead
 
     def find() -> Facts:
-        return tuple(facts(SUBJECTS.of(hierarchy, lambda: Subject(hierarchy, list(verdicts)))))
+        subject = SUBJECTS.of(hierarchy, lambda: Subject(hierarchy, list(verdicts)))
+        found: list[Fact] = []
+        waiting = list(NAMES)
 
-    return FACTS.of(hierarchy, find)
+        def certify() -> None:
+            for name, some in facts(subject):
+                for fact in some:
+                    found.append(fact)
+                waiting.remove(name)
+
+        if not budget.allows(certify):
+            SUBJECTS.forget(hierarchy)  # what it has worked out, it may have half written
+            lacks, why = f"not certified: {OUT_OF_TIME}", f"{budget.seconds:g} s, laws included"
+            raise Incomplete((*found, *(Fact(name, "hierarchy", lacks, why) for name in waiting)))
+        return tuple(found)
+
+    try:
+        return FACTS.of(hierarchy, find)
+    except Incomplete as rest:
+        return rest.found
 
 
 # Giving up first-order agreement covers what it rests on at single gates.
@@ -122,4 +189,4 @@ FACTS: Kept[Facts] = Kept(
 )
 SUBJECTS: Kept[Subject] = Kept(16)  # what the laws have worked out, for the facts
 
-Hierarchy.verify = verify  # the method that users call
+Hierarchy.verify = verify  # type: ignore[assignment]  # the method that users call

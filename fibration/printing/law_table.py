@@ -67,7 +67,8 @@ def marks(report: Report) -> list[Kind]:
     order = list(KINDS)
     worst: dict[str, int] = {}
     for v in report.verdicts:
-        worst[v.law] = max(worst.get(v.law, 0), order.index(kind(report, v).word))
+        word = v.status if v.out_of_time else kind(report, v).word  # it may hold: nobody has asked
+        worst[v.law] = max(worst.get(v.law, 0), order.index(word))
     stopped = any(worst.get(law.name, 0) > 0 for law in LAWS.values() if law.foundation)
     absent = "not asked" if stopped else "does not apply"
     return [MARKS[order[worst[law]] if law in worst else absent] for law in LAWS]

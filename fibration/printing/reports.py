@@ -20,7 +20,8 @@ from rich.text import Text
 from fibration.errors import FibrationError, NoHierarchy
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, load_all, spec_files, split
-from fibration.language.report import Fact, Report, Verdict, named
+from fibration.language.report import BUDGET, Fact, Report, Verdict, named
+from fibration.laws.budget import Budget
 from fibration.printing.law_table import KINDS, Overview, columns, kind, markdown, outcome_of
 
 T = TypeVar("T")
@@ -44,11 +45,17 @@ class Outcome:
         return path if Path(path).is_file() else ""
 
 
-def check(specs: Sequence[str], step: Callable[[str], None] = lambda name: None, if_any: bool = False) -> list[Outcome]:
-    """Verify every hierarchy of every file, folder or name; an unusable one does not stop the others.
+def check(
+    specs: Sequence[str],
+    step: Callable[[str], None] = lambda name: None,
+    if_any: bool = False,
+    timeout: float | None = BUDGET,
+) -> list[Outcome]:
+    """Verify every hierarchy of every file, folder or name, each for `timeout` seconds; an unusable one stops no other.
 
     With `if_any`, files and folders that declare no hierarchy are fine; a file that cannot be read never is.
     """
+    Budget(timeout)  # raises for what is no time, once
     outcomes: list[Outcome] = []
 
     def usable(source: str, function: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:
@@ -62,7 +69,7 @@ def check(specs: Sequence[str], step: Callable[[str], None] = lambda name: None,
         for file in usable(spec, spec_files, spec):
             for hierarchy in usable(file, _quietly, load_all, file):
                 step(hierarchy.name)
-                outcomes += [Outcome(file, report=r) for r in usable(file, lambda h: [h.verify()], hierarchy)]
+                outcomes += [Outcome(file, report=r) for r in usable(file, lambda h: [h.verify(timeout)], hierarchy)]
     return outcomes
 
 

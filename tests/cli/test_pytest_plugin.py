@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tomllib
+from math import inf
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -254,7 +255,10 @@ def test_what_is_not_there_stops_pytest(project: pytest.Pytester, spec: str) -> 
 
 
 def test_a_defect_of_the_library_keeps_its_traceback(project: pytest.Pytester) -> None:
-    write(project, {"conftest.py": "import fibration.laws.verify\nfibration.Hierarchy.verify = lambda self: 1 / 0\n"})
+    write(
+        project,
+        {"conftest.py": "import fibration.laws.verify\nfibration.Hierarchy.verify = lambda self, timeout: 1 / 0\n"},
+    )
     kept = fibration.Hierarchy.verify
     try:
         result = project.runpytest(*USED, "specs/a.py::good")
@@ -262,6 +266,38 @@ def test_a_defect_of_the_library_keeps_its_traceback(project: pytest.Pytester) -
         fibration.Hierarchy.verify = kept  # type: ignore[method-assign]
     result.assert_outcomes(failed=1)
     assert "ZeroDivisionError" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ((), 60.0),
+        (("--fibration-timeout=7",), 7.0),
+        (("-o", "fibration_timeout=8"), 8.0),
+        (("-o", "fibration_timeout=inf"), inf),
+    ],
+)
+def test_the_time_that_laws_have(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], seconds: float
+) -> None:
+    asked: list[float] = []
+    verify = fibration.Hierarchy.verify
+
+    def record(self: fibration.Hierarchy, timeout: float) -> object:
+        asked.append(timeout)
+        return verify(self, None)  # type: ignore[call-arg,arg-type]
+
+    monkeypatch.setattr(fibration.Hierarchy, "verify", record)
+    project.runpytest(*USED, *given, "specs/a.py::good").assert_outcomes(passed=1)
+    assert asked == [seconds]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "soon"])
+def test_what_is_no_time(project: pytest.Pytester, given: str) -> None:
+    for option in (f"--fibration-timeout={given}", f"--override-ini=fibration_timeout={given}"):
+        result = project.runpytest(*USED, option)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert given in result.stderr.str()
 
 
 # ---------------------------------------------------------------- with other tools

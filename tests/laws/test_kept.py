@@ -190,7 +190,7 @@ ASK = """
     import fibration
     from fibration.laws import verify
     decide, asked = verify.decide, []
-    verify.decide = lambda h: asked.append(h.name) or decide(h)
+    verify.decide = lambda h, budget: asked.append(h.name) or decide(h, budget)
     report = fibration.load("ppo").verify()
     print(report, report.to_dict(), sep="\\n")
     print(asked, file=sys.stderr)

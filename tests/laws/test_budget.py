@@ -1,0 +1,371 @@
+"""A budget of time ends what does not end by itself, says so wherever a report is read, and leaves nothing behind.
+
+What never ends here does so by construction, and it is the clock that it moves on: no test depends on how fast a machine
+is.
+"""
+
+import itertools
+import json
+import math
+import pickle
+import random
+import sys
+import threading
+import time as real
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+
+import mpmath
+import pytest
+import sympy
+from typer.testing import CliRunner
+
+import fibration
+from fibration import Hierarchy, LawError, ParameterError, clip_gate, strata, token_mean
+from fibration.cache import NOTES, Recent
+from fibration.cli.main import app
+from fibration.language.atoms import Parameter
+from fibration.language.decompositions import log_ratio
+from fibration.language.exact import transcendental
+from fibration.laws import LAWS, budget, kept
+from fibration.laws import verify as module
+from fibration.laws.budget import Budget, Stopped
+from fibration.laws.facts import NAMES
+from fibration.laws.law import proved
+from fibration.printing.law_table import marks
+
+LATER = ("first_order", "orthogonality", "positivity")
+(token,) = strata("token")
+SOURCES = kept.sources()
+
+
+class Clock:
+    """It stands still, but where time is spent."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch):
+    monkeypatch.setattr(budget, "monotonic", CLOCK)
+    monkeypatch.setattr(module, "monotonic", CLOCK)
+
+
+def spend(seconds):
+    CLOCK.now += seconds
+
+
+def never(subject=None, seconds=100):
+    """One decision, and then none for ever."""
+    yield proved("gate on token", "is decided before the time is out")
+    spend(seconds)
+    for _ in itertools.count():
+        pass
+
+
+def deaf(subject=None):
+    """What swallows an exception as often as it may: three times."""
+    for seconds in (100, 0, 0):
+        with suppress(Stopped):
+            yield from never(subject, seconds)
+    yield from never(subject, 0)
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Nothing is in memory, and verdicts may be kept on disk in a folder of this test's own."""
+    for name in ("VERDICTS", "FACTS", "SUBJECTS"):
+        monkeypatch.setattr(getattr(module, name), "_recent", Recent(256))
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path))
+    monkeypatch.setattr(kept, "SOURCES", SOURCES)
+    return tmp_path
+
+
+def endless(monkeypatch, law="identity", decisions=never):
+    monkeypatch.setitem(LAWS, law, replace(LAWS[law], decisions=decisions))
+    monkeypatch.setattr(kept, "OURS", tuple(LAWS.items()))  # as one of ours, it may be kept
+
+
+def one(**more):
+    return Hierarchy(
+        name="one", gates={token: clip_gate(Parameter("C"))}, decomposition=log_ratio(), objective=token_mean(), **more
+    )
+
+
+# ---------------------------------------------------------------- what a report says
+
+
+@pytest.mark.parametrize("decisions", [never, deaf])
+def test_a_law_that_does_not_end_is_out_of_time(asked, monkeypatch, decisions):
+    endless(monkeypatch, decisions=decisions)
+    found = one().verify()
+    assert not found.ok
+    before = {v.status for v in found.verdicts if v.subject == "gate on token" and v.law == "identity"}
+    assert before == {"proved"}  # what was decided is not lost
+    late = [v for v in found.verdicts if v.out_of_time]
+    assert [v.law for v in late] == ["identity", *LATER]
+    assert {v.law for v in found.verdicts} == {*LAWS} - {"markov", "reflecting", "coherent"}  # that do not apply
+    assert {v.status for v in late} == {"undecided"}
+    assert late[0].found.startswith("out of time after 60 s, of which 100 s")
+    assert "verify(timeout=600)" in late[0].remedy and "--timeout 600" in late[0].remedy
+    assert {v.found for v in late[1:]} == {"out of time: not asked"}
+    assert [m.word for m in marks(found)][-4:] == ["undecided"] * 4
+    assert found.causes == (late[0],)
+    assert found.so_too(late[0]) == "first_order, orthogonality, positivity"
+    with pytest.raises(LawError, match=r"the law 'identity'(.|\n)*out of time") as refusal:
+        found.raise_for_status()
+    assert refusal.value.report is found
+
+
+def test_facts_that_are_out_of_time_say_so(asked, monkeypatch):
+    endless(monkeypatch)
+    values = {(f.name, f.subject, f.value) for f in one().verify().facts}
+    assert values == {(name, "hierarchy", "not certified: out of time") for name in NAMES}
+
+
+def test_a_foundation_that_is_out_of_time_leaves_no_fact_unsaid(asked, monkeypatch):
+    endless(monkeypatch, "structure")
+    found = one().verify()
+    assert [v.law for v in found.verdicts if v.out_of_time] == list(LAWS)
+    assert [f.name for f in found.facts] == list(NAMES)
+
+
+def test_laws_and_facts_share_a_budget(asked, monkeypatch):
+    h, facts, decisions = one(), module.facts, LAWS["structure"].decisions
+    monkeypatch.setattr(
+        module, "facts", lambda subject: ((n, slowly(some, n == "bounds")) for n, some in facts(subject))
+    )
+    endless(monkeypatch, "structure", lambda subject: slowly(decisions(subject), True))
+    found = h.verify(timeout=50)
+    assert found.ok
+
+    def late():
+        return {f.name for f in found.facts if f.value == "not certified: out of time"}
+
+    assert late() == {"bounds", "continuity", "blocks"}
+    assert found.fact("radius") == "C"  # what was certified is not lost
+    found = h.verify(timeout=50)  # the laws are kept, and take no time
+    assert not late()
+
+
+def slowly(some, is_slow):
+    """In 30 seconds by the clock."""
+    if is_slow:
+        spend(30)
+        real.sleep(2 * budget.AGAIN)  # until somebody has looked at it
+    yield from some
+
+
+def test_giving_up_a_law_does_not_cover_that_its_time_was_out(asked, monkeypatch):
+    endless(monkeypatch, decisions=lambda subject: never())
+    h = one(
+        gives_up={"first_order": "nobody may say so before it is decided", "identity": "neither", "positivity": "nor"}
+    )
+    found = h.verify()
+    assert not found.ok
+    assert [m.word for m in marks(found)][-4:] == ["undecided"] * 4
+    assert "given_up" not in {v.law for v in found.verdicts}
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+def test_what_is_out_of_time_is_not_kept(asked, monkeypatch):
+    h, decisions = one(), LAWS["identity"].decisions
+    endless(monkeypatch)
+    assert not h.verify().ok
+    assert not list(asked.glob(f"{NOTES}/*"))
+    endless(monkeypatch, decisions=decisions)
+    found = h.verify(timeout=None)
+    assert found.ok and found.facts
+    assert {p.name.partition("-")[0] for p in asked.glob(f"{NOTES}/*")} == {"verdicts", "facts"}
+    endless(monkeypatch)
+    assert h.verify().ok  # kept: nothing is asked
+
+
+def test_facts_that_are_out_of_time_are_not_kept(asked, monkeypatch):
+    h, facts = one(), module.facts
+    monkeypatch.setattr(module, "facts", lambda subject: ((name, never()) for name, _ in facts(subject)))
+    h.verify(timeout=None)
+    assert all("out of time" in f.value for f in h.verify().facts if f.subject == "hierarchy")
+    assert not list(asked.glob(f"{NOTES}/facts*"))
+    assert not module.SUBJECTS._recent._values
+    monkeypatch.setattr(module, "facts", facts)
+    assert h.verify(timeout=60).fact("radius") == "C"
+
+
+# ---------------------------------------------------------------- what is a time
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), -math.inf, "60", True, [], 1j])
+def test_what_is_no_time(timeout):
+    with pytest.raises(ParameterError, match=r"no time to verify in(.|\n)*seconds above 0, or None"):
+        one().verify(timeout=timeout)
+
+
+def test_without_a_limit_work_is_done_where_it_is_asked_for():
+    for timeout in (None, math.inf):
+        where = []
+        assert Budget(timeout).allows(lambda where=where: where.append(threading.current_thread()))
+        assert where == [threading.current_thread()]
+
+
+# ---------------------------------------------------------------- the work that is stopped
+
+
+def test_what_the_work_raises_is_raised():
+    for error in (ZeroDivisionError, KeyboardInterrupt, SystemExit):
+
+        def fails(error=error):
+            raise error("of the work")
+
+        with pytest.raises(error, match="of the work"):
+            Budget(60).allows(fails)
+
+
+def test_no_time_is_left_for_more():
+    budget = Budget()
+    assert not budget.allows(lambda: [None for _ in never()])
+    assert not budget.allows(lambda: None)
+
+
+def test_a_work_inside_a_work_ends_with_it():
+    ended = []
+
+    def inner():
+        try:
+            list(never())
+        finally:
+            ended.append("inner")
+
+    def outer():
+        try:
+            Budget(3600).allows(inner)
+        finally:
+            ended.append("outer")
+
+    assert not Budget().allows(outer)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join()
+    assert sorted(ended) == ["inner", "outer"]
+
+
+def test_nothing_arrives_after_the_work(monkeypatch):
+    """By the real clock: works that end when their time does, thousands of times: no exception strays, and no thread stays."""
+    strays = []
+    monkeypatch.setattr(budget, "monotonic", real.monotonic)
+    monkeypatch.setattr(threading, "excepthook", strays.append)
+    monkeypatch.setattr(sys, "unraisablehook", strays.append)
+    threads, interval, chance = threading.active_count(), sys.getswitchinterval(), random.Random(0)
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(2000):
+            steps, done = chance.randrange(8000), []
+
+            def work(steps=steps, done=done):
+                for _ in range(steps):
+                    pass
+                done.append(steps)
+
+            assert not Budget(1e-9).allows(work) or done
+    finally:
+        sys.setswitchinterval(interval)
+    assert not strays
+    assert threading.active_count() == threads
+
+
+def test_sympy_forgets_what_it_has_half_inferred():
+    """An expression that was asked about when the time was out is another object when it is next met."""
+    seen = []
+
+    def work():
+        seen.append(sympy.exp(sympy.Symbol("x") + 1))
+        list(never())
+
+    assert not Budget().allows(work)
+    assert sympy.exp(sympy.Symbol("x") + 1) is not seen[0]
+
+
+def test_digits_are_a_threads_own():
+    with mpmath.workdps(20):
+        context = mpmath.mp
+        fifty = transcendental("log1p")(Fraction(1, 3))
+        assert context.dps == 20
+    assert transcendental("log1p")(Fraction(1, 3)) == fifty
+    others = []
+    other = threading.Thread(target=lambda: others.append(transcendental("log1p")(Fraction(1, 3))))
+    other.start()
+    other.join()
+    assert others == [fifty]
+
+
+# ---------------------------------------------------------------- callers
+
+
+def test_reports_and_operators_travel(asked):
+    assert pickle.loads(pickle.dumps(one().verify())).fact("radius") == "C"
+
+
+SLOW = """
+from fibration import *
+
+(token,) = strata("token")
+slow = Hierarchy(name="slow", gates={token: clip_gate(1)}, decomposition=log_ratio(), objective=token_mean())
+"""
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def spec(tmp_path, asked, monkeypatch):
+    endless(monkeypatch)
+    path = tmp_path / "slow.py"
+    path.write_text(SLOW)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("text", ["? undecided", "out of time after 50 s", "so too: first_order, ortho", "not certified: out of time"]),
+        ("json", ['"out_of_time": true', "not certified: out of time"]),
+        ("junit", ['type="undecided"', "out of time"]),
+        ("github", ["::error", "slow%3A identity", "out of time after 50 s", "so too:   first_order"]),
+        ("markdown", ["| ? | ? | ? | ? |\n", "out of time after 50 s"]),
+    ],
+)
+def test_every_format_says_so(spec, form, said):
+    code, output = invoke("verify", spec, "--timeout", 50, "--format", form)
+    assert code == 1
+    assert [s for s in said if s not in output] == []
+    if form == "json":
+        (report,) = json.loads(output)
+        assert [v["law"] for v in report["verdicts"] if v.get("out_of_time")] == ["identity", *LATER]
+
+
+def test_the_commands_take_a_timeout(spec):
+    for command in ("compile", "run"):
+        code, output = invoke(command, spec, "--timeout", 50)
+        assert code == 1
+        assert "out of time after 50 s" in output
+    with pytest.raises(LawError, match="out of time"):
+        fibration.compile(fibration.load(spec), "torch")
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "soon"])
+def test_the_commands_refuse_what_is_no_time(timeout):
+    for command in ("verify", "compile", "run"):
+        code, output = invoke(command, "ppo", "--timeout", timeout)
+        assert code == 2
+        assert "timeout" in output
