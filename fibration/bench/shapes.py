@@ -77,7 +77,7 @@ class Problem:
 
     def index(self, operator: Operator) -> Index:
         given: dict[str, Any] = {"offsets": self.offsets} if self.mask is None else {"mask": self.mask}
-        attributes = dict.fromkeys(operator.hierarchy.attributes, 1.0)
+        attributes = {n: a.usual for n, a in operator.hierarchy.attributes.items()}
         return operator.index(**given, attributes=attributes or None, device=self.device, **self.labels)
 
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
@@ -148,14 +149,73 @@ class _Named(Declared, Expression):
 class Attribute(_Named):
     """A number that the user gives for every element of a stratum, when the index is built.
 
-    `positive=True` is an assumption of the proofs and is checked on the data.
+    `positive=True` and `lower <= value <= upper` are assumptions of the proofs, and are checked on the data. The bounds
+    belong to the range, as probabilities of exactly 1 do; `None` means unbounded.
     """
 
     on: Stratum
     positive: bool = True
+    lower: float | None = None
+    upper: float | None = None
 
-    def __init__(self, name: str, *, on: Stratum, positive: bool = True) -> None:
-        super().__init__(name=check_name(name, "an attribute"), on=on, positive=positive)  # type: ignore[call-arg]
+    def __init__(
+        self,
+        name: str,
+        *,
+        on: Stratum,
+        positive: bool = True,
+        lower: float | None = None,
+        upper: float | None = None,
+    ) -> None:
+        super().__init__(  # type: ignore[call-arg]
+            name=check_name(name, "an attribute"), on=on, positive=positive, lower=lower, upper=upper
+        )
+        least = max(b for b in (self.lower, 0.0 if positive else None, -math.inf) if b is not None)
+        if not all(b is None or math.isfinite(b) for b in (self.lower, self.upper)):
+            raise SpecError(
+                f"attribute '{name}' has the range {self.range}", required="bounds that are finite, or None"
+            )
+        if self.upper is not None and not least < self.upper:
+            raise SpecError(f"attribute '{name}' has the empty range {self.range}", required="lower < upper")
+        if self.lower is not None and positive is not (self.lower > 0):
+            raise SpecError(
+                f"attribute '{name}' is declared with positive={positive}, and lower={self.lower:g}",
+                required="positive=True with a lower bound above 0, positive=False with any other",
+                remedy="leave lower out for all values above 0; positive=False, lower=0 has 0 itself too",
+            )
+
+    @property
+    def range(self) -> str:
+        low = "(0" if self.positive and self.lower is None else "(-inf" if self.lower is None else f"[{self.lower:g}"
+        return f"{low}, {'inf)' if self.upper is None else f'{self.upper:g}]'}"
+
+    @property
+    def ends(self) -> tuple[Fraction | None, Fraction | None]:
+        """Exact bounds: a float counts as the decimal that it prints as. 0 is one where values are positive."""
+        low, high = (None if b is None else Fraction(str(b)) for b in (self.lower, self.upper))
+        return Fraction(0) if low is None and self.positive else low, high
+
+    def nearest(self, value: Fraction) -> Fraction:
+        """What is nearest to a value in the range; where values are positive, `value` is."""
+        low, high = self.ends
+        value = value if low is None else max(value, low)
+        return value if high is None else min(value, high)
+
+    @property
+    def usual(self) -> float:
+        """A value of it: 1, or what is nearest to 1 in its range."""
+        return float(self.nearest(Fraction(1)))
+
+    def is_outside(self, value: Any) -> Any:
+        """Whether a number is, or which of an array are, outside the range."""
+        outside = (value <= 0) if self.positive else (value != value)
+        outside = outside if self.lower is None else outside | (value < self.lower)
+        return outside if self.upper is None else outside | (value > self.upper)
+
+    def declaration(self) -> str:
+        """The call that declares this attribute."""
+        bounds = "".join(f", {k}={v!r}" for k in ("lower", "upper") if (v := getattr(self, k)) is not None)
+        return f"Attribute({self.name!r}, on={self.on}, positive={self.positive}{bounds})"
 
 
 @dataclass(frozen=True, repr=False)

@@ -46,11 +46,13 @@ class ParameterDocument(_Document):
 
 
 class AttributeDocument(_Document):
-    """A number given per element of a stratum when an index is built."""
+    """A number given per element of a stratum when an index is built, `lower <= value <= upper`."""
 
     name: NameText
     on: NameText
     positive: bool = True
+    lower: float | None = None
+    upper: float | None = None
 
 
 class FibrationDocument(_Document):
@@ -116,7 +118,7 @@ class HierarchyDocument(_Document):
                 names[p.name] = Parameter(**{**p.model_dump(), "on": on})
         for a in self.attributes:
             with located(here):
-                names[a.name] = Attribute(a.name, on=stratum(a.on, f"attribute '{a.name}'"), positive=a.positive)
+                names[a.name] = Attribute(**{**a.model_dump(), "on": stratum(a.on, f"attribute '{a.name}'")})
         return dict(
             name=self.name,
             fibrations=[

@@ -44,7 +44,7 @@ def text(hierarchy: Hierarchy) -> str:
         "assumes of every batch": [_assumed(a) for a in h.assume],
         "residuals": _residuals(h),
         "parameters": [p.declaration() for p in h.parameters.values()],
-        "attributes": [f"Attribute({a.name!r}, on={a.on}, positive={a.positive})" for a in h.attributes.values()],
+        "attributes": [a.declaration() for a in h.attributes.values()],
     }
     parts = [repr(h), "\n".join(tree(h) if h.shape.is_tree else quiver(h))]
     parts += ["\n".join([name, *(f"  {line}" for line in lines)]) for name, lines in sections.items() if lines]

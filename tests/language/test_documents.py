@@ -37,6 +37,8 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import BATCH, Stratum
+from fibration.language.fingerprint import fingerprint
+from fibration.printing.text import text as shown
 
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
 epsilon = Parameter("epsilon", default=0.05, upper=1)
@@ -168,6 +170,21 @@ def test_parameters_keep_everything():
     h = two_levels(gates={trajectory: clip_gate(free), token: identity_gate()})
     kept = Hierarchy.model_validate_json(h.model_dump_json()).parameters["q"]
     assert (kept.default, kept.lower, kept.upper, kept.per_channel, kept.on) == (None, None, None, False, None)
+
+
+def test_attributes_keep_everything():
+    level = Attribute("level", on=trajectory, positive=False, lower=-0.5, upper=0.25)
+    share = Attribute("share", on=token, upper=1)
+    h = two_levels(gates={trajectory: Gate(residual * level), token: Gate(residual * share)})
+    again = Hierarchy.model_validate_json(h.model_dump_json())
+    assert again == h
+    kept = again.attributes["level"]
+    assert (kept.on, kept.positive, kept.lower, kept.upper) == (trajectory, False, -0.5, 0.25)
+    assert (again.attributes["share"].lower, again.attributes["share"].upper) == (None, 1.0)
+    assert "  Attribute('level', on=trajectory, positive=False, lower=-0.5, upper=0.25)" in shown(h)
+    wider = two_levels(gates={trajectory: Gate(residual * level), token: Gate(residual * Attribute("share", on=token))})
+    assert wider != h
+    assert fingerprint(wider) != fingerprint(h)
 
 
 def document(**changes):

@@ -1,12 +1,13 @@
 """The small batches among which counterexamples are looked for."""
 
 import itertools
+from fractions import Fraction
 
 import pytest
 from hierarchies import quivers
 from hierarchies.quivers import CROSS, DM, SHORT, TREE, batch, domain, image, make, modality, token, trajectory
 
-from fibration import uniform
+from fibration import Attribute, Gate, residual, uniform
 from fibration.language.assumptions import populated
 from fibration.laws.witness.batches import Concrete, is_balanced
 from fibration.laws.witness.search import concretes
@@ -121,3 +122,17 @@ def test_descriptions():
     crossing = next(Concrete(shape_of(*CROSS), m) for m in small(shape_of(*CROSS), 1))
     assert crossing.to_dict()["parents"]["trajectory"] == {"domain": [0], "modality": [0]}
     assert crossing.describe(batch) == "a batch of 1 domain and 1 modality"
+
+
+def test_values_of_attributes_lie_in_their_ranges():
+    share = Attribute("share", on=token, upper=1)
+    level = Attribute("level", on=trajectory, positive=False, lower=-0.5, upper=0.25)
+    price = Attribute("price", on=trajectory, lower=40)
+    h = make((token, trajectory, uniform()), gates={token: Gate(residual * share * level * price)})
+    tried = list(concretes(h, [h.gate(token)], most=200))
+    for attribute in (share, level, price):
+        found = {v for c in tried for v in c.attributes[attribute]}
+        assert len(found) > 1
+        assert not any(attribute.is_outside(v) for v in found)
+    assert {Fraction(-1, 2), Fraction(1, 4)} <= {v for c in tried for v in c.attributes[level]}
+    assert Fraction(1) in {v for c in tried for v in c.attributes[share]}

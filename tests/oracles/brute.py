@@ -455,7 +455,10 @@ def worlds_for(h: Hierarchy, sizes: Iterable[int] = (1, 2, 3, 4, 5), seed: int =
         for tree in trees(len(h.order), leaves if len(h.order) > 1 else 1):
             parents = dict(zip(h.order[1:], tree, strict=True))
             size = {h.order[0]: 1, **{s: len(p) for s, p in parents.items()}}
-            of_attributes = {a: [some(0 if a.positive else None, None) for _ in range(size[a.on])] for a in attributes}
+            of_attributes = {
+                a: [some(0 if a.positive and a.lower is None else a.lower, a.upper) for _ in range(size[a.on])]
+                for a in attributes
+            }
             of_parameters = {a: some(p.lower, p.upper) for a, p in sorted(parameters.items(), key=lambda i: str(i[0]))}
             yield World.chain(h, parents, {**of_attributes, **of_parameters})
 

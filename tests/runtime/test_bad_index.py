@@ -157,6 +157,8 @@ def test_indexes(which):
 
 weight = Attribute("weight", on=trajectory)
 shift = Attribute("shift", on=token, positive=False)
+share = Attribute("share", on=token, upper=1)
+level = Attribute("level", on=trajectory, positive=False, lower=-0.5, upper=0)
 WEIGHTED = operator(
     Hierarchy(
         name="weighted",
@@ -194,6 +196,42 @@ def test_attributes(which):
         HierarchyIndexError,
         lambda: WEIGHTED.index(offsets=[0, 2, 3], prompt_group=["a", "a"], attributes=given),
         **expected,
+    )
+
+
+RANGED = operator(
+    Hierarchy(
+        name="ranged",
+        fibrations=[Fibration(token, trajectory, uniform())],
+        gates={trajectory: Gate(residual + 0 * level), token: Gate(residual + 0 * share)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+)
+
+
+def test_the_ends_of_a_range_belong_to_it():
+    index = RANGED.index(offsets=[0, 2, 3], attributes={"share": [1.0, 1e-300, 0.5], "level": [-0.5, 0.0]})
+    assert index.values["share"].tolist() == [1.0, 1e-300, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "required"),
+    [
+        ({"share": [1.0, 1.5, 0.5]}, "attribute 'share' of token 1 is 1.5", "a finite number in (0, 1]"),
+        ({"share": [0.0, 0.5, 0.5]}, "attribute 'share' of token 0 is 0", "a finite number in (0, 1]"),
+        ({"level": [0.0, -0.75]}, "attribute 'level' of trajectory 1 is -0.75", "a finite number in [-0.5, 0]"),
+        ({"level": [0.5, -0.5]}, "attribute 'level' of trajectory 0 is 0.5", "a finite number in [-0.5, 0]"),
+    ],
+)
+def test_attributes_outside_their_range(changed, what, required):
+    given = {"share": [1.0, 0.5, 0.5], "level": [0.0, -0.5], **changed}
+    refuses(
+        HierarchyIndexError,
+        lambda: RANGED.index(offsets=[0, 2, 3], attributes=given),
+        what=what,
+        required=required,
+        remedy="give values inside it, or declare another",
     )
 
 

@@ -188,7 +188,10 @@ class _Search:
             plain += [(POSITIVE_PATTERNS[0], other) for other in OTHER_PATTERNS]
         found = [{a: positive if a.positive else other for a in self.attributes} for positive, other in plain]
         for a in self.attributes:
-            for value in self.changes(a, self.settings[0], Fraction(0) if a.positive else None, None):
+            low, high = a.ends
+            within = [] if low is None or high is None else [low + (high - low) * t for t in SHARES]
+            ends = [Fraction(str(b)) for b in (a.lower, a.upper) if b is not None]
+            for value in dict.fromkeys([*ends, *within, *self.changes(a, self.settings[0], low, high)]):
                 found += [{**found[0], a: pattern} for pattern in (_all(value), _first(value))]
         return found if self.attributes else [{}]
 
@@ -196,7 +199,7 @@ class _Search:
         """Several choices of attribute and parameter values, where what is assumed holds."""
         size = Concrete(self.shape, maps).size
         for pattern in self.patterns:
-            attributes = {a: tuple(value(i) for i in range(size[a.on])) for a, value in pattern.items()}
+            attributes = {a: tuple(a.nearest(value(i)) for i in range(size[a.on])) for a, value in pattern.items()}
             for values in self.settings:
                 concrete = Concrete(self.shape, maps, attributes, values)
                 if all(is_balanced(self.hierarchy, concrete, a.first, a.second) for a in self.balanced):
@@ -217,7 +220,7 @@ def _constants(e: Expression) -> Iterator[int]:
             yield from _constants(a)
 
 
-# Values of an attribute, by the number of the element.
+# Values of an attribute, by the number of the element; where it has a range, what is nearest in it.
 POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
     lambda i: Fraction(1),
     lambda i: Fraction(i + 1),
@@ -230,6 +233,7 @@ OTHER_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
     lambda i: Fraction(0),
     lambda i: Fraction(i) * (-1) ** i,
 )
+SHARES = (Fraction(1, 2), Fraction(1, 100))  # of a range that has two ends
 
 
 def _all(value: Fraction) -> Callable[[int], Fraction]:

@@ -106,7 +106,8 @@ def caption(hierarchy: Hierarchy, name: str) -> dict[str, Any]:
 def note(hierarchy: Hierarchy, values: Mapping[str, Any]) -> str:
     """What a figure was drawn with."""
     used = [name + ", ".join(_entries(values.get(name, p.default))) for name, p in hierarchy.parameters.items()]
-    return ";  ".join([*used, *(["every attribute 1"] if hierarchy.attributes else [])])
+    given = dict.fromkeys(a.usual for a in hierarchy.attributes.values())
+    return ";  ".join([*used, *(["every attribute " + " or ".join(f"{v:g}" for v in given)] if given else [])])
 
 
 def _entries(value: Any, at: str = "") -> Iterator[str]:

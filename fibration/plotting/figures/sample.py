@@ -157,7 +157,7 @@ def sample(
     if len(h.leaves) > 1:
         leaf = np.tile(dealt(tokens, rows, len(h.leaves)), worlds)
         labels |= {s.name: leaf == i for i, s in enumerate(h.leaves)}
-    index = op.index(offsets=offsets, attributes=dict.fromkeys(h.attributes, 1.0), **labels)
+    index = op.index(offsets=offsets, attributes={n: a.usual for n, a in h.attributes.items()}, **labels)
     return Sample(op, index, np.asarray(log_ratio, np.float64), np.asarray(advantages, np.float64), parameters, rows)
 
 

@@ -324,18 +324,29 @@ class _Builder:
                 raise HierarchyIndexError(
                     f"{what} has shape {list(array.shape)}", required=f"one number per {stratum}: [{size[stratum]}]"
                 )
-        bad = ~np.isfinite(array) | ((array <= 0) if attribute.positive else False)
+        bad = ~np.isfinite(array) | attribute.is_outside(array)
         if bad.any():
             i = int(np.argmax(bad))
             label = names[stratum][i] if stratum in names else i
             raise HierarchyIndexError(
                 f"{what} of {stratum} {label!r} is {array[i]:g}",
-                required="a finite number" + (" above 0" if attribute.positive else ""),
-                remedy="positivity is an assumption of the proofs; declare positive=False to drop it"
-                if attribute.positive
-                else "",
+                required=f"a finite number{_in_range(attribute)}",
+                remedy=_out_of_range(attribute),
             )
         return array
+
+
+def _in_range(attribute: Attribute) -> str:
+    bounded = attribute.lower is not None or attribute.upper is not None
+    return f" in {attribute.range}" if bounded else " above 0" if attribute.positive else ""
+
+
+def _out_of_range(attribute: Attribute) -> str:
+    if attribute.lower is not None or attribute.upper is not None:
+        return "the range is an assumption of the proofs: give values inside it, or declare another"
+    if attribute.positive:
+        return "positivity is an assumption of the proofs; declare positive=False to drop it"
+    return ""
 
 
 def to_numpy(value: Any, what: str) -> NDArray[Any]:
