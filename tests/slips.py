@@ -297,6 +297,18 @@ LAWS = (
         "if any(way.steps & set(c) for way in ways)), None)", "if not ways), None)",
     ),
     slip(
+        "a kernel that would not reflect is blamed for paths that disagree", "laws/test_coherent",
+        "return weight if all(sums_to_1(c, changed) for c in covers) else None", "return weight",
+    ),
+    slip(
+        "every disagreement follows from a kernel that fails", "laws/test_coherent",
+        "return failed[0] if failed and agreed(subject, right) else None", "return failed[0] if failed else None",
+    ),
+    slip(
+        "the kernel that is blamed counts among those that must agree without it", "laws/test_coherent",
+        "others = [g for g in h.fibrations if g != f]", "others = [*h.fibrations]",
+    ),
+    slip(
         "a sum is blamed on a kernel that has values", "laws/test_markov laws/test_reflecting laws/test_verify",
         'lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)',
         'lacking = (f"kernel {f.name}" for f in fibrations)',

@@ -25,9 +25,9 @@ def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expressi
     for stratum in shape.order:
         below = shape.below(stratum)
         if below:
-            found[stratum] = cancel(found[below[0].target] * transform(below[0].weight, _own))
+            found[stratum] = cancel(found[below[0].target] * transform(below[0].weight, own))
         else:
-            found[stratum] = ONE if len(roots) == 1 else _gauge(shape, stratum)
+            found[stratum] = ONE if len(roots) == 1 else gauge(shape, stratum)
     scale = decomposition.scale
     if len(roots) == 1 and mass not in set(atoms(scale)):
         factors = {cancel(scale / found[leaf]) for leaf in shape.leaves}
@@ -38,7 +38,7 @@ def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expressi
     return found
 
 
-def _own(atom: Expression) -> Expression:
+def own(atom: Expression) -> Expression:
     """A count or total over the very element that it counts: `proportional(count(token))` on tokens is `uniform()`."""
     if isinstance(atom, Count) and atom.of == atom.over:
         return ONE
@@ -47,7 +47,7 @@ def _own(atom: Expression) -> Expression:
     return atom
 
 
-def _gauge(shape: Shape, root: Stratum) -> Expression:
+def gauge(shape: Shape, root: Stratum) -> Expression:
     """A factor for one of several roots: what a kernel over it divides by, so that uniform kernels share a measure."""
     above = shape.above(root)
     if not above:

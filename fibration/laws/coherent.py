@@ -12,9 +12,12 @@ from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import ZERO
+from fibration.language.report import Verdict
+from fibration.laws.coherent_blame import agreed, blame
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
+from fibration.laws.reflecting import speaks_of
 from fibration.laws.witness.batches import Concrete, Witness, in_full, lies, rounding, settings
 from fibration.laws.witness.search import concretes
 
@@ -28,17 +31,19 @@ def decide_coherent(subject: Subject) -> Iterator[Decision]:
     if h.shape.is_tree:
         return
     m = h.masses
-    different = [
-        f for f in h.fibrations if not Claim(m[f.target] * f.weight - m[f.source], subject.at(f.source), ZERO).is_shown
-    ]
-    if not different:
+    if all(Claim(m[f.target] * f.weight - m[f.source], subject.at(f.source), ZERO).is_shown for f in h.fibrations):
         shown = ", ".join(f"m({s}) = {m[s]}" for s in h.order)
         yield proved("hierarchy", f"K(a|b) = m(a)/m(b) on every edge, with {shown}")
         return
-    found = f"the kernel {different[0].name} with the weight {different[0].weight}"
-    remedy = "give all kernels one measure: proportional() of one count, or of one total, on every edge"
-    broken = subject.first_failure("markov", "reflecting")
-    yield following(unproved("hierarchy", found, remedy, element_of_two_masses(h)), broken)
+    decision = unproved("hierarchy", *blame(subject), element_of_two_masses(h))
+    yield following(decision, _broken(subject))
+
+
+def _broken(subject: Subject) -> Verdict | None:
+    """The first verdict on kernels that fail by themselves, if all others agree without these."""
+    failed = [v for v in subject.verdicts if v.law in ("markov", "reflecting") and v.status != "proved"]
+    right = [f for f in subject.hierarchy.fibrations if not any(speaks_of(v.subject, f) for v in failed)]
+    return failed[0] if failed and agreed(subject, right) else None
 
 
 def element_of_two_masses(h: Hierarchy) -> Witness | None:

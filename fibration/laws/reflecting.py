@@ -47,6 +47,12 @@ def subject_of(cover: Cover) -> str:
     return f"kernels {', '.join(f.source.name for f in cover)} → {cover[0].target}"
 
 
+def speaks_of(subject: str, f: Fibration) -> bool:
+    """Whether a verdict on this subject is about a kernel, alone or together with others."""
+    sources, _, target = subject.partition(" ")[2].partition(" → ")
+    return f.target.name == target and f.source.name in sources.split(", ")
+
+
 def decide_reflecting(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     wrong: dict[Cover, Decision] = {}

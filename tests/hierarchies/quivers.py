@@ -331,9 +331,17 @@ def wrong() -> dict[str, Case]:
         "kernels that do not cohere": refuted(
             make(*((a, b, one) for a, b in CROSS)),
             "coherent", "hierarchy", "trajectory 1 gets", "by way of domain 1", "by way of modality 1",
+            "weights along trajectory → domain → batch have the product 1/(count(trajectory, over=domain)*count(domain, over=batch))",
+            "and along trajectory → modality → batch have",
+        ),
+        "a top edge that counts domains": refuted(
+            make(*CROSS[:3], (domain, batch, one), (modality, batch)), "coherent", "hierarchy",
+            "the kernel domain → batch has the weight 1/count(domain, over=batch), and the others spread count(token, over=domain)/",
+            "give domain → batch the weight count(token, over=domain)/count(token, over=batch); or give all kernels one measure",
         ),
         "a shortcut that does not cohere": refuted(
-            make(*((a, b, one) for a, b in SHORT)), "coherent", "hierarchy", "by way of turn 1", "by way of trajectory 1"
+            make(*((a, b, one) for a, b in SHORT)), "coherent", "hierarchy", "by way of turn 1", "by way of trajectory 1",
+            "one of these is wrong: the kernel turn → trajectory has", "; or the kernel token → trajectory has",
         ),
         "two measures on two ways": refuted(
             make((token, trajectory, weight / total(weight, over=trajectory)),
