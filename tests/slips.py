@@ -212,9 +212,20 @@ LAWS = (
         "    if polynomial.total_degree() > 1:\n", "    if polynomial.total_degree() > 2:\n",
     ),
     slip(
-        "one quotient that is not 1 refutes a slope", "laws*identity laws*right laws*first_order laws/test_random",
-        "            if all(\n                v is None or abs(v / (sign * step) - 1)",
-        "            if any(\n                v is None or abs(v / (sign * step) - 1)",
+        "quotients that tend to 1 refute a slope", "laws*search laws*identity",
+        "return None in off or off[-1] > off[0] * Fraction(99, 100)", "return True",
+    ),
+    slip(
+        "beside a point the terms beyond the first do not count in a quotient", "laws*search laws*identity",
+        "found.append((self.term(low + k) - taken) / lead)", "found.append(self.term(low + k) / lead)",
+    ),
+    slip(
+        "beside a point a tie is a comparison that holds", "laws*search laws*identity",
+        "return (self - other).signs == {-1}", "return (self - other).signs <= {-1, 0}",
+    ),
+    slip(
+        "one advantage of each sign is enough", "laws*identity",
+        "found = {c for e in turning([gate]) if advantage in atoms(e) for c in crossings(at(e))}", "found = set()",
     ),
     slip(
         "what is out of time is kept", "laws*budget",

@@ -10,11 +10,23 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fibration.language.atoms import Count, Density, Stratum, advantage, in_channel, residual
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Parameter,
+    Stratum,
+    Total,
+    advantage,
+    in_channel,
+    residual,
+)
+from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Verdict
@@ -28,6 +40,10 @@ from fibration.laws.proof.near import SIDES, Germ, beside, open_question
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, in_full, rounding, shown
 from fibration.laws.witness.definition import STEPS, has_residual
+from fibration.laws.witness.enclosures import Unsure, of_its_sign
+from fibration.laws.witness.germs import Series
+from fibration.laws.witness.germs import beside as just_beside
+from fibration.laws.witness.probes import between, crossings, turning
 from fibration.laws.witness.search import concretes
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
@@ -39,6 +55,7 @@ BOUNDS = (
 NO_VALUE = "has no value"  # how a witness ends where a gate cannot be evaluated
 MOST_TRIED = 401
 # densities, and as multiples of the residual, to ask value and slope at
+DEEP = (*STEPS, Fraction(1, 10**40), Fraction(1, 10**80), Fraction(1, 10**160))
 FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
 
 
@@ -105,10 +122,16 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
     based = any(isinstance(a, Density) for a in reads)
     far, near = ([Fraction(0), *(s * p for p in ps for s in signs if based)] for ps in (FAR, NEAR))
     sides = (1,) if split and root else (1, -1)
+    measured = [a for a in reads if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
+    seen = set()
     for concrete in concretes(h, [gate], most=MOST_TRIED):
         for element in range(min(concrete.size[stratum], 2)):
             still = not has_residual(h, concrete, stratum, element)
-            for a in (Fraction(1), Fraction(-1), Fraction(0)):
+            here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, element) for a in measured}
+            if (point := (still, *here.values())) in seen:
+                continue
+            seen.add(point)
+            for a in _advantages(gate, here) if advantage in reads else (Fraction(1),):
                 at = _Gate(gate, concrete, stratum, element, a)
                 off = next(((p, "value", text) for p in far if (text := at.value_off(p))), None)
                 if not (off or still):
@@ -128,6 +151,16 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
                 found |= {"densities": p, "part": part}
                 return Witness(f"{where}{extra}{values}: {text}", concrete, found)
     return None
+
+
+def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[Fraction]:
+    """Advantages of every sign, and those around which another branch holds at the reference."""
+
+    def at(e: Expression) -> Callable[[Fraction], Fraction | None]:
+        return lambda a: of_its_sign(e, lambda atom: a if atom == advantage else here.get(atom, Fraction(0)))
+
+    found = {c for e in turning([gate]) if advantage in atoms(e) for c in crossings(at(e))}
+    return list(dict.fromkeys([*map(Fraction, (1, -1, 0)), *between(sorted(found))]))
 
 
 @dataclass(frozen=True)
@@ -158,15 +191,53 @@ class _Gate:
         `density` is in units of the residual.
         """
         for sign in sides:
-            values = [self.value(sign * step, step * density) for step in STEPS]
-            if all(
-                v is None or abs(v / (sign * step) - 1) > (1 + abs(density)) / 10**6
-                for v, step in zip(values, STEPS, strict=True)
-            ):
-                value, step = values[0], sign * STEPS[0]
-                got = NO_VALUE if value is None else f"= {_number(value)}, a slope of {_number(value / step)}, not 1"
-                return f"g({shown(step)}) {got}"
+            line = self.line(density, sign)
+            if line == (0, 1) or (line is None and not self.stays_off(density, sign)):
+                continue
+            for step in (sign * s for s in DEEP):
+                value = self.value(step, abs(step) * density)
+                if value is None:
+                    return f"g({shown(step)}) {NO_VALUE}"
+                if line is None or _is_seen(value, step, *line):
+                    return f"g({shown(step)}) = {_number(value)}, a slope of {_slope(value / step)}, not 1"
         return ""
+
+    def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
+        """Value and slope where 0 is left to one side: 0 and 1 if they may be, None if they are not found so."""
+        moving: dict[Expression, Series] = {
+            a: Series.of(Fraction(0), density) for a in atoms(self.gate) if isinstance(a, Density)
+        }
+        moving |= {residual: Series.of(Fraction(0), Fraction(sign)), advantage: Series.of(self.advantage)}
+
+        def atom(a: Expression) -> Series:
+            return moving[a] if a in moving else Series.of(self.concrete.atom(a, self.stratum, self.element))
+
+        try:
+            found = just_beside(self.gate, atom)
+            value, slope = found.term(0), found.term(1) * Fraction(sign)
+        except (Unsure, NoValue):
+            return None
+        if 0 in value.signs and slope.low <= 1 <= slope.high:
+            return Fraction(0), Fraction(1)
+        return value.middle, slope.middle
+
+    def stays_off(self, density: Fraction, sign: int) -> bool:
+        """Whether there is no value, or a quotient that is not 1, at every step, and none that tends to 1."""
+        values = [self.value(sign * step, step * density) for step in STEPS]
+        off = [None if v is None else abs(v / (sign * step) - 1) for v, step in zip(values, STEPS, strict=True)]
+        if any(d is not None and d <= (1 + abs(density)) / 10**6 for d in off):
+            return False
+        return None in off or off[-1] > off[0] * Fraction(99, 100)  # type: ignore[operator]
+
+
+def _is_seen(value: Fraction, step: Fraction, start: Fraction, slope: Fraction) -> bool:
+    """Whether a value lies nearer to the line on which a gate leaves 0 than to the residual."""
+    expected = start + slope * step
+    return abs(value - expected) <= abs(expected - step) / 2
+
+
+def _slope(value: Fraction) -> str:
+    return f"1 + {shown(value - 1)}" if _number(value) == "1" != value else _number(value)
 
 
 def _number(value: Fraction) -> str:

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from fibration import (
     Attribute,
     Decomposition,
+    Gate,
     Objective,
     Parameter,
     absolute,
+    advantage,
+    clip,
     count,
+    density,
     exp,
     expm1,
     gated,
     log,
+    log_ratio,
     maximum,
     minimum,
+    residual,
     sqrt,
     tanh,
     uniform,
     where,
 )
 from fibration.language.expressions import Expression
-from hierarchies.zoo import KERNEL, TG, UPPER, M, T, W, Wrong, chain, token, trajectory, two, weight, x
+from hierarchies.zoo import KERNEL, TG, UPPER, M, T, W, Wrong, chain, one, token, trajectory, two, weight, x
 
 far = Parameter("far", lower=10, upper=40)
 share = Parameter("share", default=0.5, upper=1)
@@ -102,6 +109,32 @@ def far_log_ratios() -> dict[str, Wrong]:
     }
 
 
+def gates_beside_0() -> dict[str, Wrong]:
+    def gate(g: Any) -> Wrong:
+        return Wrong(one(Gate(g), log_ratio()), "identity", "gate on token")
+
+    def inner(g: Any) -> Wrong:
+        return Wrong(two(inner=Gate(g)), "identity", "gate on token")
+
+    hair = 1 + Fraction(1, 10**9)
+    return {
+        "a slope off by a thousand millionth": gate(residual * hair),
+        "a slope off in the eleventh digit": gate(residual * (1 + Fraction(1, 10**11))),
+        "a quotient with a slope off by a hair": gate(residual * hair / (1 + residual * residual)),
+        "tanh with a slope off by a hair": gate(hair * tanh(residual)),
+        "a cubic with a slope off by a hair": gate(residual * hair - residual**3),
+        "a dead zone far inside": gate(where(absolute(residual) < 1e-15, 0, residual)),
+        "a dead zone on one side, farther inside": gate(where((residual < 0) & (residual > -1e-30), 0, residual)),
+        "a jump far inside": gate(where((residual > 0) & (residual < 1e-15), 0.1, residual)),
+        "a slope off by a hair beside the base": inner(residual * where(density(trajectory) > 0, hair, 1)),
+        "one advantage alone": gate(where((advantage >= 77) & (advantage <= 77), 2 * residual, residual)),
+        "large advantages": gate(where(advantage * share > 40, residual / 2, residual)),
+        "bounds that cross where a parameter is large": gate(clip(residual, -0.3, 0.3 - share)),
+        "halved for trajectories beyond a root": inner(where(T * T > 10**6, residual / 2, residual)),
+        "halved in a window of a parameter": gate(where((share > 0.625) & (share < 0.65), residual / 2, residual)),
+    }
+
+
 def wrong() -> dict[str, Wrong]:
-    groups = (far_sizes, uneven_siblings, far_log_ratios)
+    groups = (far_sizes, uneven_siblings, far_log_ratios, gates_beside_0)
     return {name: w for make in groups for name, w in make().items()}

@@ -467,9 +467,6 @@ def undecidable() -> dict[str, Wrong]:
             two((1 + log(2 + 0 * T) + log(3 + 0 * T) - log(6 + 0 * T)) / T), "reflecting", KERNEL
         ),
         "right, but not to this procedure: a fourth order": Wrong(one(never, log_ratio()), "identity", "gate on token"),
-        "a dead zone far inside": Wrong(
-            one(where(absolute(residual) < 1e-15, 0, residual), log_ratio()), "identity", "gate on token"
-        ),
         "a signed root, which has no slope at 0": Wrong(
             one(sqrt(residual * residual) * sign(residual), log_ratio()), "identity", "gate on token"
         ),
@@ -478,8 +475,8 @@ def undecidable() -> dict[str, Wrong]:
             "identity",
             "gate on token",
         ),
-        "wrong for one advantage": Wrong(
-            one(where((advantage >= 77) & (advantage <= 77), 2 * residual, residual), log_ratio()), "identity", "gate on token"
+        "wrong for an advantage that is no fraction": Wrong(
+            one(where((advantage**2 >= 2) & (advantage**2 <= 2), 2 * residual, residual), log_ratio()), "identity", "gate on token"
         ),
         "a root that has no slope at 0": Wrong(
             one(where(residual >= 0, sqrt(residual) * sqrt(residual), -sqrt(-residual) * sqrt(-residual)), log_ratio()),

@@ -40,10 +40,10 @@ def test_what_was_not_decided_is_asked():
         name: next(
             v for v in UNDECIDABLE[name].hierarchy.verify().verdicts if v.law == "identity" and v.status == "undecided"
         )
-        for name in ("wrong for one advantage", "slope 2 at 0 alone")
+        for name in ("wrong for an advantage that is no fraction", "slope 2 at 0 alone")
     }
     asked, silent = found.values()
-    assert asked.found.endswith("were not decided: it is not known whether -77 + advantage is 0")
+    assert asked.found.endswith("were not decided: it is not known whether -2 + advantage**2 is 0")
     assert "Parameter(..., lower=..., upper=...)" in asked.remedy
     assert silent.found.endswith("were not decided")
     assert silent.remedy.startswith("let small residuals pass")

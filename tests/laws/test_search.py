@@ -10,7 +10,8 @@ from hierarchies.right import RIGHT, SHIPPED
 from hierarchies.zoo import T, two
 from thorough import ALL
 
-from fibration import Parameter, absolute, clip, exp, load, log, maximum, sqrt, tanh, where
+from fibration import Parameter, absolute, clip, exp, load, log, log_ratio, maximum, residual, sqrt, tanh, where
+from fibration import sign as sign_of
 from fibration.language.atoms import Reading
 from fibration.language.exact import NoValue
 from fibration.language.expressions import apply
@@ -21,6 +22,7 @@ from fibration.laws.proof.coordinates import coordinate
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness import definition
 from fibration.laws.witness.enclosures import Enclosed, Unsure, enclose
+from fibration.laws.witness.germs import Series, beside
 from fibration.laws.witness.probes import between, crossings, simplest, turning, whole_crossings
 from fibration.laws.witness.search import concretes
 from fibration.laws.witness.shapes import whole_batch
@@ -145,3 +147,42 @@ def test_what_cancels_is_not_sure():
             enclose(never, at)
     assert enclose(sqrt(a * a / 4), at) == Enclosed(F(100), F(100))
     assert enclose(where((a > 100) & ~(a >= 201), -(a**2) / 3, exp(a)), at) == Enclosed(F(-40000, 3), F(-40000, 3))
+
+
+# ---------------------------------------------------------------- beside a point
+
+
+def terms(e, order=3, sign=1):
+    found = beside(e, {a: Series.of(F(0), F(sign))}.__getitem__)
+    return [found.term(k).middle for k in range(order)]
+
+
+def test_terms_beside_a_point():
+    assert terms((1 + a) * (1 - 2 * a) / (1 + a)) == [1, -2, 0]
+    assert terms(1 / (1 - a - a * a)) == [1, 1, 2]
+    assert terms(a * a / a - 3) == [-3, 1, 0]
+    assert terms((2 + a) ** 3) == [8, 12, 6]
+    assert terms(where(absolute(a) < 1e-40, 5, a)) == [5, 0, 0]
+    assert terms(where((a <= 0) | (a > 1), 5, a), sign=-1) == [5, 0, 0]
+    assert terms(where(a * a < a, maximum(a, 2 * a), sign_of(a))) == [0, 2, 0]
+    assert terms(where(a - a < 0, 5, 7)) == [7, 0, 0], "a tie of equal terms"
+    assert [round(float(t), 9) for t in terms(tanh(2 * a) + exp(3 * a), 2)] == [1, 5]
+    assert terms(sqrt(4 + a), 2) == [2, F(1, 4)]
+
+
+def test_what_is_not_known_beside_a_point():
+    one = {a: Series.of(F(0), F(1))}.__getitem__
+    for unsure in (sqrt(a), 1 / a, exp(a) - exp(a) + where(exp(a) <= exp(a), 1, 2), where(tanh(a) - a < 0, 1, 2)):
+        with pytest.raises(Unsure):
+            beside(unsure, one)
+    for never in (log(-a), 1 / (a - a), sqrt(-a - 1)):
+        with pytest.raises(NoValue):
+            beside(never, one)
+    with pytest.raises(Unsure):
+        beside(exp(a), one).term(2)
+
+
+def test_a_slope_that_is_reached_slowly_is_not_refuted():
+    """At every step the quotient is well above 1; it tends to 1 like `1/log`, below any step that is tried."""
+    slowly = zoo.one(where(residual > 0, residual * (1 + 1 / log(2 + 1 / absolute(residual))), residual), log_ratio())
+    assert identity.gate_off_identity(slowly, zoo.token, slowly.gate(zoo.token)) is None

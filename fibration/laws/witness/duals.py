@@ -86,7 +86,7 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real]) 
         given = dict(zip(ARGUMENTS, arguments, strict=False))
         return differentiate(row.lowered(*shown), given.__getitem__)
     slopes = _slopes(expression.operator)
-    point = dict(zip((*ARGUMENTS[: len(known)], _RESULT), (*known, y), strict=True))
+    point = dict(zip((*ARGUMENTS[: len(known)], RESULT), (*known, y), strict=True))
     return Dual(y, _summed([(evaluate(slopes[k], point), a) for k, a in moving.items()]))
 
 
@@ -100,7 +100,7 @@ def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
 
 # What stands for the arguments and the value of an operator in its row.
 ARGUMENTS: tuple[Expression, ...] = tuple(Reading(f"argument {k}") for k in range(3))
-_RESULT: Expression = Reading("its value")
+RESULT: Expression = Reading("its value")
 
 
 @functools.cache
@@ -113,4 +113,4 @@ def expanded(operator: str) -> Expression:
 @functools.cache
 def _slopes(operator: str) -> tuple[Expression, ...]:
     row: Any = OPERATORS[operator]
-    return tuple(as_expression(s) for s in row.slopes(*ARGUMENTS[: row.arity], _RESULT))
+    return tuple(as_expression(s) for s in row.slopes(*ARGUMENTS[: row.arity], RESULT))

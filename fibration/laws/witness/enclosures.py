@@ -35,18 +35,21 @@ class Enclosed:
 
     def __add__(self, other: Enclosed | Fraction) -> Enclosed:
         o = enclosed(other)
-        return Enclosed(self.low + o.low, self.high + o.high)
+        low = self.low + o.low
+        return Enclosed(low, low if self.is_exact and o.is_exact else self.high + o.high)
 
     __radd__ = __add__
 
     def __neg__(self) -> Enclosed:
-        return Enclosed(-self.high, -self.low)
+        return enclosed(-self.low) if self.is_exact else Enclosed(-self.high, -self.low)
 
     def __sub__(self, other: Enclosed | Fraction) -> Enclosed:
         return self + -enclosed(other)
 
     def __mul__(self, other: Enclosed | Fraction) -> Enclosed:
         o = enclosed(other)
+        if self.is_exact and o.is_exact:
+            return enclosed(self.low * o.low)
         corners = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
         return Enclosed(min(corners), max(corners))
 
@@ -56,7 +59,11 @@ class Enclosed:
         d = enclosed(divisor)
         if 0 in d.signs:
             raise NoValue("a division by 0") if d.low == d.high else Unsure
-        return self * Enclosed(1 / d.high, 1 / d.low)
+        return self * (enclosed(1 / d.low) if d.is_exact else Enclosed(1 / d.high, 1 / d.low))
+
+    @property
+    def is_exact(self) -> bool:
+        return self.low is self.high
 
     @property
     def middle(self) -> Fraction:
@@ -93,7 +100,7 @@ def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fr
     given = dict(zip(ARGUMENTS, arguments, strict=False))
     if isinstance(row, Sugar):
         return enclose(expanded(expression.operator), given.__getitem__)
-    for needed, allowed in _domain(expression.operator):
+    for needed, allowed in domain(expression.operator):
         signs = enclose(needed, given.__getitem__).signs
         if not signs & allowed:
             raise NoValue(expression.operator)
@@ -103,7 +110,7 @@ def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fr
         return _rounded(expression.operator, row, *arguments)
     if isinstance(row, Composed) and isinstance(expression.arguments[1], Number) and not row.is_condition:
         return enclose(row.lowered(ARGUMENTS[0], expression.arguments[1]), given.__getitem__)
-    return _EXACTLY[expression.operator](*arguments)
+    return EXACTLY[expression.operator](*arguments)
 
 
 def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Fraction | None:
@@ -115,7 +122,7 @@ def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed 
     return Fraction(0) if 0 in found.signs else found.low if found.low > 0 else found.high  # type: ignore[no-any-return]
 
 
-_EXACTLY: dict[str, Callable[..., Any]] = {
+EXACTLY: dict[str, Callable[..., Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
@@ -145,7 +152,7 @@ def _rounded(name: str, row: Valued, x: Enclosed) -> Enclosed:
 
 
 @functools.cache
-def _domain(operator: str) -> Needs:
+def domain(operator: str) -> Needs:
     row = OPERATORS[operator]
     assert isinstance(row, Valued)
     return row.domain(*ARGUMENTS[: row.arity])

@@ -15,7 +15,18 @@ from fractions import Fraction
 from functools import cached_property
 
 from fibration.language.assumptions import Balanced
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Gated,
+    Parameter,
+    Stratum,
+    Total,
+    residual,
+    token_log_ratio,
+)
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.strata import Shape
@@ -111,14 +122,17 @@ class _Search:
     def on_regular(
         self, e: Expression, fan: Mapping[Stratum, int], values: Mapping[Expression, Fraction]
     ) -> Fraction | None:
-        """A number of the sign of an expression where as many elements lie over each; 1 for what `values` lacks."""
+        """A number of the sign of an expression, on policy and where as many elements lie over each.
+
+        What `values` does not name is 1.
+        """
 
         def atom(a: Expression) -> Fraction:
             if isinstance(a, Count):
                 return Fraction(math.prod(fan[u] for u in _counted(self.shape, a)))
             if isinstance(a, Total):
                 return values.get(a.attribute, Fraction(1)) * math.prod(fan[u] for u in _counted(self.shape, a))
-            return values.get(a, Fraction(1))
+            return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
 
         return of_its_sign(e, atom)
 
@@ -167,8 +181,6 @@ class _Search:
             read = set(atoms(e))
             if not read & {atom, *(a for a in read if isinstance(a, Total) and a.attribute == atom)}:
                 continue
-            if any(not isinstance(a, (Attribute, Parameter, Component, Count, Total)) for a in read):
-                continue  # what is gated has its own values
             for n in (1, 2):
                 fan = {s: 1 if s in self.shape.roots else n for s in self.shape.order}
 
