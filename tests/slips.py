@@ -96,11 +96,11 @@ LAWS = (
     slip(
         "what may be 0 has one sign too few",
         "laws*markov laws*reflecting laws*identity laws*recovery laws/test_random laws*quiver populations",
-        "frozenset(possible if strict else possible | {0})", "frozenset(possible)",
+        "return possible - ZERO if any(0 not in s for s in parts) else possible | ZERO", "return possible - ZERO",
     ),
     slip(
         "the sign of a denominator is forgotten", "laws*markov laws*reflecting laws*identity laws/test_random",
-        "return frozenset(a * b for a in numerator for b in denominator)", "return frozenset(a for a in numerator)",
+        "found = _multiplied(found, _raised(factor(f), p))", "found = _multiplied(found, _raised(factor(f), max(p, 0)))",
     ),
     slip(
         "a turned difference keeps its signs", "laws*right laws*markov laws*reflecting laws/test_random",

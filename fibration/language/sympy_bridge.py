@@ -10,9 +10,11 @@ import sympy
 from sympy import Dummy
 
 from fibration.errors import SpecError
+from fibration.language import polynomials
 from fibration.language.atoms import Attribute, Count, Total
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, write
 from fibration.language.operators import OPERATORS, sqrt, where
+from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
 ATOM_OF: dict[Dummy, Expression] = {}  # of every symbol
 OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
@@ -104,14 +106,95 @@ def show(value: Any) -> str:
     return write(from_sympy(sympy.factor(value) if value.is_rational_function() else value))
 
 
+# ---------------------------------------------------------------- polynomials
+
+_ATOMS: dict[Any, int] = {}  # the numbers that polynomials know sympy's expressions by
+_EXPRESSIONS: list[Any] = []
+
+
+def atom_number(value: Any) -> int:
+    """The number of a symbol, a function or an irrational number: of what polynomials do not look into."""
+    if value not in _ATOMS:
+        _ATOMS[value] = len(_EXPRESSIONS)
+        _EXPRESSIONS.append(value)
+    return _ATOMS[value]
+
+
+def atom_expression(atom: int) -> Any:
+    return _EXPRESSIONS[atom]
+
+
+@lru_cache(maxsize=65536)
+def quotient(value: Any) -> Quotient:
+    """A sympy expression as powers of factors. Functions are atoms, `exp(a + 2*b)` that of `a` times that of `b` twice.
+
+    Raises `TooLarge`, and `ValueError` for what is no number: infinity, or a division by 0.
+    """
+    if value.is_Rational:
+        return polynomials.number(Fraction(int(value.p), int(value.q)))
+    if value.is_Add:
+        return polynomials.total(map(quotient, value.args))
+    if value.is_Mul:
+        return polynomials.product(map(quotient, value.args))
+    if isinstance(value, sympy.exp):
+        return polynomials.product(map(_exponential, sympy.Add.make_args(value.args[0])))
+    if value.is_Pow and value.exp.is_Rational:
+        whole, rest = divmod(int(value.exp.p), int(value.exp.q))
+        base = quotient(value.base)
+        if not base and value.exp < 0:
+            raise ValueError(f"{value} has no value")
+        if not rest:
+            return base**whole
+        return base**whole * polynomials.power(atom_number(sympy.Pow(value.base, sympy.Rational(1, value.exp.q))), rest)
+    if not value.is_finite and (value.is_number or value.is_infinite):
+        raise ValueError(f"{value} has no value")
+    return polynomials.power(atom_number(value))
+
+
+def _exponential(term: Any) -> Quotient:
+    """`exp` of one term of a sum: a power of that of the term without its coefficient."""
+    c, rest = term.as_coeff_Mul()
+    if not c.is_Rational:
+        c, rest = sympy.Integer(1), term
+    if rest.could_extract_minus_sign():
+        c, rest = -c, -rest
+    exponent = Fraction(int(c.p), int(c.q))
+    whole = exponent.denominator == 1
+    return polynomials.power(atom_number(sympy.exp(rest)), int(exponent) if whole else exponent)
+
+
+def from_quotient(q: Quotient) -> Any:
+    """The sympy expression, of which nothing is multiplied out."""
+    number, factors = q.number, dict(q.factors)
+    turned = next((f for f, p in factors.items() if isinstance(f, Polynomial) and p % 2), None) if number < 0 else None
+    made = [sympy.Rational(number.numerator, number.denominator) * (-1 if turned else 1)]
+    for f, p in factors.items():
+        base = atom_expression(f) if isinstance(f, int) else from_polynomial(-f if f is turned else f)
+        made.append(base ** sympy.Rational(p.numerator, p.denominator))
+    return sympy.Mul(*made)
+
+
+def from_polynomial(p: Polynomial) -> Any:
+    terms = [
+        sympy.Mul(c, *(atom_expression(a) ** sympy.Rational(e.numerator, e.denominator) for a, e in monomial))
+        for monomial, c in p.terms.items()
+    ]
+    return sympy.Add(*terms)
+
+
 def vanishes(value: Any) -> bool:
-    """Whether an expression is identically zero; complete for rational functions."""
+    """Whether an expression is identically zero; complete for rational functions that are not too large."""
     return _vanishes(sympy.sympify(value))
 
 
 @lru_cache(maxsize=65536)
 def _vanishes(value: Any) -> bool:
-    if value == 0:
-        return True
-    reduced = sympy.cancel(sympy.together(value))
+    try:
+        if not quotient(value):
+            return True
+    except (TooLarge, ValueError):
+        return False
+    if value.is_rational_function():
+        return False
+    reduced = sympy.cancel(sympy.together(value))  # to sympy there is more to a function than its name
     return bool(reduced == 0 or sympy.expand(reduced) == 0)

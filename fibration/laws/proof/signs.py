@@ -1,25 +1,44 @@
-"""Expressions as sympy sees them, and what can be said about the sign of one.
+"""What can be said about the sign of an expression.
 
-sympy is used for polynomial arithmetic alone: `together`, `cancel`, `Poly`, `diff` of branch-free expressions. It never
-sees a `where`, a `min` or a `sign`; cases are split before (`branches.py`).
+An expression is seen as powers of factors (`polynomials.py`), and its sign is the product of theirs. A polynomial has
+the sign that all its terms share. Where they do not share one, atoms are written through their bounds, one at a time,
+until they do. sympy never sees a `where`, a `min` or a `sign`; cases are split before (`branches.py`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import sympy
-from sympy import Dummy
 
 from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
 from fibration.language.expressions import Expression
-from fibration.language.operators import ANY, OPERATORS, Operator, Signs
+from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS, POSITIVE, ZERO, Signs
+from fibration.language.polynomials import (
+    Bound,
+    Exponent,
+    Factor,
+    Monomial,
+    Polynomial,
+    Quotient,
+    TooLarge,
+    as_quotient,
+    shifted,
+    slack,
+    variable,
+)  # fmt: skip
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, symbol
-from fibration.laws.proof.populations import Populations
+from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, atom_expression, quotient, symbol
+from fibration.laws.proof import ranges
+from fibration.laws.proof.populations import Pair, Populations
+from fibration.laws.proof.ranges import Range
+
+MOST_STEPS = 2000  # atoms written through their bounds, for one sign
+NEGATIVE: Signs = frozenset({-1})
 
 
 class Assumptions:
@@ -39,13 +58,23 @@ class Assumptions:
         self.populations = Populations(shape, (a for a in assume if isinstance(a, Populated)))
         self.at = at
         self.extra = extra or {}
+        self._family: dict[Any, Assumptions] = {}
         self._start()
 
     def _start(self) -> None:
         self.branches: dict[Expression, Any] = {}  # of the expressions split under these assumptions (`branches.py`)
-        self._known: dict[Any, Signs] = {}
         self._counted = [(pair, signs) for s, signs in self.extra.items() if (pair := _pair(s))]
-        self._family: dict[Any, Assumptions] = {}
+        self._some_absent = any(signs == ZERO for _, signs in self._counted)
+        self._forget()
+        self._facts: dict[Factor, Signs] = {}
+        self._products: list[tuple[Quotient, Signs]] = []
+        self._learn()
+
+    def _forget(self) -> None:
+        self._known: dict[Any, Signs] = {}
+        self._factors: dict[Polynomial, Signs] = {}
+        self._ranges: dict[int, Range] = {}
+        self._decided: dict[Polynomial, Signs] = {}
 
     def with_signs(self, extra: dict[Any, Signs]) -> Assumptions:
         """These assumptions, and the signs of some expressions besides."""
@@ -56,10 +85,12 @@ class Assumptions:
         if key not in self._family:
             made = object.__new__(Assumptions)
             made.populations, made.at, made.extra = self.populations, self.at, merged
-            made._start()
             made._family = self._family
+            made._start()
             self._family[key] = made
         return self._family[key]
+
+    # ------------------------------------------------------------ what is there
 
     def present(self, of: Any, over: Any) -> bool:
         """Whether at least one `of` element lies over the `over` element."""
@@ -67,8 +98,7 @@ class Assumptions:
             return True
         if any(signs == {1} and self.populations.implies(p, (of, over)) for p, signs in self._counted):
             return True
-        some_absent = any(signs == {0} for _, signs in self._counted)
-        return some_absent and self.populations.together([of], over, self._without(over))
+        return self._some_absent and self.populations.together([of], over, self._without(over))
 
     def _without(self, over: Any) -> list[Any]:
         """The strata of which nothing lies over the `over` element."""
@@ -79,6 +109,93 @@ class Assumptions:
         """Whether no `of` element lies over the `over` element."""
         return any(signs == {0} and self.populations.implies((of, over), p) for p, signs in self._counted)
 
+    def _one_present(self, p: Polynomial) -> Iterator[list[Pair]]:
+        """What lies over one element: at least one of these is there, though none of them is known to be."""
+        pairs = {pair for a in p.atoms if (pair := _pair(atom_expression(a))) and not self.present(*pair)}
+        for over in sorted({over for _, over in pairs}, key=str):
+            of = sorted((o for o, v in pairs if v == over), key=str)
+            if self.populations.together(of, over, self._without(over)):
+                yield [(o, over) for o in of]
+
+    # ------------------------------------------------------------ what is known besides
+
+    def _learn(self) -> None:
+        """What the signs of some expressions say of the factors of these."""
+        for value, signs in sorted(self.extra.items(), key=lambda item: len(getattr(item[0], "args", ()))):
+            try:
+                q = quotient(value)
+            except (TooLarge, ValueError):
+                continue
+            self._products.append((q, signs))
+            signs, unsure = _turned(signs, q.number), []
+            for f, p in q.factors.items():
+                own = _raised(self._factor(f), p)
+                if own in (POSITIVE, NEGATIVE):
+                    signs = _turned(signs, 1 if own == POSITIVE else -1)
+                else:
+                    unsure.append((f, p))
+            if (
+                len(unsure) == 1 and unsure[0][1] > 0
+            ):  # of a denominator nothing: it may be 0, and there is no value then
+                [(f, p)] = unsure
+                if not p % 2:
+                    signs = ZERO if signs == ZERO else ANY if 0 in signs else NOT_ZERO
+                self._facts[f] = self._facts.get(f, ANY) & signs or signs
+                self._forget()  # it was worked out without this
+
+    def _beside(self, q: Quotient) -> Signs:
+        """The signs of what is a multiple of a known expression, or beside one."""
+        found = ANY
+        for known, signs in self._products:
+            if known.factors == q.factors:
+                found &= _turned(signs, q.number / known.number)
+            elif known.atoms == q.atoms:
+                try:
+                    difference = q - known
+                except TooLarge:
+                    continue
+                if not difference.factors:
+                    found &= _added([signs, _turned(POSITIVE, difference.number)])
+        return found
+
+    def _range(self, atom: int) -> Range:
+        if atom not in self._ranges:
+            found = self._plain_range(atom_expression(atom))
+            self._ranges[atom] = ranges.narrowed(found, self._facts.get(atom, ANY))
+        return self._ranges[atom]
+
+    def _plain_range(self, e: Any) -> Range:
+        """What an atom says of itself, and the shape of the hierarchy of it."""
+        atom = ATOM_OF.get(e)
+        if isinstance(atom, (Count, Total)):
+            of_positive = isinstance(atom, Count) or atom.attribute.positive
+            if self.absent(atom.of, atom.over):
+                return Range(ZERO)
+            if not of_positive:
+                return Range()
+            if not self.present(atom.of, atom.over):
+                return Range(NOT_NEGATIVE)
+            return ranges.between(Fraction(1), None, open=False) if isinstance(atom, Count) else Range(POSITIVE)
+        if isinstance(atom, (Attribute, Parameter, Component)):
+            return ranges.of_declared(atom)
+        if e.is_Symbol:
+            return Range()
+        if e.is_number:
+            return ranges.of_number(e)
+        argument = e.args[0]
+        if e.is_Pow:
+            base = self.signs(argument)
+            return Range(base if base <= NOT_NEGATIVE else ANY)
+        if isinstance(e, sympy.exp):
+            return ranges.of_exponential(self.signs(argument))
+        row = OPERATORS.get(OPERATOR_OF.get(e.func, ""))
+        if row is None:
+            return Range()
+        signs = row.signs(self.signs, argument)
+        return Range(signs) if row.bound is None else ranges.of_bounded(row.bound, signs)
+
+    # ------------------------------------------------------------ signs
+
     def signs(self, value: Any) -> Signs:
         """The signs that an expression can take; never too few, sometimes too many."""
         value = sympy.sympify(value)
@@ -87,146 +204,173 @@ class Assumptions:
         return self._known[value]
 
     def _signs(self, value: Any) -> Signs:
-        zeros = {s: 0 for s, signs in self.extra.items() if s.is_Symbol and signs == {0}}
-        pairs = {s: p for s in value.free_symbols if (p := _pair(s))}
-        zeros |= {s: 0 for s, p in pairs.items() if self.absent(*p)}
-        value = sympy.together(value.subs(zeros))
-        for choice in self._one_present({p for s, p in pairs.items() if s not in zeros and not self.present(*p)}):
-            # not all branches of a tree are empty: what holds whichever one is not
-            return frozenset().union(*(self.with_signs({n: frozenset({1})}).signs(value) for n in choice))
-        if value.is_number:
-            sign = sympy.sign(value) if value.is_real else None
+        if zeros := {s: sympy.Integer(0) for s in value.free_symbols if self._is_0(s)}:
+            value = value.xreplace(zeros)
+        try:
+            q = quotient(value)
+        except ValueError:
+            return ANY
+        except TooLarge:
+            return self._by_parts(value)
+        if q.factors and all(atom_expression(a).is_number for a in q.atoms):
+            sign = sympy.sign(value) if value.is_real else None  # sympy may know that it is 0
             return frozenset({int(sign)}) if sign is not None and sign.is_Integer else ANY
-        for known, signs in self.extra.items():
-            if known.free_symbols != value.free_symbols:
-                continue
-            ratio = sympy.cancel(value / known) if value.is_rational_function() else None
-            if ratio is not None and ratio.is_number and ratio != 0:
-                return frozenset(s if ratio > 0 else -s for s in signs)
-            slack = sympy.expand(value - known)
-            if slack.is_Rational and slack != 0 and signs <= {0, int(sympy.sign(slack))}:
-                return frozenset({int(sympy.sign(slack))})
-        top, bottom = sympy.fraction(value)
-        numerator, denominator = self._polynomial(top), self._polynomial(bottom)
-        if 0 in denominator:
-            return ANY
-        return frozenset(a * b for a in numerator for b in denominator)
+        found = self._of(q, self._factor)
+        if len(found) > 1 and (beside := self._beside(q)) != ANY:
+            found = found & beside or beside
+        return found
 
-    def _one_present(self, pairs: set[tuple[Any, Any]]) -> Iterator[list[Any]]:
-        """Counts of which at least one is not 0, though none of them is known to be."""
-        for over in sorted({over for _, over in pairs}, key=str):
-            of = sorted((o for o, v in pairs if v == over), key=str)
-            if self.populations.together(of, over, self._without(over)):
-                yield [symbol(Count(o, over)) for o in of]
+    def _is_0(self, s: Any) -> bool:
+        pair = _pair(s)
+        return self.absent(*pair) if pair else self.extra.get(s) == ZERO
 
-    def _polynomial(self, value: Any) -> Signs:
-        """All coefficients of one sign, in variables that are never negative, decide."""
-        replaced, positive, nonnegative = self._shift(value)
-        replaced = sympy.expand(sympy.together(replaced).as_numer_denom()[0])
-        if replaced.is_number:
-            sign = sympy.sign(replaced)
-            return frozenset({int(sign)}) if sign.is_Integer else ANY
-        known = positive | nonnegative
-        symbols = sorted(replaced.free_symbols, key=str)
-        if not replaced.is_polynomial(*symbols):
-            return ANY
-        possible: set[int] = set()
-        strict = False  # whether some term is never 0
-        for monomial, coefficient in sympy.Poly(replaced, *symbols).terms():
-            if any(s not in known and p % 2 for s, p in zip(symbols, monomial, strict=True)):
+    def _by_parts(self, value: Any) -> Signs:
+        """A product or a sum that is too large to be written as one quotient."""
+        if value.is_Mul:
+            return functools.reduce(_multiplied, (self.signs(a) for a in value.args))
+        if value.is_Add:
+            return _added([self.signs(a) for a in value.args])
+        return ANY
+
+    def _of(self, q: Quotient, factor: Callable[[Factor], Signs]) -> Signs:
+        """The signs of a product of powers."""
+        found = _turned(POSITIVE, q.number)
+        for f, p in q.factors.items():
+            found = _multiplied(found, _raised(factor(f), p))
+        return found
+
+    def _factor(self, f: Factor) -> Signs:
+        """The signs of an atom or a polynomial, whichever branches are not empty."""
+        if isinstance(f, int):
+            return self._range(f).signs
+        if f not in self._factors:
+            self._steps = 0
+            found = self._polynomial(f)
+            if len(found) > 1 and (choice := next(self._one_present(f), None)):
+                # not all branches of a tree are empty: what holds whichever one is not
+                filled = (self.with_signs({symbol(Count(*pair)): POSITIVE}) for pair in choice)
+                found &= _union(assume._factor(f) for assume in filled)
+            self._factors[f] = found
+        return self._factors[f]
+
+    def _polynomial(self, f: Factor) -> Signs:
+        """The signs of an atom or a polynomial, with what is known of it besides."""
+        if isinstance(f, int):
+            return self._range(f).signs
+        if f not in self._decided:
+            try:
+                found = self._terms(f) or self._shifted(f)
+            except TooLarge:
                 return ANY
-            possible.add(1 if coefficient > 0 else -1)
-            strict |= all(p == 0 or s in positive for s, p in zip(symbols, monomial, strict=True))
-        return ANY if len(possible) > 1 else frozenset(possible if strict else possible | {0})
+            for known, signs in self._facts.items():
+                if isinstance(known, Polynomial) and (ends := slack(f, known)):
+                    more = _added([_turned(signs, ends[0]), _turned(POSITIVE, ends[1])])
+                    found = found & more or more
+            self._decided[f] = found
+        return self._decided[f]
 
-    def _shift(self, value: Any) -> tuple[Any, set[Any], set[Any]]:
-        """Rewrite atoms through variables that are positive (or not negative) and nothing else."""
-        positive: set[Any] = set()
-        nonnegative: set[Any] = set()
+    def _terms(self, p: Polynomial) -> Signs | None:
+        """The sign that all terms share; None if they do not."""
+        parts = [_turned(self._monomial(m), c) for m, c in p.terms.items()]
+        if _union(parts) >= NOT_ZERO:
+            return None
+        found = _added(parts)
+        return found - ZERO if len(found) > 1 and self._not_all_0(p) else found
 
-        def fresh(strict: bool) -> Any:
-            made = Dummy("t", positive=True)
-            (positive if strict else nonnegative).add(made)
-            return made
+    def _monomial(self, monomial: Monomial) -> Signs:
+        return functools.reduce(_multiplied, (_raised(self._range(a).signs, p) for a, p in monomial), POSITIVE)
 
-        roots = {p for p in value.atoms(sympy.Pow) if not p.exp.is_Integer and not isinstance(p, sympy.exp)}
-        for function in sorted(value.atoms(sympy.Function) | roots, key=lambda f: -sympy.count_ops(f)):
-            signs = self._function_signs(function)
-            row = _row(function)
-            if row is not None and row.bound is not None:
-                either = {-1, 1} <= signs
-                t = fresh(either or 0 not in signs)
-                part = (t - 1) / (t + 1) if either else t / (t + 2) * (1 if 1 in signs else -1)
-                value = value.subs(function, row.bound * part)
-            elif len(signs) == 1 and 0 not in signs:
-                value = value.subs(function, next(iter(signs)) * fresh(True))
-            elif signs == {0, 1}:
-                value = value.subs(function, fresh(False))
-            else:
-                value = value.subs(function, Dummy("u", real=True))
-        counts = sorted((s for s in value.free_symbols if isinstance(ATOM_OF.get(s), Count)), key=self._rank)
-        replacement: dict[Any, Any] = {}
-        for i, s in enumerate(counts):  # smaller counts first, so that each is the largest below it plus a slack
-            least = 1 if self.present(*_pair(s)) else 0  # type: ignore[misc]
-            below = [t for t in counts[:i] if self._at_most(t, s) and least <= self.present(*_pair(t))]  # type: ignore[misc]
-            replacement[s] = (replacement[below[-1]] if below else least) + fresh(False)
-        for s in value.free_symbols:
-            atom = ATOM_OF.get(s)
-            if s in replacement or s in positive or s in nonnegative:
-                continue
-            if s in self.extra and self.extra[s] != ANY:
-                signs = self.extra[s]
-                if signs == {0}:
-                    replacement[s] = 0
-                elif -1 not in signs or 1 not in signs:
-                    replacement[s] = fresh(0 not in signs) * (1 if 1 in signs else -1)
-            elif isinstance(atom, Attribute):
-                if atom.positive:
-                    replacement[s] = fresh(True)
-            elif isinstance(atom, Total):
-                if atom.attribute.positive:
-                    replacement[s] = fresh(self.present(atom.of, atom.over))
-            elif isinstance(atom, (Parameter, Component)):
-                p = atom.parameter if isinstance(atom, Component) else atom
-                lower, upper = (
-                    None if b is None or math.isinf(b) else sympy.Rational(str(b)) for b in (p.lower, p.upper)
-                )
-                if lower is not None and upper is not None:
-                    t = fresh(True)
-                    replacement[s] = (lower + upper * t) / (1 + t)
-                elif lower is not None:
-                    replacement[s] = lower + fresh(True)
-                elif upper is not None:
-                    replacement[s] = upper - fresh(True)
-        return value.subs(replacement, simultaneous=True), positive, nonnegative
+    def _not_all_0(self, p: Polynomial) -> bool:
+        """Whether some term is not 0, whichever branches are empty."""
 
-    def _function_signs(self, function: Any) -> Signs:
-        argument = function.args[0]
-        if function.is_Pow and not isinstance(function, sympy.exp):
-            base = self.signs(argument)
-            return base if base == {1} or (-1 not in base and function.exp.is_positive) else ANY
-        row = _row(function)
-        return ANY if row is None else row.signs(self.signs, argument)
+        def stays(monomial: Monomial, there: Pair) -> bool:
+            pairs = ((a, _pair(atom_expression(a))) for a, _ in monomial)
+            implies = self.populations.implies
+            return all(0 not in self._range(a).signs or (pair and implies(there, pair)) for a, pair in pairs)
 
-    def _rank(self, s: Any) -> tuple[int, int]:
-        atom, depth = ATOM_OF[s], self.populations.depth
-        assert isinstance(atom, Count)
-        return (-depth.get(atom.over, 0), depth.get(atom.of, 0))  # type: ignore[arg-type]
+        return any(all(any(stays(m, there) for m in p.terms) for there in choice) for choice in self._one_present(p))
 
-    def _at_most(self, small: Any, large: Any) -> bool:
-        a, b = _pair(small), _pair(large)
+    def _shifted(self, p: Polynomial) -> Signs:
+        """The signs of a polynomial in which one atom is written through its bounds."""
+        bounds = self._next_bounds(p)
+        if bounds is None:
+            return ANY
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise TooLarge
+        atom, lower, upper, is_open = bounds
+        parts: list[Signs] = []
+        for coefficient in shifted(p, atom, lower, upper):
+            parts.append(self._of(as_quotient(coefficient), self._polynomial))
+            if _union(parts) >= NOT_ZERO:
+                return ANY
+        found = _added(parts)
+        return found if is_open or 0 not in parts[0] else found | ZERO
+
+    def _next_bounds(self, p: Polynomial) -> tuple[int, Bound | None, Bound | None, bool] | None:
+        """The next atom to be written through its bounds, and these; larger counts before what they are larger than."""
+        counts = sorted((a for a in p.atoms if isinstance(ATOM_OF.get(atom_expression(a)), Count)), key=self._rank)
+        for i, a in reversed(list(enumerate(counts))):
+            own = self._range(a)
+            below = [b for b in counts[:i] if self._at_most(b, a) and self._range(b).is_bounded >= own.is_bounded]
+            if below:
+                return a, (variable(below[-1]), 1), None, False
+            if own.is_bounded:
+                return a, own.lower, own.upper, own.open
+        bounded = [(a, r) for a in p.atoms if (r := self._range(a)).is_bounded and _is_whole(p, a)]
+        # bounds may have an irrational number in them, which then has bounds of its own
+        if not bounded:
+            return None
+        atom, r = min(bounded, key=lambda found: (atom_expression(found[0]).is_number, found[0]))
+        return atom, r.lower, r.upper, r.open
+
+    def _rank(self, atom: int) -> tuple[int, int]:
+        of, over = _pair(atom_expression(atom))  # type: ignore[misc]
+        depth = self.populations.depth
+        return -depth.get(over, 0), depth.get(of, 0)
+
+    def _at_most(self, small: int, large: int) -> bool:
+        a, b = _pair(atom_expression(small)), _pair(atom_expression(large))
         return a is not None and b is not None and self.populations.at_most(a, b)
 
 
-def _row(function: Any) -> Operator | None:
-    """What the language knows of one of sympy's functions."""
-    name = OPERATOR_OF.get(function.func)
-    return None if name is None else OPERATORS[name]
-
-
-def _pair(s: Any) -> tuple[Any, Any] | None:
+def _pair(s: Any) -> Pair | None:
     """Of a count or the total of a positive attribute: what lies over what, so that it is not 0."""
     atom = ATOM_OF.get(s)
     if isinstance(atom, Count) or (isinstance(atom, Total) and atom.attribute.positive):
-        return atom.of, atom.over
+        return atom.of, atom.over  # type: ignore[return-value]
     return None
+
+
+def _is_whole(p: Polynomial, atom: int) -> bool:
+    return all(isinstance(power, int) for monomial in p.terms for a, power in monomial if a == atom)
+
+
+# ---------------------------------------------------------------- arithmetic of signs
+
+
+def _union(parts: Iterable[Signs]) -> Signs:
+    return frozenset().union(*parts)
+
+
+def _turned(signs: Signs, by: Fraction | int) -> Signs:
+    """The signs of a multiple."""
+    return signs if by > 0 else frozenset(-s for s in signs) if by < 0 else ZERO
+
+
+def _multiplied(a: Signs, b: Signs) -> Signs:
+    return frozenset(s * t for s in a for t in b)
+
+
+def _raised(signs: Signs, power: Exponent) -> Signs:
+    if power < 0 and 0 in signs:
+        return ANY
+    return signs if power % 2 else frozenset(s * s for s in signs)
+
+
+def _added(parts: Sequence[Signs]) -> Signs:
+    """The signs of a sum; it is not 0 where its terms share a sign and one of them is not."""
+    possible = _union(parts)
+    if possible >= NOT_ZERO:
+        return ANY
+    return possible - ZERO if any(0 not in s for s in parts) else possible | ZERO

@@ -1,0 +1,107 @@
+"""What is known of one atom: its signs, and the bounds that it may be written through."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fibration.language.atoms import Attribute, Component, Parameter
+from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, Signs
+from fibration.language.polynomials import Bound, Polynomial, constant, variable
+from fibration.language.sympy_bridge import atom_number
+
+DIGITS = 30  # of an irrational number
+
+
+@dataclass(frozen=True)
+class Range:
+    """The signs of an atom. Where bounds say more than these, it is `lower + t`, `upper - t` or between the two.
+
+    `t` is not negative; where the range is `open`, it is positive.
+    """
+
+    signs: Signs = ANY
+    lower: Bound | None = None
+    upper: Bound | None = None
+    open: bool = False
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.lower is not None or self.upper is not None
+
+
+def bound(value: Fraction | int) -> Bound:
+    value = Fraction(value)
+    return constant(value.numerator), value.denominator
+
+
+def between(lower: Fraction | None, upper: Fraction | None, open: bool = True) -> Range:
+    """The range between two numbers; a bound of 0 is a matter of signs."""
+    signs = ANY
+    if lower is not None and lower >= 0:
+        signs = POSITIVE if lower > 0 or open else NOT_NEGATIVE
+    if upper is not None and upper <= 0:
+        signs = frozenset({-1}) if upper < 0 or open else frozenset({-1, 0})
+    if (lower, upper) in ((0, None), (None, 0)):
+        return Range(signs)
+    return Range(signs, None if lower is None else bound(lower), None if upper is None else bound(upper), open)
+
+
+def of_declared(atom: Attribute | Parameter | Component) -> Range:
+    """An attribute that is declared positive; a parameter strictly between its bounds."""
+    if isinstance(atom, Attribute):
+        return Range(POSITIVE) if atom.positive else Range()
+    p = atom.parameter if isinstance(atom, Component) else atom
+    # a float counts as the decimal that it prints as
+    lower, upper = (None if b is None or math.isinf(b) else Fraction(str(b)) for b in (p.lower, p.upper))
+    return between(lower, upper)
+
+
+def of_number(value: Any) -> Range:
+    """An irrational number, between two fractions that are close to it."""
+    if not value.is_real:
+        return Range()
+    digits = value.evalf(DIGITS + 5)
+    if not digits.is_Float or digits == 0:
+        return Range()
+    near, width = Fraction(str(digits)), Fraction(str(abs(digits))) / 10**DIGITS
+    return between(near - width, near + width)
+
+
+def of_bounded(bound_of_size: Any, signs: Signs) -> Range:
+    """A function whose size stays below a number, such as tanh, with these signs."""
+    below: Bound
+    if bound_of_size.is_Rational:
+        below = constant(int(bound_of_size.p)), int(bound_of_size.q)
+    else:
+        c, rest = bound_of_size.as_coeff_Mul()
+        below = variable(atom_number(rest)) * constant(int(c.p)), int(c.q)
+    return narrowed(Range(ANY, (-below[0], below[1]), below, True), signs)
+
+
+def of_exponential(signs_of_argument: Signs) -> Range:
+    """`exp(x)` is above 1 exactly where `x` is above 0."""
+    if signs_of_argument <= NOT_NEGATIVE:
+        return Range(POSITIVE, bound(1), None, 0 not in signs_of_argument)
+    if 1 not in signs_of_argument:
+        # from 1, which it may reach, to 0, which it does not
+        return Range(POSITIVE, bound(1), bound(0), 0 not in signs_of_argument)
+    return Range(POSITIVE)
+
+
+def narrowed(r: Range, signs: Signs) -> Range:
+    """The range where the atom has one of these signs."""
+    signs = r.signs & signs or signs
+    lower, upper, is_open = r.lower, r.upper, r.open
+    if r.is_bounded and signs != r.signs and 0 in r.signs and signs != NOT_ZERO:
+        # what was passed through 0, or began there, begins there
+        if signs <= NOT_NEGATIVE:
+            lower, upper, is_open = upper and _ZERO, upper, 0 not in signs
+        else:
+            lower, upper, is_open = lower and _ZERO, lower, 0 not in signs
+    return Range(signs, lower, upper, is_open)
+
+
+_ZERO: Bound = Polynomial({}), 1

@@ -1,0 +1,174 @@
+"""Signs of expressions: those of all small batches are among them, and what is known to be decided stays decided."""
+
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+import sympy
+from hierarchies.quivers import group, image, make, text, trajectory, turn
+
+from fibration import Attribute, Parameter, count, density, residual, strata, total, uniform
+from fibration.language.assumptions import populated
+from fibration.language.operators import ANY
+from fibration.language.sympy_bridge import symbol, to_sympy
+from fibration.laws.proof import signs as module
+from fibration.laws.proof.signs import Assumptions
+from fibration.laws.witness.batches import Concrete
+from fibration.laws.witness.shapes import small
+
+EDGES = ((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group))
+TREE = make(*((a, b, uniform()) for a, b in EDGES)).shape
+LEVELS = strata(" ".join(f"level{i}" for i in range(24)))
+CHAIN = make(*((a, b, uniform()) for a, b in itertools.pairwise(LEVELS))).shape
+EPSILON, SHARE, ANYTHING = Parameter("epsilon"), Parameter("share", upper=1), Parameter("anything", lower=None)
+DIFFICULTY = Attribute("difficulty", on=trajectory)
+COUNTS = [count(a, over=b) for a in (text, turn, image, trajectory) for b in (turn, trajectory, group)]
+COUNTS = [c for c in COUNTS if c.over in TREE.coarser(c.of)]
+
+
+def formulas(rng):
+    """Sums of products of few atoms, some divided by one more."""
+    atoms = [symbol(a) for a in (*COUNTS, EPSILON, SHARE, ANYTHING, DIFFICULTY)]
+    chosen = rng.sample(atoms, 4)
+
+    def term():
+        return rng.choice([-3, -2, -1, 1, 1, 2]) * sympy.Mul(*rng.sample([*chosen, 1, 1], rng.randint(1, 3)))
+
+    value = sum(term() for _ in range(rng.randint(1, 3))) + rng.choice([-1, 0, 0, 1])
+    return value * term() if rng.random() < 0.3 else value / (1 + chosen[0] ** 2) if rng.random() < 0.3 else value
+
+
+def settings(concrete, at, rng):
+    """Values of every atom at each element of a stratum."""
+    for e in range(concrete.size[at]):
+        values = {symbol(c): len(concrete.over(c.of, c.over, concrete.below(at, e, c.over))) for c in COUNTS
+                  if c.over in (at, *TREE.coarser(at))}  # fmt: skip
+        for parameter, options in ((EPSILON, (1, 9, 1000)), (SHARE, (1, 5, 9)), (ANYTHING, (-90, -2, 0, 2, 9))):
+            values[symbol(parameter)] = sympy.Rational(rng.choice(options), 10)
+        yield values | {symbol(DIFFICULTY): sympy.Rational(rng.randint(1, 30), 10)}
+
+
+@pytest.mark.parametrize("assumed", [(), (populated(image, over=trajectory),)], ids=["", "populated"])
+def test_signs_that_are_seen_are_said(assumed):
+    """Alone, and where it is known which sign another expression has."""
+    rng = random.Random(7)
+    batches = [Concrete(TREE, m) for k in (1, 2, 3) for m in small(TREE, k, assumed)]
+    for at in (text, image, turn, trajectory):
+        known = Assumptions(TREE, assumed, at)
+        samples = [v for c in rng.sample(batches, min(25, len(batches))) for v in settings(c, at, rng)]
+        for _ in range(12):
+            while not (value := formulas(rng)).free_symbols <= samples[0].keys():
+                pass
+            while not (other := formulas(rng)).free_symbols <= samples[0].keys():
+                pass
+            for more in (value + 1, value * other, value + other):
+                seen = {}
+                for v in samples:
+                    here = [int(sympy.sign(x.xreplace(v))) for x in (other, more)]
+                    seen.setdefault(here[0], set()).add(here[1])
+                assert set().union(*seen.values()) <= known.signs(more), more
+                for sign, found in seen.items():
+                    inside = known.with_signs({other: frozenset({sign})})
+                    assert found <= inside.signs(more), (more, other, sign)
+
+
+def chain_counts(n):
+    return [symbol(count(a, over=b)) for a, b in itertools.islice(itertools.pairwise(LEVELS), n)]
+
+
+@pytest.mark.parametrize("depth", [3, 23])
+def test_products_of_counts_are_at_least_1(depth):
+    """Every shift of a product of counts doubles its terms when it is multiplied out, and none has to be."""
+    product = sympy.Mul(*chain_counts(depth))
+    known = Assumptions(CHAIN)
+    epsilon, anything = symbol(EPSILON), symbol(ANYTHING)
+    assert known.signs(product - 1) == {0, 1}
+    assert known.signs(1 / product - 1) == {-1, 0}
+    assert known.signs(product * epsilon) == {1}
+    assert known.signs(epsilon - 2 * product * epsilon) == {-1}
+    assert known.signs(epsilon / product - epsilon) == {-1, 0}
+    assert known.signs(product * epsilon - 1) == ANY
+    assert known.signs(product * anything - anything) == ANY
+    assert known.with_signs({anything: frozenset({1})}).signs(product * anything - anything) == {0, 1}
+    whole = symbol(count(LEVELS[0], over=LEVELS[depth]))
+    assert known.signs(whole - symbol(count(LEVELS[1], over=LEVELS[depth]))) == {0, 1}
+    assert known.signs(symbol(count(LEVELS[0], over=LEVELS[1])) - 2 * whole) == {-1}
+
+
+def test_sums_over_branches_are_not_all_0():
+    leaves = strata(" ".join(f"leaf{i}" for i in range(12)))
+    shape = make(*((leaf, trajectory, uniform()) for leaf in leaves)).shape
+    known, counts = Assumptions(shape), [symbol(count(leaf, over=trajectory)) for leaf in leaves]
+    some, all_ = sum(counts[:-1]), sum(counts)
+    assert (known.signs(all_), known.signs(some)) == ({1}, {0, 1})
+    assert known.signs(all_ - 1) == {0, 1}
+    assert known.signs(1 / all_ - 1) == {-1, 0}
+    assert known.signs(1 / some) == ANY, "it may be a division by 0"
+    assert known.signs(sum(c**2 for c in counts)) == {1}
+    assert known.with_signs({counts[-1]: frozenset({0})}).signs(some) == {1}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (SHARE - 1, {-1}),
+        ((SHARE - 1) * (SHARE + 1), {-1}),
+        (SHARE * SHARE - SHARE, {-1}),
+        (ANYTHING * ANYTHING, {0, 1}),
+        (ANYTHING * ANYTHING + EPSILON, {1}),
+        (1 / (ANYTHING * ANYTHING), ANY),
+        (SHARE - Fraction(1, 2), ANY),
+        (total(DIFFICULTY, over=group) * EPSILON, {1}),
+        (-DIFFICULTY, {-1}),
+    ],
+)
+def test_declared_bounds(value, expected):
+    assert Assumptions(TREE).signs(to_sympy(value)) == expected
+
+
+def test_functions():
+    x = symbol(residual)
+    known = Assumptions(TREE)
+    above = known.with_signs({x: frozenset({1})})
+    assert known.signs(1 - sympy.tanh(x)) == {1}
+    assert known.signs(sympy.pi / 2 + sympy.atan(x)) == {1}
+    assert known.signs(sympy.atan(x) - 2) == {-1}
+    assert known.signs(sympy.atan(x) - sympy.Rational(3, 2)) == ANY
+    assert known.signs(sympy.exp(x) - 1) == ANY
+    assert above.signs(sympy.exp(x) - 1) == {1}
+    assert above.signs(sympy.exp(-x) - 1) == {-1}
+    assert known.with_signs({x: frozenset({-1, 0})}).signs(sympy.exp(x) - 1) == {-1, 0}
+    assert above.signs(1 - sympy.tanh(x) ** 2) == {1}
+    assert above.signs(sympy.sqrt(x) - x) == ANY
+    assert known.signs(sympy.sqrt(2) - 1) == {1}
+    assert known.signs(symbol(EPSILON) * sympy.sqrt(2) - symbol(EPSILON)) == {1}
+    assert known.signs(sympy.log(1 + sympy.exp(x))) == {1}
+
+
+def test_what_is_known_of_an_expression():
+    """A multiple of it, what is beside it, its factors; but of a denominator nothing: it may be 0."""
+    x, y, n = symbol(residual), symbol(density(group)), symbol(count(text, over=turn))
+    positive = frozenset({1})
+    known = Assumptions(TREE).with_signs({(x - y) / n: positive})
+    assert known.signs(2 * x - 2 * y) == {1}
+    assert known.signs(n * (y - x) - n) == {-1}
+    assert known.signs(y - x + 1) == ANY
+    assert known.with_signs({x - 3: frozenset({-1, 0})}).signs(x - 4) == {-1}
+    assert 0 in Assumptions(TREE).with_signs({1 / (n - 1): positive}).signs(n - 1)
+    squared = Assumptions(TREE).with_signs({x * x: positive})
+    assert squared.signs(x) == {-1, 1}
+    assert Assumptions(TREE).with_signs({x * y: positive}).signs(-3 * x * y) == {-1}
+
+
+def test_what_takes_too_many_steps_is_not_known(monkeypatch):
+    product = sympy.Mul(*chain_counts(5))
+    monkeypatch.setattr(module, "MOST_STEPS", 3)
+    assert Assumptions(CHAIN).signs(product - 1) == ANY
+
+
+def test_what_has_too_many_powers_is_not_known():
+    x = symbol(residual)
+    above = Assumptions(TREE).with_signs({x: frozenset({1})})
+    assert above.signs(sympy.exp(100 * x) - 1) == {1}
+    assert above.signs(sympy.exp(100_000 * x) - 1) == ANY
