@@ -25,5 +25,5 @@ sapo = Hierarchy(
     gates={token: Gate(4 / tau * sigmoid(tau * residual) - 1)},
     decomposition=ratio_deviation(),
     objective=trajectory_mean(),
-    gives_up={"first_order": "the value at r = 1 is 2/tau; the gradient agrees"},
+    gives_up={"first_order": "the value at r = 1 is 2/tau"},
 )

@@ -192,6 +192,27 @@ LAWS = (
         "return outside if self.upper is None else outside | (value > self.upper)", "return outside",
     ),
     slip(
+        "giving up first_order covers a wrong gradient", "laws*gradient laws/test_verify",
+        'COVERS = {"first_order": ("first_order", "identity")}',
+        'COVERS = {"first_order": ("first_order", "identity", "gradient")}',
+    ),
+    slip(
+        "agreement for advantages that are constant on any stratum is that of the gradient", "laws*gradient",
+        "if h.rows in (s, *h.coarser(s)))", "if s != h.leaves[0])",
+    ),
+    slip(
+        "coefficients are looked at on policy alone", "laws*gradient",
+        "in batches[:FEW] if", "in batches[:0] if",
+    ),
+    slip(
+        "what is declared at r = 1 is not asked where the law of recovery holds", "laws*gradient laws*first_order",
+        '(0,) if subject.proved("recovery") else SIDES', '() if subject.proved("recovery") else SIDES',
+    ),
+    slip(
+        "the slope of a recovery is not asked where gates agree to first order alone", "laws*first_order",
+        "if not exact and not is_smooth(subject):", "if False:",
+    ),
+    slip(
         "gates are not looked at below 0", "laws*identity laws*first_order laws/test_random",
         "SIDES = (-1, 0, 1)", "SIDES = (0, 1)",
     ),

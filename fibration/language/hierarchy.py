@@ -53,7 +53,7 @@ from fibration.language.traversal import atoms, substitute
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
-CAN_BE_GIVEN_UP = ("recovery", "identity", "first_order", "orthogonality", "positivity")
+CAN_BE_GIVEN_UP = ("recovery", "identity", "first_order", "gradient", "orthogonality", "positivity")
 
 
 class Hierarchy(Declared):

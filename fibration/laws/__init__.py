@@ -14,6 +14,7 @@ from fibration.language.hierarchy import CAN_BE_GIVEN_UP, FOUNDATIONS
 from fibration.laws import (
     coherent,
     first_order,
+    gradient,
     identity,
     locality,
     markov,
@@ -27,7 +28,7 @@ from fibration.laws import (
 from fibration.laws.law import Law
 
 _FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
-_CONSEQUENCES = (recovery, identity, first_order, orthogonality, positivity)
+_CONSEQUENCES = (recovery, identity, first_order, gradient, orthogonality, positivity)
 LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
 
 if {n: law.may_be_given_up for n, law in LAWS.items()} != {

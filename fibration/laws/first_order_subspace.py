@@ -15,7 +15,13 @@ from fibration.laws.orthogonality import LAW as ORTHOGONALITY
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.levels_together import usable
 from fibration.laws.proof.near import is_kinked
+from fibration.laws.proof.on_policy import starts
 from fibration.laws.proof.subject import Subject
+
+
+def constant_on(coarse: Stratum) -> str:
+    """The subject of a verdict on a part of the advantages."""
+    return f"advantages constant on each {coarse}"
 
 
 def span(subject: Subject, coarse: Stratum) -> str:
@@ -29,14 +35,14 @@ def span(subject: Subject, coarse: Stratum) -> str:
     return f"the gates on {', '.join(s.name for s in kept[:-1])} and {kept[-1]} are the identity"
 
 
-def subspace(subject: Subject, slopes: list[Any]) -> Stratum | None:
+def subspace(subject: Subject) -> Stratum | None:
     """The finest stratum such that first-order agreement holds for advantages that are constant on it.
 
     Over each of its elements `Σ μ_i A_i R'_i (K h(ρ))_i = c·A·μ·R'·Σ ρ = 0` for every finer level: its gate must have
     one slope `c` there, and `μ R'` one value. Gates that are not finer, and what crosses it, must be the identity.
     """
     h = subject.hierarchy
-    if not (subject.proved("reflecting") and subject.proved("recovery") and all(s == 1 for s in slopes)):
+    if not (subject.proved("reflecting") and all(s.is_true for s in starts(subject))):
         return None
     if any(v.law == "identity" and v.subject == "reference" for v in subject.verdicts):
         return None

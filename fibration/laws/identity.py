@@ -30,15 +30,13 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Verdict
-from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
-from fibration.laws.proof.branches import TooManyCases
 from fibration.laws.proof.claim import Claim
-from fibration.laws.proof.coordinates import X
-from fibration.laws.proof.near import SIDES, Germ, beside, open_question
+from fibration.laws.proof.near import Germ, open_question
+from fibration.laws.proof.on_policy import reference_is_zero
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, Witness, in_full, rounding, shown
+from fibration.laws.witness.batches import Concrete, Witness, in_brief, rounding, shown
 from fibration.laws.witness.definition import STEPS, has_residual
 from fibration.laws.witness.enclosures import Unsure, of_its_sign
 from fibration.laws.witness.germs import Series
@@ -95,21 +93,6 @@ def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
     return next((v for v in mine if str(v.counterexample).endswith(NO_VALUE)), None)
 
 
-def reference_is_zero(subject: Subject) -> bool:
-    """Whether `F` is 0 at `r = 1` and tends to 0 towards it, from both sides, on every leaf."""
-    h = subject.hierarchy
-    try:
-        return all(
-            near.is_smooth(case) and vanishes(case.sympy().subs(X, 0))
-            for leaf in h.leaves
-            for _, e in h.decomposition.densities
-            for near in (beside(subject.at(leaf), side, variable=X) for side in SIDES)
-            for case in near.branches(h.with_mass(e, leaf))
-        )
-    except TooManyCases:
-        return False
-
-
 def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
     """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals.
 
@@ -142,7 +125,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
                 where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on a {stratum}"
                 extra = f" with advantage {a}" if advantage in reads else ""
                 if p:
-                    extra += f" over densities {_number(p)}" + (" times as large" if part == "slope" else "")
+                    extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")
                 values = concrete.chosen
                 if text.endswith(NO_VALUE):  # a count that is 0 is what it may have divided by
                     counts = (c for c in atoms(gate) if isinstance(c, Count))
@@ -183,7 +166,7 @@ class _Gate:
         at_zero = self.value(Fraction(0), density)
         if at_zero is None:
             return f"g(0) {NO_VALUE}"
-        return f"g(0) = {_number(at_zero)}, not 0" if abs(at_zero) > rounding(self.gate) else ""
+        return f"g(0) = {in_brief(at_zero)}, not 0" if abs(at_zero) > rounding(self.gate) else ""
 
     def slope_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
         """How `g(ρ) - ρ` is not small beside the residual and the densities, however small these are; '' if it is.
@@ -199,7 +182,7 @@ class _Gate:
                 if value is None:
                     return f"g({shown(step)}) {NO_VALUE}"
                 if line is None or _is_seen(value, step, *line):
-                    return f"g({shown(step)}) = {_number(value)}, a slope of {_slope(value / step)}, not 1"
+                    return f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
         return ""
 
     def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
@@ -237,11 +220,7 @@ def _is_seen(value: Fraction, step: Fraction, start: Fraction, slope: Fraction) 
 
 
 def _slope(value: Fraction) -> str:
-    return f"1 + {shown(value - 1)}" if _number(value) == "1" != value else _number(value)
-
-
-def _number(value: Fraction) -> str:
-    return in_full(value) if value.denominator < 10**6 else shown(value)
+    return f"1 + {shown(value - 1)}" if in_brief(value) == "1" != value else in_brief(value)
 
 
 LAW = Law("identity", STATEMENT, decide_identity)

@@ -43,8 +43,13 @@ def unproved(subject: str, found: str, remedy: str, witness: Evidence | None, re
 
 
 def following(decision: Decision, failure: Verdict | None) -> Decision:
-    """A decision that follows from a failure decided before it; that stands by itself if there is None."""
-    return replace(decision, cause=Cause(failure.law, failure.subject)) if failure else decision
+    """A decision that follows from a failure decided before it; that stands by itself if there is None.
+
+    So it does where it is refuted, and the failure is not known to be one.
+    """
+    if failure is None or (decision.status == "refuted" and failure.status == "undecided"):
+        return decision
+    return replace(decision, cause=Cause(failure.law, failure.subject))
 
 
 @dataclass(frozen=True)

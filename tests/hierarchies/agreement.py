@@ -187,61 +187,66 @@ K_DOMAIN, K_BATCH = 1 / count(trajectory, over=domain), 1 / count(trajectory, ov
 
 @dataclass(frozen=True)
 class Spec:
-    """A hierarchy, the status of its first verdict of first order, of those on a part of it, and of positivity."""
+    """A hierarchy, the status of its first verdict of first order, and of positivity; of what the rest is proved.
+
+    `part` is the subject for which first order is proved where it is refuted of the whole, and `gradient` that of the
+    law of the gradient, '' where that is refuted.
+    """
 
     h: Hierarchy
     status: str
-    parts: tuple[tuple[str, str], ...] = ()
+    part: str = ""
+    gradient: str = "hierarchy"
     ok: bool = True
     identity: bool = True
     positivity: str = "proved"
 
 
-GRADIENT = (("gradient", "proved"),)
+ON_TRAJECTORIES = "advantages constant on each trajectory"
 SPECS = {
     # systems of the paper and of the field
     "apc_obj": Spec(apc(), "proved", identity=False),
-    "sapo": Spec(alone(SAPO, gives_up=VALUE), "refuted", GRADIENT, identity=False),
-    "cispo": Spec(alone(minimum(residual, high), objective=trajectory_mean().score(), gives_up=VALUE), "refuted", GRADIENT),
+    "sapo": Spec(alone(SAPO, gives_up=VALUE), "refuted", identity=False),
+    "cispo": Spec(alone(minimum(residual, high), objective=trajectory_mean().score(), gives_up=VALUE), "refuted"),
     "gspo_token": Spec(gspo_token(), "proved"),
     "truly_ppo": Spec(truly_ppo(), "proved", positivity="refuted"),
     # variants of these
     "apc, log ratios": Spec(apc(split=signed_log_ratio()), "proved", identity=False),
     "apc, the state passes too": Spec(
-        apc(outer=identity_gate(), gives_up=VALUE), "refuted", ok=False, identity=False, positivity="undecided"
+        apc(outer=identity_gate(), gives_up=VALUE), "refuted", gradient="", ok=False, identity=False, positivity="undecided"
     ),
     "apc, density counted twice": Spec(
-        apc(clip(residual + 2 * density(state) / T, -LEFT, LEFT)), "refuted", ok=False, identity=False, positivity="undecided"
+        apc(clip(residual + 2 * density(state) / T, -LEFT, LEFT)), "refuted", gradient="", ok=False, identity=False, positivity="undecided"
     ),
     "apc, residual in place of the density": Spec(
-        apc(clip(residual, -LEFT, LEFT), gives_up=VALUE | {"positivity": "not looked into"}), "refuted", identity=False, positivity="undecided"
+        apc(clip(residual, -LEFT, LEFT), gives_up=VALUE | {"positivity": "not looked into"}), "refuted", gradient="", ok=False, identity=False, positivity="undecided"
     ),
-    "apc, first order not given up": Spec(apc(outer=identity_gate()), "refuted", ok=False, identity=False, positivity="undecided"),
+    "apc, first order not given up": Spec(apc(outer=identity_gate()), "refuted", gradient="", ok=False, identity=False, positivity="undecided"),
     "apc, identity not given up": Spec(apc(gives_up={}), "proved", ok=False, identity=False),
     "apc, given up though it holds": Spec(apc(gives_up={**MADE_UP, **VALUE}), "proved", ok=False, identity=False),
     "apc, budget that may be 0": Spec(
         apc(clip(OWN, -maximum(T * (delta - delta) - DRIFT + OWN, 0), maximum(T * (delta - delta) - DRIFT + OWN, 0))),
-        "refuted", ok=False, identity=False,
+        "refuted", gradient="", ok=False, identity=False,
     ),
-    "apc, score": Spec(apc(objective=trajectory_mean().score(), gives_up=VALUE), "refuted", GRADIENT, identity=False),
-    "sapo, not given up": Spec(alone(SAPO), "refuted", GRADIENT, ok=False, identity=False),
-    "sapo, slope not 1": Spec(alone(2 / TAU * sigmoid(TAU * residual), gives_up=VALUE), "refuted", identity=False),
-    "sapo, gates log ratios": Spec(alone(SAPO, log_ratio(), gives_up=VALUE), "refuted", identity=False),
+    "apc, score": Spec(apc(objective=trajectory_mean().score(), gives_up=VALUE), "refuted", identity=False),
+    "sapo, not given up": Spec(alone(SAPO), "refuted", ok=False, identity=False),
+    "sapo, slope not 1": Spec(alone(2 / TAU * sigmoid(TAU * residual), gives_up=VALUE), "refuted", gradient="", ok=False, identity=False),
+    "sapo, gates log ratios": Spec(alone(SAPO, log_ratio(), gives_up=VALUE), "refuted", gradient="", ok=False, identity=False),
     "sapo, score": Spec(
-        alone(SAPO, objective=trajectory_mean().score(), gives_up=VALUE), "refuted", (("gradient", "refuted"),), identity=False
+        alone(SAPO, objective=trajectory_mean().score(), gives_up=VALUE), "refuted", gradient="", ok=False, identity=False
     ),
     "sapo, score, not given up": Spec(
-        alone(SAPO, objective=trajectory_mean().score()), "refuted", (("gradient", "refuted"),), ok=False, identity=False
+        alone(SAPO, objective=trajectory_mean().score()), "refuted", gradient="", ok=False, identity=False
     ),
-    "cispo, not given up": Spec(alone(minimum(residual, high), objective=trajectory_mean().score()), "refuted", GRADIENT, ok=False),
+    "cispo, not given up": Spec(alone(minimum(residual, high), objective=trajectory_mean().score()), "refuted", ok=False),
     "score of a slope that is not 1": Spec(
-        alone(2 * residual, objective=token_mean().score(), gives_up=VALUE), "refuted", GRADIENT, identity=False, positivity="refuted", ok=False
+        alone(2 * residual, objective=token_mean().score(), gives_up=VALUE), "refuted", identity=False, positivity="refuted", ok=False
     ),
     "score, trajectory level alone": Spec(
         gspo_token().replace(
             gates={trajectory: log_clip_gate(low, high), token: zero_gate()}, objective=trajectory_mean().score(), gives_up=VALUE
         ),
-        "refuted", GRADIENT, identity=False,
+        "refuted", identity=False,
     ),
     "constants that levels take from each other": Spec(
         three({group: Gate(residual + 0.1 * mass), token: Gate(residual - 0.1 * mass)}, gives_up=MADE_UP), "proved", identity=False
@@ -260,18 +265,18 @@ SPECS = {
     "residual against the gated base": Spec(
         gspo_token().replace(gates={trajectory: clip_gate(budget), token: Gate(residual + PULLED - BASE)}), "proved", ok=False, identity=False
     ),
-    "intermediate residuals dropped": Spec(three({trajectory: zero_gate()}), "refuted", (("advantages constant on each group", "proved"),), ok=False, identity=False),
+    "intermediate residuals dropped": Spec(three({trajectory: zero_gate()}), "refuted", "advantages constant on each group", gradient="", ok=False, identity=False),
     "half of what a trajectory drops": Spec(
-        gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + PULLED / 2)}), "refuted", ok=False, identity=False
+        gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + PULLED / 2)}), "refuted", gradient="", ok=False, identity=False
     ),
     "taken up above 0 alone": Spec(
-        gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + maximum(PULLED, 0))}), "refuted", ok=False, identity=False
+        gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + maximum(PULLED, 0))}), "refuted", gradient="", ok=False, identity=False
     ),
     "taken up at long trajectories alone": Spec(
         gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + where(count(token, over=trajectory) > 2, PULLED, 0))}),
-        "refuted", ok=False, identity=False,
+        "refuted", gradient="", ok=False, identity=False,
     ),
-    "a removable singularity": Spec(alone(residual * residual / residual, log_ratio()), "refuted", ok=False, identity=False, positivity="refuted"),
+    "a removable singularity": Spec(alone(residual * residual / residual, log_ratio()), "refuted", gradient="", ok=False, identity=False, positivity="refuted"),
     # trees
     "tree of identities": Spec(tree(), "proved"),
     "tree of clips": Spec(tree(EVERYWHERE), "proved"),
@@ -281,28 +286,28 @@ SPECS = {
         deep_tree({**EVERYWHERE, trajectory: aggregate_gate(budget, rollback=4).per(mass)}, SIGNED), "proved"
     ),
     "tree of identities of deviations": Spec(tree(split=ratio_deviation(scale=mass)), "proved"),
-    "tree, one leaf dropped": Spec(tree({image: zero_gate()}), "refuted", ok=False, identity=False),
+    "tree, one leaf dropped": Spec(tree({image: zero_gate()}), "refuted", gradient="", ok=False, identity=False),
     "deep tree, turns and images dropped": Spec(
-        deep_tree({turn: zero_gate(), image: zero_gate()}, gives_up=DROPPED), "refuted", (("advantages constant on each trajectory", "proved"),), identity=False
+        deep_tree({turn: zero_gate(), image: zero_gate()}, gives_up=DROPPED), "refuted", ON_TRAJECTORIES, ON_TRAJECTORIES, identity=False
     ),
-    "deep tree, turns dropped": Spec(deep_tree({turn: zero_gate()}, gives_up=DROPPED), "refuted", identity=False),
+    "deep tree, turns dropped": Spec(deep_tree({turn: zero_gate()}, gives_up=DROPPED), "refuted", gradient="", ok=False, identity=False),
     "deep tree, texts halved": Spec(
-        deep_tree({text: Gate(residual / 2)}, gives_up=DROPPED), "refuted", (("advantages constant on each trajectory", "proved"),), identity=False
+        deep_tree({text: Gate(residual / 2)}, gives_up=DROPPED), "refuted", ON_TRAJECTORIES, ON_TRAJECTORIES, identity=False
     ),
     "tree, both leaves dropped": Spec(
-        tree({image: zero_gate(), text: zero_gate()}, gives_up=DROPPED), "refuted", (("advantages constant on each trajectory", "proved"),), identity=False
+        tree({image: zero_gate(), text: zero_gate()}, gives_up=DROPPED), "refuted", ON_TRAJECTORIES, ON_TRAJECTORIES, identity=False
     ),
     "tree, both leaves dropped, that count otherwise": Spec(
-        tree({image: zero_gate(), text: zero_gate()}, weigh=2, gives_up=DROPPED), "refuted", identity=False
+        tree({image: zero_gate(), text: zero_gate()}, weigh=2, gives_up=DROPPED), "refuted", gradient="", ok=False, identity=False
     ),
     "tree, base made up for": Spec(
         tree({trajectory: zero_gate(), text: Gate(residual + density(trajectory) / N), image: Gate(residual + density(trajectory) / N)}, gives_up=MADE_UP),
         "proved", identity=False,
     ),
     "tree, base made up for on one leaf": Spec(
-        tree({trajectory: zero_gate(), text: Gate(residual + density(trajectory) / N)}), "refuted", ok=False, identity=False
+        tree({trajectory: zero_gate(), text: Gate(residual + density(trajectory) / N)}), "refuted", gradient="", ok=False, identity=False
     ),
-    "tree, score": Spec(tree(EVERYWHERE, objective=trajectory_mean().score(), gives_up=VALUE), "refuted", GRADIENT),
+    "tree, score": Spec(tree(EVERYWHERE, objective=trajectory_mean().score(), gives_up=VALUE), "refuted"),
     "tree of budgets": Spec(
         tree(
             {
@@ -323,20 +328,20 @@ SPECS = {
     "quiver of clips, split by sign": Spec(quiver(EVERYWHERE, SIGNED), "proved"),
     "quiver by projection": Spec(quiver(EVERYWHERE, assume=(), orthogonalise="projection"), "proved"),
     "quiver, domain dropped": Spec(
-        quiver({domain: zero_gate()}, gives_up=DROPPED), "refuted", (("advantages constant on each batch", "proved"),), identity=False
+        quiver({domain: zero_gate()}, gives_up=DROPPED | {"gradient": "a domain is to be left as it is"}), "refuted", "advantages constant on each batch", gradient="", identity=False
     ),
-    "quiver, trajectory dropped": Spec(quiver({trajectory: zero_gate()}), "refuted", (("advantages constant on each modality", "proved"),), ok=False, identity=False),
+    "quiver, trajectory dropped": Spec(quiver({trajectory: zero_gate()}), "refuted", "advantages constant on each modality", gradient="", ok=False, identity=False),
     "quiver, token dropped": Spec(
-        quiver({token: zero_gate()}, gives_up=DROPPED), "refuted", (("advantages constant on each trajectory", "proved"),), identity=False
+        quiver({token: zero_gate()}, gives_up=DROPPED), "refuted", ON_TRAJECTORIES, ON_TRAJECTORIES, identity=False
     ),
     "quiver, domain made up for": Spec(
         quiver({domain: zero_gate(), trajectory: Gate(residual + density(domain) * K_DOMAIN - density(batch) * K_BATCH)}, gives_up=MADE_UP),
         "proved", identity=False,
     ),
     "quiver, domain made up for without the batch": Spec(
-        quiver({domain: zero_gate(), trajectory: Gate(residual + density(domain) * K_DOMAIN)}), "refuted", ok=False, identity=False
+        quiver({domain: zero_gate(), trajectory: Gate(residual + density(domain) * K_DOMAIN)}), "refuted", gradient="", ok=False, identity=False
     ),
-    "quiver, score": Spec(quiver(EVERYWHERE, objective=trajectory_mean().score(), gives_up=VALUE), "refuted", GRADIENT),
+    "quiver, score": Spec(quiver(EVERYWHERE, objective=trajectory_mean().score(), gives_up=VALUE), "refuted"),
 }  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def right_gates():
         "state budget of APC": two(
             outer=zero_gate(), split=ratio_deviation(scale=1),
             inner=Gate(clip(residual, -maximum(T * budget - abs(over) + abs(residual), 0), maximum(T * budget - abs(over) + abs(residual), 0))),
-            gives_up={"first_order": "the state's own drift is dropped", "positivity": "not decided for deviations over two levels"},
+            gives_up={**dict.fromkeys(("first_order", "gradient"), "the state's own drift is dropped"), "positivity": "not decided for deviations over two levels"},
         ),
         "pessimistic clip, ratios": one(pessimistic_clip_gate(below_one, high)),
         "dual clip, ratios": one(dual_clip_gate(below_one, high, Parameter("ceiling", default=3.0, lower=1))),
@@ -208,12 +208,15 @@ def gspo_like(**changes):
 def subspaces():
     """Hierarchies that hold first-order agreement only for advantages constant on a stratum: spec, stratum or None."""
     drop = {"first_order": "what is finer is dropped on purpose"}
+    wrong = {**drop, "gradient": "rows do not get what they are due, on purpose"}
     levels = (token, trajectory, prompt_group)
 
-    def three(gates, upper, **more):
-        return kernels(uniform(), upper, levels=levels, gates=gates, gives_up=drop, **more)
+    def three(gates, upper, gives_up=wrong, **more):
+        return kernels(uniform(), upper, levels=levels, gates=gates, gives_up=gives_up, **more)
 
-    two_log = dict(split=log_ratio(scale=1 / T), gives_up=drop, outer=identity_gate())
+    def over(inner, gives_up=wrong):
+        return two(inner=inner, split=log_ratio(scale=1 / T), gives_up=gives_up, outer=identity_gate())
+
     half = Gate(0.5 * residual)
     kinked = Gate(where(residual >= 0, residual, 0))
     own = Parameter("own", default=0.5, on=trajectory)
@@ -221,7 +224,7 @@ def subspaces():
         "gspo": (load("gspo"), trajectory),
         "gspo with the mean over tokens": (gspo_like(objective=token_mean()), trajectory),
         "gspo with a constant length": (gspo_like(objective=constant_normaliser(1024)), trajectory),
-        "gspo over prompt groups, mean of means": (three({token: zero_gate()}, uniform()), trajectory),
+        "gspo over prompt groups, mean of means": (three({token: zero_gate()}, uniform(), drop), trajectory),
         "one ratio per group": (three({token: zero_gate(), trajectory: zero_gate()}, uniform()), prompt_group),
         "one ratio per group, by tokens": (
             three({token: zero_gate(), trajectory: zero_gate()}, proportional(count(token)), split=log_ratio(), objective=token_mean()),
@@ -234,20 +237,20 @@ def subspaces():
             three({token: zero_gate(), trajectory: zero_gate()}, proportional(count(token)), objective=token_mean()), None,
         ),
         "measure of an attribute, μ of counts": (
-            two(weight / W, inner=zero_gate(), outer=identity_gate(), split=log_ratio(scale=weight / W), objective=token_mean(), gives_up=drop),
+            two(weight / W, inner=zero_gate(), outer=identity_gate(), split=log_ratio(scale=weight / W), objective=token_mean(), gives_up=wrong),
             None,
         ),
-        "half of each token": (two(inner=half, **two_log), trajectory),
-        "above the mean only": (two(inner=kinked, **two_log), None),
-        "by an attribute of the token": (two(inner=Gate(weight * residual), **two_log), None),
-        "by an attribute of the trajectory": (two(inner=Gate(Attribute("trust", on=trajectory) * residual), **two_log), trajectory),
+        "half of each token": (over(half, drop), trajectory),
+        "above the mean only": (over(kinked), None),
+        "by an attribute of the token": (over(Gate(weight * residual)), None),
+        "by an attribute of the trajectory": (over(Gate(Attribute("trust", on=trajectory) * residual), drop), trajectory),
         "by a parameter per trajectory, over groups": (
             three({trajectory: Gate(own * residual), token: zero_gate()}, uniform()), None,
         ),
-        "by a parameter per trajectory": (two(inner=Gate(own * residual), **two_log), trajectory),
-        "by the sign of the advantage": (two(inner=Gate(where(advantage > 0, residual, 0)), **two_log), None),
-        "root of a square": (two(inner=Gate(sqrt(residual * residual)), **two_log), None),
-        "the token's base moves it": (two(inner=Gate(where(absolute(residual) > 0, density(trajectory), 0)), **two_log), None),
+        "by a parameter per trajectory": (over(Gate(own * residual), drop), trajectory),
+        "by the sign of the advantage": (over(Gate(where(advantage > 0, residual, 0))), None),
+        "root of a square": (over(Gate(sqrt(residual * residual))), None),
+        "the token's base moves it": (over(Gate(where(absolute(residual) > 0, density(trajectory), 0))), None),
     }  # fmt: skip
 
 

@@ -315,6 +315,48 @@ def wrong_decompositions() -> dict[str, Wrong]:
     }  # fmt: skip
 
 
+def wrong_gradients() -> dict[str, Wrong]:
+    """What giving up first order, or recovery, must not hide."""
+    plus, minus = gated("+"), gated("-")
+    tau = Parameter("tau", default=1.0)
+    kept = dict(outer=identity_gate(), inner=zero_gate())
+    given_up = {"first_order": "on purpose"}
+
+    def score(gate: Any) -> Wrong:
+        return Wrong(one(gate, gives_up=given_up).replace(objective=token_mean().score()), "gradient", "hierarchy")
+
+    def ratio(h: Hierarchy, subject: str = "hierarchy", **more: str) -> Wrong:
+        return Wrong(h.replace(gives_up={**given_up, **more}), "gradient", subject)
+
+    def cut(inside: Any, back: Any) -> Hierarchy:
+        return two(split=Decomposition({"": clip(inside, -0.4, 0.4) / T}, back, 1 / T), **kept)
+
+    def owners(up: Any, down: Any) -> Hierarchy:
+        split = Decomposition({"+": where(up, x, 0) / T, "-": where(down, -x, 0) / T}, exp((plus - minus) * T), 1 / T)
+        return two(split=split, **kept)
+
+    return {
+        "score doubled on policy": score(clip(residual, -1, epsilon) + 1),
+        "score of a sigmoid": score(4 / tau * sigmoid(tau * residual) - 1),
+        "score that jumps beside 1": score(where(residual > 0, residual + 1, residual)),
+        "soft gate of half the slope": ratio(one(2 / tau * sigmoid(tau * residual) - 1)),
+        "soft gate without its scale": ratio(one(sigmoid(residual))),
+        "one ratio per trajectory, doubled": ratio(two(outer=Gate(2 * residual), inner=zero_gate())),
+        "one ratio per trajectory, never below 1": ratio(
+            two(outer=Gate(clip(residual, 0, 0.2)), inner=zero_gate(), split=log_ratio(scale=1 / T))
+        ),
+        "trajectories that follow their group": ratio(chain(uniform(), uniform(), gates={trajectory: zero_gate(), token: zero_gate()})),
+        "tokens above their mean": ratio(two(outer=identity_gate(), inner=Gate(where(residual >= 0, residual, 0)))),
+        "sums that weigh what means are taken of": ratio(
+            two(weight / W, split=log_ratio(scale=weight / W), **kept)
+        ),
+        "a scale that is not undone": ratio(cut(x, exp(gated(""))), "decomposition", recovery="large ratios are cut"),
+        "a ratio that is twice itself": ratio(cut(x, 2 * exp(gated("") * T)), "decomposition", recovery="large ratios are cut"),
+        "both own 0, given up": ratio(owners(x >= 0, x <= 0), "decomposition"),
+        "neither owns 0, given up": ratio(owners(x > 0, x < 0), "decomposition"),
+    }  # fmt: skip
+
+
 def wrong_reading() -> dict[str, Wrong]:
     per = Parameter("per", default={"+": 0.1, "-": 0.2}, per_channel=True)
     on_token = Parameter("on_token", default=0.5, upper=1, on=token)
@@ -447,7 +489,15 @@ def wrong_promises() -> dict[str, Wrong]:
 
 
 def wrong() -> dict[str, Wrong]:
-    groups = (wrong_kernels, wrong_gates, wrong_decompositions, wrong_reading, wrong_structure, wrong_promises)
+    groups = (
+        wrong_kernels,
+        wrong_gates,
+        wrong_decompositions,
+        wrong_gradients,
+        wrong_reading,
+        wrong_structure,
+        wrong_promises,
+    )
     return {name: w for make in (*groups, wrong_objectives) for name, w in make().items()}
 
 

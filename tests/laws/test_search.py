@@ -20,7 +20,7 @@ from fibration.language.operators import OPERATORS, Valued
 from fibration.laws import coherent, identity, markov, objective, positivity, recovery, reflecting
 from fibration.laws.proof.coordinates import coordinate
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness import definition
+from fibration.laws.witness import definition, on_policy
 from fibration.laws.witness.enclosures import Enclosed, Unsure, enclose
 from fibration.laws.witness.germs import Series, beside
 from fibration.laws.witness.probes import between, crossings, simplest, turning, whole_crossings
@@ -52,6 +52,8 @@ def searches(h):
     if not {"first_order", "identity"} & set(h.gives_up):
         yield from (identity.gate_off_identity(h, s, g) for s, _, g in gates(h))
         yield definition.off_policy(h)
+    if "gradient" not in h.gives_up:
+        yield on_policy.wrong_coefficients(h)
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -38,10 +38,10 @@ def test_declared_exceptions_cover_only_what_they_name():
     assert {v.law for v in kept.verdicts if v.given_up} == {"first_order", "identity"}
     wrong_kernel = zoo.two(1 / (zoo.T + 1), inner=zoo.zero_gate(), gives_up={"first_order": "tokens follow"}).verify()
     assert not wrong_kernel.ok
-    assert {v.law for v in wrong_kernel.failures} == {"reflecting", "orthogonality"}
+    assert {v.law for v in wrong_kernel.failures} == {"reflecting", "gradient", "orthogonality"}
     split = zoo.decomposition(density=2 * zoo.x, recovery=zoo.exp(zoo.gated("")))
     wrong_recovery = zoo.two(split=split, gives_up={"first_order": "why not"}).verify()
-    assert {v.law for v in wrong_recovery.failures} == {"recovery"}
+    assert {v.law for v in wrong_recovery.failures} == {"recovery", "gradient"}
 
 
 # ---------------------------------------------------------------- causes, and what follows from them
@@ -53,11 +53,20 @@ FOLLOWING = {  # a slip, the verdict on it, and what fails along with it
     "value": (
         zoo.two(NO_VALUE),
         "markov",
-        "reflecting of kernel token → trajectory, first_order, orthogonality of residual on token, positivity",
+        "reflecting of kernel token → trajectory, first_order, gradient, orthogonality of residual on token, positivity",
     ),
     "gate": (zoo.two(inner=zoo.zero_gate()), "identity", "first_order"),
-    "gate without a value": (zoo.one(zoo.residual / (zoo.budget - zoo.budget)), "identity", "first_order, positivity"),
-    "recovery": (WRONG["first order of the exponential"].hierarchy, "recovery", "first_order, positivity"),
+    "gate without a value": (
+        zoo.one(zoo.residual / (zoo.budget - zoo.budget)),
+        "identity",
+        "first_order, gradient, positivity",
+    ),
+    "recovery": (
+        WRONG["recovery scaled twice over"].hierarchy,
+        "recovery",
+        "first_order, gradient of decomposition",
+    ),
+    "recovery far off": (WRONG["first order of the exponential"].hierarchy, "recovery", "positivity"),
     "crossing": (
         quivers.wrong()["a kernel of a crossing that does not sum to 1"].hierarchy,
         "reflecting",
@@ -89,17 +98,17 @@ def test_one_slip_is_one_cause(slip):
 
 def test_what_is_given_up_covers_no_other_law():
     """What would follow from a law that is given up stands by itself."""
-    h = WRONG["first order of the exponential"].hierarchy.replace(gives_up={"recovery": "on purpose"})
+    h = WRONG["recovery scaled twice over"].hierarchy.replace(gives_up={"recovery": "on purpose"})
     found = h.verify()
     assert {v.law: v.cause for v in found.failures} == {
-        "first_order": ("recovery", "decomposition"), "positivity": ("recovery", "decomposition")
+        "first_order": ("recovery", "decomposition"), "gradient": ("recovery", "decomposition")
     }  # fmt: skip
     assert found.causes == found.failures
     assert not any(found.so_too(v) for v in found.causes)
-    with pytest.raises(LawError, match="'first_order'"):
+    with pytest.raises(LawError, match="'gradient'"):
         found.raise_for_status()
-    kept = WRONG["first order of the exponential"].hierarchy.replace(gives_up={"first_order": "on purpose"}).verify()
-    assert [(v.law, kept.so_too(v)) for v in kept.causes] == [("recovery", "positivity")]
+    kept = WRONG["recovery scaled twice over"].hierarchy.replace(gives_up={"first_order": "on purpose"}).verify()
+    assert [(v.law, kept.so_too(v)) for v in kept.causes] == [("recovery", "gradient of decomposition")]
 
 
 def test_what_is_refuted_is_raised_before_what_is_undecided():

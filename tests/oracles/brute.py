@@ -19,6 +19,7 @@ from fibration.language.traversal import atoms
 from oracles.definition import (
     NO_VALUE,
     WHOLE,
+    ZERO,
     Dual,
     Formulas,
     World,
@@ -47,13 +48,31 @@ def fibre_sums(world: World, f: Fibration) -> list[Fraction | None]:
     return sums
 
 
-def slope_at_one(h: Hierarchy, world: World, element: int = 0) -> Fraction:
-    """`d R(F(r))/dx` at exactly `x = 0`, as the chain rule through the declared branches gives it."""
-    leaf, run = h.leaves[0], Formulas()
-    here = {c: run(d, lambda a: Dual(F(0), F(1)) if a == x else Dual(world.atom(a, leaf, element)))
+def back(h: Hierarchy, world: World, leaf: Stratum, element: int = 0, at: Fraction = ZERO) -> Dual:
+    """`R(F(r))` at one log ratio, with the slope that the chain rule through the declared branches gives it."""
+    run = Formulas()
+    here = {c: run(h.with_mass(d, leaf), lambda a: Dual(at, F(1)) if a == x else Dual(world.atom(a, leaf, element)))
             for c, d in h.decomposition.densities}  # fmt: skip
     bound = {gated(c): v for c, v in here.items()}
-    return run(h.decomposition.recovery, lambda a: bound[a] if a in bound else Dual(world.atom(a, leaf, element))).slope
+    recovery = h.with_mass(h.decomposition.recovery, leaf)
+    return run(recovery, lambda a: bound[a] if a in bound else Dual(world.atom(a, leaf, element)))
+
+
+def pushed_along(
+    world: World, xs: Sequence[Fraction], way: Sequence[Fraction], advantages: Sequence[Fraction]
+) -> Fraction:
+    """`Σ c_i·d_i`, the declared slope of `J` along a direction; of a score estimator that of its log-probabilities."""
+    found = world.run([Dual(at, d) for at, d in zip(xs, way, strict=True)], advantages, Formulas()).ratio
+    weights = [world.mu(i) * a for i, a in enumerate(advantages)]
+    if world.h.objective.estimator == "score":
+        return sum((w * g.value * d for w, g, d in zip(weights, found, way, strict=True)), F(0))
+    return sum((w * g.slope for w, g in zip(weights, found, strict=True)), F(0))
+
+
+def coefficients(world: World, xs: Sequence[Fraction], advantages: Sequence[Fraction]) -> list[Fraction]:
+    """`∂J/∂log π` of every token."""
+    n = range(len(xs))
+    return [pushed_along(world, xs, [F(i == k) for i in n], advantages) for k in n]
 
 
 # ---------------------------------------------------------------- counterexamples, checked again
@@ -72,7 +91,7 @@ def confirm(h: Hierarchy, verdict: Verdict, all_verdicts: Iterable[Verdict] = ()
     {
         "structure": _confirm_structure, "locality": _confirm_locality, "markov": _confirm_markov,
         "reflecting": _confirm_reflecting, "recovery": _confirm_recovery, "identity": _confirm_identity,
-        "first_order": _confirm_first_order, "orthogonality": _confirm_orthogonality,
+        "first_order": _confirm_first_order, "gradient": _confirm_gradient, "orthogonality": _confirm_orthogonality,
         "positivity": _confirm_positivity, "given_up": _confirm_given_up, "objective": _confirm_objective,
     }[verdict.law](h, verdict, list(all_verdicts))  # fmt: skip
 
@@ -218,17 +237,12 @@ def _confirm_identity(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
 def _confirm_first_order(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> None:
     values = verdict.counterexample.values  # type: ignore[union-attr]
     if "slope" in values:
-        slopes = [slope_at_one(h, world) for world in worlds_for(h, sizes=(1, 2, 3))]
-        assert any(s != 1 for s in slopes)
+        _confirm_start(h, verdict)
         return
     if "log_prob" in values:  # a score estimator has no value, whatever its gates
         assert h.objective.estimator == "score"
         return
     world = complete(h, world_of(h, verdict))
-    if verdict.subject == "gradient":
-        n = world.size(h.leaves[0])
-        assert world.ratios([F(0)] * n, [values["advantage"]] * n) != [1] * n
-        return
     n, rng = world.size(h.leaves[0]), random.Random(0)
     for unit, off in ((F(1, 10**n), F(1, 10**m)) for n, m in ((12, 14), (24, 36), (40, 44))):  # not of second order
         for k in range(40):
@@ -241,6 +255,37 @@ def _confirm_first_order(h: Hierarchy, verdict: Verdict, others: list[Verdict]) 
             if any(abs(r - truth(at)) > off for r, at in zip(found, xs, strict=True)):
                 return
     raise AssertionError(f"the operator agrees to first order on {world}")
+
+
+def _confirm_start(h: Hierarchy, verdict: Verdict) -> None:
+    values = verdict.counterexample.values  # type: ignore[union-attr]
+    leaf = next(s for s in h.leaves if s.name == values["leaf"])
+    try:
+        found = back(h, world_of(h, verdict), leaf, at=values["log_ratio"])
+    except NO_VALUE:
+        return
+    assert any(abs(v - 1) > (F(1, 10**6) if values["log_ratio"] else TINY) for v in (found.value, found.slope))
+
+
+def _confirm_gradient(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> None:
+    """Coefficients that are not `μ·A`, for advantages that are constant on rows."""
+    values = verdict.counterexample.values  # type: ignore[union-attr]
+    if verdict.subject == "decomposition":
+        _confirm_start(h, verdict)
+        return
+    world, advantages = complete(h, world_of(h, verdict)), values["advantages"]
+    of_row = {(world.below(leaf, i, h.rows), a) for (leaf, i), a in zip(world.tokens, advantages, strict=True)}
+    assert len(of_row) == world.size(h.rows)
+    try:
+        found = coefficients(world, values["log_ratios"], advantages)
+    except NO_VALUE:
+        assert values["coefficients"] is None
+        return
+    expected = [world.mu(i) * a for i, a in enumerate(advantages)]
+    assert values["true"] == tuple(expected)
+    assert all(abs(c - w) <= TINY for c, w in zip(found, values["coefficients"], strict=True))
+    close = F(1, 10**6) if any(values["log_ratios"]) else TINY
+    assert any(abs(c - t) > close for c, t in zip(found, expected, strict=True))
 
 
 def complete(h: Hierarchy, world: World) -> World:
@@ -343,7 +388,7 @@ def _uphold_identity(h: Hierarchy, verdict: Verdict, world: World, rng: random.R
 
 def _advantages(h: Hierarchy, world: World, rng: random.Random, over: Stratum) -> list[Fraction]:
     per = [F(rng.choice([-2, -1, 0, 1, 3])) for _ in range(world.size(over))]
-    return [per[world.below(h.leaves[0], i, over)] for i in range(world.size(h.leaves[0]))]
+    return [per[world.below(leaf, i, over)] for leaf, i in world.tokens]
 
 
 def _over_rows(h: Hierarchy, world: World) -> Stratum:
@@ -356,8 +401,6 @@ def _uphold_first_order(h: Hierarchy, verdict: Verdict, world: World, rng: rando
     unit = F(1, 10**12)
     if verdict.subject.startswith("advantages constant on each "):
         return _uphold_subspace(h, verdict, world, rng)
-    if verdict.subject == "gradient":
-        return _uphold_gradient(h, world, rng)
     for _ in range(2):
         xs = [unit * rng.randint(-9, 9) for _ in range(n)]
         found = world.ratios(xs, _advantages(h, world, rng, _over_rows(h, world)))
@@ -367,21 +410,22 @@ def _uphold_first_order(h: Hierarchy, verdict: Verdict, world: World, rng: rando
             assert error <= (TINY if exact else 9 * unit / 10**6), (
                 f"{float(error / unit)} units at {[float(v) for v in xs]}"
             )
-    assert abs(slope_at_one(h, world, rng.randrange(n)) - 1) <= TINY, "the declared derivative of R(F(r)) at r = 1"
+    start = back(h, world, h.leaves[0], rng.randrange(n))
+    assert abs(start.slope - 1) <= TINY, "the declared derivative of R(F(r)) at r = 1"
     return None
 
 
-def _uphold_gradient(h: Hierarchy, world: World, rng: random.Random) -> None:
-    """Of a score estimator `𝒢(1) = 1`; of another the derivative of `𝒢` at `r = 1`, whatever its value there."""
-    n, unit = world.size(h.leaves[0]), F(1, 10**12)
-    advantages = _advantages(h, world, rng, _over_rows(h, world))
-    start = world.ratios([F(0)] * n, advantages)
-    if h.objective.estimator == "score":
-        assert all(abs(g - 1) <= TINY for g in start), [float(g) for g in start]
-        return
-    xs = [unit * rng.randint(-9, 9) for _ in range(n)]
-    moved = world.ratios(xs, advantages)
-    assert all(abs(m - s - at) <= 9 * unit / 10**6 for m, s, at in zip(moved, start, xs, strict=True))
+def _uphold_gradient(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    """`∂J/∂log π_i = μ_i·A_i` at `r = 1` and close to it, for advantages of the stratum that is named."""
+    n = len(world.tokens)
+    over = next((s for s in h.order if verdict.subject.endswith(f" {s}")), _over_rows(h, world))
+    advantages = _advantages(h, world, rng, over)
+    for unit in (F(0), F(1, 10**12)):
+        xs, way = ([step * rng.randint(-9, 9) for _ in range(n)] for step in (unit, F(1)))
+        expected = sum((world.mu(i) * a * d for i, (a, d) in enumerate(zip(advantages, way, strict=True))), F(0))
+        scale = sum((27 * world.mu(i) for i in range(n)), F(0))
+        error = abs(pushed_along(world, xs, way, advantages) - expected)
+        assert error <= (scale / 10**6 if unit else TINY), f"{float(error)} beside {float(expected)} at {xs}"
 
 
 def _uphold_subspace(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
@@ -418,7 +462,7 @@ def _uphold_objective(h: Hierarchy, verdict: Verdict, world: World, rng: random.
 _UPHELD = {
     "markov": _uphold_markov, "reflecting": _uphold_reflecting, "orthogonality": _uphold_orthogonality,
     "recovery": _uphold_recovery, "identity": _uphold_identity, "first_order": _uphold_first_order,
-    "positivity": _uphold_positivity, "objective": _uphold_objective,
+    "gradient": _uphold_gradient, "positivity": _uphold_positivity, "objective": _uphold_objective,
 }  # fmt: skip
 
 

@@ -417,7 +417,7 @@ def test_levels_below_the_rows_and_attributes() -> None:
         gates={trajectory: aggregate_gate(budget, rollback=T), turn: zero_gate(), token: identity_gate()},
         decomposition=log_ratio(),
         objective=trajectory_mean(),
-        gives_up={"first_order": "a test"},
+        gives_up={"first_order": "a test", "gradient": "a test"},
     )
     op = compiled(turns)
     inside(make(op, "gates", {}))

@@ -384,7 +384,7 @@ def test_aggregates_run_over_the_whole_batch():
         gates={prompt_group: aggregate_gate(10, rollback=1), token: Gate(residual * 0)},
         decomposition=signed_log_ratio(),
         objective=token_mean(),
-        gives_up={"first_order": "a test"},
+        gives_up={"first_order": "a test", "gradient": "a test"},
     )
     op = operator(h)
     x = torch.tensor([0.25, 0.5, 0.75, 1.0], dtype=torch.float64)

@@ -87,9 +87,9 @@ class Stack:
 
     # ------------------------------------------------------------ near on-policy
 
-    def meetings(self, exactly: bool = False) -> list[Meeting] | None:
-        """Every way in which branches meet near `r = 1`, or at it; None where one may have no value or no slope."""
-        near = Near(self.assume, self.variables, at_0=exactly)
+    def meetings(self) -> list[Meeting] | None:
+        """Every way in which branches meet near `r = 1`; None where one may have no value or no slope."""
+        near = Near(self.assume, self.variables, at_0=False)
         try:
             per_level = [self._branches(self.level(s), near) for s in self.path]
             goal = self._branches(self.goal, near)
@@ -190,7 +190,7 @@ def argument(subject: Subject, kind: str) -> str:
     return f"{what} {word} {each} {leaf}'s own density, and R∘F = id"
 
 
-def reference_values(subject: Subject, exactly: bool, flat: bool) -> dict[Stratum, dict[str, list[Any]]] | None:
+def reference_values(subject: Subject, flat: bool) -> dict[Stratum, dict[str, list[Any]]] | None:
     """What the gates add where every density is 0, per leaf and channel (one value for each outcome of conditions).
 
     With `flat` they must besides change as the leaf's own density does, to first order, from the same value on every
@@ -198,7 +198,7 @@ def reference_values(subject: Subject, exactly: bool, flat: bool) -> dict[Stratu
     """
     found: dict[Stratum, dict[str, list[Any]]] = {}
     for stack in stacks(subject):
-        meetings = stack.meetings(exactly)
+        meetings = stack.meetings()
         if not meetings or (flat and not all(stack.is_flat(m) for m in meetings)):
             return None
         values = [stack.at_reference(m) for m in meetings]

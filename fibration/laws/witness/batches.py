@@ -191,6 +191,11 @@ def in_full(value: object) -> str:
     return str(value) if _is_ordinary(value) else shown(value)  # type: ignore[arg-type]
 
 
+def in_brief(value: Fraction) -> str:
+    """A fraction as it is, but for one of many digits: of that, six."""
+    return in_full(value) if value.denominator < 10**6 else shown(value)
+
+
 def _is_ordinary(value: object) -> bool:
     return not isinstance(value, Fraction) or value == 0 or SMALLEST < abs(value) < LARGEST
 

@@ -17,7 +17,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, rounding, shown
+from fibration.laws.witness.batches import Concrete, Witness, shown
 from fibration.laws.witness.duals import Real, differentiate, quotient, value_of
 from fibration.laws.witness.search import concretes
 
@@ -193,24 +193,13 @@ def candidates(h: Hierarchy) -> Iterator[tuple[Dense, Fraction]]:
 def off_policy(h: Hierarchy) -> Witness | None:
     """Log ratios beside 0 whose gated ratios differ from them by as much as they do from 1, however small they are."""
     for dense, a in candidates(h):
-        for direction in _directions(len(dense.tokens)):
+        for direction in directions(len(dense.tokens)):
             if all(_differs(dense, direction, step, a) for step in STEPS):
                 return _witness(dense, [STEPS[0] * d for d in direction], a)
     return None
 
 
-def on_policy(h: Hierarchy) -> Witness | None:
-    """A token whose gated ratio at `r = 1` is not 1."""
-    off = rounding(*formulas(h))
-    for dense, a in candidates(h):
-        xs = [Fraction(0)] * len(dense.tokens)
-        found = dense.attempt(xs, a)
-        if found is None or any(abs(g - 1) > off for g in found):
-            return _witness(dense, xs, a)
-    return None
-
-
-def _directions(n: int) -> Iterator[tuple[int, ...]]:
+def directions(n: int) -> Iterator[tuple[int, ...]]:
     """One token alone, all of them, one against the others."""
     for sign in (1, -1):
         yield (sign,) * n
