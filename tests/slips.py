@@ -277,6 +277,18 @@ LAWS = (
         "self._may_be_told, self._has_ended = False, True", "self._has_ended = True",
     ),
     slip(
+        "a value of too many digits is a missing one", "laws*budget test_expressions",
+        "class TooLarge(ArithmeticError)", "class TooLarge(NoValue)",
+    ),
+    slip(
+        "exact values have as many digits as there are", "test_expressions",
+        "return bounded(row.exact(*arguments))", "return row.exact(*arguments)",
+    ),
+    slip(
+        "a count that names no place is read nowhere in an objective", "laws*objective",
+        "tuple(concrete.atom(at(a, leaf), leaf, i) for a in read)", "tuple(concrete.atom(a, leaf, i) for a in read)",
+    ),
+    slip(
         "digits are mpmath's own", "laws*budget",
         "digits = _DIGITS.context", "digits = mpmath.mp",
     ),

@@ -37,7 +37,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.cancel import cancel, factors_over
 from fibration.language.decompositions import CHANNEL_WORD
-from fibration.language.exact import NoValue
+from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import home, row_path
@@ -48,9 +48,9 @@ def lower(hierarchy: Hierarchy) -> Program:
     """The program of a verified hierarchy: `gated_ratio`, `objective`, and what diagnostics read of every level."""
     try:
         return _Lowering(hierarchy).program().validate()
-    except NoValue as error:
+    except (NoValue, TooLarge) as error:
         raise SpecError(
-            f"hierarchy '{hierarchy.name}' divides by a number that is 0",
+            f"hierarchy '{hierarchy.name}' has a constant without a value in float64",
             required="expressions with a value",
             found=str(error),
         ) from None
@@ -137,7 +137,7 @@ class _Lowering:
 
         try:
             evaluate(factor, value)
-        except NoValue:
+        except (NoValue, TooLarge):
             return False
         return True
 

@@ -1,6 +1,7 @@
 """The language's functions on Fractions: exact where the result is rational, fifty digits where it is not.
 
-Where a function has no value they raise `NoValue`, and nothing else does: any other error is a defect.
+Where a function has no value they raise `NoValue`, where it has more digits than can be computed with `TooLarge`, and
+nothing else does: any other error is a defect.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import math
 import threading
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import mpmath
 
 FIFTY_DIGITS = 50
-MOST_BITS = 2**31  # of a result
+MOST_BITS = 2**18  # of a numerator or denominator: an operation on two of them takes a tenth of a second at most
 
 
 class _Digits(threading.local):
@@ -27,18 +29,32 @@ _DIGITS = _Digits()
 
 
 class NoValue(ArithmeticError):
-    """A division by 0, a logarithm or root outside its domain, or more digits than memory holds."""
+    """A division by 0, or a logarithm or root outside its domain."""
+
+
+class TooLarge(ArithmeticError):
+    """A value with more digits than can be computed with: nothing is known of it."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a number of more than {MOST_BITS} binary digits")
+
+
+def bounded(value: Any) -> Any:
+    """A value that can be computed with; raises `TooLarge` for others, so that no single operation is a long one."""
+    if isinstance(value, Fraction) and max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
+        raise TooLarge
+    return value
 
 
 def divide(a: Fraction, b: Fraction) -> Fraction:
     if b == 0:
-        raise NoValue(f"{a}/{b}")
+        raise NoValue("a division by 0")
     return a / b
 
 
 def power(a: Fraction, b: Fraction) -> Fraction:
     if a == 0 > b:
-        raise NoValue(f"{a}**{b}")
+        raise NoValue("a division by 0")
     return a ** int(b)
 
 
@@ -46,14 +62,16 @@ def transcendental(name: str) -> Callable[[Fraction], Fraction]:
     """Fifty correct digits as a Fraction: enough to decide every comparison a test makes."""
 
     def compute(x: Fraction) -> Fraction:
+        if name == "exp" and abs(x) > MOST_BITS:
+            raise TooLarge
         digits = _DIGITS.context
         digits.dps = FIFTY_DIGITS  # some functions take more meanwhile, and one that was interrupted has left them
         y = getattr(digits, name)(digits.mpf(x.numerator) / x.denominator)
         if isinstance(y, digits.mpc) or not digits.isfinite(y):
-            raise NoValue(f"{name}({x})")
+            raise NoValue(name)
         sign, mantissa, exponent, _ = y._mpf_
         if abs(exponent) > MOST_BITS:
-            raise NoValue(f"{name}({x})")
+            raise TooLarge
         return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
 
     return compute

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
+from fibration.language.exact import bounded
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.operators import OPERATORS, Sugar
 
@@ -51,7 +52,8 @@ def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | 
     """The exact value over Fractions (transcendental functions to fifty digits).
 
     Independent of sympy and of the IR: the ground truth that proofs and counterexamples are checked against.
-    `where` evaluates only the branch it takes. Raises `NoValue` where the expression has no value.
+    `where` evaluates only the branch it takes. Raises `NoValue` where the expression has no value, and `TooLarge` where
+    one has too many digits.
     """
     if isinstance(expression, Number):
         return expression.value
@@ -64,4 +66,4 @@ def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | 
     row = OPERATORS[expression.operator]
     if isinstance(row, Sugar):
         return evaluate(row.expand(*(Number(a) for a in arguments)), {})
-    return row.exact(*arguments)
+    return bounded(row.exact(*arguments))

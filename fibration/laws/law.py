@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from fibration.language.exact import TooLarge
 from fibration.language.report import Cause, Evidence, Status, Verdict
 from fibration.laws.proof.subject import Subject
 
@@ -64,8 +65,16 @@ class Law:
 
     def decide(self, subject: Subject) -> Iterator[Verdict]:
         """One verdict per subject, in the name of the law."""
-        for d in self.decisions(subject):
+        for d in self._decisions(subject):
             required = "" if d.status == "proved" else d.required or self.statement
             yield Verdict(
                 self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness, cause=d.cause
             )
+
+    def _decisions(self, subject: Subject) -> Iterator[Decision]:
+        """Until one needs numbers that cannot be computed with."""
+        try:
+            yield from self.decisions(subject)
+        except TooLarge as error:
+            remedy = "bound what grows, as exp(clip(x, -20, 20)) does"
+            yield undecided("hierarchy", f"{error}, with which no counterexample is computed", remedy)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
 from fibration.language.atoms import Stratum, token_log_ratio
-from fibration.language.exact import NoValue
+from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
@@ -109,7 +109,7 @@ def _lost(whole: Expression, here: Mapping[Expression, Fraction]) -> tuple[str, 
         value = enclose(whole, here.__getitem__)
     except NoValue:
         return "no value", shown(truth.middle)
-    except Unsure:
+    except (Unsure, TooLarge):
         return None
     if value.low <= truth.high and truth.low <= value.high:
         return None

@@ -26,11 +26,12 @@ from fibration import (
     residual,
     sigmoid,
     sign,
+    softplus,
     sqrt,
     tanh,
     where,
 )
-from fibration.language.exact import NoValue
+from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Number, apply, as_expression
 from fibration.language.operators import OPERATORS, Sugar
 from fibration.language.traversal import atoms, desugar, evaluate, substitute, transform
@@ -115,13 +116,35 @@ def test_where_evaluates_only_the_branch_it_takes():
         log1p(residual - 1),
         log1p(residual - 2),
         sqrt(residual - 1),
-        exp(residual + 10**30),
     ],
     ids=str,
 )
 def test_where_there_is_no_value_it_says_so(expression):
     with pytest.raises(NoValue):
         value(expression, r=Fraction(0))
+
+
+def squared(e, times):
+    return e if times == 0 else squared(e * e, times - 1)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        exp(residual + 10**30),
+        exp(residual - 10**30),
+        exp(200_000 - residual),
+        softplus(residual + 10**30),
+        sigmoid(residual - 10**30),
+        squared(10**299 + residual, 9),
+        squared(10**299 + residual, 5) ** 16,
+        1 / squared(Fraction(1, 10**299) + residual, 9),
+    ],
+)
+def test_a_value_of_too_many_digits_is_none_that_is_known(expression):
+    with pytest.raises(TooLarge, match="262144 binary digits"):
+        value(expression, r=Fraction(0))
+    assert not issubclass(TooLarge, NoValue)
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ZeroDivisionError])

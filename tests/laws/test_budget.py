@@ -22,7 +22,20 @@ import sympy
 from typer.testing import CliRunner
 
 import fibration
-from fibration import Hierarchy, LawError, ParameterError, clip_gate, strata, token_mean
+from fibration import (
+    Fibration,
+    Gate,
+    Hierarchy,
+    LawError,
+    MarkovKernel,
+    ParameterError,
+    clip_gate,
+    count,
+    exp,
+    residual,
+    strata,
+    token_mean,
+)
 from fibration.cache import NOTES, Recent
 from fibration.cli.main import app
 from fibration.language.atoms import Parameter
@@ -369,3 +382,35 @@ def test_the_commands_refuse_what_is_no_time(timeout):
         code, output = invoke(command, "ppo", "--timeout", timeout)
         assert code == 2
         assert "timeout" in output
+
+
+# ---------------------------------------------------------------- single operations
+
+
+def pair(weight):
+    finer, coarser = strata("token trajectory")
+    gates = {s: clip_gate(1) for s in (finer, coarser)}
+    fibrations = [Fibration(finer, coarser, MarkovKernel(weight))]
+    return Hierarchy(name="pair", fibrations=fibrations, gates=gates, decomposition=log_ratio(), objective=token_mean())
+
+
+def test_numbers_that_cannot_be_computed_with_decide_nothing():
+    """exp(10⁸·n) has a value, which is no float64: neither is it missing, nor is there time to compute with it."""
+    n = exp(10**8 * count(token))
+    found = pair(n / (n + 1)).verify(timeout=None)
+    assert {v.status for v in found.verdicts if v.law in ("markov", "reflecting")} <= {"proved", "undecided"}
+    gate = Gate(2 * residual * exp(10**9 * (1 + residual)) / exp(10**9 * (1 + residual)))
+    found = Hierarchy(name="h", gates={token: gate}, decomposition=log_ratio(), objective=token_mean()).verify(
+        timeout=None
+    )
+    (verdict,) = [v for v in found.verdicts if v.law == "identity"]
+    assert verdict.status == "undecided"
+    assert "262144 binary digits" in verdict.found
+
+
+def test_numbers_of_many_digits_are_told_in_six():
+    """Python writes none of more than 4300 digits."""
+    far = (count(token) + 10**290) ** 16
+    (verdict,) = [v for v in pair(far / (far + 1)).verify().verdicts if v.law == "reflecting"]
+    assert verdict.status == "refuted"
+    assert "gives 2" in str(verdict.counterexample) or "gives 1" in str(verdict.counterexample)

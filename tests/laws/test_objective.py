@@ -73,6 +73,13 @@ def test_rows_and_batch_need_no_gate():
     assert decided(beside.replace(objective=Objective(1 / (T - 1)))).status == "refuted"
 
 
+def test_a_count_that_names_no_place_is_read_at_the_token():
+    """There is one token over a token."""
+    assert decided(make((token, trajectory), objective=Objective(1 / (count(token) - 3)))).status == "proved"
+    verdict = decided(make((token, trajectory), objective=Objective(1 / (count(token) - 1))))
+    assert verdict.status == "refuted"
+
+
 def test_what_cannot_be_said_is_refused():
     """A pole far beyond every size that is looked at."""
     verdict = decided(make((token, trajectory), objective=Objective(1 / (T - 10**9))))

@@ -184,8 +184,11 @@ def shown(value: Fraction) -> str:
     return str(mpmath.nstr(mpmath.mpf(value.numerator) / value.denominator, 6))
 
 
+MOST_SHOWN = 4096  # bits of a denominator; of more than 4300 digits, Python writes none
+
+
 def in_full(value: object) -> str:
-    """A value as it is, but for numbers that no float64 holds: of these, alone or in a tuple, six digits."""
+    """A value as it is, but for numbers that no float64 or no page holds: of these, alone or in a tuple, six digits."""
     if isinstance(value, (tuple, list)) and not all(_is_ordinary(v) for v in value):
         return f"({', '.join(map(in_full, value))})"
     return str(value) if _is_ordinary(value) else shown(value)  # type: ignore[arg-type]
@@ -197,7 +200,9 @@ def in_brief(value: Fraction) -> str:
 
 
 def _is_ordinary(value: object) -> bool:
-    return not isinstance(value, Fraction) or value == 0 or SMALLEST < abs(value) < LARGEST
+    if not isinstance(value, Fraction) or value == 0:
+        return True
+    return SMALLEST < abs(value) < LARGEST and value.denominator.bit_length() < MOST_SHOWN
 
 
 def settings(concrete: Concrete) -> str:

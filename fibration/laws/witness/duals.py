@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.atoms import Reading
-from fibration.language.exact import divide
+from fibration.language.exact import bounded, divide
 from fibration.language.expressions import Apply, Expression, Number, as_expression
 from fibration.language.operators import OPERATORS, Composed, Sugar
 from fibration.language.traversal import evaluate
@@ -77,7 +77,7 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real]) 
         given = dict(zip(ARGUMENTS, arguments, strict=False))
         return differentiate(expanded(expression.operator), given.__getitem__)
     known = [value_of(a) for a in arguments]
-    y = row.exact(*known)
+    y = bounded(row.exact(*known))
     moving = {k: a for k, a in enumerate(arguments) if isinstance(a, Dual) and a.slopes}
     if row.is_condition or not moving:
         return y

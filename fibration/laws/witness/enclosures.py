@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fibration.language.exact import NoValue
+from fibration.language.exact import NoValue, TooLarge, bounded
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.operators import OPERATORS, Composed, Needs, Signs, Sugar, Valued
 from fibration.laws.witness.duals import ARGUMENTS, expanded
@@ -87,7 +87,7 @@ def enclosed(value: Enclosed | Fraction) -> Enclosed:
 
 
 def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Any:
-    """As `traversal.evaluate`, between bounds. Raises `NoValue` where it certainly has none, and else `Unsure`."""
+    """As `traversal.evaluate`, between bounds. Raises `NoValue` if it certainly has none; else `Unsure`, `TooLarge`."""
     if isinstance(expression, Number):
         return enclosed(expression.value)
     if not isinstance(expression, Apply):
@@ -110,14 +110,17 @@ def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fr
         return _rounded(expression.operator, row, *arguments)
     if isinstance(row, Composed) and isinstance(expression.arguments[1], Number) and not row.is_condition:
         return enclose(row.lowered(ARGUMENTS[0], expression.arguments[1]), given.__getitem__)
-    return EXACTLY[expression.operator](*arguments)
+    found = EXACTLY[expression.operator](*arguments)
+    if isinstance(found, Enclosed):
+        bounded(found.low), bounded(found.high)
+    return found
 
 
 def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Fraction | None:
     """A number of the sign of an expression, 0 if that may be its value; None where it has none or may have none."""
     try:
         found = enclose(expression, values)
-    except (NoValue, Unsure):
+    except (NoValue, TooLarge, Unsure):
         return None
     return Fraction(0) if 0 in found.signs else found.low if found.low > 0 else found.high  # type: ignore[no-any-return]
 
@@ -146,7 +149,7 @@ def _rounded(name: str, row: Valued, x: Enclosed) -> Enclosed:
         if x.low == x.high and name == "sqrt" and (root := row.exact(x.low)) ** 2 == x.low:
             return enclosed(root)
         low, high = row.exact(x.low - abs(x.low) * OFF), row.exact(x.high + abs(x.high) * OFF)
-    except NoValue:  # at the rim of its domain, or with more digits than memory holds
+    except (NoValue, TooLarge):  # at the rim of its domain, or with more digits than can be computed with
         raise Unsure from None
     return Enclosed(low - abs(low) * OFF, high + abs(high) * OFF)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
+from fibration.language.exact import TooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.traversal import atoms
@@ -25,10 +26,13 @@ def weights(h: Hierarchy, cover: Cover) -> Iterator[tuple[Concrete, int, Fibre]]
     for concrete in concretes(h, [f.weight for f in cover]):
         for b in range(concrete.size[cover[0].target]):
             fibre: Fibre = []
-            for i, f in enumerate(cover):
-                for a in concrete.over(f.source, f.target, b):
-                    key = i, tuple(concrete.atom(e, f.source, a) for e in read[f])
-                    if key not in known:
-                        known[key] = concrete.attempt(f.weight, f.source, a)
-                    fibre.append((f, a, known[key]))
+            try:
+                for i, f in enumerate(cover):
+                    for a in concrete.over(f.source, f.target, b):
+                        key = i, tuple(concrete.atom(e, f.source, a) for e in read[f])
+                        if key not in known:
+                            known[key] = concrete.attempt(f.weight, f.source, a)
+                        fibre.append((f, a, known[key]))
+            except TooLarge:
+                continue
             yield concrete, b, fibre

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from fibration.language.atoms import Stratum, token_log_ratio
-from fibration.language.exact import NoValue
+from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.laws.witness.batches import (
     Concrete,
@@ -36,7 +36,7 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
             continue
         try:
             m = token_masses(h, concrete)
-        except NoValue:
+        except (NoValue, TooLarge):
             continue
         if any(x <= 0 for values in m.values() for x in values):
             continue
