@@ -35,6 +35,7 @@ from fibration.language.atoms import (
     token_log_ratio,
     total,
 )
+from fibration.language.conditions import equal, on_policy, one
 from fibration.language.decompositions import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.language.gates import (
     Gate,
@@ -67,6 +68,7 @@ from fibration.language.operators import (
     where,
 )
 from fibration.language.report import Report
+from fibration.laws.equivalent import equivalent
 from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 
 if TYPE_CHECKING:
@@ -88,10 +90,11 @@ __all__ = [
     "HierarchyIndexError", "LawError", "MarkovKernel", "MissingDependency", "NoHierarchy", "Objective", "Operator",
     "Parameter", "ParameterError", "Report", "Rollouts", "RolloutsError", "SpecError", "Stratum", "absolute",
     "advantage", "aggregate_gate", "atan", "balanced", "clip", "clip_gate", "compile", "constant_normaliser", "count",
-    "decomposition", "density", "dual_clip_gate", "exp", "expm1", "gated", "identity_gate", "load", "load_rollouts",
-    "log", "log1p", "log_clip_gate", "log_ratio", "mass", "maximum", "minimum", "pessimistic_clip_gate", "populated",
-    "proportional", "ratio_deviation", "residual", "sigmoid", "sign", "signed_log_ratio", "softplus", "sqrt",
-    "strata", "tanh", "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
+    "decomposition", "density", "dual_clip_gate", "equal", "equivalent", "exp", "expm1", "gated", "identity_gate",
+    "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_ratio", "mass", "maximum", "minimum", "on_policy",
+    "one", "pessimistic_clip_gate", "populated", "proportional", "ratio_deviation", "residual", "sigmoid", "sign",
+    "signed_log_ratio", "softplus", "sqrt", "strata", "tanh", "token_log_ratio", "token_mean", "total",
+    "trajectory_mean", "uniform", "where", "zero_gate",
 ]  # fmt: skip
 
 

@@ -285,8 +285,34 @@ LAWS = (
         "return bounded(row.exact(*arguments))", "return row.exact(*arguments)",
     ),
     slip(
-        "a count that names no place is read nowhere in an objective", "laws*objective",
-        "tuple(concrete.atom(at(a, leaf), leaf, i) for a in read)", "tuple(concrete.atom(a, leaf, i) for a in read)",
+        "a count that names no place in an objective stays without one", "laws*objective",
+        "            if place is None:\n                return rows\n", "            if place is None:\n                return None\n",
+    ),
+    slip(
+        "a mean of x over tokens of all signs is one variable with that over x > 0", "laws*equivalent",
+        "for side in (0,) if self.variables.on_policy else SIDES:", "for side in (0,) if self.variables.on_policy else (1,):",
+    ),
+    slip(
+        "equal lengths are asked for nowhere", "laws*equivalent",
+        "if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:", "if seen.setdefault(i, value) != value:",
+    ),
+    slip(
+        "the weights of two objectives are not compared", "laws*equivalent",
+        "if not all(self._weights_agree(*place) for place in self.places):", "if not self.places:",
+    ),
+    slip(
+        "a branch is compared by its value alone", "laws*equivalent",
+        "return all(identical(a.sympy(), b.sympy()) and _alike(a, b, assume) for a, b in met)",
+        "return all(_alike(a, b, assume) for a, b in met)",
+    ),
+    slip(
+        "a coefficient forgets the means that a token moves", "laws*equivalent",
+        "            if z not in self.folded:\n                found[z] = slope",
+        "            if z not in self.folded:\n                found[z] = 0 * slope",
+    ),
+    slip(
+        "advantages differ where they are asked to be one", "laws*equivalent",
+        "part = [first if p == part[k] else p for p in part]", "part = [p for p in part if first >= 0]",
     ),
     slip(
         "digits are mpmath's own", "laws*budget",

@@ -50,10 +50,12 @@ class Objective(Written):
     def spelled_out(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
         """The weight in strata of a hierarchy. Tokens are the elements of all its leaves: a count of them is a sum.
 
-        Without leaves (a cycle) counts of tokens stay as they are.
+        What names no stratum is read at the rows. Without leaves (a cycle) counts of tokens stay as they are.
         """
 
         def stratum(place: Where) -> Where:
+            if place is None:
+                return rows
             return {ROWS.name: rows, WHOLE.name: Stratum(BATCH)}[place.name] if isinstance(place, Place) else place
 
         def put(atom: Expression) -> Expression:
@@ -65,7 +67,7 @@ class Objective(Written):
             if atom.of == LEAF:
                 counts: list[Expression] = [Count(leaf, over) for leaf in leaves] or [Count(LEAF, over)]
                 return functools.reduce(lambda a, b: a + b, counts)
-            return Count(stratum(atom.of) or atom.of, over)
+            return Count(stratum(atom.of), over)  # type: ignore[arg-type]
 
         return transform(self.weight, put)
 

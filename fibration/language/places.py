@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fibration.language.atoms import BATCH, Component, Parameter, read_at
+from fibration.language.atoms import BATCH, Component, Parameter, Stratum, read_at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, uniform
+from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 
 
@@ -40,3 +42,13 @@ def row_path(hierarchy: Hierarchy, leaf: str) -> list[str]:
     if hierarchy.rows not in hierarchy.coarser(source):
         return [leaf, hierarchy.rows.name]
     return [leaf, *(f.target.name for f in hierarchy.shape.path(source, hierarchy.rows))]
+
+
+def whole_batch(h: Hierarchy) -> Shape:
+    """The strata with the rows, which every leaf lies over, and the batch, which everything does."""
+    batch = Stratum(BATCH)
+    rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)
+    roots = [s for s in h.roots if s not in (batch, *(leaf for leaf, _ in rows))] + [t for _, t in rows[:1]]
+    added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *((s, batch) for s in roots)))
+    strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
+    return Shape(tuple(strata), (*h.fibrations, *added))

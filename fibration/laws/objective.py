@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.language.atoms import BATCH, Count, Stratum, Total, at
+from fibration.language.atoms import BATCH, Count, Stratum, Total
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, unproved
@@ -20,7 +21,6 @@ from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, number, settings
 from fibration.laws.witness.search import concretes
-from fibration.laws.witness.shapes import whole_batch
 
 STATEMENT = "the objective's weight μ is defined at every token of every batch"
 
@@ -28,7 +28,7 @@ STATEMENT = "the objective's weight μ is defined at every token of every batch"
 def decide_objective(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     weight, shape = h.objective.spelled_out(h.leaves, h.rows), whole_batch(h)
-    defined = {leaf: Claim(at(weight, leaf), Assumptions(shape, h.assume, leaf)) for leaf in h.leaves}
+    defined = {leaf: Claim(weight, Assumptions(shape, h.assume, leaf)) for leaf in h.leaves}
     loose = next((leaf for leaf, claim in defined.items() if not claim.is_shown), None)
     if loose is None:
         argument = f"μ = {weight} has a value: no division by 0, no logarithm or root outside its domain"
@@ -51,9 +51,9 @@ def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witn
     for concrete in concretes(h, [weight], shape):
         for leaf in h.leaves:
             for i in range(concrete.size[leaf]):
-                key = leaf, tuple(concrete.atom(at(a, leaf), leaf, i) for a in read)
+                key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
                 if key not in known:
-                    known[key] = concrete.attempt(at(weight, leaf), leaf, i) is not None
+                    known[key] = concrete.attempt(weight, leaf, i) is not None
                 if not known[key]:
                     inside = _batch(concrete) if place.name == BATCH else ""
                     inside = inside or concrete.describe(place, concrete.below(leaf, i, place))

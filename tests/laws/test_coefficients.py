@@ -18,9 +18,9 @@ from support import Batch, spec
 from fibration import SpecError, absolute, clip, maximum, minimum, residual, sqrt, where
 from fibration.language.atoms import Component
 from fibration.language.exact import NoValue
+from fibration.language.places import whole_batch
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.shapes import whole_batch
 
 F = Fraction
 CLOSED = json.loads((Path(__file__).parents[1] / "vectors" / "closed_forms.json").read_text())["cases"]

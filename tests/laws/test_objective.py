@@ -10,9 +10,9 @@ from oracles import verdicts
 
 from fibration import Hierarchy, Objective, count, identity_gate, log_ratio, token_mean, trajectory_mean, where
 from fibration.language.assumptions import populated
+from fibration.language.places import whole_batch
 from fibration.laws import LAWS
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.shapes import whole_batch
 
 
 def of(objective, *more, **assumed):
@@ -73,11 +73,11 @@ def test_rows_and_batch_need_no_gate():
     assert decided(beside.replace(objective=Objective(1 / (T - 1)))).status == "refuted"
 
 
-def test_a_count_that_names_no_place_is_read_at_the_token():
-    """There is one token over a token."""
-    assert decided(make((token, trajectory), objective=Objective(1 / (count(token) - 3)))).status == "proved"
-    verdict = decided(make((token, trajectory), objective=Objective(1 / (count(token) - 1))))
-    assert verdict.status == "refuted"
+def test_a_count_that_names_no_place_is_read_at_the_row():
+    """As the operator reads it: one trajectory over a trajectory, and all of its tokens."""
+    assert decided(make((token, trajectory), objective=Objective(1 / (count(trajectory) - 3)))).status == "proved"
+    verdict = decided(make((token, trajectory), objective=Objective(1 / (count(token) - 3))))
+    assert str(verdict.counterexample).endswith("trajectory of 3 tokens")
 
 
 def test_what_cannot_be_said_is_refused():

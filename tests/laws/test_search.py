@@ -17,6 +17,7 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import apply
 from fibration.language.hierarchy import gates
 from fibration.language.operators import OPERATORS, Valued
+from fibration.language.places import whole_batch
 from fibration.laws import coherent, identity, markov, objective, positivity, recovery, reflecting
 from fibration.laws.proof.coordinates import coordinate
 from fibration.laws.proof.subject import Subject
@@ -25,7 +26,6 @@ from fibration.laws.witness.enclosures import Enclosed, Unsure, enclose
 from fibration.laws.witness.germs import Series, beside
 from fibration.laws.witness.probes import between, crossings, simplest, turning, whole_crossings
 from fibration.laws.witness.search import concretes
-from fibration.laws.witness.shapes import whole_batch
 
 F = Fraction
 a = Reading("a")

@@ -13,14 +13,14 @@ from fibration.errors import SpecError
 from fibration.language.hierarchy import Hierarchy
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.definition import Dense
-from fibration.laws.witness.duals import Dual, Real, slopes_of, value_of
+from fibration.laws.witness.duals import Dual, Real, log_of, slopes_of, value_of
 
 
 @dataclass(frozen=True)
 class Point:
     """A batch with a log ratio and an advantage for every token, leaf after leaf (`tokens`).
 
-    The batch has the rows too, and is one element: its shape is `whole_batch(h)` (`shapes.py`), or finer. Where a gate
+    The batch has the rows too, and is one element: its shape is `whole_batch(h)`, or has more strata. Where a gate
     below the tokens reads the advantage, all tokens over its element have one. What has no value raises `NoValue`.
     """
 
@@ -28,6 +28,8 @@ class Point:
     concrete: Concrete
     log_ratios: tuple[Fraction, ...]
     advantages: tuple[Fraction, ...]
+    ratios: tuple[Fraction, ...] | None = None  # where these are rational, and the log ratios their logarithms
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.h.orthogonalise is not None:
@@ -38,11 +40,15 @@ class Point:
 
     @cached_property
     def dense(self) -> Dense:
-        return Dense(self.h, self.concrete)
+        return Dense(self.h, self.concrete, self.strict)
 
     @cached_property
     def _gated(self) -> list[Real]:
-        xs = [Dual(x, {k: Fraction(1)}) for k, x in enumerate(self.log_ratios)]
+        one = Fraction(1)
+        if self.ratios is not None:
+            xs: list[Real] = [log_of(r, {k: one}) for k, r in enumerate(self.ratios)]
+        else:
+            xs = [Dual(x, {k: one}) for k, x in enumerate(self.log_ratios)]
         return self.dense.ratios(xs, self.advantages)
 
     @cached_property
@@ -67,8 +73,7 @@ class Point:
         """`c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i`; of a score estimator `μ_i·A_i·𝒢_i`."""
         weighted = [m * a for m, a in zip(self.weights, self.advantages, strict=True)]
         if self.h.objective.estimator == "score":
-            ratios = self.dense.ratios(self.log_ratios, self.advantages)
-            return [w * value_of(g) for w, g in zip(weighted, ratios, strict=True)]
+            return [w * g for w, g in zip(weighted, self.gated, strict=True)]
         found = [Fraction(0)] * len(weighted)
         for w, g in zip(weighted, self._gated, strict=True):
             for i, slope in slopes_of(g).items() if w else ():

@@ -29,10 +29,14 @@ Values = dict[Stratum, list[Real | None]]  # None where no token lies over it
 
 @dataclass(frozen=True)
 class Dense:
-    """`𝒢` by sums over all tokens. Residuals are those of the Möbius recursion, not of a projection."""
+    """`𝒢` by sums over all tokens. Residuals are those of the Möbius recursion, not of a projection.
+
+    `strict`: what rests on the last of fifty digits has no value.
+    """
 
     h: Hierarchy
     concrete: Concrete
+    strict: bool = False
 
     @cached_property
     def tokens(self) -> tuple[tuple[Stratum, int], ...]:
@@ -122,7 +126,10 @@ class Dense:
     def value(self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Real]) -> Real:
         """As `Concrete.value`, where what is bound may have slopes."""
         atom = self.concrete.atom
-        return differentiate(expression, lambda a: bound[a] if a in bound else atom(a, stratum, element))  # type: ignore[no-any-return]
+        value: Real = differentiate(
+            expression, lambda a: bound[a] if a in bound else atom(a, stratum, element), self.strict
+        )
+        return value
 
     def _gated(
         self, stratum: Stratum, channel: str, means: dict[str, Values], advantages: Sequence[Fraction]

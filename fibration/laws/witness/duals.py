@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.atoms import Reading
-from fibration.language.exact import bounded, divide
+from fibration.language.exact import bounded, divide, transcendental
 from fibration.language.expressions import Apply, Expression, Number, as_expression
 from fibration.language.operators import OPERATORS, Composed, Sugar
 from fibration.language.traversal import evaluate
@@ -20,20 +20,25 @@ from fibration.language.traversal import evaluate
 
 @dataclass(frozen=True)
 class Dual:
-    """A value, and its derivative towards each variable, by number; those of 0 are left out."""
+    """A value, and its derivative towards each variable, by number; those of 0 are left out.
+
+    `exact`: whether no function was rounded to fifty digits on the way to the value.
+    """
 
     value: Fraction
     slopes: Mapping[int, Fraction] = field(default_factory=dict)
+    exact: bool = True
 
     def __add__(self, other: Real) -> Dual:
         if not isinstance(other, Dual):
-            return Dual(self.value + other, self.slopes)
-        return Dual(self.value + other.value, _summed([(Fraction(1), self), (Fraction(1), other)]))
+            return Dual(self.value + other, self.slopes, self.exact)
+        slopes = _summed([(Fraction(1), self), (Fraction(1), other)])
+        return Dual(self.value + other.value, slopes, self.exact and other.exact)
 
     __radd__ = __add__
 
     def __mul__(self, factor: Fraction) -> Dual:
-        return Dual(self.value * factor, {k: s * factor for k, s in self.slopes.items() if factor})
+        return Dual(self.value * factor, {k: s * factor for k, s in self.slopes.items() if factor}, self.exact)
 
     __rmul__ = __mul__
 
@@ -47,7 +52,54 @@ class Dual:
         return self * divide(Fraction(1), divisor)
 
 
+@dataclass(frozen=True)
+class LogOf(Dual):
+    """The logarithm of a rational `ratio`: its exponential is exact, and so is what is larger of two of them."""
+
+    ratio: Fraction = Fraction(1)
+
+    def __add__(self, other: Real) -> Dual:
+        plain = Dual.__add__(self, other)
+        if isinstance(other, LogOf):
+            return _log(self.ratio * other.ratio, plain)
+        return _log(self.ratio, plain) if is_exact(other) and value_of(other) == 0 else plain
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: Fraction) -> Dual:
+        plain, power = Dual.__mul__(self, factor), _power(self.ratio, factor)
+        return plain if power is None else _log(power, plain)
+
+    __rmul__ = __mul__
+
+
+def _log(ratio: Fraction, plain: Dual) -> LogOf:
+    return LogOf(plain.value, plain.slopes, ratio == 1, ratio)
+
+
+def _power(ratio: Fraction, exponent: Fraction) -> Fraction | None:
+    """A rational power that is rational and no large number."""
+    n, root = exponent.numerator, exponent.denominator
+    if ratio == 1 or exponent == 0:
+        return Fraction(1)
+    if max(abs(n), root) > 8:
+        return None
+    parts = [round(part ** (1 / root)) for part in (ratio.numerator, ratio.denominator)] if root > 1 else None
+    if parts is not None and Fraction(parts[0], parts[1]) ** root != ratio:
+        return None
+    return (ratio if parts is None else Fraction(parts[0], parts[1])) ** n
+
+
+def log_of(ratio: Fraction, slopes: Mapping[int, Fraction]) -> LogOf:
+    """The log ratio of a token with this ratio."""
+    return LogOf(transcendental("log")(ratio), slopes, ratio == 1, ratio)
+
+
 Real = Fraction | Dual
+
+
+class TooClose(ArithmeticError):
+    """Two numbers are compared that fifty digits do not tell apart."""
 
 
 def value_of(x: Real) -> Fraction:
@@ -58,36 +110,92 @@ def slopes_of(x: Real) -> Mapping[int, Fraction]:
     return x.slopes if isinstance(x, Dual) else {}
 
 
+def is_exact(x: Real) -> bool:
+    return x.exact if isinstance(x, Dual) else True
+
+
 def quotient(a: Real, b: Fraction) -> Real:
     return a / b if isinstance(a, Dual) else divide(a, b)
 
 
-def differentiate(expression: Expression, values: Callable[[Expression], Real]) -> Any:
-    """As `traversal.evaluate`, where atoms may have derivatives. Raises `NoValue` where there is no value or slope."""
+def differentiate(expression: Expression, values: Callable[[Expression], Real], strict: bool = False) -> Any:
+    """As `traversal.evaluate`, where atoms may have derivatives. Raises `NoValue` where there is no value or slope.
+
+    `strict`: and `TooClose` where a comparison rests on the last of fifty digits.
+    """
     if isinstance(expression, Number):
         return expression.value
     if not isinstance(expression, Apply):
         return values(expression)
-    if expression.operator == "where":
+    operator = expression.operator
+    if operator == "where":
         condition, value, otherwise = expression.arguments
-        return differentiate(value if differentiate(condition, values) else otherwise, values)
-    arguments = [differentiate(a, values) for a in expression.arguments]
-    row = OPERATORS[expression.operator]
+        return differentiate(value if differentiate(condition, values, strict) else otherwise, values, strict)
+    arguments = [differentiate(a, values, strict) for a in expression.arguments]
+    row = OPERATORS[operator]
+    given = dict(zip(ARGUMENTS, arguments, strict=False))
     if isinstance(row, Sugar):
-        given = dict(zip(ARGUMENTS, arguments, strict=False))
-        return differentiate(expanded(expression.operator), given.__getitem__)
+        return differentiate(expanded(operator), given.__getitem__, strict)
+    logarithms = _of_logarithms(operator, arguments) if strict else None
+    if logarithms is not None:
+        return logarithms
     known = [value_of(a) for a in arguments]
+    exact = all(is_exact(a) for a in arguments)
+    if row.is_condition:
+        size = max(Fraction(1), *(abs(k) for k in known)) if strict and not exact else None
+        if size is not None and abs(known[0] - known[1]) < _TOLD_APART * size:
+            raise TooClose(f"{known[0]} and {known[1]}")
+        return row.exact(*known)
     y = bounded(row.exact(*known))
+    exact = exact and (not row.rounded or _is_rational(operator, known[0], y))
     moving = {k: a for k, a in enumerate(arguments) if isinstance(a, Dual) and a.slopes}
-    if row.is_condition or not moving:
-        return y
+    if not moving:
+        return y if exact or not strict else Dual(y, {}, False)
     if isinstance(row, Composed):  # a power, whose exponent is a number
         shown = [e if isinstance(e, Number) else a for e, a in zip(expression.arguments, ARGUMENTS, strict=False)]
-        given = dict(zip(ARGUMENTS, arguments, strict=False))
-        return differentiate(row.lowered(*shown), given.__getitem__)
-    slopes = _slopes(expression.operator)
+        return differentiate(row.lowered(*shown), given.__getitem__, strict)
+    slopes = _slopes(operator)
     point = dict(zip((*ARGUMENTS[: len(known)], RESULT), (*known, y), strict=True))
-    return Dual(y, _summed([(evaluate(slopes[k], point), a) for k, a in moving.items()]))
+    return Dual(y, _summed([(evaluate(slopes[k], point), a) for k, a in moving.items()]), exact)
+
+
+def _of_logarithms(operator: str, arguments: list[Real]) -> Any:
+    """What is exact where an argument, or the result, is the logarithm of a rational; None for anything else."""
+    x = arguments[0]
+    if operator in ("log", "log1p") and is_exact(x) and not slopes_of(x):
+        ratio = value_of(x) + (operator == "log1p")
+        return log_of(ratio, {}) if ratio > 0 else None
+    if not any(isinstance(a, LogOf) for a in arguments):
+        return None
+    if operator in ("exp", "expm1") and isinstance(x, LogOf):
+        return Dual(x.ratio - (operator == "expm1"), _summed([(x.ratio, x)]))
+    if operator == "neg":
+        return x * Fraction(-1)
+    if len(arguments) == 1:
+        return None
+    y = arguments[1]
+    if operator == "+":
+        return x + y
+    if operator == "-":
+        return x - y
+    if OPERATORS[operator].is_condition:
+        ratios = [a.ratio if isinstance(a, LogOf) else None if value_of(a) or not is_exact(a) else 1 for a in (x, y)]
+        return None if None in ratios else OPERATORS[operator].exact(*ratios)  # type: ignore[union-attr]
+    if operator in ("*", "/") and is_exact(y) and not slopes_of(y):
+        return x * value_of(y) if operator == "*" else quotient(x, value_of(y))
+    if operator == "*" and is_exact(x) and not slopes_of(x):
+        return y * value_of(x)
+    return None
+
+
+_TOLD_APART = Fraction(1, 10**40)
+
+
+def _is_rational(operator: str, x: Fraction, y: Fraction) -> bool:
+    """Whether a rounded function has this very value: those of the exponential have it at their fixed points alone."""
+    if operator == "sqrt":
+        return y * y == x
+    return x == (1 if operator == "log" else 0) and operator != "softplus"
 
 
 def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:

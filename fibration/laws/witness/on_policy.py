@@ -11,13 +11,13 @@ from fibration.language.atoms import BATCH, Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import Concrete, Witness, in_brief, plural, rounding, settings
 from fibration.laws.witness.coefficients import Point
 from fibration.laws.witness.definition import MOST_TOKENS, STEPS, directions, formulas
 from fibration.laws.witness.duals import Dual, differentiate, slopes_of, value_of
 from fibration.laws.witness.search import concretes
-from fibration.laws.witness.shapes import whole_batch
 
 MOST_TRIED = 81
 FEW, FEW_TOKENS = 12, 3  # batches that are tried beside r = 1, where there are many directions, and tokens of one

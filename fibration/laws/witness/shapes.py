@@ -15,22 +15,10 @@ import networkx as nx
 
 from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, uniform
 from fibration.language.strata import Shape
 
 Maps = Mapping[tuple[Stratum, Stratum], tuple[int, ...]]
 Below = dict[Stratum, int]  # the element of every coarser stratum below one element
-
-
-def whole_batch(h: Hierarchy) -> Shape:
-    """The strata with the rows, which every leaf lies over, and the batch, which everything does."""
-    batch = Stratum(BATCH)
-    rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)
-    roots = [s for s in h.roots if s not in (batch, *(leaf for leaf, _ in rows))] + [t for _, t in rows[:1]]
-    added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *((s, batch) for s in roots)))
-    strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
-    return Shape(tuple(strata), (*h.fibrations, *added))
 
 
 def edges(shape: Shape) -> list[tuple[Stratum, Stratum]]:

@@ -1,0 +1,134 @@
+"""Conditions on the batches on which two losses are compared: `when=` of `fibration.equivalent`, `--when` of the CLI.
+
+A comparison in the language, such as `advantage >= 0`, is a condition too: it holds at every token. The others are
+written as they print; `advantage=trajectory` is short for `equal(advantage, on=trajectory)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fibration.errors import SpecError
+from fibration.language.atoms import BATCH, Attribute, Count, Declared, Parameter, Stratum, Total, advantage, read_at
+from fibration.language.expressions import Expression
+from fibration.language.grammar import Invocation, Names, Word, arguments, build, read
+from fibration.language.traversal import atoms
+
+WHOLE = Stratum(BATCH)
+REQUIRED = (
+    "a comparison that holds at every token, such as advantage >= 0; equal(count(token, over=trajectory)), "
+    "equal(advantage, on=trajectory), one(domain) or on_policy"
+)
+_SHORT = re.compile(r"\s*advantage\s*=\s*(\w+)\s*\Z")
+
+
+class Equal(Declared):
+    """The advantage, or a count or total, has one value on each element of a stratum (the batch is one element)."""
+
+    value: Expression
+    on: Stratum = WHOLE
+
+    def __repr__(self) -> str:
+        return f"equal({self.value}{'' if self.on == WHOLE else f', on={self.on!r}'})"
+
+
+class One(Declared):
+    """The batch has one element of a stratum."""
+
+    stratum: Stratum
+
+    def __repr__(self) -> str:
+        return f"one({self.stratum!r})"
+
+
+class OnPolicy(Declared):
+    """Every log ratio is exactly 0, where every first update starts."""
+
+    def __repr__(self) -> str:
+        return "on_policy"
+
+
+Condition = Equal | One | OnPolicy | Expression
+on_policy = OnPolicy()
+
+
+def equal(value: Expression, *, on: Stratum = WHOLE) -> Equal:
+    """Ask for batches on which `advantage`, a count or a total is the same on each element of `on`, or everywhere."""
+    counted = isinstance(value, (Count, Total)) and isinstance(value.over, Stratum)
+    if not (counted or value == advantage):
+        raise SpecError(
+            f"equal takes the advantage, or a count or total over a stratum, not {value!r}",
+            remedy="equal(advantage, on=trajectory), or equal(count(token, over=trajectory))",
+        )
+    _check("equal(..., on=)", on)
+    return Equal(value=value, on=on)
+
+
+def one(stratum: Stratum) -> One:
+    """Ask for batches with a single element of a stratum."""
+    _check("one", stratum)
+    return One(stratum=stratum)
+
+
+def _check(what: str, stratum: object) -> None:
+    if not isinstance(stratum, Stratum):
+        raise SpecError(f"{what} takes a stratum, not {stratum!r}")
+
+
+def condition(given: object, names: Names) -> Condition:
+    """A condition, or the text of one. `names` maps words to strata, parameters and attributes."""
+    if isinstance(given, str):
+        given = _read(given, names)
+    if isinstance(given, (Equal, One, OnPolicy)):
+        return given
+    if isinstance(given, Expression) and given.is_condition:
+        wrong = [a for a in atoms(given) if not _is_known(a)]
+        if not wrong:
+            return given
+        raise SpecError(
+            f"the condition {given} reads {wrong[0]}",
+            required="the advantage, parameters, attributes, and counts and totals over a stratum",
+            remedy="name the stratum: count(token, over=trajectory)" if isinstance(wrong[0], (Count, Total)) else "",
+        )
+    raise SpecError(f"{given!r} is no condition on batches", required=REQUIRED)
+
+
+def _is_known(atom: Expression) -> bool:
+    if isinstance(atom, (Count, Total)):
+        return isinstance(atom.over, Stratum)
+    return atom == advantage or isinstance(atom, (Parameter, Attribute))
+
+
+def _read(text: str, names: Names) -> object:
+    what = f"the condition {text!r}"
+    if short := _SHORT.match(text):
+        text = f"equal(advantage, on={short[1]})"
+    tree = read(text, what)
+    if isinstance(tree, Word) and tree.text == repr(on_policy):
+        return on_policy
+    if isinstance(tree, Invocation) and tree.name in ("equal", "one") and not tree.methods:
+        positional, named = arguments(tree, {**names, BATCH: WHOLE}, what)
+        try:
+            return (equal if tree.name == "equal" else one)(*positional, **named)  # type: ignore[arg-type]
+        except TypeError:
+            raise SpecError(f"{what}: wrong arguments to '{tree.name}'", required=REQUIRED) from None
+    return build(tree, {**names, BATCH: WHOLE}, what)
+
+
+def strata_of(given: Condition) -> Iterator[Stratum]:
+    """Every stratum that a condition names."""
+    if isinstance(given, Equal):
+        yield given.on
+        yield from _places(given.value)
+    elif isinstance(given, One):
+        yield given.stratum
+    elif isinstance(given, Expression):
+        for atom in atoms(given):
+            yield from _places(atom)
+
+
+def _places(atom: Expression) -> Iterator[Stratum]:
+    for place in (read_at(atom), getattr(atom, "of", None)):
+        if isinstance(place, Stratum):
+            yield place

@@ -1,0 +1,263 @@
+"""Two hierarchies side by side: on the same batches, with the same parameters, so that what they compute compares.
+
+Strata and attributes are matched by name; parameters too, or as the user says.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import networkx as nx
+
+from fibration.errors import ParameterError, SpecError, located
+from fibration.language.assumptions import Assumption
+from fibration.language.atoms import FrozenMap, Parameter, Stratum, advantage
+from fibration.language.conditions import Condition, Equal, condition, strata_of
+from fibration.language.decompositions import Decomposition
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.gates import Gate
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, MarkovKernel, uniform
+from fibration.language.limits import at_infinity
+from fibration.language.objectives import Objective
+from fibration.language.places import whole_batch
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms, substitute
+
+Given = Mapping[str, str | float | Fraction]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two hierarchies with equal names for what is equal, and the batches that both take and the user asks for."""
+
+    first: Hierarchy
+    second: Hierarchy
+    when: tuple[Condition, ...]
+    fixed: Mapping[str, float]
+
+    def __iter__(self) -> Iterator[Hierarchy]:
+        yield from (self.first, self.second)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The strata of both, the rows and the batch; without fibrations that others lead along."""
+        edges = dict.fromkeys((f.source, f.target) for h in self for f in whole_batch(h).fibrations)
+        graph = nx.DiGraph(list(edges))
+        if not nx.is_directed_acyclic_graph(graph):
+            cycle = " → ".join(str(s) for s, _ in nx.find_cycle(graph))
+            raise SpecError(
+                f"'{self.first.name}' and '{self.second.name}' do not describe one batch: {cycle} lie over one another",
+                required="strata of one name that lie over each other alike",
+                remedy="give strata that are not the same different names",
+            )
+        kept = nx.transitive_reduction(graph)
+        strata = dict.fromkeys(s for h in self for s in whole_batch(h).strata)
+        return Shape(tuple(strata), tuple(Fibration(s, t, uniform()) for s, t in edges if kept.has_edge(s, t)))
+
+    @cached_property
+    def assume(self) -> tuple[Assumption, ...]:
+        return tuple(dict.fromkeys(a for h in self for a in h.assume))
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(dict.fromkeys(p for h in self for p in h.parameters.values()))
+
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What is asked, and that an advantage which a gate reads below the tokens is one."""
+        read = (s for h in self for s in h.order if s not in h.leaves and advantage in set(atoms(h.gate(s))))
+        return tuple(dict.fromkeys((*self.when, *(Equal(value=advantage, on=s) for s in read))))
+
+
+def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: Given | None = None) -> Pair:
+    """Two hierarchies made comparable. Raises SpecError or ParameterError for what does not match."""
+    for h in (first, second):
+        if not isinstance(h, Hierarchy):
+            raise SpecError(f"{h!r} is no hierarchy", remedy="load one: fibration.load('gspo')")
+    _check_strata(first, second)
+    _check_attributes(first, second)
+    first, second, fixed = _matched(first, second, parameters or {})
+    names: dict[str, object] = {s.name: s for h in (first, second) for s in whole_batch(h).strata}
+    names |= {n: v for h in (first, second) for n, v in (*h.parameters.items(), *h.attributes.items())}
+    given = [when] if isinstance(when, (str, *Condition.__args__)) else when or ()
+    if not isinstance(given, Iterable):
+        raise SpecError(f"when={when!r}", required="a condition on batches, or several")
+    found = Pair(first, second, tuple(condition(c, names) for c in given), FrozenMap(fixed))
+    for c in found.when:
+        for s in strata_of(c):
+            if s not in found.shape.strata:
+                known = ", ".join(x.name for x in found.shape.strata)
+                raise SpecError(f"the condition {c!r} names the stratum {s}", required=f"one of {known}")
+    return found
+
+
+def _check_strata(first: Hierarchy, second: Hierarchy) -> None:
+    leaves, rows = ({h.name: {s.name for s in of(h)} for h in (first, second)} for of in (_leaves, _rows))
+    for what, found in (("tokens", leaves), ("rows", rows)):
+        one, other = (", ".join(sorted(names)) for names in found.values()) if len(found) > 1 else ("", "")
+        if one != other:
+            raise SpecError(
+                f"'{first.name}' and '{second.name}' have other {what}",
+                required=f"the same strata as {what}, by name",
+                found=f"{one}, and {other}",
+                remedy="give what is the same stratum one name in both",
+            )
+
+
+def _leaves(h: Hierarchy) -> Iterable[Stratum]:
+    return h.leaves
+
+
+def _rows(h: Hierarchy) -> Iterable[Stratum]:
+    return (h.rows,)
+
+
+def _check_attributes(first: Hierarchy, second: Hierarchy) -> None:
+    for name in first.attributes.keys() & second.attributes.keys():
+        a, b = first.attributes[name], second.attributes[name]
+        if a != b:
+            raise SpecError(
+                f"'{first.name}' and '{second.name}' declare the attribute '{name}' differently",
+                required="one declaration",
+                found=f"{a.model_dump()} and {b.model_dump()}",
+            )
+    _check_alone("attribute", first, second, first.attributes, second.attributes, "give it one name in both")
+
+
+def _check_alone(
+    what: str, first: Hierarchy, second: Hierarchy, one: Iterable[str], other: Iterable[str], remedy: str
+) -> None:
+    """What both have and the other has not may be the same under two names."""
+    mine, yours = ([n for n in names if n not in set(others)] for names, others in ((one, other), (other, one)))
+    if mine and yours:
+        raise SpecError(
+            f"'{first.name}' and '{second.name}' have other {what}s",
+            required=f"{what}s of the same names, or more of them in one of the two",
+            found=f"{', '.join(mine)} in '{first.name}' alone, {', '.join(yours)} in '{second.name}' alone",
+            remedy=remedy.format(mine=mine[0], yours=yours[0]),
+        )
+
+
+# ---------------------------------------------------------------- parameters
+
+
+_MATCH = 'parameters={{"{mine}": "{yours}"}}, or --param {mine}={yours}; or fix one to a number'
+
+
+def _matched(first: Hierarchy, second: Hierarchy, given: Given) -> tuple[Hierarchy, Hierarchy, dict[str, float]]:
+    """Both hierarchies with one parameter for what is one, and numbers for what is fixed."""
+    both = (first, second)
+    tied, fixed = _asked(first, second, given)
+    for a, b in tied:  # what is the same as something fixed is fixed
+        fixed |= {b: fixed[a]} if a in fixed else {a: fixed[b]} if b in fixed else {}
+    free = [[n for n in h.parameters if n not in fixed] for h in both]
+    alone = [[n for n in names if n not in {t[k] for t in tied}] for k, names in enumerate(free)]
+    _check_alone("parameter", first, second, alone[0], alone[1], _MATCH)
+    same = nx.Graph()
+    same.add_nodes_from((k, n) for k, names in enumerate(free) for n in names)
+    same.add_edges_from(((0, a), (1, b)) for a, b in (*tied, *((n, n) for n in alone[0] if n in alone[1])))
+    renamed: list[dict[Expression, Expression]] = [{}, {}]
+    taken: set[str] = set()
+    for group in nx.connected_components(same.subgraph((k, n) for k, names in enumerate(free) for n in names)):
+        members = sorted(group)
+        found = [(both[k], both[k].parameters[n]) for k, n in members]
+        _, made = functools.reduce(_both, found)
+        if made.name in taken:  # another of this name is matched with something else
+            made = made.model_copy(update={"name": f"{second.name}_{made.name}"})
+        taken.add(made.name)
+        for (k, _), (_, p) in zip(members, found, strict=True):
+            if p != made:
+                renamed[k][p] = made
+    hierarchies = []
+    for h, change in zip(both, renamed, strict=True):
+        with located(f"hierarchy '{h.name}'"):
+            hierarchies.append(_with(h, change, {h.parameters[n]: v for n, v in fixed.items() if n in h.parameters}))
+    return hierarchies[0], hierarchies[1], {k: float(v) for k, v in fixed.items()}
+
+
+def _asked(
+    first: Hierarchy, second: Hierarchy, given: Given
+) -> tuple[list[tuple[str, str]], dict[str, float | Fraction]]:
+    """Which parameter of the first is which of the second, and which have what value."""
+    mine, yours = first.parameters, second.parameters
+    known = [f"{', '.join(h.parameters) or 'none'} in '{h.name}'" for h in (first, second)]
+    tied: list[tuple[str, str]] = []
+    fixed: dict[str, float | Fraction] = {}
+    for name, value in given.items():
+        if not isinstance(value, str):
+            if name not in mine and name not in yours:
+                raise ParameterError(
+                    f"there is no parameter '{name}' to fix", required="one of both", found=", ".join(known)
+                )
+            fixed[name] = value
+        elif name in mine and value in yours:
+            tied.append((name, value))
+        elif value in mine and name in yours:
+            tied.append((value, name))
+        else:
+            what = f"the parameters '{name}' and '{value}' cannot be matched"
+            raise ParameterError(what, required="a parameter of each hierarchy", found=", ".join(known))
+    return tied, fixed
+
+
+def _both(one: tuple[Hierarchy, Parameter], other: tuple[Hierarchy, Parameter]) -> tuple[Hierarchy, Parameter]:
+    """One parameter with the values that both allow."""
+    (first, a), (second, b) = one, other
+    if a.per_channel != b.per_channel:
+        of = next(h.name for h, p in (one, other) if p.per_channel)
+        raise SpecError(
+            f"the parameters '{a.name}' of '{first.name}' and '{b.name}' of '{second.name}' are not alike",
+            required="one value in both, or one per channel in both",
+            found=f"one per channel in '{of}' alone",
+            remedy="give one of them another name",
+        )
+    lower = max((p.lower for p in (a, b) if p.lower is not None), default=None)
+    upper = min((p.upper for p in (a, b) if p.upper is not None), default=None)
+    if lower is not None and upper is not None and not lower < upper:
+        raise SpecError(
+            f"no value is allowed for '{a.name}' in '{first.name}' and for '{b.name}' in '{second.name}'",
+            required="ranges with something in common",
+            found=f"{a.range} and {b.range}",
+        )
+    inside = all((lower is None or v > lower) and (upper is None or v < upper) for _, v in a.default_items())
+    update = {"lower": lower, "upper": upper, "default": a.default if inside else None, "on": None}
+    return first, a.model_copy(update=update)
+
+
+def _with(
+    h: Hierarchy, renamed: Mapping[Expression, Expression], fixed: Mapping[Parameter, float | Fraction]
+) -> Hierarchy:
+    """The hierarchy with other parameters, and numbers for some of them."""
+    if not renamed and not fixed:
+        return h
+    numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
+    infinite = {p: 1 if v > 0 else -1 for p, v in fixed.items() if p not in numbers}
+
+    def put(e: Expression) -> Expression:
+        for p, sign in infinite.items():
+            e = at_infinity(e, p, sign, h.shape.is_chain)
+        return substitute(e, {**renamed, **numbers})
+
+    objective = Objective(put(h.objective.weight))
+    split = h.decomposition
+    return h.replace(
+        fibrations=[Fibration(f.source, f.target, MarkovKernel(put(f.kernel.weight))) for f in h.fibrations],
+        gates={s: Gate(put(g.expression)) for s, g in h.gates.items()},
+        decomposition=Decomposition({c: put(e) for c, e in split.densities}, put(split.recovery), put(split.scale)),
+        objective=objective.score() if h.objective.estimator == "score" else objective,
+    )
+
+
+def _is_finite(p: Parameter, value: float | Fraction) -> bool:
+    """Whether a value is finite; ParameterError if the parameter cannot have it."""
+    unbounded = {math.inf: p.upper in (None, math.inf), -math.inf: p.lower in (None, -math.inf)}
+    if unbounded.get(float(value), False):
+        return False
+    p.check(float(value), "the value to compare at")
+    return True

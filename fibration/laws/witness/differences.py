@@ -1,0 +1,360 @@
+"""Two losses on small batches: the smallest one found on which some coefficient differs. Nothing here uses sympy.
+
+Batches are those that both hierarchies take and the conditions allow. Log ratios lie at the breakpoints of either, on
+both sides of them, and far away; parameters have their defaults and other values, no two the same where that may be.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+
+from fibration.language.assumptions import Balanced
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Density,
+    Parameter,
+    Stratum,
+    Total,
+    advantage,
+    in_channel,
+    residual,
+)
+from fibration.language.conditions import WHOLE, Equal, One, OnPolicy
+from fibration.language.exact import NoValue, TooLarge, transcendental
+from fibration.language.expressions import Apply, Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.pairs import Pair
+from fibration.language.traversal import atoms, desugar, evaluate
+from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounding, shown
+from fibration.laws.witness.coefficients import Point
+from fibration.laws.witness.definition import formulas
+from fibration.laws.witness.duals import TooClose
+from fibration.laws.witness.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
+from fibration.laws.witness.shapes import regular, small
+
+MOST_TOKENS = 4
+MOST_SHAPES = 40  # of one number of tokens
+Points = Mapping[int, int]  # how many are tried, by the number of tokens; 0 for regular batches with more
+FEW: Points = {1: 16, 2: 16, 3: 10, 4: 0, 0: 0}
+MANY: Points = {1: 200, 2: 300, 3: 200, 4: 100, 0: 40}
+MOST_WIDE = 40  # tokens of a regular batch
+ONE = Fraction(1)
+exact_exp, exact_log = transcendental("exp"), transcendental("log")
+COMPARED = ("<", "<=", ">", ">=")
+
+
+Token = tuple[Stratum, int]
+
+
+def difference(pair: Pair, most: Points) -> Witness | None:
+    """The smallest batch found on which a token has another coefficient in the second hierarchy than in the first."""
+    if any(h.orthogonalise is not None for h in pair):
+        return None
+    off = rounding(*(e for h in pair for e in (*formulas(h), h.objective.weight))) * 10**5
+    for n, number in most.items():
+        found = _first(pair, n, number, off)
+        if found is not None:
+            smaller = (_first(pair, k, MANY[k], off) for k in range(1, n or MOST_TOKENS + 1) if most[k] < MANY[k])
+            return next((w for w in smaller if w is not None), found)
+    return None
+
+
+def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
+    for point, other in itertools.islice(points(pair, n), number):
+        try:
+            mine, yours = (dict(zip(p.dense.tokens, p.coefficients, strict=True)) for p in (point, other))
+        except (NoValue, TooLarge, TooClose):
+            continue
+        for token, c in mine.items():
+            d = yours[token]
+            if abs(c - d) > off * max(ONE, abs(c), abs(d)):
+                return _witness(pair, point, token, mine, yours)
+    return None
+
+
+def points(pair: Pair, n: int) -> Iterator[tuple[Point, Point]]:
+    """Batches of `n` tokens to compare on, one and the same for both hierarchies; of 0, regular ones of more."""
+    rng = random.Random(n)
+    if n:
+        found = list(itertools.islice(small(pair.shape, n, pair.assume), MOST_SHAPES))
+    else:
+        made = regular(pair.shape, [1, 2, 3, 7], MOST_TOKENS, 100)
+        found = [c.make() for c in made if MOST_TOKENS < c.leaves <= MOST_WIDE]
+    shapes = [Concrete(pair.shape, maps) for maps in found]
+    yield from _interleaved([_on(pair, c, rng) for c in shapes if allowed(pair, c)])
+
+
+def _interleaved(many: Sequence[Iterator[tuple[Point, Point]]]) -> Iterator[tuple[Point, Point]]:
+    """One of each in turn, so that no shape takes the turns of all others."""
+    left = list(many)
+    while left:
+        for one in list(left):
+            found = next(one, None)
+            if found is None:
+                left.remove(one)
+            else:
+                yield found
+
+
+def allowed(pair: Pair, concrete: Concrete) -> bool:
+    """Whether a shape is one of those asked for, as far as that depends on who lies over whom."""
+    return not any(isinstance(c, One) and concrete.size[c.stratum] > 1 for c in pair.conditions)
+
+
+def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[tuple[Point, Point]]:
+    """Points on one shape: values of attributes and parameters, with log ratios and advantages in turn."""
+    made = [_at(pair, c, rng) for c in _valued(pair, shape) if _holds_of(pair, c)]
+    yield from _interleaved(made)
+
+
+def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
+    """Values of attributes and parameters; parameters with equal ranges get different values too."""
+    read = dict.fromkeys(a for h in pair for e in (*formulas(h), h.objective.weight) for a in atoms(e))
+    read |= dict.fromkeys(a for c in pair.when if isinstance(c, Expression) for a in atoms(c))
+    parameters: list[Expression] = [a for a in read if isinstance(a, (Parameter, Component))]
+    attributes = list(
+        dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in read if isinstance(a, (Attribute, Total)))
+    )
+    choices = [parameter_values(a.parameter if isinstance(a, Component) else a) for a in parameters]  # type: ignore[arg-type]
+    settings = [
+        {p: c[(k + turn * j) % len(c)] for j, (p, c) in enumerate(zip(parameters, choices, strict=True))}
+        for turn in (0, 1)
+        for k in range(max((len(c) for c in choices), default=1))
+    ]
+    unique = list({tuple(s.values()): s for s in settings}.values())
+    patterns = [(p, q) for p, q in zip(POSITIVE_PATTERNS[:3], (*OTHER_PATTERNS[2:], *OTHER_PATTERNS[:2]), strict=True)]
+    for k in range(max(len(unique), len(patterns) if attributes else 1)):
+        positive, other = patterns[k % len(patterns)]
+        chosen = {a: positive if a.positive else other for a in attributes}
+        values = {a: tuple(a.nearest(v(i)) for i in range(shape.size[a.on])) for a, v in chosen.items()}
+        yield Concrete(shape.shape, shape.maps, values, unique[k % len(unique)])
+
+
+def _holds_of(pair: Pair, concrete: Concrete) -> bool:
+    """Whether both hierarchies take a batch, and its counts and totals are as asked."""
+    for h in pair:
+        for a in h.assume:
+            if isinstance(a, Balanced) and not is_balanced(h, concrete, a.first, a.second):
+                return False
+    for c in pair.conditions:
+        if isinstance(c, Equal) and c.value != advantage:
+            seen: dict[int, Fraction] = {}
+            for leaf, i in _tokens(pair, concrete):
+                value = concrete.value(c.value, leaf, i)
+                if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:
+                    return False
+    return True
+
+
+def _tokens(pair: Pair, concrete: Concrete) -> list[Token]:
+    return [(leaf, i) for leaf in pair.first.leaves for i in range(concrete.size[leaf])]
+
+
+# ---------------------------------------------------------------- log ratios and advantages
+
+
+def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[tuple[Point, Point]]:
+    tokens = _tokens(pair, concrete)
+    steps = list(_advantages(pair, concrete, tokens, rng))
+    turns = itertools.cycle(steps)
+    for drifts, as_ratios in _drifts(pair, concrete, len(tokens), rng) if steps else ():
+        for a in (next(turns), next(turns)) if len(steps) > 1 else steps:
+            made = []
+            for h in pair:
+                order = [tokens.index((leaf, i)) for leaf in h.leaves for i in range(concrete.size[leaf])]
+                xs, mine = tuple(drifts[k] for k in order), tuple(a[k] for k in order)
+                ratios = tuple(1 + x for x in xs) if as_ratios else None
+                made.append(Point(h, concrete, xs, mine, ratios, strict=True))
+            yield made[0], made[1]
+
+
+def _advantages(
+    pair: Pair, concrete: Concrete, tokens: Sequence[Token], rng: random.Random
+) -> Iterator[tuple[Fraction, ...]]:
+    """Advantages as the conditions ask for them: one sign, both, small, and 0."""
+    same = [c.on for c in pair.conditions if isinstance(c, Equal) and c.value == advantage]
+    part = _parts(concrete, tokens, same)
+    n = max(part) + 1
+    patterns: list[tuple[Fraction, ...]] = [(ONE,) * n, (-ONE,) * n]
+    patterns += [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
+    patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
+    asked = [c for c in pair.conditions if isinstance(c, Expression)]
+    for pattern in dict.fromkeys(patterns):
+        a = tuple(pattern[part[k]] for k in range(len(tokens)))
+        if any(a) and all(_holds(c, concrete, token, a[k]) for c in asked for k, token in enumerate(tokens)):
+            yield a
+
+
+def _holds(condition: Expression, concrete: Concrete, token: Token, a: Fraction) -> bool:
+    try:
+        return bool(evaluate(condition, lambda e: a if e == advantage else concrete.atom(e, *token)))
+    except (NoValue, TooLarge):
+        return False
+
+
+def _parts(concrete: Concrete, tokens: Sequence[Token], same: list[Stratum]) -> list[int]:
+    """The number of the advantage of every token, where those over one element of these strata have the same."""
+    part = list(range(len(tokens)))
+    for s in same:
+        seen: dict[int, int] = {}
+        for k, (leaf, i) in enumerate(tokens):
+            if s == leaf or s in concrete.shape.coarser(leaf):
+                first = seen.setdefault(concrete.below(leaf, i, s), part[k])
+                part = [first if p == part[k] else p for p in part]
+    names = {p: i for i, p in enumerate(dict.fromkeys(part))}
+    return [names[p] for p in part]
+
+
+def _drifts(pair: Pair, concrete: Concrete, n: int, rng: random.Random) -> Iterator[tuple[tuple[Fraction, ...], bool]]:
+    """Log ratios, or deviations of ratios from 1, of all tokens: at the breakpoints, beside them, and far away."""
+    zero = (Fraction(0),) * n
+    if any(isinstance(c, OnPolicy) for c in pair.conditions):
+        yield from [(zero, False)] * 4
+        return
+    breaks = breakpoints(pair, concrete)
+    logs = {_readable_size(t) for t in breaks}
+    deviations = {d for t in breaks if (d := _deviation(t)) is not None}  # so that a log ratio at a breakpoint is exact
+    acting = {_acts_on_ratios(h) for h in pair}
+    if True in acting:
+        deviations |= logs
+    for as_ratios, found in ((True, deviations), (False, logs if False in acting else set())):
+        if not found and as_ratios not in acting:
+            continue
+        sizes = sorted({*map(abs, found), Fraction(1, 3)})
+        values = [*sorted(found), *(v for t in sizes for v in (t, 2 * t, t / 2, -t, -t / 2, -2 * t))]
+        yield from ((d, as_ratios) for d in _patterns(zero, list(dict.fromkeys(values)), as_ratios, rng))
+
+
+def _patterns(
+    zero: tuple[Fraction, ...], values: list[Fraction], as_ratios: bool, rng: random.Random
+) -> Iterator[tuple[Fraction, ...]]:
+    """What the tokens have: the same, one something else, what sums to a mean at one breakpoint, anything."""
+    n, fine = len(zero), [v for v in values if not as_ratios or v > -1]
+    yield zero
+    if n == 1:
+        yield from ((v,) for v in fine)
+        return
+    for _ in range(200):
+        v, u = rng.choice(fine), rng.choice(fine)
+        kinds = (
+            [v] * n,
+            [v if i == n - 1 else Fraction(0) for i in range(n)],
+            [v + rng.choice((-1, 0, 1)) * u for i in range(n)],
+            [v if i % 2 else u for i in range(n)],
+            [rng.choice(fine) for _ in range(n)],
+        )
+        yield from (tuple(kind) for kind in kinds if not as_ratios or all(d > -1 for d in kind))
+
+
+def _readable_size(t: Fraction) -> Fraction:
+    return t if t.denominator < 10**9 else t.limit_denominator(10**6)
+
+
+def _deviation(t: Fraction) -> Fraction | None:
+    """`r - 1` of the log ratio `t`, if `r` is a short rational."""
+    r = exact_exp(t).limit_denominator(10**6)
+    return r - 1 if abs(exact_log(r) - t) < Fraction(1, 10**40) else None
+
+
+def _acts_on_ratios(h: Hierarchy) -> bool:
+    """Whether densities are written in the ratio, so that gates have their breakpoints there."""
+    return any(_uses_exponential(e) for _, e in h.decomposition.densities)
+
+
+def _uses_exponential(e: Expression) -> bool:
+    return isinstance(e, Apply) and (e.operator in ("exp", "expm1") or any(map(_uses_exponential, e.arguments)))
+
+
+def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
+    """Residuals, in units of the leaf measure, at which a comparison of some gate changes: where it is affine."""
+    found: dict[Fraction, None] = {}
+    for h in pair:
+        for s, m, comparison in comparisons(h):
+            if not concrete.size[s]:
+                continue
+            size = concrete.attempt(m, s, 0)
+            read = [a for a in atoms(comparison) if a not in (residual, advantage) and not isinstance(a, Density)]
+            known = tuple((a, concrete.atom(a, s, 0)) for a in read)
+            for a in (ONE, -ONE) if size else ():
+                root = _root(comparison, known, size or ONE, a)
+                if root and Fraction(1, 10**9) < abs(root) < 50:
+                    found[root] = None
+    return list(found)[:12]
+
+
+@functools.lru_cache(maxsize=64)
+def comparisons(h: Hierarchy) -> tuple[tuple[Stratum, Expression, Apply], ...]:
+    """What gates compare with their residuals, with the stratum and its mass."""
+    found: dict[tuple[Stratum, Expression, Apply], None] = {}
+    for s in h.order:
+        for channel in h.decomposition.channels:
+            found |= {(s, h.masses[s], c): None for c in _compared(desugar(in_channel(h.gate(s), channel)))}
+    return tuple(found)
+
+
+def _compared(e: Expression) -> Iterator[Apply]:
+    if isinstance(e, Apply):
+        if e.operator in COMPARED and residual in set(atoms(e)):
+            yield e
+        for a in e.arguments:
+            yield from _compared(a)
+
+
+@functools.lru_cache(maxsize=4096)
+def _root(
+    comparison: Apply, known: tuple[tuple[Expression, Fraction], ...], m: Fraction, a: Fraction
+) -> Fraction | None:
+    """The residual in units of `m` at which both sides are equal, if their difference is affine in it."""
+    difference = comparison.arguments[0] - comparison.arguments[1]
+    at = dict.fromkeys((d for d in atoms(difference) if isinstance(d, Density)), Fraction(0)) | dict(known)
+    try:
+        y = [evaluate(difference, {**at, residual: m * t, advantage: a}) for t in (0, 1, 2)]
+    except (NoValue, TooLarge):
+        return None
+    return None if y[2] - y[1] != y[1] - y[0] or y[1] == y[0] else -y[0] / (y[1] - y[0])
+
+
+# ---------------------------------------------------------------- what a reader is shown
+
+
+def _witness(
+    pair: Pair, point: Point, token: Token, mine: Mapping[Token, Fraction], yours: Mapping[Token, Fraction]
+) -> Witness:
+    concrete, (leaf, element) = point.concrete, token
+    first, second = (f"'{h.name}'" for h in pair)
+    if first == second:
+        first, second = "the first", "the second"
+    what, given = ("log ratios", point.log_ratios) if point.ratios is None else ("ratios", point.ratios)
+    attributes = "".join(f", {a.name} {_listed(v)}" for a, v in concrete.attributes.items())
+    text = (
+        f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(given)} and advantages "
+        f"{_listed(point.advantages)}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
+        f"{first} and {_readable(yours[token])} in {second}"
+    )
+    values = {
+        "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
+        "token": f"{leaf} {element + 1}", "coefficients": tuple(mine.values()),
+        "other_coefficients": tuple(yours[t] for t in mine),
+    }  # fmt: skip
+    return Witness(text, concrete, values)
+
+
+def _listed(values: Sequence[Fraction]) -> str:
+    return ", ".join(map(_readable, values))
+
+
+def _readable(value: Fraction) -> str:
+    """A rational, or six digits of one that is long."""
+    return str(value) if len(str(value)) <= 16 else shown(value)
+
+
+def _place(pair: Pair, concrete: Concrete) -> str:
+    """The batch in words, down from what has several elements."""
+    single = [s for s in pair.shape.order if concrete.size[s] == 1 and pair.shape.above(s)]
+    whole = [s for s in single if all(concrete.size[u] == 1 for u in pair.shape.strata if s in pair.shape.finer(u))]
+    return concrete.describe(whole[-1] if whole else WHOLE)
