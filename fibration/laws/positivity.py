@@ -27,6 +27,7 @@ from fibration.laws.proof.reach import domain
 from fibration.laws.proof.shrinking import shrinks
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
+from fibration.laws.witness import positive
 from fibration.laws.witness.batches import Witness, in_full, rounding
 from fibration.laws.witness.search import concretes
 
@@ -54,6 +55,8 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
         found = f"{loose.words}, which may have no value: a division by 0, or a logarithm or root outside its domain"
         remedy, cause = loose.claim.remedy(h) or remedy, loose.cause
     witness = ratio_not_positive(h, known) if len(h.order) == 1 else None
+    if witness is None and subject.first_failure("markov", "reflecting", "coherent", "recovery") is None:
+        witness = positive.ratio_not_positive(h)
     yield following(unproved("hierarchy", found, remedy, witness), cause)
 
 

@@ -213,15 +213,15 @@ SPECS = {
     # variants of these
     "apc, log ratios": Spec(apc(split=signed_log_ratio()), "proved", identity=False),
     "apc, the state passes too": Spec(
-        apc(outer=identity_gate(), gives_up=VALUE), "refuted", gradient="", ok=False, identity=False, positivity="undecided"
+        apc(outer=identity_gate(), gives_up=VALUE), "refuted", gradient="", ok=False, identity=False, positivity="refuted"
     ),
     "apc, density counted twice": Spec(
-        apc(clip(residual + 2 * density(state) / T, -LEFT, LEFT)), "refuted", gradient="", ok=False, identity=False, positivity="undecided"
+        apc(clip(residual + 2 * density(state) / T, -LEFT, LEFT)), "refuted", gradient="", ok=False, identity=False, positivity="refuted"
     ),
     "apc, residual in place of the density": Spec(
-        apc(clip(residual, -LEFT, LEFT), gives_up=VALUE | {"positivity": "not looked into"}), "refuted", gradient="", ok=False, identity=False, positivity="undecided"
+        apc(clip(residual, -LEFT, LEFT), gives_up=VALUE | {"positivity": "not looked into"}), "refuted", gradient="", ok=False, identity=False, positivity="refuted"
     ),
-    "apc, first order not given up": Spec(apc(outer=identity_gate()), "refuted", gradient="", ok=False, identity=False, positivity="undecided"),
+    "apc, first order not given up": Spec(apc(outer=identity_gate()), "refuted", gradient="", ok=False, identity=False, positivity="refuted"),
     "apc, identity not given up": Spec(apc(gives_up={}), "proved", ok=False, identity=False),
     "apc, given up though it holds": Spec(apc(gives_up={**MADE_UP, **VALUE}), "proved", ok=False, identity=False),
     "apc, budget that may be 0": Spec(

@@ -13,24 +13,48 @@ from fibration import (
     Parameter,
     absolute,
     advantage,
+    aggregate_gate,
     clip,
+    clip_gate,
     count,
     density,
     exp,
     expm1,
     gated,
+    identity_gate,
     log,
+    log_clip_gate,
     log_ratio,
     maximum,
     minimum,
+    proportional,
+    ratio_deviation,
     residual,
     sqrt,
     tanh,
     uniform,
     where,
+    zero_gate,
 )
 from fibration.language.expressions import Expression
-from hierarchies.zoo import KERNEL, TG, UPPER, M, T, W, Wrong, chain, one, token, trajectory, two, weight, x
+from hierarchies.zoo import (
+    KERNEL,
+    TG,
+    UPPER,
+    M,
+    T,
+    W,
+    Wrong,
+    budget,
+    chain,
+    one,
+    prompt_group,
+    token,
+    trajectory,
+    two,
+    weight,
+    x,
+)
 
 far = Parameter("far", lower=10, upper=40)
 share = Parameter("share", default=0.5, upper=1)
@@ -135,6 +159,39 @@ def gates_beside_0() -> dict[str, Wrong]:
     }
 
 
+def levels_that_go_below_0() -> dict[str, Wrong]:
+    deviations = ratio_deviation(scale=1 / T)
+    anyway = {"first_order": "to look at positivity alone", "identity": "likewise"}
+
+    def ratios(outer: Any, inner: Any, split: Decomposition = deviations, **more: Any) -> Wrong:
+        return Wrong(two(outer=outer, inner=inner, split=split, **more), "positivity", "hierarchy")
+
+    def rollback(k: Any) -> Wrong:
+        return Wrong(two(outer=aggregate_gate(budget, rollback=k)), "positivity", "hierarchy")
+
+    low, high = Parameter("low", default=0.2), Parameter("high", default=0.3, upper=1)
+    over_group = {prompt_group: aggregate_gate(budget, rollback=TG - M).per(TG)}
+    return {
+        "rollback by the length less 1": rollback(T - 1),
+        "rollback by the length less 2": rollback(T - 2),
+        "rollback by the length less 100": rollback(T - 100),
+        "rollback by a parameter that may be 0": rollback(Parameter("loose", default=0.5, lower=-1)),
+        "rollback by a count that may be 0": Wrong(
+            chain(uniform(), proportional(count(token)), gates=over_group, split=log_ratio(scale=1 / TG)),
+            "positivity",
+            "hierarchy",
+        ),
+        "clip of a trajectory's ratio with its bounds swapped": ratios(
+            log_clip_gate(low, high), zero_gate(), log_ratio(scale=1 / T), gives_up={"first_order": "y"}
+        ),
+        "a trajectory's deviation doubled": ratios(Gate(2 * residual), identity_gate(), gives_up=anyway),
+        "tokens' deviations doubled": ratios(identity_gate(), Gate(2 * residual), gives_up=anyway),
+        "a trajectory's deviation dropped": ratios(zero_gate(), identity_gate(), gives_up={"first_order": "y"}),
+        "a trajectory's deviation clipped, its tokens' not": ratios(clip_gate(budget), identity_gate()),
+        "a lower bound of tokens below -1": ratios(clip_gate(budget), Gate(clip(residual, -3 / T, 1 / T))),
+    }
+
+
 def wrong() -> dict[str, Wrong]:
-    groups = (far_sizes, uneven_siblings, far_log_ratios, gates_beside_0)
+    groups = (far_sizes, uneven_siblings, far_log_ratios, gates_beside_0, levels_that_go_below_0)
     return {name: w for make in groups for name, w in make().items()}

@@ -565,9 +565,6 @@ def undecidable() -> dict[str, Wrong]:
         "right, but not to this procedure: equal branches by the weight": Wrong(
             two(where(weight > 1, 1 / T, 1 / T)), "reflecting", KERNEL
         ),
-        "rollback that may be 0": Wrong(
-            two(outer=aggregate_gate(budget, rollback=Parameter("loose", default=0.5, lower=-1))), "positivity", "hierarchy"
-        ),
         "F that jumps at 1": Wrong(
             one(
                 clip_gate(share / 10),

@@ -7,7 +7,7 @@ import pytest
 from hierarchies.agreement import SPECS, three
 from hierarchies.quivers import token, trajectory
 from hierarchies.zoo import budget, epsilon
-from oracles import verdicts
+from oracles import brute, verdicts
 from oracles.certified import TINY, report
 from oracles.definition import batches, truth
 
@@ -33,10 +33,21 @@ def test_proved_positivity_is_seen(name):
 
 def test_two_levels_of_deviations_that_push_apart_are_not_proved_positive():
     """A trajectory that passes more than its tokens hold takes a ratio below 0."""
+    for gates in ({trajectory: Gate(2 * residual)}, {token: Gate(2 * residual)}):
+        refuted(three(gates, ratio_deviation(scale=mass)))
     clips = {trajectory: clip_gate(budget).per(mass), token: clip_gate(epsilon).per(mass)}
-    for gates in (clips, {trajectory: Gate(2 * residual)}, {token: Gate(2 * residual)}):
-        h = three(gates, ratio_deviation(scale=mass))
-        assert next(v.status for v in h.verify().verdicts if v.law == "positivity") == "undecided"
+    h = three(clips, ratio_deviation(scale=mass))  # it takes tokens on three levels, which are not looked for
+    assert next(v.status for v in h.verify().verdicts if v.law == "positivity") == "undecided"
+
+
+@pytest.mark.parametrize("name", [n for n, s in SPECS.items() if s.positivity == "refuted"])
+def test_refuted_positivity_is_seen(name):
+    refuted(SPECS[name].h)
+
+
+def refuted(h):
+    found = h.verify()
+    brute.confirm(h, next(v for v in found.verdicts if v.law == "positivity"), found.verdicts)
 
 
 @verdicts.wrong_specs("positivity")

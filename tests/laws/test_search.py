@@ -21,7 +21,7 @@ from fibration.language.places import whole_batch
 from fibration.laws import coherent, identity, markov, objective, positivity, recovery, reflecting
 from fibration.laws.proof.coordinates import coordinate
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness import definition, on_policy
+from fibration.laws.witness import definition, on_policy, positive
 from fibration.laws.witness.enclosures import Enclosed, Unsure, enclose
 from fibration.laws.witness.germs import Series, beside
 from fibration.laws.witness.probes import between, crossings, simplest, turning, whole_crossings
@@ -47,8 +47,10 @@ def searches(h):
         yield recovery.ratio_not_recovered(h, leaf)
     if not h.shape.is_tree:
         yield coherent.element_of_two_masses(h)
-    if "positivity" not in h.gives_up and len(h.order) == 1:
-        yield positivity.ratio_not_positive(h, coordinate(h, Subject(h, [])))
+    if "positivity" not in h.gives_up:
+        yield positive.ratio_not_positive(h)
+        if len(h.order) == 1:
+            yield positivity.ratio_not_positive(h, coordinate(h, Subject(h, [])))
     if not {"first_order", "identity"} & set(h.gives_up):
         yield from (identity.gate_off_identity(h, s, g) for s, _, g in gates(h))
         yield definition.off_policy(h)

@@ -73,6 +73,18 @@ class Dense:
             for s, fibres in self.fibres.items()
         }
 
+    @cached_property
+    def densities(self) -> dict[tuple[str, Stratum], Expression]:
+        """`F` of every channel, as every leaf reads it."""
+        return {
+            (c, leaf): self.h.with_mass(e, leaf) for c, e in self.h.decomposition.densities for leaf in self.h.leaves
+        }
+
+    @cached_property
+    def recoveries(self) -> dict[Stratum, Expression]:
+        """`R`, as every leaf reads it."""
+        return {leaf: self.h.with_mass(self.h.decomposition.recovery, leaf) for leaf in self.h.leaves}
+
     def means(self, values: Sequence[Real]) -> Values:
         """`s_v = E_m[· | v]` of one number per token."""
         weights = [self.mass[leaf][i] or Fraction(0) for leaf, i in self.tokens]
@@ -101,7 +113,7 @@ class Dense:
         for channel in split.channels:
             own = []
             for (leaf, i), x in zip(self.tokens, log_ratios, strict=True):
-                density = self.value(h.with_mass(split[channel], leaf), leaf, i, {token_log_ratio: x})
+                density = self.value(self.densities[channel, leaf], leaf, i, {token_log_ratio: x})
                 own.append(quotient(density, self.mass[leaf][i] or Fraction(0)))
             means[channel] = self.means(own)
         levels = {(s, ch): self._gated(s, ch, means, advantages) for s in h.order for ch in split.channels}
@@ -113,7 +125,7 @@ class Dense:
                     (levels[s, channel][e] or Fraction(0) for s, e in self.base[leaf][i].items()), Fraction(0)
                 )
                 bound[gated(channel)] = (self.mass[leaf][i] or Fraction(0)) * total
-            found.append(self.value(h.with_mass(split.recovery, leaf), leaf, i, bound))
+            found.append(self.value(self.recoveries[leaf], leaf, i, bound))
         return found
 
     def attempt(self, log_ratios: Sequence[Fraction], a: Fraction) -> list[Fraction] | None:

@@ -159,7 +159,7 @@ class _Search:
 
     @cached_property
     def settings(self) -> list[dict[Expression, Fraction]]:
-        """Values of all parameters."""
+        """Values of all parameters: at one place in the list of each, then with every parameter one place on."""
         declared: dict[Expression, Parameter] = {
             a: a.parameter if isinstance(a, Component) else a
             for a in self.used
@@ -170,7 +170,12 @@ class _Search:
         for a, p in declared.items():
             choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *_range(p))]))
         longest = max((len(c) for c in choices.values()), default=1)
-        return [{a: c[k % len(c)] for a, c in choices.items()} for k in range(longest)]
+        turns = (0, 1) if len(choices) > 1 else (0,)
+        return [
+            {a: c[(k + turn * i) % len(c)] for i, (a, c) in enumerate(choices.items())}
+            for turn in turns
+            for k in range(longest)
+        ]
 
     def changes(
         self, atom: Expression, others: Mapping[Expression, Fraction], low: Fraction | None, high: Fraction | None
