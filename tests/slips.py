@@ -202,7 +202,7 @@ LAWS = (
     ),
     slip(
         "coefficients are looked at on policy alone", "laws*gradient",
-        "in batches[:FEW] if", "in batches[:0] if",
+        "for concrete in few for way in", "for concrete in few[:0] for way in",
     ),
     slip(
         "what is declared at r = 1 is not asked where the law of recovery holds", "laws*gradient laws*first_order",

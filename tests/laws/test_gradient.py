@@ -9,9 +9,12 @@ from fractions import Fraction
 
 import pytest
 from hierarchies.agreement import SPECS
+from hierarchies.drawn import drawn
+from hierarchies.right import SUBSPACES
 from oracles import brute, verdicts
 from oracles.certified import report
 from oracles.definition import NO_VALUE, World, batches
+from thorough import some
 
 from fibration import (
     Gate,
@@ -83,6 +86,24 @@ def test_what_is_said_is_so(name):
     assert verdict.argument if spec.gradient else verdict.found and verdict.remedy and verdict.counterexample
     if spec.h.orthogonalise is None:
         holds(spec.h, verdict)
+
+
+@pytest.mark.parametrize("seed", some(range(24), 2))
+def test_what_is_said_of_random_levels_is_so(seed):
+    h = drawn(random.Random(seed))
+    verdict = gradient(h)
+    holds(h, verdict, seed)
+    assert verdict.status != "undecided"
+
+
+@pytest.mark.parametrize("name", SUBSPACES)
+def test_advantages_of_rows_are_enough(name):
+    """What holds for advantages that are constant on rows is proved; what holds on coarser strata alone is not."""
+    h, _ = SUBSPACES[name]
+    verdict = gradient(h)
+    assert bool(verdict.given_up) is (verdict.status != "proved")
+    assert verdict.status in ("proved", "refuted") or name == "by the sign of the advantage"
+    holds(h, verdict)
 
 
 # ---------------------------------------------------------------- slips in what is shipped

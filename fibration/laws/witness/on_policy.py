@@ -77,21 +77,27 @@ def wrong_coefficients(h: Hierarchy) -> Witness | None:
         return None
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
     signed = any(advantage in set(atoms(e)) for e in read)
-    small = itertools.takewhile(
-        lambda c: _tokens(h, c) <= MOST_TOKENS, concretes(h, read, whole_batch(h), most=MOST_TRIED)
-    )
-    batches = [c for c in small if _has_weights(h, c)]
-    tried = [(c, (0,) * _tokens(h, c), rounding(*read)) for c in batches]
-    few = (c for c in batches[:FEW] if _tokens(h, c) <= FEW_TOKENS)
-    tried += [(c, way, CLOSE) for c in few for way in directions(_tokens(h, c))]
-    for concrete, way, close in tried:
-        steps = STEPS if any(way) else STEPS[:1]
-        ends = [tuple(step * d for d in way) for step in steps]
+    for concrete, way, close in _tried(h, read):
+        ends = [tuple(step * d for d in way) for step in (STEPS if any(way) else STEPS[:1])]
         for advantages in _advantages(h, concrete, signed):
             if _are_off(h, concrete, ends, advantages, close):
                 alone = (a for a in _alone(h, concrete) if _are_off(h, concrete, ends, a, close))
                 return _witness(Point(h, concrete, ends[0], next(alone, advantages)))
     return None
+
+
+def _tried(h: Hierarchy, read: list[Expression]) -> Iterator[tuple[Concrete, tuple[int, ...], Fraction]]:
+    """Batches, directions from `r = 1`, and how close a coefficient must come."""
+    few: list[Concrete] = []
+    exact = rounding(*read)
+    for concrete in concretes(h, read, whole_batch(h), most=MOST_TRIED):
+        n = _tokens(h, concrete)
+        if n > MOST_TOKENS:
+            break
+        if _has_weights(h, concrete):
+            yield concrete, (0,) * n, exact
+            few += [concrete] if n <= FEW_TOKENS and len(few) < FEW else []
+    yield from ((concrete, way, CLOSE) for concrete in few for way in directions(_tokens(h, concrete)))
 
 
 def _tokens(h: Hierarchy, concrete: Concrete) -> int:
