@@ -15,11 +15,11 @@ from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import Concrete, Witness, in_brief, plural, rounding, settings
 from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.definition import MOST_TOKENS, STEPS, directions, formulas
+from fibration.laws.witness.definition import STEPS, directions, formulas
 from fibration.laws.witness.duals import Dual, differentiate, slopes_of, value_of
 from fibration.laws.witness.search import concretes
 
-MOST_TRIED = 81
+MOST_TRIED, MOST_TOKENS = 81, 16
 FEW, FEW_TOKENS = 12, 3  # batches that are tried beside r = 1, where there are many directions, and tokens of one
 CLOSE = Fraction(1, 10**6)  # beside r = 1 a smooth operator is not quite what it is there
 NO_VALUE = "no value"
