@@ -111,6 +111,46 @@ def verify(
     from fibration.printing import reports
 
     outcomes = reports.check(specs, if_any=if_any, timeout=timeout)
+    raise typer.Exit(say(outcomes, format, output))
+
+
+@app.command()
+def compare(
+    first: Spec,
+    second: Annotated[str, typer.Argument(metavar="SPEC", help="what it should be the same as", show_default=False)],
+    when: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Only on such batches: advantage=trajectory. May be repeated."),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NAME|NUMBER", help="Match two parameters, or fix one (inf: it never binds)."),
+    ] = None,
+    format: Annotated[VerifyFormat, typer.Option("--format", "-f", help="How to report.")] = VerifyFormat.text,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
+    ] = None,
+    timeout: Timeout = BUDGET,
+) -> None:
+    """Decide whether two losses are the same.
+
+    They are if they have the same coefficients on every batch of every size.
+
+    CONDITION is a comparison that holds at every token ('advantage >= 0'), 'equal(count(token, over=trajectory))',
+    'equal(advantage, on=trajectory)' or short 'advantage=trajectory', 'one(domain)', or on_policy. Exit code 0: proved.
+    1: refuted, by the smallest batch found, or undecided. 2: the two cannot be compared, or some input is unusable.
+    """
+    from fibration.cli.compare import compare as compare_specs
+    from fibration.cli.compare import matches
+
+    outcomes = compare_specs(first, second, when or (), matches(param or (), parameters), timeout)
+    raise typer.Exit(say(outcomes, format, output))
+
+
+def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None) -> int:
+    """Print reports, or write them; the exit code."""
+    from fibration.printing import reports
+
     for outcome in outcomes:
         if outcome.error:
             typer.echo(f"error: {outcome.error}", err=True)
@@ -121,7 +161,7 @@ def verify(
         reports.emit(console(), reports.as_text(outcomes))
     else:
         typer.echo(reports.rendered(outcomes, format), nl=False)
-    raise typer.Exit(reports.exit_code(outcomes))
+    return reports.exit_code(outcomes)
 
 
 @app.command()

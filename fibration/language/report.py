@@ -137,6 +137,11 @@ class Report:
         return all(v.accepted for v in self.verdicts)
 
     @property
+    def outcome(self) -> str:
+        """What is said of the hierarchy in a word."""
+        return "verified" if self.ok else "refused"
+
+    @property
     def failures(self) -> tuple[Verdict, ...]:
         return tuple(v for v in self.verdicts if not v.accepted)
 
@@ -188,7 +193,7 @@ class Report:
 
     def __str__(self) -> str:
         mark = {"proved": "✓", "refuted": "✗", "undecided": "?"}
-        lines = [f"{self.hierarchy.name}: {'verified' if self.ok else 'refused'}"]
+        lines = [f"{self.hierarchy.name}: {self.outcome}"]
         for v in self.verdicts:
             if not v.accepted and self.head(v) is not v:
                 continue

@@ -33,6 +33,14 @@ class Comparison(Verdict):
         )
 
 
+class Comparisons(Report):
+    """The report on two losses: on the first of them, beside the second."""
+
+    @property
+    def outcome(self) -> str:
+        return {"proved": "the same", "refuted": "not the same"}.get(self.verdicts[0].status, "undecided")
+
+
 def equivalent(
     first: Hierarchy,
     second: Hierarchy,
@@ -63,7 +71,7 @@ def equivalent(
         late = f"{OUT_OF_TIME} after {budget.seconds:g} s"
         more = f"give it more: timeout={10 * budget.seconds:g}, or --timeout {10 * budget.seconds:g}"
         found = [Comparison("equivalent", _subject(both), "undecided", "", STATEMENT, late, more, out_of_time=True)]
-    return Report(first, tuple(found))
+    return Comparisons(first, tuple(found))
 
 
 def _subject(both: Pair) -> str:

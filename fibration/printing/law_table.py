@@ -59,7 +59,7 @@ def kind(report: Report, verdict: Verdict) -> Kind:
 
 def outcome_of(report: Report) -> tuple[str, str]:
     """`verified` or `refused`, and its style."""
-    return ("verified", "green") if report.ok else ("refused", "bold red")
+    return report.outcome, "green" if report.ok else "bold red"
 
 
 def marks(report: Report) -> list[Kind]:

@@ -155,6 +155,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         "unusable": [o.source for o in outcomes if o.error],
         "no hierarchy in": [o.source for o in outcomes if not o.error and not o.report],
     }
+    if [r.outcome for r in reports] in (["the same"], ["not the same"], ["undecided"]):
+        (first,), (second,) = reports, reports[0].verdicts
+        return f"'{first.hierarchy.name}' and {second.subject}: {first.outcome}"
     verified = f"{good} of {len(reports)} {'hierarchy' if len(reports) == 1 else 'hierarchies'} verified"
     return "; ".join([verified, *(f"{what}: {', '.join(names)}" for what, names in others.items() if names)])
 

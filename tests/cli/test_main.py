@@ -100,7 +100,7 @@ def test_a_refusal_says_what_was_required_found_and_what_to_do(specs: Path) -> N
     assert f"what to do: {failing.remedy}" in words
     assert "so too: orthogonality of residual on token" in words
     assert words.count("orthogonality") == 1
-    assert "wrong refused 13 proved, 2 refuted, 1 that follows" in words
+    assert "wrong refused 14 proved, 2 refuted, 1 that follows" in words
     assert output.splitlines()[-1] == "0 of 1 hierarchy verified; refused: wrong"
 
 
@@ -376,3 +376,37 @@ def test_record_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_record_needs_a_file_and_sensible_numbers(tmp_path: Path) -> None:
     assert invoke("record")[0] == 2
     assert invoke("record", "--out", tmp_path / "a", "--samples", 0)[0] == 2
+
+
+# ---------------------------------------------------------------- compare
+
+
+LENGTHS = "equal(count(token, over=trajectory))"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["grpo", "dapo", "--when", LENGTHS], 0, f"'grpo' and 'dapo' when {LENGTHS}: the same"),
+        (["grpo", "dapo"], 1, "'grpo' and 'dapo': not the same"),
+        (["ppo", "dapo", "--param", "ceiling=inf"], 0, "'ppo' and 'dapo' with ceiling = inf: the same"),
+        (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 2, "alpha in 'truly_ppo' alone"),
+        (["grpo", "gone.py"], 2, "there is no such file"),
+        (["grpo", "dapo", "--when", "advantage="], 2, "cannot be read"),
+    ],
+)
+def test_two_losses_are_compared(arguments, code, said):
+    found, output = invoke("compare", *arguments)
+    assert found == code
+    assert said in output
+
+
+def test_comparisons_have_the_formats_of_reports(tmp_path: Path):
+    (told,) = json.loads(invoke("compare", "grpo", "dapo", "-f", "json")[1])
+    assert told["verdicts"][0]["status"] == "refuted"
+    junit = tmp_path / "same.xml"
+    assert invoke("compare", "grpo", "grpo", "-f", "junit", "-o", junit)[0] == 0
+    assert Xml.parse(junit).getroot().get("failures") == "0"
+    code, output = invoke("compare", "grpo", "dapo", "-f", "github")
+    assert output.startswith("::error title=grpo%3A equivalent::'grpo' is not the same loss as 'dapo'")
+    assert code == 1

@@ -3,12 +3,60 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
-from hierarchies.pairs import DIFFERENT, SAME
+from hierarchies.pairs import (
+    DIFFERENT,
+    SAME,
+    C,
+    dapo,
+    fiberpo,
+    geometric,
+    grpo,
+    gspo,
+    plain,
+    ppo,
+    prompt_group,
+    sapo,
+    token,
+    trajectory,
+    truly_ppo,
+)
 from oracles import losses
 
-from fibration import equivalent
+from fibration import (
+    LawError,
+    Objective,
+    Parameter,
+    ParameterError,
+    SpecError,
+    absolute,
+    advantage,
+    clip,
+    clip_gate,
+    count,
+    equal,
+    equivalent,
+    exp,
+    load,
+    maximum,
+    minimum,
+    one,
+    residual,
+    where,
+)
+from fibration.language.atoms import Reading
+from fibration.language.conditions import condition
+from fibration.language.limits import at_infinity
+from fibration.language.loading import shipped
+from fibration.language.pairs import pair
+from fibration.language.sympy_bridge import symbol
+from fibration.language.traversal import desugar
+from fibration.laws.proof.feasible import feasible
+from fibration.laws.proof.same_loss import is_the_same, same_loss
+from fibration.laws.proof.signs import Assumptions
+from fibration.laws.witness.differences import difference
 
 
 @functools.cache
@@ -35,3 +83,110 @@ def test_losses_that_are_not(name):
         assert losses.agrees_with(h, values[key], batch, k)
     place = values["tokens"].index(values["token"])
     assert values["coefficients"][place] != values["other_coefficients"][place]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_loss_is_itself(name):
+    """Whatever it is called, and whatever laws it gives up."""
+    h = load(name)
+    assert is_the_same(pair(h, h.replace(name="other")))
+
+
+def test_what_differs_is_said_with_both_coefficients():
+    report = equivalent(grpo, dapo)
+    assert not report.ok
+    with pytest.raises(LawError, match="'grpo' is not the same loss as 'dapo'") as caught:
+        report.raise_for_status()
+    assert "on a batch of 2 trajectories with 1 and 2 tokens" in str(caught.value)
+    assert "token 1 has the coefficient 1/2 in 'grpo' and 1/3 in 'dapo'" in str(caught.value)
+    told = report.to_dict()["verdicts"][0]["counterexample"]
+    assert told["hierarchy"]["parents"]["token"] == [0, 1, 1]
+
+
+def test_what_is_out_of_time_is_undecided():
+    (found,) = equivalent(fiberpo, load("fiberpo_domain"), timeout=1e-9).verdicts
+    assert found.status == "undecided"
+    assert found.found.startswith("out of time")
+
+
+PROJECTED = load("fiberpo_crossed")
+
+
+def test_projections_are_compared_as_they_are_written():
+    clipped = PROJECTED.replace(gates={**PROJECTED.gates, token: clip_gate(PROJECTED.parameters["epsilon"])})
+    assert not same_loss(pair(PROJECTED, clipped)).proved
+    assert difference(pair(PROJECTED, clipped), {1: 1}) is None
+
+
+# ---------------------------------------------------------------- what does not match
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "given", "said"),
+    [
+        (truly_ppo, ppo, {}, "epsilon, alpha in 'truly_ppo' alone, epsilon_high, epsilon_low, ceiling in 'ppo' alone"),
+        (load("fiberpo_modal"), ppo, {}, "image_token, text_token, and token"),
+        (gspo, geometric.replace(rows=prompt_group), {}, "have other rows"),
+        (grpo, dapo, {"when": "advantage=domain"}, "means nothing here"),
+        (grpo, dapo, {"when": "equal(residual)"}, "equal takes the advantage, or a count"),
+        (grpo, dapo, {"when": "token_log_ratio > 0"}, "reads token_log_ratio"),
+        (grpo, dapo, {"when": "count(token) > 1"}, "name the stratum"),
+        (grpo, dapo, {"when": "advantage"}, "is no condition on batches"),
+        (grpo, dapo, {"when": one(prompt_group)}, "names the stratum prompt_group"),
+        (grpo, dapo, {"parameters": {"beta": 1}}, "there is no parameter 'beta'"),
+        (grpo, dapo, {"parameters": {"beta": "epsilon_low"}}, "cannot be matched"),
+        (grpo, dapo, {"parameters": {"epsilon_low": math.inf}}, "strictly inside (0, 1)"),
+        (sapo, plain, {"parameters": {"tau_pos": math.inf}}, "infinite"),
+        (grpo, fiberpo, {"parameters": {"epsilon_low": "C_trajectory", "epsilon_high": "epsilon"}}, "per channel"),
+    ],
+)  # fmt: skip
+def test_what_does_not_match_is_said(first, second, given, said):
+    with pytest.raises((SpecError, ParameterError)) as caught:
+        equivalent(first, second, **given)
+    assert said in str(caught.value)
+
+
+def test_a_hierarchy_without_foundations_is_not_compared():
+    wrong = gspo.replace(name="wrong", objective=Objective(1 / (count(token, over=trajectory) - 1)))
+    with pytest.raises(SpecError, match="'wrong' breaks the law 'objective'"):
+        equivalent(wrong, gspo)
+
+
+def test_conditions_print_as_they_are_written():
+    names = {s.name: s for s in (token, trajectory)}
+    for text in (
+        "equal(advantage, on=trajectory)",
+        "equal(count(token, over=trajectory))",
+        "one(trajectory)",
+        "on_policy",
+    ):
+        assert repr(condition(text, names)) == text
+    assert condition("advantage=trajectory", names) == equal(advantage, on=trajectory)
+    assert condition("advantage >= 0", names) == (advantage >= 0)
+
+
+@pytest.mark.parametrize(
+    ("formula", "limit"),
+    [
+        (clip(residual, -C, C), residual),
+        (where((absolute(residual) <= C) & (advantage > 0), residual, 0), where(advantage > 0, residual, 0)),
+        (where((residual > C) | (advantage > 0), 1, 2), where(advantage > 0, 1, 2)),
+        (residual + 1 / C, residual + 0),
+        (minimum(residual, 2 * C - 1), residual),
+        (exp(-C) * residual, 0 * residual),
+        (maximum(-C / 3, residual), residual),
+    ],
+)
+def test_a_budget_that_never_binds(formula, limit):
+    assert desugar(at_infinity(formula, C, 1, True)) == desugar(limit)
+
+
+def test_conditions_that_exclude_each_other_meet_nowhere():
+    a, b = (symbol(Reading(n)) for n in "ab")
+    c = symbol(Parameter("c", lower=1))
+    known = Assumptions(gspo.shape)
+    low, high = frozenset({-1}), frozenset({1})
+    assert feasible({a - b: high, b - c: low}, known)
+    assert not feasible({a - b: high, b - a: frozenset({0, 1})}, known)
+    assert not feasible({a - b: high, b - c: high, a - 1: low}, known)
+    assert feasible({a - b: high, b - c: high, a - 2: low}, known)
