@@ -104,7 +104,7 @@ LAWS = (
     ),
     slip(
         "a turned difference keeps its signs", "laws*right laws*markov laws*reflecting laws/test_random",
-        "difference, true = -difference, frozenset(-s for s in true)", "difference, true = -difference, true",
+        "        sign, difference = -sign, -difference", "        difference = -difference",
     ),
     slip(
         "a case that may be undefined is defined",

@@ -16,6 +16,7 @@ from fibration.language.expressions import Apply, Expression, Number, apply, as_
 from fibration.language.operators import OPERATORS, sqrt, where
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
+MOST_FACTORED = 6  # symbols of what sympy is asked to find factors of
 ATOM_OF: dict[Dummy, Expression] = {}  # of every symbol
 OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
 _WORDS = [head.__name__ for row in OPERATORS.values() if not row.sign for head in row.heads]
@@ -41,6 +42,7 @@ def symbol(atom: Expression) -> Dummy:
     return made
 
 
+@lru_cache(maxsize=65536)
 def to_sympy(expression: Expression) -> Any:
     """The sympy form; the count of a stratum over itself is 1, the total of an attribute its value."""
     if isinstance(expression, Number):
@@ -103,7 +105,10 @@ def _is_negated(e: Expression) -> TypeGuard[Apply]:
 
 def show(value: Any) -> str:
     """A sympy result in the written grammar."""
-    return write(from_sympy(sympy.factor(value) if value.is_rational_function() else value))
+    if value.is_rational_function():
+        few = len(value.free_symbols) <= MOST_FACTORED
+        value = sympy.factor(value) if few else from_quotient(quotient(value))
+    return write(from_sympy(value))
 
 
 # ---------------------------------------------------------------- polynomials

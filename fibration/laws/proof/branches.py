@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
-
 from fibration.language.expressions import Apply, Expression, apply
 from fibration.language.operators import OPERATORS, Signs, Valued
 from fibration.language.sympy_bridge import to_sympy
@@ -126,9 +124,11 @@ def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tu
 
 def _compare(operator: str, difference: Any, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
     true = _TRUE_SIGNS[operator]
-    difference = sympy.expand(difference) if difference.is_polynomial() else sympy.together(difference)
+    sign, difference = assume.decisive(difference)
     if difference.could_extract_minus_sign():
-        difference, true = -difference, frozenset(-s for s in true)
+        sign, difference = -sign, -difference
+    if sign < 0:
+        true = frozenset(-s for s in true)
     possible = path.signs.get(difference)
     if possible is None:
         possible = assume.with_signs(path.signs).signs(difference)

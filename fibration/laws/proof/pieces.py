@@ -16,7 +16,8 @@ from sympy import oo
 
 from fibration.language.expressions import Expression
 from fibration.language.operators import Signs
-from fibration.language.sympy_bridge import show, vanishes
+from fibration.language.polynomials import Polynomial, Quotient, TooLarge, as_quotient, constant, variable
+from fibration.language.sympy_bridge import atom_expression, atom_number, from_quotient, quotient, show, vanishes
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.near import RHO, is_kinked
 from fibration.laws.proof.signs import Assumptions
@@ -130,17 +131,17 @@ def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
         return None
     if not all(case.defined(assume) for case in found):
         return None
-    groups: dict[tuple[tuple[Any, Signs], ...], list[Case]] = {}
+    groups: dict[frozenset[tuple[Any, Signs]], list[Case]] = {}
     for case in found:
-        selector = tuple(sorted(((d, s) for d, s in case.signs if not d.has(RHO)), key=str))
-        groups.setdefault(selector, []).append(case)
+        groups.setdefault(frozenset((d, s) for d, s in case.signs if not d.has(RHO)), []).append(case)
     lines = []
     for selector, members in groups.items():
-        if any(set(selector) < set(other) for other in groups):
+        if any(selector < other for other in groups):
             continue
         # A branch without a condition of a selector belongs to every outcome of it.
-        shared = [c for s, cs in groups.items() if s != selector and set(s) < set(selector) for c in cs]
-        line = _line([*members, *shared], assume.with_signs(dict(selector)))
+        shared = [c for s, cs in groups.items() if s < selector for c in cs]
+        known = {d: s for d, s in members[0].signs if (d, s) in selector}
+        line = _line([*members, *shared], assume.with_signs(known))
         if line is None:
             return None
         lines.append(line)
@@ -193,12 +194,26 @@ def _line(members: list[Case], assume: Assumptions) -> Line | None:
 
 def _root(d: Any, assume: Assumptions) -> tuple[Any, int] | None:
     """Where an affine difference vanishes, and the sign of its slope."""
-    top, bottom = sympy.fraction(sympy.together(d))
-    if not top.is_polynomial(RHO) or sympy.degree(top, RHO) != 1 or bottom.has(RHO):
+    try:
+        q = quotient(d)
+    except (TooLarge, ValueError):
         return None
-    a, b = sympy.Poly(top, RHO).all_coeffs()
-    signs = assume.signs(a / bottom)
-    return (sympy.cancel(-b / a), next(iter(signs))) if len(signs) == 1 and signs != {0} else None
+    [f, *others] = [f for f in q.factors if _reads_rho(variable(f) if isinstance(f, int) else f)] or [-1]
+    if others or q.factors.get(f) != 1:
+        return None
+    line = variable(f) if isinstance(f, int) else f
+    parts = line.powers(atom_number(RHO))
+    slope, start = parts.pop(1, constant(0)), parts.pop(0, constant(0))
+    if parts or not slope or _reads_rho(slope) or _reads_rho(start):
+        return None
+    rest = Quotient(q.number, {g: p for g, p in q.factors.items() if g != f})
+    signs = assume.signs(from_quotient(rest * as_quotient(slope)))
+    root = from_quotient(-as_quotient(start) * as_quotient(slope) ** -1)
+    return (root, next(iter(signs))) if len(signs) == 1 and signs != {0} else None
+
+
+def _reads_rho(p: Polynomial) -> bool:
+    return any(atom_expression(a).has(RHO) for a in p.atoms)
 
 
 def _sorted(points: list[Any], assume: Assumptions) -> list[Any] | None:

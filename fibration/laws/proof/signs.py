@@ -32,7 +32,7 @@ from fibration.language.polynomials import (
     variable,
 )  # fmt: skip
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, atom_expression, quotient, symbol
+from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, atom_expression, from_quotient, quotient, symbol
 from fibration.laws.proof import ranges
 from fibration.laws.proof.populations import Pair, Populations
 from fibration.laws.proof.ranges import Range
@@ -61,14 +61,16 @@ class Assumptions:
         self._family: dict[Any, Assumptions] = {}
         self._start()
 
-    def _start(self) -> None:
+    def _start(self, wider: Assumptions | None = None) -> None:
+        """`wider` assumptions, if they are known, are those that some signs have been added to."""
         self.branches: dict[Expression, Any] = {}  # of the expressions split under these assumptions (`branches.py`)
         self._counted = [(pair, signs) for s, signs in self.extra.items() if (pair := _pair(s))]
         self._some_absent = any(signs == ZERO for _, signs in self._counted)
+        self._wider = wider
         self._forget()
-        self._facts: dict[Factor, Signs] = {}
-        self._products: list[tuple[Quotient, Signs]] = []
-        self._learn()
+        self._facts: dict[Factor, Signs] = dict(wider._facts) if wider else {}
+        self._products: list[tuple[Quotient, Signs]] = list(wider._products) if wider else []
+        self._learn(wider.extra if wider else {})
 
     def _forget(self) -> None:
         self._known: dict[Any, Signs] = {}
@@ -86,7 +88,7 @@ class Assumptions:
             made = object.__new__(Assumptions)
             made.populations, made.at, made.extra = self.populations, self.at, merged
             made._family = self._family
-            made._start()
+            made._start(self if all(extra.get(s, signs) <= signs for s, signs in self.extra.items()) else None)
             self._family[key] = made
         return self._family[key]
 
@@ -119,29 +121,44 @@ class Assumptions:
 
     # ------------------------------------------------------------ what is known besides
 
-    def _learn(self) -> None:
+    def _learn(self, known: dict[Any, Signs]) -> None:
         """What the signs of some expressions say of the factors of these."""
-        for value, signs in sorted(self.extra.items(), key=lambda item: len(getattr(item[0], "args", ()))):
+        added = [(value, signs) for value, signs in self.extra.items() if known.get(value) != signs]
+        for value, signs in sorted(added, key=lambda item: len(item[0].args)):
             try:
                 q = quotient(value)
             except (TooLarge, ValueError):
                 continue
             self._products.append((q, signs))
-            signs, unsure = _turned(signs, q.number), []
-            for f, p in q.factors.items():
-                own = _raised(self._factor(f), p)
-                if own in (POSITIVE, NEGATIVE):
-                    signs = _turned(signs, 1 if own == POSITIVE else -1)
-                else:
-                    unsure.append((f, p))
-            if (
-                len(unsure) == 1 and unsure[0][1] > 0
-            ):  # of a denominator nothing: it may be 0, and there is no value then
-                [(f, p)] = unsure
-                if not p % 2:
+            sign, rest = self._split(q)
+            # of a denominator nothing: it may be 0, and then the expression has no value
+            if len(rest.factors) == 1 and (power := next(iter(rest.factors.values()))) > 0:
+                [f] = rest.factors
+                signs = _turned(signs, sign)
+                if not power % 2:
                     signs = ZERO if signs == ZERO else ANY if 0 in signs else NOT_ZERO
                 self._facts[f] = self._facts.get(f, ANY) & signs or signs
                 self._forget()  # it was worked out without this
+
+    def _split(self, q: Quotient) -> tuple[int, Quotient]:
+        """The sign of those factors that have one, and the others."""
+        sign, rest = 1 if q.number > 0 else -1, {}
+        for f, p in q.factors.items():
+            own = _raised(self._factor(f), p)
+            if own == NEGATIVE:
+                sign = -sign
+            elif own != POSITIVE:
+                rest[f] = p
+        return sign, Quotient(Fraction(1), rest)
+
+    def decisive(self, value: Any) -> tuple[int, Any]:
+        """What is left of a value without factors of known sign, and 1 or -1: its sign so many times is the value's."""
+        try:
+            q = quotient(value)
+        except (TooLarge, ValueError):
+            return 1, value
+        sign, rest = self._split(q) if q else (1, q)
+        return sign, from_quotient(rest)
 
     def _beside(self, q: Quotient) -> Signs:
         """The signs of what is a multiple of a known expression, or beside one."""
@@ -160,7 +177,9 @@ class Assumptions:
 
     def _range(self, atom: int) -> Range:
         if atom not in self._ranges:
-            found = self._plain_range(atom_expression(atom))
+            wider, e = self._wider, atom_expression(atom)
+            same = wider is not None and e.is_Symbol and wider._counted == self._counted
+            found = wider._range(atom) if wider is not None and same else self._plain_range(e)
             self._ranges[atom] = ranges.narrowed(found, self._facts.get(atom, ANY))
         return self._ranges[atom]
 
@@ -243,6 +262,8 @@ class Assumptions:
         """The signs of an atom or a polynomial, whichever branches are not empty."""
         if isinstance(f, int):
             return self._range(f).signs
+        if self._wider and len(found := self._wider._factors.get(f, ANY)) == 1:
+            return found
         if f not in self._factors:
             self._steps = 0
             found = self._polynomial(f)
@@ -257,6 +278,8 @@ class Assumptions:
         """The signs of an atom or a polynomial, with what is known of it besides."""
         if isinstance(f, int):
             return self._range(f).signs
+        if self._wider and len(found := self._wider._decided.get(f, ANY)) == 1:
+            return found
         if f not in self._decided:
             try:
                 found = self._terms(f) or self._shifted(f)
@@ -278,7 +301,12 @@ class Assumptions:
         return found - ZERO if len(found) > 1 and self._not_all_0(p) else found
 
     def _monomial(self, monomial: Monomial) -> Signs:
-        return functools.reduce(_multiplied, (_raised(self._range(a).signs, p) for a, p in monomial), POSITIVE)
+        found = POSITIVE
+        for a, p in monomial:
+            signs = self._range(a).signs
+            if signs != POSITIVE:
+                found = _multiplied(found, _raised(signs, p))
+        return found
 
     def _not_all_0(self, p: Polynomial) -> bool:
         """Whether some term is not 0, whichever branches are empty."""
