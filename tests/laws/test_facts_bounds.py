@@ -29,6 +29,7 @@ from fibration import (
     exp,
     gated,
     load,
+    log1p,
     log_ratio,
     pessimistic_clip_gate,
     proportional,
@@ -217,6 +218,11 @@ def test_a_ratio_is_not_bounded_by_less_than_0():
     small = Parameter("small", default=0.2, upper=1)
     assert facts(one(clip_gate(small)), "bounds")["𝒢"] == "[1 - small, 1 + small]"
     assert facts(one(Gate(clip(residual, -2, 2))), "bounds")["𝒢"] == "(0, 3]"
+
+
+def test_a_gate_with_a_pole_at_the_end_of_its_range_has_no_bounds():
+    """`log(1 + ρ)` falls without end towards the ratio 0."""
+    assert {f.name for f in report(one(log1p(residual))).facts} == {"radius", "continuity", "blocks"}
 
 
 def test_no_radius_and_no_bounds_where_a_law_of_the_levels_fails():

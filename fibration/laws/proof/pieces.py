@@ -113,7 +113,8 @@ def extremes(values: list[Any], assume: Assumptions, direction: int) -> list[Any
 
 def _limit(value: Any, end: Any) -> Any | None:
     if end not in (oo, -oo):
-        return value.subs(RHO, end)
+        found = value.subs(RHO, end)
+        return None if found.has(sympy.zoo, sympy.nan) else found
     slope = sympy.diff(value, RHO)
     if slope == 0:
         return value
