@@ -138,6 +138,10 @@ LAWS = (
         'raise NoValue("a division by 0") if d.low == d.high else Unsure', 'raise NoValue("a division by 0")',
     ),
     slip(
+        "what may lie outside a domain lies outside", "laws*search laws*recovery",
+        "if not signs <= allowed:\n            raise Unsure", "if not signs <= allowed:\n            raise NoValue",
+    ),
+    slip(
         "a double root between two numbers is passed over", "laws*search",
         "if abs(v) <= min(abs(u), abs(w)) and abs(v) < max(abs(u), abs(w)):", "if v == 0:",
     ),

@@ -174,7 +174,7 @@ def levels_that_go_below_0() -> dict[str, Wrong]:
     return {
         "rollback by the length less 1": rollback(T - 1),
         "rollback by the length less 2": rollback(T - 2),
-        "rollback by the length less 100": rollback(T - 100),
+        "rollback by the length less 20": rollback(T - 20),
         "rollback by a parameter that may be 0": rollback(Parameter("loose", default=0.5, lower=-1)),
         "rollback by a count that may be 0": Wrong(
             chain(uniform(), proportional(count(token)), gates=over_group, split=log_ratio(scale=1 / TG)),

@@ -21,7 +21,7 @@ from fibration.laws.witness.search import concretes
 MOST_TRIED = 401
 FEW, OFTEN = 6, 2  # batches of more tokens are tried with so many values of parameters and attributes
 SIZES = tuple(Fraction(n) for n in ("1/8", "1", "7", "30"))  # of log ratios
-BUDGETS = (4000, 1000)  # tokens of all batches that are evaluated, for every round
+BUDGETS = (2000, 500)  # tokens of all batches that are evaluated, for every round
 
 
 class Certain(Dense):
