@@ -319,6 +319,14 @@ LAWS = (
         "part = [first if p == part[k] else p for p in part]", "part = [p for p in part if first >= 0]",
     ),
     slip(
+        "a benchmark draws what was out of time as if it had ended", "bench*laws",
+        "total = [timeout if r.out_of_time else", "total = [LEAST if r.out_of_time else",
+    ),
+    slip(
+        "a benchmark tries again what was out of time", "bench*laws",
+        "            if r.out_of_time:\n                continue\n            say(", "            say(",
+    ),
+    slip(
         "digits are mpmath's own", "laws*budget",
         "digits = _DIGITS.context", "digits = mpmath.mp",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fibration import pipeline
-from fibration.bench import report
+from fibration.bench import laws, report
 from fibration.bench.candidates import candidates
 from fibration.bench.machine import describe_machine
 from fibration.bench.measure import bandwidth, clock
@@ -19,6 +20,7 @@ from fibration.bench.shapes import DTYPES, KI, MI, Shape, parse_count, sweep
 from fibration.errors import BackendError, BatchError
 from fibration.files import unwritable, write_file
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import BUDGET
 from fibration.printing.reports import load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
@@ -41,15 +43,25 @@ class Settings:
     json: Path | None = None
     plot: Path | None = None
     quick: bool = False
+    laws: bool = False
+    timeout: float = BUDGET  # of a hierarchy's laws and facts
 
     @property
     def rounds(self) -> int:
+        if self.laws:
+            return self.repeats or (1 if self.quick else 3)
         return self.repeats or (5 if self.quick else 15)
 
     @property
     def command(self) -> list[str]:
         """The words that do the same again."""
         words = ["fibration", "bench", *self.specs]
+        if self.laws:
+            words += ["--laws", "--timeout", f"{self.timeout:g}", "--repeats", str(self.rounds)]
+            words += ["--quick"] if self.quick else []
+            for option, path in (("--json", self.json), ("--plot", self.plot)):
+                words += [option, str(path)] if path is not None else []
+            return words
         for option, values in (("--backend", self.backends), ("--tokens", self.tokens)):
             words += [w for v in values for w in (option, v)]
         words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
@@ -120,13 +132,40 @@ def check(settings: Settings) -> list[Hierarchy]:
         pipeline.choose(backend)
     for text in (*settings.tokens, settings.length):
         parse_count(text)
+    _check_outputs(settings)
+    found = [load_quietly(spec) for spec in settings.specs or (SWEPT if settings.sweep else DEFAULT)]
+    for hierarchy in found:
+        hierarchy.verify(settings.timeout).raise_for_status()
+    return found
+
+
+def bench_laws(console: Console, settings: Settings) -> int:
+    """The whole of `fibration bench --laws`; the exit code."""
+    if settings.backends or settings.tokens or settings.sweep:
+        raise BackendError("--laws measures no batches", remedy="leave --backend, --tokens and --sweep out")
+    from fibration.bench import law_report
+
+    _check_outputs(settings)
+    found = list(laws.cases(settings.specs, settings.quick))
+    machine = describe_machine(torch.device("cpu"))
+    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores")
+    with console.status("laws ...") as status:
+        results = laws.measure(found, settings.rounds, settings.timeout, lambda what: status.update(f"{what} ..."))
+    law_report.emit_table(console, results)
+    if settings.json is not None:
+        document = laws.document(settings.command, machine, settings.timeout, results)
+        write_file(settings.json, json.dumps(document, indent=2) + "\n")
+        console.print(f"written to {settings.json}")
+    if settings.plot is not None:
+        law_report.draw(results, machine, settings.timeout, settings.plot)
+        console.print(f"drawn in {settings.plot}")
+    return 0
+
+
+def _check_outputs(settings: Settings) -> None:
     for path, suffix in ((settings.json, ".json"), (settings.plot, ".png")):
         if path is not None:
             _check_writable(path, suffix)
-    found = [load_quietly(spec) for spec in settings.specs or (SWEPT if settings.sweep else DEFAULT)]
-    for hierarchy in found:
-        hierarchy.verify().raise_for_status()
-    return found
 
 
 def _check_writable(path: Path, suffix: str) -> None:

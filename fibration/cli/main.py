@@ -317,18 +317,22 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all samples there.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small batches; no memory, no cold starts.")] = False,
+    laws: Annotated[bool, typer.Option("--laws", help="Time laws and facts instead: --repeats, --timeout.")] = False,
+    timeout: Timeout = BUDGET,
 ) -> None:
     """Time every backend beside hand-written losses.
 
-    Also beside torch.compile and a bare copy: on the same inputs, in turns, and with results compared.
+    Also beside torch.compile and a bare copy: on the same inputs, in turns, and with results compared. With --laws, the
+    laws and facts of hierarchies that grow, and of specs.
     """
     from fibration.bench import command
 
     settings = command.Settings(
         specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
         device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick,
+        laws=laws, timeout=timeout,
     )  # fmt: skip
-    raise typer.Exit(command.bench(console(), settings))
+    raise typer.Exit((command.bench_laws if laws else command.bench)(console(), settings))
 
 
 def parameters(given: Sequence[str]) -> dict[str, Any]:
