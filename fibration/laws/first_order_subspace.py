@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import sympy
 
-from fibration.language.atoms import BATCH, Stratum, gated
+from fibration.language.atoms import BATCH, Stratum, advantage, gated
 from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.operators import Signs
 from fibration.language.places import home
 from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
 from fibration.laws.orthogonality import LAW as ORTHOGONALITY
 from fibration.laws.proof.branches import TooManyCases, cases
-from fibration.laws.proof.levels_together import usable
+from fibration.laws.proof.levels_together import merged, usable
 from fibration.laws.proof.near import is_kinked
 from fibration.laws.proof.on_policy import starts
 from fibration.laws.proof.subject import Subject
@@ -39,7 +41,8 @@ def subspace(subject: Subject) -> Stratum | None:
     """The finest stratum such that first-order agreement holds for advantages that are constant on it.
 
     Over each of its elements `Σ μ_i A_i R'_i (K h(ρ))_i = c·A·μ·R'·Σ ρ = 0` for every finer level: its gate must have
-    one slope `c` there, and `μ R'` one value. Gates that are not finer, and what crosses it, must be the identity.
+    one slope `c` there, which may be another on another element, and `μ R'` one value. Gates that are not finer, and
+    what crosses it, must be the identity.
     """
     h = subject.hierarchy
     if not (subject.proved("reflecting") and all(s.is_true for s in starts(subject))):
@@ -49,16 +52,17 @@ def subspace(subject: Subject) -> Stratum | None:
     good = _finest(subject)
     if good is None or not (h.shape.is_tree or (usable(subject) and _residuals_vanish(subject, good))):
         return None
-    slopes_of: dict[Stratum, list[Any]] = {}
+    slopes_of: dict[Stratum, list[Slope]] = {}
     for stratum, _, gate in gates(h):
         if stratum in h.shape.finer(good):
             near = subject.germ(gate, stratum)
-            if not near.value_ok or near.slopes is None or any(not vanishes(s - near.slopes[0]) for s in near.slopes):
+            if not near.value_ok or near.slopes is None:
                 return None
-            if not _is_constant(h, near.slopes[0], good):
+            slopes = [({d: v for d, v in held if _is_constant(h, d, good)}, slope) for held, slope in near.slopes]
+            if not (_are_one(slopes) and all(_is_constant(h, slope, good) for _, slope in slopes)):
                 return None
-            slopes_of.setdefault(stratum, []).append(near.slopes[0])
-    if any(not vanishes(s - found[0]) for found in _summed(h, slopes_of) for s in found):
+            slopes_of.setdefault(stratum, []).extend(slopes)
+    if not all(map(_are_one, _summed(h, slopes_of))):
         return None
     shares = _shares(subject)
     if not shares or any(not vanishes(a - b) for leaf in shares[1:] for a, b in zip(leaf, shares[0], strict=True)):
@@ -68,9 +72,18 @@ def subspace(subject: Subject) -> Stratum | None:
     return good if finite and all(_is_constant(h, share, good) for share in flat) else None
 
 
-def _summed(h: Hierarchy, slopes: dict[Stratum, list[Any]]) -> Iterator[list[Any]]:
+Slope = tuple[dict[Any, Signs], Any]  # with conditions that hold on all of an element, or on none of it
+
+
+def _are_one(slopes: list[Slope]) -> bool:
+    """Whether slopes that one element can have at once are the same."""
+    pairs = itertools.combinations(slopes, 2)
+    return all(vanishes(s - t) for (held, s), (other, t) in pairs if merged(held, other) is not None)
+
+
+def _summed(h: Hierarchy, slopes: dict[Stratum, list[Slope]]) -> Iterator[list[Slope]]:
     """The slopes of strata whose residuals sum to 0 only together: of the branches of a tree."""
-    beside: dict[Stratum | None, list[Any]] = {}
+    beside: dict[Stratum | None, list[Slope]] = {}
     for s in slopes:
         if h.shape.leaves_over(s) != set(h.leaves):
             target = h.shape.below(s)[0].target if h.shape.is_tree else None
@@ -111,6 +124,7 @@ def _shares(subject: Subject) -> list[list[Any]]:
 
 
 def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
-    """Whether a value is the same for everything that lies over one element of a stratum."""
+    """Whether a value is the same for everything that lies over one element of a stratum, as the advantage is here."""
     allowed = {s.name for s in (stratum, *h.coarser(stratum))} | {BATCH}
-    return all(home(h, from_sympy(s)) in allowed for s in sympy.cancel(sympy.together(value)).free_symbols)
+    read = (from_sympy(s) for s in sympy.cancel(sympy.together(value)).free_symbols)
+    return all(atom == advantage or home(h, atom) in allowed for atom in read)

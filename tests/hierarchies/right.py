@@ -248,7 +248,9 @@ def subspaces():
             three({trajectory: Gate(own * residual), token: zero_gate()}, uniform()), None,
         ),
         "by a parameter per trajectory": (over(Gate(own * residual), drop), trajectory),
-        "by the sign of the advantage": (over(Gate(where(advantage > 0, residual, 0))), None),
+        "by the sign of the advantage": (over(Gate(where(advantage > 0, residual, 0)), drop), trajectory),
+        "by the length of the trajectory": (over(Gate(where(T > 6, residual / 2, residual)), drop), trajectory),
+        "by the weight of the token": (over(Gate(where(weight > 1, residual / 2, residual))), None),
         "root of a square": (over(Gate(sqrt(residual * residual))), None),
         "the token's base moves it": (over(Gate(where(absolute(residual) > 0, density(trajectory), 0))), None),
     }  # fmt: skip

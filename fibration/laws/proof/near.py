@@ -97,17 +97,21 @@ def is_kinked(value: Any) -> bool:
 # ---------------------------------------------------------------- one gate
 
 
+Conditions = tuple[tuple[Any, Signs], ...]
+
+
 @dataclass(frozen=True)
 class Germ:
     """What a gate is near 0: whether every branch has value 0, slope 1, is the identity.
 
-    `slopes` are the derivatives of all branches on both sides, None where one has none.
+    `slopes` are the derivatives of all branches on both sides, each with the conditions under which it holds however
+    small residual and densities are; None where a branch has none.
     """
 
     value_ok: bool
     slope_ok: bool
     passes: bool
-    slopes: tuple[Any, ...] | None = None
+    slopes: tuple[tuple[Conditions, Any], ...] | None = None
 
 
 def germ(gate: Expression, assume: Assumptions) -> Germ:
@@ -117,17 +121,19 @@ def germ(gate: Expression, assume: Assumptions) -> Germ:
         # whatever the densities, so that a branch beside 0 does not depend on them to first order either
         value_ok = all(reference.is_smooth(c) and vanishes(c.sympy().subs(RHO, 0)) for c in reference.branches(gate))
         passes = True
-        slopes: list[Any] = []
+        slopes: list[tuple[Conditions, Any]] = []
         for near in around:
             for case in near.branches(gate):
                 value = case.sympy()
                 value_ok &= near.is_smooth(case) and vanishes(value.subs(RHO, 0))
-                slopes.append(None if is_kinked(value) else sympy.diff(value, RHO).subs(RHO, 0).subs(near.held))
+                slope = None if is_kinked(value) else sympy.diff(value, RHO).subs(RHO, 0).subs(near.held)
+                slopes.append((tuple((d, s) for d, s in case.signs if not d.has(RHO, *near.held)), slope))
                 passes &= vanishes(value - RHO)
     except TooManyCases:
         return Germ(False, False, False)
-    slope_ok = all(s is not None and vanishes(s - 1) for s in slopes)
-    return Germ(value_ok, slope_ok, passes and value_ok, None if None in slopes else tuple(dict.fromkeys(slopes)))
+    known = all(s is not None for _, s in slopes)
+    slope_ok = known and all(vanishes(s - 1) for _, s in slopes)
+    return Germ(value_ok, slope_ok, passes and value_ok, tuple(dict.fromkeys(slopes)) if known else None)
 
 
 def _neighbourhoods(gate: Expression, assume: Assumptions) -> list[Near]:
