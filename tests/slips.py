@@ -404,6 +404,14 @@ LAWS = (
         "others = [g for g in h.fibrations if g != f]", "others = [*h.fibrations]",
     ),
     slip(
+        "numbers in JSON have six digits", "laws/test_wrong laws/test_recovery laws/test_first_order",
+        "_size(value) > MOST_WRITTEN else str(value)", "_size(value) > MOST_WRITTEN else shown(value)",
+    ),
+    slip(
+        "the batch of a counterexample is left out of JSON where it is large", "laws/test_reflecting",
+        "            if (below := self.shape.below(s))\n", "            if (below := self.shape.below(s)) and self.size[s] < 64\n",
+    ),
+    slip(
         "a sum is blamed on a kernel that has values", "laws/test_markov laws/test_reflecting laws/test_verify",
         'lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)',
         'lacking = (f"kernel {f.name}" for f in fibrations)',

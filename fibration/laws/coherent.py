@@ -18,7 +18,7 @@ from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
 from fibration.laws.reflecting import speaks_of
-from fibration.laws.witness.batches import Concrete, Witness, in_full, lies, rounding, settings
+from fibration.laws.witness.batches import Concrete, Witness, in_full, lies, rounded, rounding, settings
 from fibration.laws.witness.search import concretes
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
@@ -51,7 +51,8 @@ def element_of_two_masses(h: Hierarchy) -> Witness | None:
     weights = [f.weight for f in h.fibrations]
     for concrete in concretes(h, weights, most=MOST_TRIED):
         if found := _contradiction(h.fibrations, concrete, rounding(*weights)):
-            (stratum, element), (value, one), (other_value, other) = found
+            (stratum, element), *ways = found
+            (value, one), (other_value, other) = ((rounded(m, rounding(*weights)), by) for m, by in ways)
             text = (
                 f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
                 f"{other}{_layout(concrete)}{settings(concrete)}"

@@ -11,7 +11,7 @@ from fibration.language.report import Verdict
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, in_full, rounding, settings
+from fibration.laws.witness.batches import Witness, in_full, rounded, rounding, settings
 from fibration.laws.witness.fibres import Fibre, weights
 
 STATEMENT = "every weight K(a|b) is defined and at least 0"
@@ -36,9 +36,10 @@ def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
     for concrete, b, fibre in weights(h, (f,)):
         for _, a, weight in fibre:
             if weight is None or weight < -rounding(f.weight):
-                value = "no value" if weight is None else in_full(weight)
+                exact = None if weight is None else rounded(weight, rounding(f.weight))
+                value = "no value" if exact is None else in_full(exact)
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
-                return Witness(text + settings(concrete), concrete, {"element": b, "source": a, "weight": value})
+                return Witness(text + settings(concrete), concrete, {"element": b, "source": a, "weight": exact})
     return None
 
 

@@ -28,7 +28,7 @@ from fibration.laws.proof.shrinking import shrinks
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness import positive
-from fibration.laws.witness.batches import Witness, in_full, rounding
+from fibration.laws.witness.batches import Witness, in_full, rounded, rounding
 from fibration.laws.witness.search import concretes
 
 STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
@@ -169,6 +169,7 @@ def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
                 g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
                 value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
                 if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
+                    value = value and rounded(value, rounding(gate, recovery))
                     got = "no value" if value is None else f"the gated ratio {in_full(value)}"
                     text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
                     return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})

@@ -18,7 +18,7 @@ from fibration.laws.proof.coordinates import X, composed, log_of
 from fibration.laws.proof.exponentials import is_the_ratio
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, shown
+from fibration.laws.witness.batches import Witness, rounded, shown
 from fibration.laws.witness.enclosures import Unsure, enclose, of_its_sign
 from fibration.laws.witness.probes import between, crossings, turning
 from fibration.laws.witness.search import concretes
@@ -86,10 +86,10 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
             here = dict(zip(read, point, strict=True))
             for x in dict.fromkeys([*PROBES, *_changes(deciding, here)]):
                 if lost := _lost(whole, {**here, token_log_ratio: x}):
-                    got, truth = lost
+                    got, truth, recovered = lost
                     place = "" if leaf == root else f"in {concrete.describe(root)}, "
                     text = f"{place}a {leaf} with log ratio {_number(x)} comes back as {got} instead of {truth}"
-                    return Witness(text, concrete, {"log_ratio": x, "recovered": got, "element": i})
+                    return Witness(text, concrete, {"log_ratio": x, "recovered": recovered, "element": i})
     return None
 
 
@@ -102,19 +102,20 @@ def _changes(deciding: list[Expression], here: Mapping[Expression, Fraction]) ->
     return between(sorted({c for e in deciding for c in crossings(at(e), near=NEAR, far=FAR)}))
 
 
-def _lost(whole: Expression, here: Mapping[Expression, Fraction]) -> tuple[str, str] | None:
-    """What comes back and what went in, if these are certainly not the same."""
+def _lost(whole: Expression, here: Mapping[Expression, Fraction]) -> tuple[str, str, Fraction | None] | None:
+    """What comes back and what went in, if these are certainly not the same, in words; and what comes back."""
     truth = enclose(exp(token_log_ratio), here.__getitem__)
     try:
         value = enclose(whole, here.__getitem__)
     except NoValue:
-        return "no value", shown(truth.middle)
+        return "no value", shown(truth.middle), None
     except (Unsure, TooLarge):
         return None
     if value.low <= truth.high and truth.low <= value.high:
         return None
     one, other = shown(value.middle), shown(truth.middle)
-    return one, other if one != other else f"{other}, off by {shown(value.middle - truth.middle)}"
+    off = "" if one != other else f", off by {shown(value.middle - truth.middle)}"
+    return one, other + off, rounded(value.middle, value.high - value.low)
 
 
 def _number(x: Fraction) -> str:

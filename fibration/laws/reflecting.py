@@ -33,7 +33,7 @@ from fibration.laws.proof.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.proof.populations import Populations
 from fibration.laws.proof.subject import Subject
 from fibration.laws.reflecting_share import decide_share
-from fibration.laws.witness.batches import Witness, in_full, rounding, settings
+from fibration.laws.witness.batches import Witness, in_full, rounded, rounding, settings
 from fibration.laws.witness.fibres import Cover, Fibre, weights
 
 STATEMENT = "the weights over each element sum to 1: π_* K = id"
@@ -73,9 +73,10 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
         lacking = [f for f, _, w in fibre if w is None]
         summed = sum((w for *_, w in fibre if w is not None), Fraction(0))
         if lacking or abs(summed - 1) > tolerance:
-            value = "no sum, since a weight has no value" if lacking else in_full(summed)
+            exact = None if lacking else rounded(summed, tolerance)
+            value = "no sum, since a weight has no value" if exact is None else in_full(exact)
             text = f"{concrete.describe(target, b)} gives {value}{settings(concrete)}"
-            witness = Witness(text, concrete, {"element": b, "sum": value})
+            witness = Witness(text, concrete, {"element": b, "sum": exact})
             required = f"the weights over each {target}{of} sum to 1"
             decision = refuted(subject_of(cover), _written(cover), _remedy(cover, fibre), witness, required)
             return following(decision, without_a_value(subject, *lacking))

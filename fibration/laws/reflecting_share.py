@@ -28,7 +28,7 @@ from fibration.laws.markov import without_a_value
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.fibre_sums import fibre_sum, kernel_sums
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, in_full, number, rounding, settings
+from fibration.laws.witness.batches import Witness, in_full, number, rounded, rounding, settings
 from fibration.laws.witness.fibres import Cover, Fibre, weights
 
 MOST_WAYS = 8  # where paths agree, one is as good as any
@@ -98,7 +98,7 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
 
         def total(kernels: Sequence[Fibration], fibre: Fibre = fibre) -> Fraction | None:
             read = [w for k, _, w in fibre if k in kernels]
-            return None if None in read else sum((w for w in read if w is not None), Fraction(0))
+            return None if None in read else rounded(sum((w for w in read if w is not None), Fraction(0)), tolerance)
 
         own, shares = total([f]), [s for way in ways if (s := total(way.kernels)) is not None]
         if not shares or (own is not None and any(abs(own - share) <= tolerance for share in shares)):
@@ -110,7 +110,7 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
             f"{concrete.describe(f.target, b)}, with {tokens}, gives {value}, and the share of {_leaves(ways[0])} is "
             f"{in_full(shares[0])}{settings(concrete)}"
         )
-        witness = Witness(text, concrete, {"element": b, "sum": value, "share": shares[0]})
+        witness = Witness(text, concrete, {"element": b, "sum": own, "share": shares[0]})
         decision = refuted(_named(f), str(f.weight), _remedy(f, ways[0], subject), witness, _required(f, ways[0]))
         return following(decision, without_a_value(subject, f) if own is None else None)
     return None

@@ -617,7 +617,7 @@ def from_witness(h: Hierarchy, verdict: Verdict) -> Tokens:
         assert 0 <= e < sizes[s.name]
         assert label[s].setdefault(i, e) == e, "paths disagree"
         for t in targets[s]:
-            row = parents[s.name] if len(targets[s]) == 1 else parents[s.name][t.name]
+            row = parents[s.name][t.name]
             assert len(row) == sizes[s.name]
             down(t, row[e], i, label)
 

@@ -118,7 +118,9 @@ def test_descriptions():
     shape = shape_of(*TREE)
     c = next(Concrete(shape, m) for m in small(shape, 1) if not m[image, trajectory])
     assert c.describe(trajectory) == "a trajectory of 1 text_token and 0 image_tokens"
-    assert c.to_dict()["parents"] == {"text_token": [0], "image_token": [], "trajectory": [0]}
+    assert c.to_dict()["parents"] == {
+        "text_token": {"trajectory": [0]}, "image_token": {"trajectory": []}, "trajectory": {"prompt_group": [0]},
+    }  # fmt: skip
     crossing = next(Concrete(shape_of(*CROSS), m) for m in small(shape_of(*CROSS), 1))
     assert crossing.to_dict()["parents"]["trajectory"] == {"domain": [0], "modality": [0]}
     assert crossing.describe(batch) == "a batch of 1 domain and 1 modality"

@@ -3,7 +3,9 @@
 That each wrong spec is refused by the law it breaks is tested in the file of that law.
 """
 
+import copy
 import dataclasses
+import pickle
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -32,10 +34,11 @@ from fibration import (
     trajectory_mean,
     uniform,
 )  # fmt: skip
+from fibration.language.exact import transcendental
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.traversal import atoms
 from fibration.laws.verify import decide
-from fibration.laws.witness.batches import in_full, shown
+from fibration.laws.witness.batches import in_full, rounded, rounding, shown, written
 
 token, trajectory = strata("token trajectory")
 WRONG, QUIVERS = verdicts.WRONG, on_batches.WRONG
@@ -143,9 +146,29 @@ def test_a_counterexample_has_words_for_numbers_that_no_float_holds(law):
     assert verdict.counterexample.to_dict()["text"] == str(verdict.counterexample)
 
 
+TINY = rounding(exp(residual))
+
+
 def test_numbers_in_words():
     assert [shown(Fraction(n)) for n in ("0", "2", "1/3", "-1e-7")] == ["0", "2", "0.333333", "-1e-07"]
     assert [shown(s * Fraction(10) ** n) for s, n in ((7, 400), (-7, -400))] == ["7.0e+400", "-7.0e-400"]
-    assert [in_full(v) for v in (Fraction(1, 3), (Fraction(1), None), 3)] == ["1/3", "(Fraction(1, 1), None)", "3"]
+    assert [in_full(Fraction(n)) for n in ("1/3", "3", "-1e-50")] == ["1/3", "3", f"-1/{10**50}"]
     assert in_full(Fraction(10) ** 5000) == "1.0e+5000"
-    assert in_full([Fraction(10) ** 5000, Fraction(1, 2)]) == "(1.0e+5000, 1/2)"
+    root, tiny = transcendental("sqrt")(Fraction(2)), Fraction(1, 10**40)
+    assert [in_full(rounded(v, TINY)) for v in (root, Fraction(1, 3), 1 + tiny)] == ["1.41421", "1/3", f"1.{'0' * 39}1"]
+
+
+def test_numbers_in_json():
+    """Exact where they are rational; of exponentials, logarithms and roots as many digits as are known."""
+    exact = Fraction(1, 3), Fraction(3), -Fraction(1, 10**60), Fraction(7**900, 2**1000)
+    assert [Fraction(written(v)) for v in exact] == list(exact)
+    assert written([Fraction(1, 3), None, 2, "gate", (Fraction(-1),)]) == ["1/3", None, 2, "gate", ["-1"]]
+    root = transcendental("sqrt")(Fraction(2))
+    assert written(root) == str(root)
+    assert written(rounded(root, TINY)) == "1.4142135623730950488016887242096980785696718753769"
+    assert written(rounded(Fraction(1, 3), TINY)) == "1/3"
+    assert len(written(Fraction(10) ** 5000)) < 60
+    assert Fraction(written(Fraction(10) ** 5000)) == Fraction(10) ** 5000
+    assert rounded(root, Fraction(0)) is root
+    for again in (pickle.loads(pickle.dumps(rounded(root, TINY))), copy.deepcopy(rounded(root, TINY))):
+        assert written(again) == written(rounded(root, TINY))

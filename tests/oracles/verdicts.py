@@ -13,6 +13,7 @@ from hierarchies import hidden, zoo
 
 from fibration import Fibration, LawError, uniform
 from oracles import brute
+from oracles.written import from_json
 
 WRONG = {**zoo.wrong(), **hidden.wrong()}
 SPECS = {**WRONG, **zoo.undecidable()}
@@ -59,9 +60,10 @@ def refused(name):
 
 
 def counterexamples_hold(h, found):
+    """Every counterexample is one, worked out again from what JSON has of it."""
     for verdict in found.verdicts:
         if verdict.status == "refuted":
-            brute.confirm(h, verdict, found.verdicts)
+            brute.confirm(h, from_json(h, verdict), found.verdicts)
 
 
 def causes_hold(found):

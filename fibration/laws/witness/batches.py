@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import mpmath
 
 from fibration.language.atoms import Attribute, Count, Stratum, Total
-from fibration.language.exact import NoValue
+from fibration.language.exact import FIFTY_DIGITS, NoValue
 from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import OPERATORS, Valued
@@ -23,6 +24,8 @@ from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.shapes import Maps
 
+MOST_DIGITS = 10**20  # of numerator and denominator, where an exponential that happens to be rational is written so
+MOST_WRITTEN = 2**12  # bits: of more than 4300 digits, Python writes no number
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
 
 
@@ -139,17 +142,16 @@ class Concrete:
         return "".join(f", {p} = {v}" for p, v in self.parameters.items())
 
     def to_dict(self) -> dict[str, Any]:
-        small = sum(self.size.values()) <= 64
-        parents: dict[str, Any] = {}
-        for s in self.chain:
-            lists = {f.target.name: list(self.maps[s, f.target]) for f in self.shape.below(s)}
-            if lists:
-                parents[s.name] = lists if len(lists) > 1 else next(iter(lists.values()))
+        parents = {
+            s.name: {f.target.name: list(self.maps[s, f.target]) for f in below}
+            for s in self.chain
+            if (below := self.shape.below(s))
+        }
         return {
             "sizes": {s.name: n for s, n in self.size.items()},
-            **({"parents": parents} if small else {}),
-            "attributes": {a.name: [str(v) for v in values[:64]] for a, values in self.attributes.items()},
-            "parameters": {str(p): str(v) for p, v in self.parameters.items()},
+            "parents": parents,
+            "attributes": {a.name: written(values) for a, values in self.attributes.items()},
+            "parameters": {str(p): written(v) for p, v in self.parameters.items()},
         }
 
 
@@ -184,14 +186,23 @@ def shown(value: Fraction) -> str:
     return str(mpmath.nstr(mpmath.mpf(value.numerator) / value.denominator, 6))
 
 
-MOST_SHOWN = 4096  # bits of a denominator; of more than 4300 digits, Python writes none
+class Rounded(Fraction):
+    """A number of which fifty digits are known: an exponential, a logarithm or a root is in it."""
 
 
-def in_full(value: object) -> str:
-    """A value as it is, but for numbers that no float64 or no page holds: of these, alone or in a tuple, six digits."""
-    if isinstance(value, (tuple, list)) and not all(_is_ordinary(v) for v in value):
-        return f"({', '.join(map(in_full, value))})"
-    return str(value) if _is_ordinary(value) else shown(value)  # type: ignore[arg-type]
+def rounded(value: Fraction, tolerance: Fraction) -> Fraction:
+    """A result that may be off by `tolerance`: `Rounded`, if it is."""
+    return Rounded(value) if tolerance and max(abs(value.numerator), value.denominator) > MOST_DIGITS else value
+
+
+def in_full(value: Fraction) -> str:
+    """A number for a reader: as it is, but six digits where no more are exact, or where no float64 holds it."""
+    if not _is_ordinary(value):
+        return shown(value)
+    if not isinstance(value, Rounded):
+        return str(value)
+    short = shown(value)
+    return short if Fraction(short).denominator > 1 or value.denominator == 1 else _decimal(value)  # not a whole number
 
 
 def in_brief(value: Fraction) -> str:
@@ -199,10 +210,26 @@ def in_brief(value: Fraction) -> str:
     return in_full(value) if value.denominator < 10**6 else shown(value)
 
 
-def _is_ordinary(value: object) -> bool:
-    if not isinstance(value, Fraction) or value == 0:
-        return True
-    return SMALLEST < abs(value) < LARGEST and value.denominator.bit_length() < MOST_SHOWN
+def written(value: object) -> Any:
+    """A value for a program, in JSON: rational numbers as `"p/q"`, exactly; of `Rounded` ones, fifty digits."""
+    if isinstance(value, (tuple, list)):
+        return [written(v) for v in value]
+    if isinstance(value, Fraction):
+        return _decimal(value) if isinstance(value, Rounded) or _size(value) > MOST_WRITTEN else str(value)
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+def _decimal(value: Fraction) -> str:
+    with localcontext(prec=FIFTY_DIGITS, Emax=MAX_EMAX, Emin=MIN_EMIN):
+        return str(Decimal(value.numerator) / value.denominator)
+
+
+def _is_ordinary(value: Fraction) -> bool:
+    return value == 0 or (SMALLEST < abs(value) < LARGEST and _size(value) <= MOST_WRITTEN)
+
+
+def _size(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def settings(concrete: Concrete) -> str:
@@ -225,7 +252,7 @@ class Witness:
 
     def to_dict(self) -> dict[str, Any]:
         hierarchy = {} if self.concrete is None else {"hierarchy": self.concrete.to_dict()}
-        return {"text": self.text, **hierarchy, "values": {k: in_full(v) for k, v in self.values.items()}}
+        return {"text": self.text, **hierarchy, "values": {k: written(v) for k, v in self.values.items()}}
 
 
 def rounding(*expressions: Expression) -> Fraction:

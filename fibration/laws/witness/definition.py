@@ -17,7 +17,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, shown
+from fibration.laws.witness.batches import Concrete, Witness, rounded, rounding, shown
 from fibration.laws.witness.duals import Real, differentiate, quotient, value_of
 from fibration.laws.witness.search import concretes
 
@@ -241,5 +241,6 @@ def _witness(dense: Dense, xs: list[Fraction], a: Fraction) -> Witness:
     settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
     got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
     text = f"{place}{settings}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have 𝒢(r) - 1 = {got}"
-    values = {"advantage": a, "log_ratios": tuple(xs), "gated": None if found is None else tuple(found)}
+    exact = None if found is None else tuple(rounded(g, rounding(*formulas(h))) for g in found)
+    values = {"advantage": a, "log_ratios": tuple(xs), "gated": exact}
     return Witness(text, concrete, values)

@@ -13,7 +13,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms
-from fibration.laws.witness.batches import Concrete, Witness, in_brief, plural, rounding, settings
+from fibration.laws.witness.batches import Concrete, Witness, in_brief, plural, rounded, rounding, settings
 from fibration.laws.witness.coefficients import Point
 from fibration.laws.witness.definition import STEPS, directions, formulas
 from fibration.laws.witness.duals import Dual, differentiate, slopes_of, value_of
@@ -47,10 +47,11 @@ def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witne
             close = exact if side == 0 else CLOSE
             found = [_start(concrete, leaf, whole, side * step) for step in (STEPS if side else STEPS[:1])]
             if all(f is None or any(abs(v - 1) > close for v in f) for f in found):
-                value, slope = (NO_VALUE, NO_VALUE) if found[0] is None else map(in_brief, found[0])
+                value, slope = (None, None) if found[0] is None else (rounded(v, exact) for v in found[0])
+                got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
                 place = "" if leaf in h.roots else f"in {concrete.describe(h.shape.below(leaf)[0].target)}, "
                 x = in_brief(side * STEPS[0])
-                text = f"{place}a {leaf} with log ratio {x} comes back as {value} with the slope {slope}"
+                text = f"{place}a {leaf} with log ratio {x} comes back as {got[0]} with the slope {got[1]}"
                 values = {"leaf": leaf.name, "log_ratio": side * STEPS[0], "recovered": value, "slope": slope}
                 return Witness(text + settings(concrete), concrete, values)
     return None
@@ -165,9 +166,11 @@ def _witness(point: Point) -> Witness:
     got = NO_VALUE if found is None else _listed(found)
     what = "coefficient ∂J/∂log π is" if len(point.advantages) == 1 else "coefficients ∂J/∂log π are"
     text = f"in {place} with {given}, {where}, the {what} {got} instead of μ·A = {_listed(_true(point))}"
+    exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
     values = {
         "advantages": point.advantages, "log_ratios": point.log_ratios,
-        "coefficients": None if found is None else tuple(found), "true": tuple(_true(point)),
+        "coefficients": None if found is None else tuple(rounded(c, exact) for c in found),
+        "true": tuple(rounded(c, exact) for c in _true(point)),
     }  # fmt: skip
     return Witness(text + settings(concrete), concrete, values)
 

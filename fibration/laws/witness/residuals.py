@@ -14,6 +14,7 @@ from fibration.laws.witness.batches import (
     in_full,
     lies,
     plural,
+    rounded,
     rounding,
     settings,
     token_masses,
@@ -48,7 +49,7 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
                     bad = next((b for b, total in enumerate(sums) if abs(total) > tolerance), None)
                     if bad is not None:
                         of = " and ".join(s.name for s in members)
-                        value = sums[bad] * size
+                        value = rounded(sums[bad] * size, tolerance)
                         text = (
                             f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
                             f"{u} {bad + 1} sum to {in_full(value)}{settings(concrete)}"
