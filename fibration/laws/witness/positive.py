@@ -13,7 +13,7 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.traversal import atoms
-from fibration.laws.witness.batches import Witness, in_full, shown
+from fibration.laws.witness.batches import Witness, in_full, rounded
 from fibration.laws.witness.definition import Dense, directions, formulas
 from fibration.laws.witness.enclosures import Enclosed, Unsure, enclose, enclosed
 from fibration.laws.witness.search import concretes
@@ -75,28 +75,29 @@ def _of_all_sizes(n: int) -> Iterator[tuple[Fraction, ...]]:
         yield from (tuple(size * d for d in direction) for size in SIZES)
 
 
-def _refused(dense: Certain, xs: Sequence[Fraction], a: Fraction) -> tuple[int | None, str] | None:
+def _refused(dense: Certain, xs: Sequence[Fraction], a: Fraction) -> tuple[int | None, Fraction | None] | None:
     """Which token is certainly not gated to a positive ratio, and to what it is; no token where `𝒢` has no value."""
     try:
         found = dense.ratios(xs, [a] * len(xs))
     except NoValue:
-        return None, "no value"
+        return None, None
     except Unsure:
         return None
     for k, ratio in enumerate(found):
         value = enclosed(ratio)  # type: ignore[arg-type]
         if value.high <= 0:
-            return k, f"the gated ratio {in_full(value.middle) if value.is_exact else shown(value.middle)}"
+            return k, rounded(value.middle, value.high - value.low)
     return None
 
 
-def _witness(dense: Dense, xs: tuple[Fraction, ...], a: Fraction, token: int | None, got: str) -> Witness:
+def _witness(dense: Dense, xs: tuple[Fraction, ...], a: Fraction, token: int | None, ratio: Fraction | None) -> Witness:
     h, concrete = dense.h, dense.concrete
     root = h.roots[0]
     place = f"on a {root}" if root in h.leaves else f"on {concrete.describe(root)}"
     extra = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
     xs_shown = f"all log ratios {xs[0]}" if len(set(xs)) == 1 < len(xs) else f"log ratios {', '.join(map(str, xs[:8]))}"
     more = ", …" if len(set(xs)) > 1 and len(xs) > 8 else ""
+    got = "no value" if ratio is None else f"the gated ratio {in_full(ratio)}"
     who = f"token {token + 1} gets {got}" if token is not None and len(xs) > 1 else f"the token gets {got}"
     text = f"{place}{extra}{concrete.chosen}, with {xs_shown}{more}: {who}"
-    return Witness(text, concrete, {"advantage": a, "log_ratios": xs, "token": token, "gated": got})
+    return Witness(text, concrete, {"advantage": a, "log_ratios": xs, "token": token, "gated": ratio})
