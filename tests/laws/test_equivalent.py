@@ -100,7 +100,7 @@ def test_what_differs_is_said_with_both_coefficients():
     assert "on a batch of 2 trajectories with 1 and 2 tokens" in str(caught.value)
     assert "token 1 has the coefficient 1/2 in 'grpo' and 1/3 in 'dapo'" in str(caught.value)
     told = report.to_dict()["verdicts"][0]["counterexample"]
-    assert told["hierarchy"]["parents"]["token"] == [0, 1, 1]
+    assert told["hierarchy"]["parents"]["token"] == {"trajectory": [0, 1, 1]}
 
 
 def test_what_is_out_of_time_is_undecided():
