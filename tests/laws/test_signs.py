@@ -172,3 +172,15 @@ def test_what_has_too_many_powers_is_not_known():
     above = Assumptions(TREE).with_signs({x: frozenset({1})})
     assert above.signs(sympy.exp(100 * x) - 1) == {1}
     assert above.signs(sympy.exp(100_000 * x) - 1) == ANY
+
+
+def test_what_is_left_of_a_comparison_has_its_sign():
+    """Factors whose sign is known are dropped, and those below 0 turn it."""
+    x, n, share = symbol(residual), symbol(count(text, over=turn)), symbol(SHARE)
+    known = Assumptions(TREE)
+    for value in (n * (x - share), (share - 1) * (x - share) / n, -x / 3, (x - 1) * (n - 2)):
+        sign, left = known.decisive(value)
+        for s in (-1, 0, 1):
+            assert known.with_signs({value: frozenset({s})}).signs(sign * left) == {s}
+    assert known.decisive(n * (share - 1)) == (-1, 1)
+    assert not known.decisive((share - 1) * (x - share) / n)[1].has(n)
