@@ -44,14 +44,22 @@ class Near:
         inside = self.assume
         if self.side is not None:
             inside = inside.with_signs({v: frozenset({self.side}) for v in self.moving})
-        return [c for c in cases(expression, inside) if all(self.signs(d) & signs for d, signs in c.signs)]
+        return [c for c in cases(expression, inside) if self._can_hold(c)]
+
+    def _can_hold(self, case: Case) -> bool:
+        """Whether no condition contradicts what is known, or those of the others that stay as they are."""
+        fixed = self._fixed(case)
+        return all(self.signs(d, fixed if d.has(*self.moving) else None) & signs for d, signs in case.signs)
+
+    def _fixed(self, case: Case) -> Assumptions:
+        return self.assume.with_signs({d: signs for d, signs in case.signs if not d.has(*self.moving)})
 
     def is_smooth(self, case: Case) -> bool:
         """Whether a branch has a value and a slope: no division by 0, no logarithm or root of what it may not have.
 
         A root of 0 has a value and no slope: to sympy `sqrt(x)*sqrt(x)` is `x`, and its derivative at 0 is `0·inf`.
         """
-        fixed = self.assume.with_signs({d: signs for d, signs in case.signs if not d.has(*self.moving)})
+        fixed = self._fixed(case)
         return all(
             self.signs(e, fixed) <= (allowed - ZERO if e.has(*self.moving, *self.held) else allowed)
             for e, allowed in case.needs

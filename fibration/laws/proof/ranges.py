@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from fibration.language.atoms import Attribute, Component, Parameter
-from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, Signs
+from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, ZERO, Signs
 from fibration.language.polynomials import Bound, Polynomial, constant, variable
 from fibration.language.sympy_bridge import atom_number
 
@@ -19,13 +19,14 @@ DIGITS = 30  # of an irrational number
 class Range:
     """The signs of an atom. Where bounds say more than these, it is `lower + t`, `upper - t` or between the two.
 
-    `t` is not negative; where the range is `open`, it is positive.
+    `t` is not negative; where the range is `open`, it is positive. Where it is `closed`, it has its other end too.
     """
 
     signs: Signs = ANY
     lower: Bound | None = None
     upper: Bound | None = None
     open: bool = False
+    closed: bool = False
 
     @property
     def is_bounded(self) -> bool:
@@ -49,14 +50,34 @@ def between(lower: Fraction | None, upper: Fraction | None, open: bool = True) -
     return Range(signs, None if lower is None else bound(lower), None if upper is None else bound(upper), open)
 
 
+def of_count(least: int, most: int | None) -> Range:
+    """Whole numbers from `least` on; to `most`, if there is an end."""
+    if most is None:
+        return between(Fraction(least), None, open=False)
+    return Range(ZERO) if most == 0 else replace(between(Fraction(least), Fraction(most), open=False), closed=True)
+
+
 def of_declared(atom: Attribute | Parameter | Component) -> Range:
-    """An attribute that is declared positive; a parameter strictly between its bounds."""
+    """An attribute between its bounds or at them, and above 0 if it is positive; a parameter strictly between them."""
     if isinstance(atom, Attribute):
-        return Range(POSITIVE) if atom.positive else Range()
+        low, high = atom.ends
+        above_0 = atom.positive and atom.lower is None
+        return replace(between(low, high, open=above_0), closed=low is not None and high is not None)
     p = atom.parameter if isinstance(atom, Component) else atom
     # a float counts as the decimal that it prints as
     lower, upper = (None if b is None or math.isinf(b) else Fraction(str(b)) for b in (p.lower, p.upper))
     return between(lower, upper)
+
+
+def of_total(attribute: Attribute, signs: Signs, count: int) -> Range:
+    """The sum of an attribute over as many elements as an atom says: at least and at most so many times its bounds."""
+    if attribute.ends == (0, None):
+        return Range(signs)
+    low, high = (
+        None if b is None else (variable(count) * constant(b.numerator), b.denominator) for b in attribute.ends
+    )
+    above_0 = attribute.positive and attribute.lower is None and signs == POSITIVE
+    return Range(signs, low, high, above_0, closed=low is not None and high is not None)
 
 
 def of_number(value: Any) -> Range:
@@ -101,7 +122,7 @@ def narrowed(r: Range, signs: Signs) -> Range:
             lower, upper, is_open = upper and _ZERO, upper, 0 not in signs
         else:
             lower, upper, is_open = lower and _ZERO, lower, 0 not in signs
-    return Range(signs, lower, upper, is_open)
+    return Range(signs, lower, upper, is_open, r.closed)
 
 
 _ZERO: Bound = Polynomial({}), 1

@@ -19,7 +19,6 @@ from fibration.language.atoms import Attribute, Component, Count, Parameter, Str
 from fibration.language.expressions import Expression
 from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS, POSITIVE, ZERO, Signs
 from fibration.language.polynomials import (
-    Bound,
     Exponent,
     Factor,
     Monomial,
@@ -32,10 +31,20 @@ from fibration.language.polynomials import (
     variable,
 )  # fmt: skip
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, atom_expression, from_quotient, quotient, symbol
-from fibration.laws.proof import ranges
+from fibration.language.sympy_bridge import (
+    ATOM_OF,
+    OPERATOR_OF,
+    atom_expression,
+    atom_number,
+    from_quotient,
+    quotient,
+    symbol,
+)  # fmt: skip
+from fibration.laws.proof import ranges, sharper
+from fibration.laws.proof.one_variable import Stretch
 from fibration.laws.proof.populations import Pair, Populations
 from fibration.laws.proof.ranges import Range
+from fibration.laws.proof.sharper import is_whole
 
 MOST_STEPS = 2000  # atoms written through their bounds, for one sign
 NEGATIVE: Signs = frozenset({-1})
@@ -178,7 +187,8 @@ class Assumptions:
     def _range(self, atom: int) -> Range:
         if atom not in self._ranges:
             wider, e = self._wider, atom_expression(atom)
-            same = wider is not None and e.is_Symbol and wider._counted == self._counted
+            of_count = isinstance(ATOM_OF.get(e), Count)  # may be narrower by what is known of polynomials in it
+            same = wider is not None and e.is_Symbol and not of_count and wider._counted == self._counted
             found = wider._range(atom) if wider is not None and same else self._plain_range(e)
             self._ranges[atom] = ranges.narrowed(found, self._facts.get(atom, ANY))
         return self._ranges[atom]
@@ -190,11 +200,11 @@ class Assumptions:
             of_positive = isinstance(atom, Count) or atom.attribute.positive
             if self.absent(atom.of, atom.over):
                 return Range(ZERO)
-            if not of_positive:
-                return Range()
-            if not self.present(atom.of, atom.over):
-                return Range(NOT_NEGATIVE)
-            return ranges.between(Fraction(1), None, open=False) if isinstance(atom, Count) else Range(POSITIVE)
+            if isinstance(atom, Count):
+                numbers = self._numbers(atom_number(e))
+                return ranges.of_count(numbers[0][0], numbers[-1][1])
+            signs = (POSITIVE if self.present(atom.of, atom.over) else NOT_NEGATIVE) if of_positive else ANY
+            return ranges.of_total(atom.attribute, signs, atom_number(symbol(Count(atom.of, atom.over))))
         if isinstance(atom, (Attribute, Parameter, Component)):
             return ranges.of_declared(atom)
         if e.is_Symbol:
@@ -235,9 +245,23 @@ class Assumptions:
             sign = sympy.sign(value) if value.is_real else None  # sympy may know that it is 0
             return frozenset({int(sign)}) if sign is not None and sign.is_Integer else ANY
         found = self._of(q, self._factor)
+        if len(found) > 1 and (together := self._together(q)) != ANY:
+            found = found & together or together
         if len(found) > 1 and (beside := self._beside(q)) != ANY:
             found = found & beside or beside
         return found
+
+    def _together(self, q: Quotient) -> Signs:
+        """The signs of a product in which factors of the same atoms, whose signs are not known, are multiplied out."""
+        try:
+            rest, products = sharper.multiplied_out(q, self._factor)
+        except TooLarge:
+            return ANY
+        return (
+            functools.reduce(_multiplied, map(self._factor, products), self._of(rest, self._factor))
+            if products
+            else ANY
+        )
 
     def _is_0(self, s: Any) -> bool:
         pair = _pair(s)
@@ -271,8 +295,17 @@ class Assumptions:
                 # not all branches of a tree are empty: what holds whichever one is not
                 filled = (self.with_signs({symbol(Count(*pair)): POSITIVE}) for pair in choice)
                 found &= _union(assume._factor(f) for assume in filled)
+            if len(found) > 1 and (more := self._sharper(f)) != ANY:
+                found = found & more or more
             self._factors[f] = found
         return self._factors[f]
+
+    def _sharper(self, p: Polynomial) -> Signs:
+        known = sharper.Known(self._range, lambda part: self._of(as_quotient(part), self._factor), self.signs)
+        try:
+            return known.sharper(p)
+        except TooLarge:
+            return ANY
 
     def _polynomial(self, f: Factor) -> Signs:
         """The signs of an atom or a polynomial, with what is known of it besides."""
@@ -282,7 +315,7 @@ class Assumptions:
             return found
         if f not in self._decided:
             try:
-                found = self._terms(f) or self._shifted(f)
+                found = self._terms(f) or self._at_counts(f) or self._shifted(f)
             except TooLarge:
                 return ANY
             for known, signs in self._facts.items():
@@ -318,6 +351,18 @@ class Assumptions:
 
         return any(all(any(stays(m, there) for m in p.terms) for there in choice) for choice in self._one_present(p))
 
+    def _at_counts(self, p: Polynomial) -> Signs | None:
+        """The signs of a polynomial in one count; None for any other."""
+        atom = next(iter(p.atoms))
+        if len(p.atoms) > 1 or not isinstance(ATOM_OF.get(atom_expression(atom)), Count):
+            return None
+        return sharper.at_counts(p, atom, self._numbers(atom))
+
+    def _numbers(self, count: int) -> list[Stretch]:
+        """The whole numbers that a count may be."""
+        present = self.present(*_pair(atom_expression(count)))  # type: ignore[misc]
+        return sharper.numbers_of(count, int(present), self._facts)
+
     def _shifted(self, p: Polynomial) -> Signs:
         """The signs of a polynomial in which one atom is written through its bounds."""
         bounds = self._next_bounds(p)
@@ -326,31 +371,35 @@ class Assumptions:
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise TooLarge
-        atom, lower, upper, is_open = bounds
+        atom, within = bounds
         parts: list[Signs] = []
-        for coefficient in shifted(p, atom, lower, upper):
+        written = shifted(p, atom, within.lower, within.upper)
+        for coefficient in written:
             parts.append(self._of(as_quotient(coefficient), self._polynomial))
             if _union(parts) >= NOT_ZERO:
-                return ANY
-        found = _added(parts)
-        return found if is_open or 0 not in parts[0] else found | ZERO
+                whole = within.upper is None and isinstance(ATOM_OF.get(atom_expression(atom)), Count)
+                return sharper.of_one(written, whole, within.open, within.closed)
+        ends = ([] if within.open else [parts[0]]) + ([parts[-1]] if within.closed else [])
+        return _added(parts) | (ZERO if any(0 in end for end in ends) else frozenset())
 
-    def _next_bounds(self, p: Polynomial) -> tuple[int, Bound | None, Bound | None, bool] | None:
+    def _next_bounds(self, p: Polynomial) -> tuple[int, Range] | None:
         """The next atom to be written through its bounds, and these; larger counts before what they are larger than."""
+        for a in p.atoms:  # before the count that bounds it
+            if isinstance(ATOM_OF.get(atom_expression(a)), Total) and (own := self._range(a)).is_bounded:
+                return a, own
         counts = sorted((a for a in p.atoms if isinstance(ATOM_OF.get(atom_expression(a)), Count)), key=self._rank)
         for i, a in reversed(list(enumerate(counts))):
             own = self._range(a)
             below = [b for b in counts[:i] if self._at_most(b, a) and self._range(b).is_bounded >= own.is_bounded]
             if below:
-                return a, (variable(below[-1]), 1), None, False
+                return a, Range(lower=(variable(below[-1]), 1))
             if own.is_bounded:
-                return a, own.lower, own.upper, own.open
-        bounded = [(a, r) for a in p.atoms if (r := self._range(a)).is_bounded and _is_whole(p, a)]
+                return a, own
+        bounded = [(a, r) for a in p.atoms if (r := self._range(a)).is_bounded and is_whole(p, a)]
         # bounds may have an irrational number in them, which then has bounds of its own
         if not bounded:
             return None
-        atom, r = min(bounded, key=lambda found: (atom_expression(found[0]).is_number, found[0]))
-        return atom, r.lower, r.upper, r.open
+        return min(bounded, key=lambda found: (atom_expression(found[0]).is_number, found[0]))
 
     def _rank(self, atom: int) -> tuple[int, int]:
         of, over = _pair(atom_expression(atom))  # type: ignore[misc]
@@ -368,10 +417,6 @@ def _pair(s: Any) -> Pair | None:
     if isinstance(atom, Count) or (isinstance(atom, Total) and atom.attribute.positive):
         return atom.of, atom.over  # type: ignore[return-value]
     return None
-
-
-def _is_whole(p: Polynomial, atom: int) -> bool:
-    return all(isinstance(power, int) for monomial in p.terms for a, power in monomial if a == atom)
 
 
 # ---------------------------------------------------------------- arithmetic of signs
