@@ -419,14 +419,6 @@ LAWS = (
         "signs = (Fraction(1),)\n    tried",
     ),
     slip(
-        "a gated ratio that may be 0 refutes positivity", "laws*search laws*positivity laws*right",
-        "if value.high <= 0:", "if value.low <= 0:",
-    ),
-    slip(
-        "all log ratios of a batch are moved to one side", "laws*positivity",
-        "        if n > 1:\n            yield (sign * other,", "        if n > 99:\n            yield (sign * other,",
-    ),
-    slip(
         "an argument that moves twice counts once in the coefficients", "laws/test_coefficients",
         "found[k] = found.get(k, Fraction(0)) + factor * slope", "found[k] = factor * slope",
     ),
