@@ -365,6 +365,10 @@ LAWS = (
         "for side in (0,) if self.variables.on_policy else SIDES:", "for side in (0,) if self.variables.on_policy else (1,):",
     ),
     slip(
+        "a condition loses the sign of its number", "laws*equivalent",
+        "sympy.Integer(1), 1 if number > 0 else -1", "sympy.Integer(1), 1",
+    ),
+    slip(
         "equal lengths are asked for nowhere", "laws*equivalent",
         "if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:", "if seen.setdefault(i, value) != value:",
     ),

@@ -6,8 +6,10 @@ import functools
 import math
 
 import pytest
+import sympy
 from hierarchies.pairs import (
     DIFFERENT,
+    LENGTH,
     SAME,
     C,
     dapo,
@@ -53,7 +55,7 @@ from fibration.language.loading import shipped
 from fibration.language.pairs import pair
 from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import desugar
-from fibration.laws.proof.feasible import feasible
+from fibration.laws.proof.feasible import feasible, normal
 from fibration.laws.proof.same_loss import is_the_same, same_loss
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.witness.differences import difference
@@ -190,3 +192,27 @@ def test_conditions_that_exclude_each_other_meet_nowhere():
     assert not feasible({a - b: high, b - a: frozenset({0, 1})}, known)
     assert not feasible({a - b: high, b - c: high, a - 1: low}, known)
     assert feasible({a - b: high, b - c: high, a - 2: low}, known)
+
+
+def test_a_condition_keeps_its_sign_without_its_factors():
+    x, t, c = symbol(Reading("x")), symbol(LENGTH), symbol(Parameter("c"))
+    known = Assumptions(gspo.shape)
+    above, below = frozenset({1}), frozenset({-1})
+    for given, signs in (
+        (x - c, above),
+        (-2 * t * (x - c), below),
+        ((c - x) / t, below),
+        ((x - c) / (-3 * t), below),
+    ):
+        value, allowed = normal(given, above, known)
+        assert (value, allowed) in ((x - c, signs), (c - x, frozenset(-s for s in signs)))
+    assert normal(sympy.exp(x) - c, above, known) == (x - sympy.log(c), above)
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo and dapo", "gspo and its score", "flat at the bound itself", "a trajectory's ratio on policy"]
+)
+def test_nothing_is_proved_of_losses_that_differ(name):
+    """Also where no batch had been found before."""
+    p = DIFFERENT[name]
+    assert not same_loss(pair(p.first, p.second, p.when, p.parameters)).proved

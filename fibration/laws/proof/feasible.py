@@ -24,19 +24,16 @@ POSITIVE: Signs = frozenset({1})
 
 def normal(difference: Any, signs: Signs, assume: Assumptions) -> tuple[Any, Signs]:
     """The same condition without denominators and factors whose sign is known; on an exponent, not its exponential."""
-    value, turned = sympy.Integer(1), 1
     top, bottom = sympy.fraction(sympy.together(difference))
-    factors = sympy.factor_list(top)[1] if top.is_polynomial() and not top.is_Add else [(top, 1)]
+    number, factors = sympy.factor_list(top) if top.is_polynomial() and not top.is_Add else (1, [(top, 1)])
+    value, turned = sympy.Integer(1), 1 if number > 0 else -1
     for factor, power in (*factors, (bottom, -1)):
         known = assume.signs(factor)
         if len(known) == 1 and 0 not in known:
-            turned *= next(iter(known)) ** power
+            turned *= next(iter(known)) if power % 2 else 1
         else:
             value *= factor**power
     value = sympy.expand(sympy.powsimp(value), power_exp=False)
-    rest = sympy.cancel(top / (value * bottom)) if value != 1 else sympy.Integer(1)
-    if rest.is_number and rest < 0:  # the number that factors were taken out of
-        turned = -turned
     logarithm = _without_exponential(value, assume)
     if logarithm is not None:
         value, direction = logarithm
