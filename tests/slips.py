@@ -108,7 +108,8 @@ LAWS = (
     ),
     slip(
         "a bound that may be reached is not", "laws/test_signs populations",
-        "return found if is_open or 0 not in parts[0] else found | ZERO", "return found",
+        "ends = ([] if within.open else [parts[0]]) + ([parts[-1]] if within.closed else [])",
+        "ends = [parts[-1]] if within.closed else []",
     ),
     slip(
         "a condition says that its own denominator is not 0", "laws/test_signs laws*markov",
