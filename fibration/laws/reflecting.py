@@ -22,8 +22,10 @@ from typing import Any
 
 import sympy
 
+from fibration.errors import listed
 from fibration.language.atoms import Count
-from fibration.language.kernels import Fibration
+from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.operators import ZERO, Signs
 from fibration.language.sympy_bridge import show, symbol, vanishes
 from fibration.laws.law import Decision, Law, following, proved, refuted, undecided
@@ -37,6 +39,7 @@ from fibration.laws.witness.batches import Witness, in_full, rounded, rounding, 
 from fibration.laws.witness.fibres import Cover, Fibre, weights
 
 STATEMENT = "the weights over each element sum to 1: π_* K = id"
+MOST_PARTS = 1000  # of a whole, where a decimal is taken for a fraction
 MANY = 8  # branches that may be empty, each set of them a case
 
 
@@ -78,7 +81,8 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
             text = f"{concrete.describe(target, b)} gives {value}{settings(concrete)}"
             witness = Witness(text, concrete, {"element": b, "sum": exact})
             required = f"the weights over each {target}{of} sum to 1"
-            decision = refuted(subject_of(cover), _written(cover), _remedy(cover, fibre), witness, required)
+            remedy = _fractions(cover, subject) or _remedy(cover, fibre)
+            decision = refuted(subject_of(cover), _written(cover), remedy, witness, required)
             return following(decision, without_a_value(subject, *lacking))
     return None
 
@@ -91,6 +95,28 @@ def _open_sum(cover: Cover, subject: Subject) -> Decision:
         remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
     found = f"{_written(cover)}, {why}; no small hierarchy contradicts it"
     return following(undecided(subject_of(cover), found, remedy), without_a_value(subject, *cover))
+
+
+def _fractions(cover: Cover, subject: Subject) -> str:
+    """What to write for decimals that stand for fractions, if the weights sum to 1 with these; '' if not."""
+    meant: dict[Fraction, Fraction] = {}
+
+    def exact(e: Expression) -> Expression:
+        if isinstance(e, Apply):
+            return Apply(e.operator, tuple(map(exact, e.arguments)))
+        if not isinstance(e, Number):
+            return e
+        near = e.value.limit_denominator(MOST_PARTS)
+        if near == e.value or float(near) != float(e.value):
+            return e
+        meant[e.value] = near
+        return as_expression(near)
+
+    kernels = [Fibration(f.source, f.target, MarkovKernel(exact(f.weight))) for f in cover]
+    if not meant or not sums_to_1(tuple(kernels), subject):
+        return ""
+    said = [f"Fraction({q.numerator}, {q.denominator}) for {float(value)!r}" for value, q in meant.items()]
+    return f"write {listed(said)}, which is a decimal of sixteen digits; or one weight of all counts together"
 
 
 def _written(cover: Cover) -> str:

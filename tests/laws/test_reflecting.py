@@ -1,5 +1,7 @@
 """Kernels sum to 1 over a fibre, whichever of its branches are empty; and the smallest fibre that refutes it."""
 
+from fractions import Fraction
+
 import pytest
 from hierarchies import agreement, chains, quivers, random_quivers, right, zoo
 from hierarchies.measures import CHAIN, linear_kernels, over
@@ -22,9 +24,11 @@ from fibration import (
     Stratum,
     count,
     load,
+    populated,
     uniform,
     where,
 )
+from fibration.language.expressions import as_expression
 from fibration.laws import LAWS
 from fibration.laws import reflecting as kernels
 from fibration.laws.law import Decision
@@ -160,3 +164,17 @@ def test_kernels_linear_in_measures_are_decided_completely(drawn):
     assert status(found, "reflecting", what) == ("proved" if adds_up_to == 1 else "refuted")
     if all(c >= 0 for c in coefficients):
         assert status(found, "markov", what) == "proved"
+
+
+def test_a_decimal_that_stands_for_a_fraction_is_named():
+    kinds = [Stratum(f"kind_{i}") for i in range(3)]
+    assume = [populated(k, over=trajectory) for k in kinds]
+
+    def each(part):
+        return make(*((k, trajectory, uniform(share=as_expression(part))) for k in kinds), assume=assume).verify()
+
+    (cause,) = each(1 / 3).causes
+    assert cause.remedy.startswith("write Fraction(1, 3) for 0.3333333333333333, ")
+    assert each(Fraction(1, 3)).ok
+    for other in (0.3, 1 / 6):  # such fractions would not sum to 1 either
+        assert "Fraction" not in each(other).causes[0].remedy
