@@ -486,6 +486,34 @@ LAWS = (
         "GitHub is told of what follows too", "cli/test_main",
         "for v in o.report.causes]", "for v in o.report.failures]",
     ),
+    slip(
+        "what tokens of other elements add is bounded by one's own counts", "amplification",
+        "if not isinstance(place, Stratum) or place in (u, *self.h.coarser(u)) or place == Stratum(BATCH):", "if True:",
+    ),
+    slip(
+        "a pull is the same whatever the objective weighs", "amplification",
+        "if u == leaf or (read <= fixed and all(vanishes(own - s) for s in shares.values())):", "if True:",
+    ),
+    slip(
+        "the slope of a level is bounded without the one above it", "amplification",
+        "factors = {u: 1, **{v: -self.shape.moebius(v)[u] for v in between}}", "factors = {u: 1}",
+    ),
+    slip(
+        "a gate that reads densities is taken to stand still", "amplification",
+        "            if any(map(reads_batch, values)):", "            if any(reads_batch(v) for v in values[:0]):",
+    ),
+    slip(
+        "advantages of both signs never share a coefficient", "amplification",
+        "return all(self.read & {u, *self.h.coarser(u)} for u in coupled)", "return bool(coupled)",
+    ),
+    slip(
+        "a crowd counts for two", "amplification",
+        "return self.alike[stratum][element] if stratum in self.alike else 1", "return 1",
+    ),
+    slip(
+        "at the far end of a slope a ratio is largest", "amplification",
+        "end = p.high if (signs == {1}) == (up == 1) else p.low", "end = p.high",
+    ),
 )  # fmt: skip
 
 COMPILER = (

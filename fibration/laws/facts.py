@@ -8,21 +8,20 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Density, Reading, Stratum, advantage
+from fibration.language.atoms import Density, Stratum, advantage
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.report import Fact
-from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
+from fibration.laws.amplification import amplification
+from fibration.laws.proof.contributions import Lines, contribution, reads_batch
 from fibration.laws.proof.coordinates import coordinate, lines
 from fibration.laws.proof.near import RHO, WORDS
 from fibration.laws.proof.pieces import Line, extremes, text
-from fibration.laws.proof.reach import domain, is_effect, reach, stays_below
+from fibration.laws.proof.reach import domain, is_effect, reach
 from fibration.laws.proof.subject import Subject
 
-Lines = dict[tuple[Stratum, str], list[Line] | None]
-
-
-NAMES = ("radius", "bounds", "continuity", "blocks")
+NAMES = ("radius", "bounds", "amplification", "continuity", "blocks")
 
 
 def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
@@ -34,6 +33,7 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     far = known in ("log", "split", "deviation") and not subject.first_failure("markov", "reflecting", "recovery")
     yield "radius", _radius(subject, table, known) if far else iter(())
     yield "bounds", _bounds(subject, table, known) if far else iter(())
+    yield "amplification", amplification(subject, table, known)
     yield "continuity", _continuity(h, table, known)
     yield "blocks", iter((_blocks(h),))
 
@@ -65,7 +65,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
                 why = f"the effects on {stratum}, of a least-squares fit, have no bound that holds for every crossing"
                 yield Fact("radius", "hierarchy", "not certified", why)
                 return
-            if ends is None or any(_reads_batch(v) for v in ends):
+            if ends is None or any(reads_batch(v) for v in ends):
                 return
             limits += ends
     finite = [v for v in limits if v != oo]
@@ -73,11 +73,6 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
     why = "𝒢(r) = r while every |log r| is at most this: no residual leaves its gate's pass-through interval"
     yield Fact("radius", "hierarchy", value, why)
-
-
-def _reads_batch(value: Any) -> bool:
-    """Whether a bound changes with the batch: with a density or an advantage."""
-    return any(isinstance(from_sympy(s), (Density, Reading)) for s in sympy.sympify(value).free_symbols)
 
 
 def _makes_up(subject: Subject) -> bool:
@@ -97,8 +92,8 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     h = subject.hierarchy
     found: dict[Stratum, tuple[Any, Any]] = {}
     for stratum in h.order:
-        level = _level(h, stratum, table, subject, known)
-        if level is not None and not any(_reads_batch(v) for v in level):
+        level = contribution(stratum, table, subject, known)
+        if level is not None and not any(reads_batch(v) for v in level):
             found[stratum] = level
     totals = {}
     for leaf in h.leaves:
@@ -126,46 +121,6 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
 
 def _interval(low: Any, high: Any) -> str:
     return f"{'(' if low == -oo else '['}{text(low)}, {text(high)}{')' if high == oo else ']'}"
-
-
-def _level(h: Hierarchy, stratum: Stratum, table: Lines, subject: Subject, known: str) -> tuple[Any, Any] | None:
-    """Infimum and supremum of one level's contribution to the recovery's argument."""
-    channels = h.decomposition.channels
-    ranges: dict[tuple[str, str], tuple[Any, Any]] = {}
-    for channel in channels:
-        full = domain(h, stratum, known)
-        for name, (low, high) in {"full": full, "down": (full[0], min(full[1], 0))}.items():
-            bounds = _range(table[stratum, channel], low, high, subject)
-            if bounds is None:
-                return None
-            ranges[channel, name] = bounds
-    if channels == ("",):
-        return ranges["", "full"]
-    pairs = [("full", "full")]
-    if stratum in h.leaves and stratum not in h.roots and stays_below(h, stratum):
-        # a token lies in one channel: in the other its density is 0, and its residual minus a mean, so not above 0
-        pairs = [("full", "down"), ("down", "full")]
-    lows = [_minus(ranges["+", a][0], ranges["-", b][1]) for a, b in pairs]
-    highs = [_minus(ranges["+", a][1], ranges["-", b][0]) for a, b in pairs]
-    return _span(lows, highs, subject)
-
-
-def _span(lows: list[Any], highs: list[Any], subject: Subject) -> tuple[Any, Any]:
-    """The least of some bounds, and the largest of others, without those that others are beyond for sure."""
-    return sympy.Min(*extremes(lows, subject.assume, -1)), sympy.Max(*extremes(highs, subject.assume, 1))
-
-
-def _minus(a: Any, b: Any) -> Any:
-    return a if a in (oo, -oo) else -b if b in (oo, -oo) else sympy.cancel(a - b)
-
-
-def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> tuple[Any, Any] | None:
-    if found is None:
-        return None
-    ranges = [bounds for line in found if (bounds := line.range(low, high))]
-    if len(ranges) < len(found):
-        return None
-    return _span([v for lows, _ in ranges for v in lows], [v for _, highs in ranges for v in highs], subject)
 
 
 # ---------------------------------------------------------------- continuity of the gates, and where they resist

@@ -162,7 +162,7 @@ def test_laws_and_facts_share_a_budget(asked, monkeypatch):
     def late():
         return {f.name for f in found.facts if f.value == "not certified: out of time"}
 
-    assert late() == {"bounds", "continuity", "blocks"}
+    assert late() == {"bounds", "amplification", "continuity", "blocks"}
     assert found.fact("radius") == "C"  # what was certified is not lost
     found = h.verify(timeout=50)  # the laws are kept, and take no time
     assert not late()

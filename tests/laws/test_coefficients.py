@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,10 +11,10 @@ import pytest
 from hierarchies import chains, random_quivers
 from hierarchies.zoo import one
 from oracles import matrices
+from oracles.points import one_value_each, point
 from support import Batch, spec
 
 from fibration import SpecError, absolute, clip, maximum, minimum, residual, sqrt, where
-from fibration.language.atoms import Component
 from fibration.language.exact import NoValue
 from fibration.language.places import whole_batch
 from fibration.laws.witness.batches import Concrete
@@ -24,26 +22,6 @@ from fibration.laws.witness.coefficients import Point
 
 F = Fraction
 CLOSED = json.loads((Path(__file__).parents[1] / "vectors" / "closed_forms.json").read_text())["cases"]
-
-
-def one_value_each(batch: Batch) -> Batch:
-    """Without values per element."""
-    given = batch.parameters.items()
-    return replace(batch, parameters={k: v for k, v in given if not isinstance(v, Mapping) or set(v) <= {"+", "-"}})
-
-
-def point(h, batch: Batch) -> tuple[Point, list[int]]:
-    """A batch as the laws see it, and the places of its tokens in the batch."""
-    world, shape = matrices.World(h, batch), whole_batch(h)
-    maps = {(f.source, f.target): tuple(world.under(f.source.name, f.target.name)) for f in shape.fibrations}
-    atoms = [Component(p, c) if p.per_channel else p for p in h.parameters.values() for c in ("+", "-")]
-    parameters = {
-        a: world.parameter(h.parameters[str(a).partition("[")[0]], getattr(a, "channel", ""), 0) for a in atoms
-    }
-    attributes = {a: tuple(world.attribute(a)) for a in h.attributes.values()}
-    places = [i for leaf in h.leaves for i in world.over_leaf(leaf.name)]
-    xs, advantages = ([F(float(values[i])) for i in places] for values in (batch.x, batch.advantages))
-    return Point(h, Concrete(shape, maps, attributes, parameters), tuple(xs), tuple(advantages)), places
 
 
 def agrees(h, batch: Batch, log_prob=None):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
-from fibration.language.atoms import Component
+from fibration.language.atoms import Component, Count, Stratum
 from oracles.definition import World
-from oracles.fact_text import parameter_values
+from oracles.fact_text import number, parameter_values
 
 
 @functools.cache
@@ -102,3 +104,47 @@ def signs(n, rng):
     for _ in range(6):
         yield [rng.choice([-1, 0, 1]) for _ in range(n)]
         yield [rng.choice([-1, 1]) for _ in range(n)]
+
+
+# ---------------------------------------------------------------- amplification
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a fact says of `|c|/(μ·max|A|)` for advantages of one sign, in the words of the report."""
+
+    most: str
+    least: str
+    reached: dict[int, float]
+
+    def at_most(self, concrete, leaf, element):
+        """The bound as read at one token of a batch."""
+        return _read(self.most, concrete, leaf, element)
+
+    def at_least(self, concrete, leaf, element):
+        return _read(self.least or self.most, concrete, leaf, element)
+
+
+def amplified(h):
+    """By the sign of the advantage, 0 for any; nothing where the fact names no bound."""
+    found, parts = {}, facts(h, "amplification")["hierarchy"].split("; ")
+    while parts:
+        said, _, where = parts.pop(0).partition(" where ")
+        reached = {}
+        if parts and parts[0].startswith("reached: "):
+            numbers, _, where = parts.pop(0).removeprefix("reached: ").partition(" where ")
+            values, sizes = numbers.removesuffix(" tokens").split(" with ")
+            reached = {int(n): float(v) for n, v in zip(sizes.split(", "), values.split(", "), strict=True)}
+        if "without bound" not in said:
+            most, _, least = said.removeprefix("at most ").partition(", at least ")
+            side = 1 if "is above 0" in where else -1 if "is below 0" in where else 0
+            found[side] = Pulled("" if most in ("no bound known", "not certified") else most, least, reached)
+    return found
+
+
+def _read(text, concrete, leaf, element):
+    counts = {
+        said: concrete.atom(Count(Stratum(of), Stratum(over)), leaf, element)
+        for said, of, over in re.findall(r"(count\((\w+), over=(\w+)\))", text)
+    }
+    return number(text, {str(p): float(v) for p, v in concrete.parameters.items()}, counts)

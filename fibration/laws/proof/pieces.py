@@ -86,7 +86,7 @@ class Line:
             if p.direction(self.assume) is None:
                 return None  # its extrema may lie inside
             for end in (low if p.low == -oo else p.low, p.high):
-                value = _limit(p.value, end)
+                value = _limit(p.value, end, self.assume)
                 if value is None:
                     return None
                 candidates.append(value)
@@ -111,15 +111,16 @@ def extremes(values: list[Any], assume: Assumptions, direction: int) -> list[Any
     return [v for i, v in enumerate(finite) if not is_dominated(i)] or finite[:1]
 
 
-def _limit(value: Any, end: Any) -> Any | None:
+def _limit(value: Any, end: Any, assume: Assumptions) -> Any | None:
     if end not in (oo, -oo):
         found = value.subs(RHO, end)
         return None if found.has(sympy.zoo, sympy.nan) else found
     slope = sympy.diff(value, RHO)
     if slope == 0:
         return value
-    if slope.is_number and slope.is_real and slope != 0:
-        return oo * sympy.sign(slope) * (1 if end == oo else -1)
+    signs = assume.signs(slope) if not slope.has(RHO) else frozenset()
+    if len(signs) == 1:
+        return oo * next(iter(signs)) * (1 if end == oo else -1)
     limit = sympy.limit(value, RHO, end) if not (value.free_symbols - {RHO}) else None
     return limit if limit is not None and limit.is_extended_real else None
 

@@ -33,13 +33,15 @@ ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, V
 class Concrete:
     """Who lies over whom, with attribute and parameter values.
 
-    `maps[source, target]` gives the target element below every source element of a fibration.
+    `maps[source, target]` gives the target element below every source element of a fibration. `alike` says how many
+    elements of a stratum each one stands for, all with the same values and the same number of elements over them.
     """
 
     shape: Shape
     maps: Maps
     attributes: Mapping[Attribute, tuple[Fraction, ...]] = field(default_factory=dict)
     parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
+    alike: Mapping[Stratum, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def chain(self) -> tuple[Stratum, ...]:
@@ -89,17 +91,27 @@ class Concrete:
     def _totals(self) -> dict[tuple[Total, int], Fraction]:
         return {}
 
+    def stands_for(self, stratum: Stratum, element: int) -> int:
+        """How many elements one stands for."""
+        return self.alike[stratum][element] if stratum in self.alike else 1
+
     def atom(self, atom: Expression, stratum: Stratum, element: int) -> Fraction:
         """The value of a count, total, attribute or parameter at an element."""
         if isinstance(atom, Count):
             assert isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum)
-            return Fraction(len(self.over(atom.of, atom.over, self.below(stratum, element, atom.over))))
+            b = self.below(stratum, element, atom.over)
+            inside = self.over(atom.of, atom.over, b)
+            if not self.alike:
+                return Fraction(len(inside))
+            return Fraction(sum(self.stands_for(atom.of, a) for a in inside), self.stands_for(atom.over, b))
         if isinstance(atom, Total):
             assert isinstance(atom.over, Stratum)
             key = atom, self.below(stratum, element, atom.over)
             if key not in self._totals:
                 values = self.attributes[atom.attribute]
-                self._totals[key] = sum((values[a] for a in self.over(atom.of, atom.over, key[1])), Fraction(0))
+                inside = self.over(atom.of, atom.over, key[1])
+                total = sum((self.stands_for(atom.of, a) * values[a] for a in inside), Fraction(0))
+                self._totals[key] = total / self.stands_for(atom.over, key[1])
             return self._totals[key]
         if isinstance(atom, Attribute):
             return self.attributes[atom][self.below(stratum, element, atom.on)]

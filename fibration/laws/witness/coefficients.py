@@ -71,11 +71,12 @@ class Point:
     @cached_property
     def coefficients(self) -> list[Fraction]:
         """`c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i`; of a score estimator `μ_i·A_i·𝒢_i`."""
+        number = [self.concrete.stands_for(leaf, i) for leaf, i in self.dense.tokens]
         weighted = [m * a for m, a in zip(self.weights, self.advantages, strict=True)]
         if self.h.objective.estimator == "score":
             return [w * g for w, g in zip(weighted, self.gated, strict=True)]
         found = [Fraction(0)] * len(weighted)
-        for w, g in zip(weighted, self._gated, strict=True):
+        for n, w, g in zip(number, weighted, self._gated, strict=True):
             for i, slope in slopes_of(g).items() if w else ():
-                found[i] += w * slope
+                found[i] += n * w * slope / number[i]
         return found

@@ -87,14 +87,15 @@ class Dense:
 
     def means(self, values: Sequence[Real]) -> Values:
         """`s_v = E_m[· | v]` of one number per token."""
-        weights = [self.mass[leaf][i] or Fraction(0) for leaf, i in self.tokens]
+        number = self.concrete.stands_for
+        weights = [number(leaf, i) * (self.mass[leaf][i] or Fraction(0)) for leaf, i in self.tokens]
         found: Values = {}
         for stratum, fibres in self.fibres.items():
             found[stratum] = []
             for element, inside in enumerate(fibres):
                 total: Real = sum((weights[k] * values[k] for k in inside), Fraction(0))
                 own = self.mass[stratum][element]
-                found[stratum].append(None if own is None else quotient(total, own))
+                found[stratum].append(None if own is None else quotient(total, number(stratum, element) * own))
         return found
 
     def residual(self, means: Values, stratum: Stratum, element: int) -> Real:

@@ -1,0 +1,273 @@
+"""How hard one token is pulled, against the operator: no batch goes beyond what is certified, and some come near."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hierarchies import random_quivers
+from hierarchies.agreement import SHAPED
+from hierarchies.right import RIGHT
+from hierarchies.zoo import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two
+from oracles.certified import amplified, facts
+from oracles.points import one_value_each, point
+from support import Batch, coefficients, operator, packed, spec
+
+from fibration import (
+    Gate,
+    advantage,
+    aggregate_gate,
+    clip,
+    clip_gate,
+    count,
+    density,
+    log_ratio,
+    proportional,
+    residual,
+    token_mean,
+    trajectory_mean,
+    uniform,
+    where,
+)
+from fibration.language.atoms import mass
+from fibration.laws.witness.coefficients import Point
+from fibration.laws.witness.crowds import crowd, pull
+
+F = Fraction
+STRIP = aggregate_gate(budget, rollback=count(token))
+FINE = clip_gate(epsilon).per(1 / T)
+LOG = log_ratio(scale=1 / T)
+SIGNED = Gate(where(advantage > 0, clip(residual, -epsilon, epsilon), clip(residual, -epsilon, 2 * epsilon)))
+GATES = {token: FINE, trajectory: clip_gate(budget), prompt_group: STRIP.per(mass)}
+COUPLED = {
+    **{name: spec(name) for name in ("fiberpo", "fiberpo_domain", "fiberpo_experts")},
+    **{name: SHAPED[name] for name in ("tree, split", "quiver")},
+    "one channel": two(outer=STRIP, inner=FINE, split=LOG),
+    "trajectories fall": chain(
+        uniform(), uniform(), split=LOG, objective=trajectory_mean(),
+        gates={prompt_group: clip_gate(budget).per(mass), trajectory: STRIP, token: FINE},
+    ),
+    "tokens weigh alike": chain(uniform(), uniform(), split=LOG, objective=token_mean(), gates=GATES),
+    "kernels weigh tokens alike": chain(
+        uniform(), proportional(count(token)), objective=token_mean(), split=log_ratio(scale=mass),
+        gates={token: clip_gate(epsilon).per(mass), trajectory: clip_gate(budget).per(mass), prompt_group: STRIP.per(mass)},
+    ),
+    "tokens read the advantage": two(outer=STRIP, inner=SIGNED.per(1 / T), split=LOG),
+    "trajectories read the advantage": two(
+        outer=Gate(where(advantage > 0, clip(residual, -budget, budget), STRIP.expression)), inner=FINE, split=LOG
+    ),
+}  # fmt: skip
+ALONE = {
+    **{name: spec(name) for name in ("ppo", "grpo", "dapo", "dr_grpo", "cispo", "truly_ppo")},
+    **{name: RIGHT[name] for name in ("asymmetrical clip", "halved fall of ratios", "exponential less one")},
+}
+SAID = {
+    "grpo": "1 + epsilon_high where the advantage is above 0; "
+    "r, without bound, where the advantage is below 0 and r > 1 - epsilon_low",
+    "ppo": "1 + epsilon_high where the advantage is above 0; ceiling where the advantage is below 0",
+    "cispo": "1 + epsilon_high",
+    "gspo": "1 + epsilon_high where the advantage is above 0; "
+    "r, without bound, where the advantage is below 0 and r > 1 - epsilon_low",
+    "truly_ppo": "alpha*r, without bound, where the advantage is above 0 and r > 1 + epsilon; "
+    "r, without bound, where the advantage is below 0 and r > 1 - epsilon",
+    "fiberpo": "at most (2 + count(token, over=trajectory))*exp(2*epsilon + C_trajectory[+]), "
+    "at least count(token, over=trajectory)*exp(C_trajectory[+]); "
+    "reached: 12.2116, 122.116, 1221.16, 12211.6 with 10, 100, 1000, 10000 tokens",
+    "gspo_token": "no bound known, at least 1 + epsilon_high; reached: 22026.5 with 10 tokens",
+    "fiberpo_crossed": "not certified; reached: 12.2116, 122.116, 1221.16, 12211.6 with 10, 100, 1000, 10000 tokens",
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said(name):
+    assert facts(spec(name), "amplification") == {"hierarchy": SAID[name]}
+
+
+# ---------------------------------------------------------------- no batch goes beyond it
+
+
+def pulls(h, batch):
+    """`|c|/(μ·max|A|)` of every token by the operator, the claims about it, and the exact batch behind them."""
+    here, places = point(h, batch)
+    made = operator(h)
+    found, _ = coefficients(made, packed(made, batch), batch)
+    largest = float(np.abs(batch.advantages).max())
+    return [abs(found[i]) / (float(m) * largest) for i, m in zip(places, here.weights, strict=True)], here
+
+
+def drifting(h, batch, rng):
+    """Log ratios beside the breakpoints: means in the strip beyond a budget, and tokens at the bounds around them."""
+    here, places = point(h, batch)
+    values = sorted({float(v) for v in here.concrete.parameters.values()})
+    x = np.zeros(batch.tokens)
+    for stratum in (*h.order, *h.leaves):
+        level = [
+            rng.choice([0, 0, *values]) * rng.choice([1, -1, 0.5, 1.5, 2]) for _ in range(here.concrete.size[stratum])
+        ]
+        strip = [1 + rng.random() / max(1, count_over(here, h, stratum, e)) for e in range(len(level))]
+        for (leaf, i), k in zip(here.dense.tokens, places, strict=True):
+            if stratum == leaf or stratum in h.coarser(leaf):
+                e = here.concrete.below(leaf, i, stratum)
+                x[k] += level[e] * strip[e]
+    return replace(batch, x=x)
+
+
+def count_over(here, h, stratum, element):
+    return sum(len(here.concrete.over(leaf, stratum, element)) for leaf in h.shape.leaves_over(stratum))
+
+
+def batches(h, rng, count):
+    """Small ones and larger ones; the last has a long trajectory beside a short one."""
+    for seed in range(count):
+        batch = random_quivers.batch_for(h, seed, small=seed % 2 == 0, balanced=bool(h.assume))
+        if seed == count - 1 and {s.name for s in h.strata} <= {"token", "trajectory", "prompt_group", "domain"}:
+            labels = {s.name: [0, 0] for s in h.strata if s.name in ("prompt_group", "domain")}
+            batch = Batch((1, 200), np.zeros(201), np.ones(201), labels)
+        batch = replace(one_value_each(batch), parameters={})
+        whole = any("advantage" in str(h.gates[s]) for s in h.order if s not in h.leaves)
+        signs = [rng.choice([1.0, -1.0]) for _ in (batch.lengths if whole else batch.row)]
+        a = np.array(signs)[batch.row if whole else slice(None)]
+        yield drifting(h, replace(batch, advantages=a if seed % 3 else np.ones(batch.tokens)), rng)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_no_batch_goes_beyond(name):
+    h, rng = COUPLED[name], random.Random(name)
+    claims = amplified(h)
+    for batch in batches(h, rng, 3):
+        found, here = pulls(h, batch)
+        for (leaf, i), value, a in zip(here.dense.tokens, found, here.advantages, strict=True):
+            claim = claims[0 if 0 in claims else int(a)]
+            assert value <= claim.at_most(here.concrete, leaf, i) * (1 + 1e-9)
+
+
+def test_a_long_trajectory_pulls_on_a_short_one():
+    """What one token shares with 200 others is bounded by their number, and by their weight in the objective."""
+    falling, weighing = 0.2 * (1 + 0.5 / 200), 0.2 * (1 + 0.5 / 201)
+    for name, short, long, least in (
+        ("trajectories fall", -falling, falling, 50),
+        ("tokens weigh alike", weighing, weighing, 20000),
+    ):
+        batch = Batch((1, 200), np.array([short, *[long] * 200]), np.ones(201), {"prompt_group": [0, 0]})
+        found, here = pulls(COUPLED[name], batch)
+        assert least < found[0] <= amplified(COUPLED[name])[0].at_most(here.concrete, *here.dense.tokens[0])
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_of_one_gate_it_is_the_supremum(name):
+    """Not exceeded by any ratio, and nearly reached; without a bound where the report says so."""
+    h = ALONE[name]
+    claims, said = amplified(h), facts(h, "amplification")["hierarchy"]
+    x = np.unique(np.concatenate([np.linspace(-4, 4, 33), np.log(np.linspace(0.5, 4, 701))]))
+    batch = random_quivers.batch_for(h, 0)
+    batch = Batch(lengths=(len(x),), x=x, advantages=np.ones(len(x)), labels=batch.labels)
+    for a in (1, -1):
+        found, here = pulls(h, replace(batch, advantages=a * batch.advantages))
+        claim = claims.get(a, claims.get(0))
+        if claim is None:
+            assert "without bound" in said
+            assert max(found) > 10
+        else:
+            most = claim.at_most(here.concrete, *here.dense.tokens[0])
+            assert most * 0.99 < max(found) <= most * (1 + 1e-12)
+
+
+# ---------------------------------------------------------------- what is reached
+
+
+def of_one_ratio(h, tokens, x, a=1.0):
+    """A trajectory of tokens that all have one log ratio."""
+    names = {s.name for s in h.strata}
+    labels = {name: [0] for name in names & {"prompt_group", "domain", "modality"}}
+    per_token = {name: [0] * tokens for name in names & {"turn", "expert"}}
+    return Batch((tokens,), np.full(tokens, x), np.full(tokens, a), labels, per_token)
+
+
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "fiberpo_crossed", "fiberpo_experts"])
+def test_what_is_reached_is_reached_by_the_operator(name):
+    """A thousandth into the strip, whose slope is the number of tokens; least squares too."""
+    h = spec(name)
+    claim = amplified(h)[0]
+    for n, value in claim.reached.items():
+        batch = of_one_ratio(h, n, 0.2 * (1 + 1 / (1000 * n)))
+        made = operator(h)
+        found, _ = coefficients(made, packed(made, batch), batch)
+        assert abs(found) * n == pytest.approx(value, rel=1e-5)
+
+
+def test_the_paper_s_slope_grows_with_the_trajectory():
+    """In the middle of the strip of fiberpo: 11 for 10 tokens, 1.1e2, 1.1e3; grpo has 1.2 there."""
+    for n in (10, 100, 1000):
+        for name, expected in (("fiberpo", n * np.exp(0.1)), ("grpo", np.exp(0.2 * (1 + 1 / (2 * n))))):
+            made, batch = operator(spec(name)), of_one_ratio(spec(name), n, 0.2 * (1 + 1 / (2 * n)), -1.0)
+            found, _ = coefficients(made, packed(made, batch), batch)
+            assert abs(found) * n == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_what_is_reached_lies_between_the_bounds(name):
+    h = COUPLED[name]
+    for claim in amplified(h).values():
+        assert claim.reached
+        for n, value in claim.reached.items():
+            here = crowd(h, n), h.leaves[0], 0
+            assert claim.at_least(*here) * 0.99 <= value <= claim.at_most(*here)
+
+
+@pytest.mark.parametrize("name", ["fiberpo", "fiberpo_modal", "fiberpo_experts", "gspo", "cispo", "apc_obj", "sapo"])
+def test_a_crowd_is_as_many_tokens(name):
+    """One of a crowd stands for all that are alike: the same coefficients, counts and weights as without."""
+    h, n = spec(name), 5
+    few = crowd(h, n)
+    leaf, others = h.leaves[0], sum(few.size[s] for s in h.leaves[1:])
+    many = replace(few, alike={}, maps={k: v * n if k[0] == leaf else v for k, v in few.maps.items()})
+    many = replace(many, maps={k: v[:n] if k[0] == leaf else v for k, v in many.maps.items()})
+    for one_x, x in ((F(1, 4), F(-1, 50)), (F(1, 9), F(1, 9)), (F(-3), F(7, 30))):
+        for a in (F(1), F(-1)):
+            short = Point(h, few, (one_x, *[x] * (1 + others)), (a,) * (2 + others))
+            long = Point(h, many, (one_x, *[x] * (n - 1 + others)), (a,) * (n + others))
+            assert short.coefficients == [*long.coefficients[:2], *long.coefficients[n:]]
+            assert pull(h, few, short.log_ratios, a) == max(
+                abs(c / m) for c, m in zip(long.coefficients, long.weights, strict=True)
+            )
+
+
+# ---------------------------------------------------------------- what changes it, and what is not certified
+
+
+def test_a_steeper_gate_amplifies_more():
+    for k, expected in (
+        (6, "at most 8*exp(C + epsilon), at least 6*exp(C)"),
+        (
+            2 * count(token),
+            "at most (2 + 2*count(token, over=trajectory))*exp(C + epsilon), "
+            "at least 2*count(token, over=trajectory)*exp(C)",
+        ),
+    ):
+        h = two(outer=aggregate_gate(budget, rollback=k), inner=FINE, split=LOG)
+        assert facts(h, "amplification")["hierarchy"].split(";")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("h", "why"),
+    [
+        (spec("apc_obj"), "densities are no log ratios"),
+        (spec("sapo"), "rises and falls"),
+        (spec("fiberpo_crossed"), "least-squares"),
+        (two(inner=Gate(residual / (1 + density(trajectory) ** 2)), split=LOG), "reads more of the batch"),
+        (one(where(residual > advantage, advantage, residual), log_ratio()), "could not be put in order"),
+    ],
+)
+def test_what_is_not_certified_says_why(h, why):
+    [fact] = [f for f in h.verify().facts if f.name == "amplification"]
+    assert fact.value.startswith("not certified")
+    assert why in fact.argument
+
+
+def test_advantages_of_both_signs_share_a_coefficient():
+    """Where only tokens read their advantage, those of one trajectory may differ: one bound holds for both."""
+    assert list(amplified(COUPLED["tokens read the advantage"])) == [0]
+    assert list(amplified(COUPLED["trajectories read the advantage"])) == [1, -1]
