@@ -28,6 +28,7 @@ from hierarchies.pairs import (
 from oracles import losses
 
 from fibration import (
+    Gate,
     LawError,
     Objective,
     Parameter,
@@ -41,6 +42,7 @@ from fibration import (
     equal,
     equivalent,
     exp,
+    identity_gate,
     load,
     maximum,
     minimum,
@@ -216,3 +218,12 @@ def test_nothing_is_proved_of_losses_that_differ(name):
     """Also where no batch had been found before."""
     p = DIFFERENT[name]
     assert not same_loss(pair(p.first, p.second, p.when, p.parameters)).proved
+
+
+def test_what_a_mean_adds_counts():
+    """On policy a token's own log ratio adds the same in both, and its trajectory's mean in one of them alone."""
+    twice = gspo.replace(name="twice", gates={trajectory: Gate(2 * residual), token: identity_gate()})
+    assert not same_loss(pair(twice, plain, "on_policy")).proved
+    assert same_loss(
+        pair(geometric.replace(gates={**twice.gates, trajectory: identity_gate()}), plain, "on_policy")
+    ).proved
