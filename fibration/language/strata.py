@@ -129,11 +129,17 @@ class Shape:
 
         On a tree that is the parent with 1; on two crossed strata over one root, 1, 1 and -1. Zeros are left out.
         """
-        up = self.coarser(stratum)
-        found: dict[Stratum, int] = {}
-        for s in reversed([s for s in self.order if s in up]):  # finest first
-            found[s] = 1 - sum(c for u, c in found.items() if s in self.coarser(u))
-        return {s: found[s] for s in up if found[s]}
+        if stratum not in self._moebius:
+            up = self.coarser(stratum)
+            found: dict[Stratum, int] = {}
+            for s in reversed([s for s in self.order if s in up]):  # finest first
+                found[s] = 1 - sum(c for u, c in found.items() if s in self.coarser(u))
+            self._moebius[stratum] = {s: found[s] for s in up if found[s]}
+        return dict(self._moebius[stratum])
+
+    @cached_property
+    def _moebius(self) -> dict[Stratum, dict[Stratum, int]]:
+        return {}
 
     def crossings(self) -> tuple[Stratum, ...]:
         """The strata that lie directly over several; roots first."""
