@@ -510,6 +510,7 @@ LAWS = (
         "a crowd counts for two", "amplification",
         "return self.alike[stratum][element] if stratum in self.alike else 1", "return 1",
     ),
+    slip("formulas of any length are compared", "amplification", "MOST_NAMES = 20", "MOST_NAMES = 200"),
     slip(
         "at the far end of a slope a ratio is largest", "amplification",
         "end = p.high if (signs == {1}) == (up == 1) else p.low", "end = p.high",

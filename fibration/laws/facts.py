@@ -21,7 +21,7 @@ from fibration.laws.proof.pieces import Line, extremes, text
 from fibration.laws.proof.reach import domain, is_effect, reach
 from fibration.laws.proof.subject import Subject
 
-NAMES = ("radius", "bounds", "amplification", "continuity", "blocks")
+NAMES = ("radius", "bounds", "continuity", "blocks", "amplification")  # the one that costs most is the last
 
 
 def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
@@ -33,9 +33,9 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     far = known in ("log", "split", "deviation") and not subject.first_failure("markov", "reflecting", "recovery")
     yield "radius", _radius(subject, table, known) if far else iter(())
     yield "bounds", _bounds(subject, table, known) if far else iter(())
-    yield "amplification", amplification(subject, table, known)
     yield "continuity", _continuity(h, table, known)
     yield "blocks", iter((_blocks(h),))
+    yield "amplification", amplification(subject, table, known)
 
 
 # ---------------------------------------------------------------- pass-through radius

@@ -18,6 +18,7 @@ from support import Batch, coefficients, operator, packed, spec
 
 from fibration import (
     Gate,
+    Parameter,
     advantage,
     aggregate_gate,
     clip,
@@ -265,6 +266,15 @@ def test_what_is_not_certified_says_why(h, why):
     [fact] = [f for f in h.verify().facts if f.name == "amplification"]
     assert fact.value.startswith("not certified")
     assert why in fact.argument
+
+
+def test_a_formula_that_nobody_would_read_is_not_said():
+    for n, said in ((20, "at most 2*exp("), (21, "not certified, at least exp(")):
+        names = [Parameter(f"c{i}", default=0.1) for i in range(n - 1)]
+        h = two(outer=clip_gate(sum(names[1:], names[0])), inner=FINE, split=LOG)
+        [fact] = [f for f in h.verify().facts if f.name == "amplification"]
+        assert fact.value.startswith(said)
+        assert ("more than 20 counts and parameters" in fact.argument) == (n > 20)
 
 
 def test_advantages_of_both_signs_share_a_coefficient():

@@ -39,17 +39,27 @@ from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 
 SIDES = (1, -1)  # of the advantage
+MOST_NAMES = 20  # in formulas that are compared with one another, or said
 
 
 class NotCertified(Exception):
     """Why no bound is known."""
 
 
+class TooLong(NotCertified):
+    """A bound that nobody would read, and that costs much to compare with others."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"formulas with more than {MOST_NAMES} counts and parameters in all are not compared, nor said"
+        )
+
+
 @dataclass(frozen=True)
 class Bound:
     """What `|c_i|/(μ_i·a)` is at most, and what it comes as near to as one likes.
 
-    Without a bound, `grows` says as what, and `where` on which ratios. `why` says that nothing is certified.
+    Without a bound, `grows` says as what, and `where` on which ratios. `why` says that none is certified.
     """
 
     most: Any = oo
@@ -63,11 +73,10 @@ class Bound:
         return bool(self.grows) or (self.least is not None and self.most != oo and vanishes(self.most - self.least))
 
     def __str__(self) -> str:
-        if self.why:
-            return "not certified"
         if self.is_exact:
             return f"{self.grows}, without bound" if self.grows else text(self.most)
-        most = "no bound known" if self.most == oo else f"at most {text(self.most)}"
+        unknown = "not certified" if self.why else "no bound known"
+        most = unknown if self.most == oo else f"at most {text(self.most)}"
         return most if self.least in (None, 0) else f"{most}, at least {text(self.least)}"
 
 
@@ -262,9 +271,17 @@ class Amplified:
         if least is not None and least.grows:
             return least
         reached = None if least is None else least.most
+        try:
+            return Bound(self._summed(table), reached)
+        except TooLong as reason:
+            return Bound(oo, reached, why=str(reason))
+
+    def _summed(self, table: Lines) -> Any:
+        """At most this, over all strata; `oo` where ratios have no bound."""
         highs = [oo if self.known == "deviation" else self._added(leaf, table)[1] for leaf in self.h.leaves]
         if oo in highs:
-            return Bound(oo, reached)
+            return oo
+        _check_length(highs)
         # the root is coarser than all that tokens share; of several, none is
         shared = self.h.roots if len(self.h.roots) == 1 else [u for u in self.h.order if u not in self.h.leaves]
         ratio = sympy.exp(_largest([self._lifted(high, u) for high in highs for u in shared], self.assume))
@@ -275,8 +292,11 @@ class Amplified:
                 if differences := self._difference(u, channel, table):
                     most = _largest([self._lifted(d, u) for d in differences], self.assume)
                     terms.append(most * self._weighed(u, leaf))
+                    _check_length(terms)
             found.append(sum(terms, sympy.Integer(0)))
-        return Bound(_largest(found, self.assume) * ratio, reached)
+        most = _largest(found, self.assume) * ratio
+        _check_length([most])
+        return most
 
     def _couplings(self, u: Stratum, table: Lines) -> Iterator[bool]:
         for channel in self.channels:
@@ -357,8 +377,15 @@ class Amplified:
         return all(vanishes(p.value.subs(RHO, 0)) for line in lines for p in line.pieces if p.low == p.high == 0)
 
 
+def _check_length(values: list[Any]) -> None:
+    """That some formulas, each counted once, name few counts and parameters in all."""
+    if sum(e.is_Symbol for v in dict.fromkeys(values) for e in sympy.preorder_traversal(v)) > MOST_NAMES:
+        raise TooLong
+
+
 def _largest(values: list[Any], assume: Assumptions) -> Any:
     """The largest of some sums, with what they share taken out."""
+    _check_length(values)
     found = extremes(list(dict.fromkeys(values)), assume, 1)
     shared = set.intersection(*(set(sympy.Add.make_args(v)) for v in found))
     return sum(shared, sympy.Integer(0)) + sympy.Max(*(v - sum(shared, sympy.Integer(0)) for v in found))
