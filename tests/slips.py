@@ -510,6 +510,10 @@ LAWS = (
         "a crowd counts for two", "amplification",
         "return self.alike[stratum][element] if stratum in self.alike else 1", "return 1",
     ),
+    slip(
+        "R∘F is said to be the identity where it agrees at r = 1 alone", "first_order",
+        'return "R∘F = id" if subject.proved("recovery") else', 'return "R∘F = id" if subject.verdicts else',
+    ),
     slip("formulas of any length are compared", "amplification", "MOST_NAMES = 20", "MOST_NAMES = 200"),
     slip(
         "at the far end of a slope a ratio is largest", "amplification",

@@ -66,7 +66,11 @@ def _gate_by_gate(subject: Subject) -> str:
     if not exact and not is_smooth(subject):
         return ""
     near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
-    return f"every gate {near}, Σ_k K ρ_k telescopes to σ, and R∘F = id"
+    return f"every gate {near}, Σ_k K ρ_k telescopes to σ, and {_back(subject)}"
+
+
+def _back(subject: Subject) -> str:
+    return "R∘F = id" if subject.proved("recovery") else "R∘F agrees with id to first order at r = 1"
 
 
 def _together(subject: Subject, failure: Verdict) -> str:
@@ -75,7 +79,7 @@ def _together(subject: Subject, failure: Verdict) -> str:
         return ""
     kind = levels_together.agrees(subject)
     if kind == "exact" or (kind and is_smooth(subject)):
-        return levels_together.argument(subject, kind)
+        return f"{levels_together.argument(subject, kind)}, and {_back(subject)}"
     if is_one(subject) and has_slope_one(subject):
         return "𝒢(1) = 1 and 𝒢'(1) = 1: what the gates add at r = 1 cancels in R"
     return ""

@@ -7,9 +7,10 @@ Every claim is tried on the definition in rationals (`definition.py`), on random
 import random
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
-from hierarchies.agreement import SPECS, VALUE, alone, group, high, three
+from hierarchies.agreement import SPECS, VALUE, T, alone, apc, group, high, state, three
 from hierarchies.drawn import drawn
 from hierarchies.quivers import token, trajectory
 from hierarchies.right import SUBSPACES
@@ -21,6 +22,7 @@ from thorough import some
 from fibration import (
     Gate,
     decomposition,
+    density,
     exp,
     gated,
     load,
@@ -80,6 +82,28 @@ def test_the_old_arguments_are_still_given_where_they_hold():
     soft = three({token: Gate(tanh(residual))}).verify()
     argument = next(v.argument for v in soft.verdicts if v.law == "first_order")
     assert argument.startswith("every gate has value 0 and slope 1 at 0")
+
+
+MADE_UP = residual + density(state) / T  # for the state's gate, which is 0
+
+
+@pytest.mark.parametrize("recovery", [1 + gated(""), exp(gated(""))], ids=str)
+@pytest.mark.parametrize(
+    ("make", "start"),
+    [
+        (partial(three, {}), "every gate is the identity near 0"),
+        (partial(three, {token: Gate(tanh(residual))}), "every gate has value 0 and slope 1 at 0"),
+        (partial(apc, MADE_UP), "near on-policy the gates are"),
+    ],
+    ids=["exact", "smooth", "together"],
+)
+def test_an_argument_says_no_more_of_the_recovery_than_holds(make, start, recovery):
+    said = {v.law: v for v in make(split=decomposition(density=x, recovery=recovery)).verify().verdicts}
+    argument = said["first_order"].argument
+    assert argument.startswith(start)
+    first = said["recovery"].status == "refuted"
+    assert first is (str(recovery) != 'exp(gated(""))')
+    assert argument.endswith(", and R∘F agrees with id to first order at r = 1" if first else ", and R∘F = id")
 
 
 def test_a_recovery_that_bends_where_no_ratio_is_agrees_only_with_gates_that_are_the_identity():

@@ -187,7 +187,7 @@ def argument(subject: Subject, kind: str) -> str:
         shown = shown.replace(', "+")', ")").replace("[+]", "")  # the other channel differs in no more than that
     what = f"near on-policy the gates are {shown}, which" if shown else "near on-policy the gates of all levels"
     word = "add up to" if kind == "exact" else "add up, to first order, to"
-    return f"{what} {word} {each} {leaf}'s own density, and R∘F = id"
+    return f"{what} {word} {each} {leaf}'s own density"
 
 
 def reference_values(subject: Subject, flat: bool) -> dict[Stratum, dict[str, list[Any]]] | None:
