@@ -112,6 +112,7 @@ def test_signs_that_are_seen_are_said():
         (sqrt(T) - 1, {0, 1}),
         (sqrt(T) - Fraction(11, 10), NOT_ZERO),
         (sqrt(T) - 2, ANY),
+        (2 * T - 5 + sqrt(T / (2 * T)), ANY),
     ],
 )
 def test_what_just_holds_and_what_just_misses(value, expected):
