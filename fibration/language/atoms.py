@@ -82,6 +82,13 @@ class Stratum(Declared):
     def __repr__(self) -> str:
         return self.name
 
+    # Everything is looked up by strata, often in inner loops, and what pydantic would compare and hash is the same.
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is type(self) and other.name == self.name)  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 def strata(names: str) -> tuple[Stratum, ...]:
     """Declare several strata: `token, trajectory = strata("token trajectory")`."""

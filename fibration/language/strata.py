@@ -51,11 +51,19 @@ class Shape:
 
     def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
         """Every stratum that `stratum` lies over, nearest first; terminates on cycles too."""
-        return self._closure(stratum, lambda s: (f.target for f in self.below(s)))
+        return self._coarser.get(stratum, ())
 
     def finer(self, stratum: Stratum) -> tuple[Stratum, ...]:
         """Every stratum that lies over `stratum`, nearest first."""
-        return self._closure(stratum, lambda s: (f.source for f in self.above(s)))
+        return self._finer.get(stratum, ())
+
+    @cached_property
+    def _coarser(self) -> dict[Stratum, tuple[Stratum, ...]]:
+        return {t: self._closure(t, lambda s: (f.target for f in self.below(s))) for t in self.strata}
+
+    @cached_property
+    def _finer(self) -> dict[Stratum, tuple[Stratum, ...]]:
+        return {t: self._closure(t, lambda s: (f.source for f in self.above(s))) for t in self.strata}
 
     def _closure(self, stratum: Stratum, step: Callable[[Stratum], Iterable[Stratum]]) -> tuple[Stratum, ...]:
         found: dict[Stratum, None] = {}
@@ -66,6 +74,22 @@ class Shape:
                     found[s] = None
                     frontier.append(s)
         return tuple(found)
+
+    def way(self, stratum: Stratum, target: Stratum) -> tuple[tuple[Stratum, Stratum], ...]:
+        """The fibrations along one path to a coarser stratum, each as its source and target."""
+        key = stratum, target
+        if key not in self._ways:
+            found = []
+            while stratum != target:
+                f = next(f for f in self.below(stratum) if target in (f.target, *self.coarser(f.target)))
+                found.append((f.source, f.target))
+                stratum = f.target
+            self._ways[key] = tuple(found)
+        return self._ways[key]
+
+    @cached_property
+    def _ways(self) -> dict[tuple[Stratum, Stratum], tuple[tuple[Stratum, Stratum], ...]]:
+        return {}
 
     @cached_property
     def order(self) -> tuple[Stratum, ...]:

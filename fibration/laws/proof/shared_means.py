@@ -91,7 +91,8 @@ class Variables:
         if not isinstance(atom, (Count, Total)) or not isinstance(atom.over, Stratum):
             return atom
         shape = self.pair.shape
-        if isinstance(atom, Count) and atom.of in self.single and shape.leaves_over(atom.of) == set(shape.leaves):
+        of = atom.of if isinstance(atom, Count) else None
+        if isinstance(of, Stratum) and of in self.single and shape.leaves_over(of) == set(shape.leaves):
             return as_expression(1)
         over = WHOLE if atom.over in self.single and atom.of != atom.over else atom.over
         for c in self.pair.conditions:

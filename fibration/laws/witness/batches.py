@@ -66,12 +66,8 @@ class Concrete:
 
     def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
         """The `target` element that an element lies over."""
-        while stratum != target:
-            fibrations = self.shape.below(stratum)
-            f = fibrations[0]
-            if len(fibrations) > 1:
-                f = next(f for f in fibrations if target in (f.target, *self.shape.coarser(f.target)))
-            element, stratum = self.maps[stratum, f.target][element], f.target
+        for edge in self.shape.way(stratum, target):
+            element = self.maps[edge][element]
         return element
 
     def over(self, source: Stratum, target: Stratum, element: int) -> list[int]:

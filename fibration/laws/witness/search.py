@@ -215,12 +215,23 @@ class _Search:
     def valued(self, maps: Maps) -> Iterator[Concrete]:
         """Several choices of attribute and parameter values, where what is assumed holds."""
         size = Concrete(self.shape, maps).size
+        legal: dict[tuple[object, ...], bool] = {}  # by what the masses read, which need not be all that is chosen
         for pattern in self.patterns:
             attributes = {a: tuple(a.nearest(value(i)) for i in range(size[a.on])) for a, value in pattern.items()}
             for values in self.settings:
                 concrete = Concrete(self.shape, maps, attributes, values)
-                if all(is_balanced(self.hierarchy, concrete, a.first, a.second) for a in self.balanced):
+                read = tuple(attributes[a] if isinstance(a, Attribute) else values[a] for a in self.weighed)
+                if read not in legal:
+                    legal[read] = all(is_balanced(self.hierarchy, concrete, a.first, a.second) for a in self.balanced)
+                if legal[read]:
                     yield concrete
+
+    @cached_property
+    def weighed(self) -> list[Expression]:
+        """The attributes and parameters in the masses that balance is a matter of."""
+        masses = (self.hierarchy.masses[leaf] for leaf in self.hierarchy.leaves) if self.balanced else ()
+        read = (a.attribute if isinstance(a, Total) else a for m in masses for a in atoms(m))
+        return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
 
 
 def _counted(shape: Shape, a: Count | Total) -> set[Stratum]:
