@@ -5,6 +5,7 @@ Every message names the user's object, the rule, a concrete witness and the next
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,14 @@ def shown(value: object) -> str:
     except ValueError:  # such a number inside
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+_VOWEL = re.compile("(?!uni|us|uti|eu|one|once)[aeiou]|hour", re.IGNORECASE)
+
+
+def an(name: object) -> str:
+    """`a token`, `an expert`, `a user`: a name with its article."""
+    return f"{'an' if _VOWEL.match(str(name)) else 'a'} {name}"
 
 
 def listed(words: Iterable[object]) -> str:

@@ -370,6 +370,10 @@ LAWS = (
         "sympy.Integer(1), 1 if number > 0 else -1", "sympy.Integer(1), 1",
     ),
     slip(
+        "conditions that no batch meets prove everything", "laws*equivalent",
+        "if not any(self._asked(self.variables.at(*place)) for place in self.places):", "if not self.places:",
+    ),
+    slip(
         "equal lengths are asked for nowhere", "laws*equivalent",
         "if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:", "if seen.setdefault(i, value) != value:",
     ),

@@ -14,12 +14,17 @@ from fibration.printing.reports import Outcome, load_quietly
 def compare(
     first: str, second: str, when: Sequence[str], parameters: Mapping[str, Any], timeout: float | None
 ) -> list[Outcome]:
-    """The report on two specs, in the place of the first; what cannot be compared is an error of it."""
+    """The report on two specs, in the place of the first; an error is of the spec that cannot be used."""
+    blamed = first
     try:
-        one, other = load_quietly(first), load_quietly(second)
-        return [Outcome(first, report=equivalent(one, other, when, parameters=parameters, timeout=timeout))]
+        one = load_quietly(first)
+        blamed = second
+        other = load_quietly(second)
+        blamed = first
+        report = equivalent(one, other, when, parameters=parameters, timeout=timeout)
+        return [Outcome(first, report=report, asked="compare")]
     except FibrationError as error:
-        return [Outcome(first, error=error)]
+        return [Outcome(blamed, error=error, asked="compare")]
 
 
 def matches(given: Sequence[str], numbers: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:

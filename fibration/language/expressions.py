@@ -14,7 +14,7 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, an
 
 MAX_DEPTH = 100
 MAX_SIZE = 4_000
@@ -212,7 +212,7 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
     if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
         return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
     raise SpecError(
-        f"{what} cannot be a {type(value).__name__}: {value!r}",
+        f"{what} cannot be {an(type(value).__name__)}: {value!r}",
         required="a number or an expression in the language's atoms",
         remedy="use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip",
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar, TypeVar
 
-from fibration.errors import SpecError, shown
+from fibration.errors import SpecError, an, shown
 from fibration.language.atoms import (
     Place,
     Stratum,
@@ -96,7 +96,7 @@ def _depth(parts: tuple[Tree, ...]) -> int:
 class _Reader:
     def __init__(self, text: object, what: str) -> None:
         if not isinstance(text, str):
-            found = f"{what} is a {type(text).__name__}: {shown(text)}"
+            found = f"{what} is {an(type(text).__name__)}: {shown(text)}"
             raise SpecError(found, required="text in the expression grammar")
         if len(text) > MAX_TEXT:
             raise SpecError(f"{what} has {len(text)} characters", required=f"at most {MAX_TEXT}")

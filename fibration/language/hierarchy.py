@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, an
 from fibration.language.assumptions import Assumption, Balanced, Populated
 from fibration.language.atoms import (
     BATCH,
@@ -380,7 +380,7 @@ def _expect(name: str, what: str, value: object, kind: type, example: str) -> No
     if not isinstance(value, kind):
         raise SpecError(
             f"hierarchy '{name}': the {what} is {value!r}",
-            required=f"a {kind.__name__}",
+            required=an(kind.__name__),
             remedy=f"for example {example}",
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, an
 from fibration.language.atoms import SOURCE, TARGET, Declared, Stratum, at, count, put
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.registry import Written, constructor
@@ -58,7 +58,7 @@ class Fibration(Declared):
         for end, (value, kind) in ends.items():
             if not isinstance(value, kind):
                 remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
-                raise SpecError(f"a fibration's {end} is {value!r}", required=f"a {kind.__name__}", remedy=remedy)
+                raise SpecError(f"a fibration's {end} is {value!r}", required=an(kind.__name__), remedy=remedy)
         super().__init__(source=source, target=target, kernel=kernel)  # type: ignore[call-arg]
 
     @property

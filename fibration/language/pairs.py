@@ -139,7 +139,7 @@ def _check_alone(
         raise SpecError(
             f"'{first.name}' and '{second.name}' have other {what}s",
             required=f"{what}s of the same names, or more of them in one of the two",
-            found=f"{', '.join(mine)} in '{first.name}' alone, {', '.join(yours)} in '{second.name}' alone",
+            found=f"{', '.join(mine)} in '{first.name}' alone; {', '.join(yours)} in '{second.name}' alone",
             remedy=remedy.format(mine=mine[0], yours=yours[0]),
         )
 
@@ -193,7 +193,7 @@ def _asked(
         if not isinstance(value, str):
             if name not in mine and name not in yours:
                 raise ParameterError(
-                    f"there is no parameter '{name}' to fix", required="one of both", found=", ".join(known)
+                    f"there is no parameter '{name}' to fix", required="one of both", found="; ".join(known)
                 )
             fixed[name] = value
         elif name in mine and value in yours:
@@ -202,7 +202,7 @@ def _asked(
             tied.append((value, name))
         else:
             what = f"the parameters '{name}' and '{value}' cannot be matched"
-            raise ParameterError(what, required="a parameter of each hierarchy", found=", ".join(known))
+            raise ParameterError(what, required="a parameter of each hierarchy", found="; ".join(known))
     return tied, fixed
 
 

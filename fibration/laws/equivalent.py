@@ -38,7 +38,9 @@ class Comparisons(Report):
 
     @property
     def outcome(self) -> str:
-        return {"proved": "the same", "refuted": "not the same"}.get(self.verdicts[0].status, "undecided")
+        (verdict,) = self.verdicts
+        said = {"proved": "the same loss as", "refuted": "not the same loss as"}
+        return f"{said.get(verdict.status, 'not shown to be the same loss as')} {verdict.subject}"
 
 
 def equivalent(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fibration.errors import an
 from fibration.language.hierarchy import gates
 from fibration.language.report import Verdict
 from fibration.laws.first_order_subspace import constant_on, span, subspace
@@ -38,7 +39,9 @@ def decide_first_order(subject: Subject) -> Iterator[Decision]:
     yield following(unproved("hierarchy", found, remedy, _felt(subject, failure)), failure)
     coarse = subspace(subject)
     if coarse is not None:
-        what = f"{span(subject, coarse)} near 0, finer residuals sum to 0 over a {coarse}, and μ·R' has one value there"
+        what = (
+            f"{span(subject, coarse)} near 0, finer residuals sum to 0 over {an(coarse)}, and μ·R' has one value there"
+        )
         yield proved(constant_on(coarse), what)
 
 

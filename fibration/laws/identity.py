@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from fibration.errors import an
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -122,7 +123,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
                 if not off:
                     continue
                 p, part, text = off
-                where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on a {stratum}"
+                where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on {an(stratum)}"
                 extra = f" with advantage {a}" if advantage in reads else ""
                 if p:
                     extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")

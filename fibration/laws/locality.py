@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fibration.errors import an
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -92,7 +93,7 @@ class Reader:
         if p.on is not None and p.on not in self.here:
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
-                f"a {self.stratum} lies over no single {p.on}",
+                f"{an(self.stratum)} lies over no single {p.on}",
                 f"let it vary over one of {_names(self.here)}",
             )
         if p.per_channel and (why := self.one_channel):
@@ -142,7 +143,7 @@ class Reader:
             self.several(atom.stratum) or f"no {self.stratum} lies over a '{atom.stratum}'",
             f"use one of {_names(self.coarser)}"
             if self.coarser
-            else f"what lies over a {self.stratum} is summed in its residual; to gate it alone, put the gate there",
+            else f"what lies over {an(self.stratum)} is summed in its residual; to gate it alone, put the gate there",
         )
 
     def reading(self, atom: Reading) -> Problem | None:
@@ -154,7 +155,7 @@ class Reader:
             return None
         return (  # what does not lie over the rows may hold several of them
             "its advantage",
-            f"a {self.stratum} of two trajectories with advantages +1 and -1 has no single advantage",
+            f"{an(self.stratum)} of two trajectories with advantages +1 and -1 has no single advantage",
             f"read it on {', '.join(s.name for s in self.h.leaves)} or {self.h.rows}",
         )
 

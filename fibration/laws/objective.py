@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
+from fibration.errors import an
 from fibration.language.atoms import BATCH, Count, Stratum, Total
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -57,7 +58,7 @@ def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witn
                 if not known[key]:
                     inside = _batch(concrete) if place.name == BATCH else ""
                     inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
-                    text = f"a {leaf} has no weight in {inside}{settings(concrete)}"
+                    text = f"{an(leaf)} has no weight in {inside}{settings(concrete)}"
                     return Witness(text, concrete, {"stratum": leaf.name, "element": i})
     return None
 

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fibration.errors import an
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
@@ -117,7 +118,7 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
     shape = h.shape
     for u, w in pairs:
         if not shape.meets(u, w):
-            found = f"{u} and {w} have no common coarsening: what they share is taken from a {v} twice"
+            found = f"{u} and {w} have no common coarsening: what they share is taken from {an(v)} twice"
             return _Open(found, common_coarsening(h, u, w))
     for u, w in pairs:
         if len(meets := shape.meets(u, w)) > 1:
@@ -162,7 +163,7 @@ def _partly(h: Hierarchy, v: Stratum) -> _Open:
     only = [u for u in shape.coarser(v) if u not in shape.coarser(beside) and u != beside]
     lone = only[0] if only else beside
     return _Open(
-        f"more than a {v} lies over a {beside}, and only a part of it over a {lone}",
+        f"more than {an(v)} lies over {an(beside)}, and only a part of it over {an(lone)}",
         f"let everything over {beside} lie over {lone} too, or take {lone} out of the hierarchy",
     )
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import sympy
 
-from fibration.errors import listed
+from fibration.errors import an, listed
 from fibration.language.atoms import Count
 from fibration.language.expressions import Apply, Expression, Number, as_expression
 from fibration.language.kernels import Fibration, MarkovKernel
@@ -88,7 +88,7 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
 
 
 def _open_sum(cover: Cover, subject: Subject) -> Decision:
-    why = f"not linear in the measures of {f'a {cover[0].source}' if len(cover) == 1 else _sources(cover)}"
+    why = f"not linear in the measures of {an(cover[0].source) if len(cover) == 1 else _sources(cover)}"
     remedy = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
     if len(_unsure(cover, subject)) > MANY:
         why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import networkx as nx
 
+from fibration.errors import an
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import BATCH, Component, Parameter, Stratum
 from fibration.language.hierarchy import Hierarchy
@@ -83,8 +84,8 @@ def _uncovered(h: Hierarchy) -> Fault | None:
         return (
             f"{a} and {b} over {t} overlap in part",
             f"let what lies directly over {t} part its tokens, or add one stratum over it over which all of them lie",
-            f"a {leaf} over one {t} lies over both {a} and {b}, and no choice of {', '.join(s.name for s in sources)} "
-            f"has each token over a {t} once",
+            f"{an(leaf)} over one {t} lies over both {a} and {b}, and no choice of "
+            f"{', '.join(s.name for s in sources)} has each token over {an(t)} once",
         )
     return None
 
@@ -97,7 +98,7 @@ def _beside_the_rows(h: Hierarchy) -> Fault | None:
     return (
         f"rows={h.rows}, over which {' and '.join(s.name for s in beside)} does not lie",
         f"add Fibration({beside[0]}, {h.rows}, ...), or declare rows= as a stratum of its own: it need not be gated",
-        f"a {beside[0]} in the first row does not lie over {h.rows} 1",
+        f"{an(beside[0])} in the first row does not lie over {h.rows} 1",
     )
 
 
@@ -119,7 +120,7 @@ def _not_crossing(h: Hierarchy, assumed: Balanced) -> Fault | None:
         return (
             f"{assumed!r}, where nothing lies over both",
             f"remove {assumed!r}",
-            f"no element lies over a {a} and over a {b}: the two do not cross",
+            f"no element lies over {an(a)} and over {an(b)}: the two do not cross",
         )
     if not h.shape.meets(a, b):
         return (

@@ -58,7 +58,7 @@ def kind(report: Report, verdict: Verdict) -> Kind:
 
 
 def outcome_of(report: Report) -> tuple[str, str]:
-    """`verified` or `refused`, and its style."""
+    """`verified`, `refused` or what was found of two losses, and its style."""
     return report.outcome, "green" if report.ok else "bold red"
 
 
@@ -144,6 +144,14 @@ def markdown(reports: Sequence[Report]) -> str:
     below = [", ".join(f"{m.sign} {m.word}" for m in legend(reports))]
     below += [f"{mark.sign} {_escaped(text)}" for r in reports for mark, text in notes(r)]
     return "\n".join([*table, *(f"\n{line}" for line in below if line)])
+
+
+def compared(report: Report) -> str:
+    """What was found of two losses, and why."""
+    (v,) = report.verdicts
+    why = _line(v.argument or str(v.counterexample or v.found))
+    said = f"'{report.hierarchy.name}' is {report.outcome}: {why}"
+    return f"{MARKS[v.status].sign} {_escaped(said)}"
 
 
 def _escaped(text: str) -> str:

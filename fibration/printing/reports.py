@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console, Group, RenderableType
@@ -22,7 +22,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, load_all, spec_files, split
 from fibration.language.report import BUDGET, Fact, Report, Verdict, named
 from fibration.laws.budget import Budget
-from fibration.printing.law_table import KINDS, Overview, columns, kind, markdown, outcome_of
+from fibration.printing.law_table import KINDS, Overview, columns, compared, kind, markdown, outcome_of
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class Outcome:
     source: str  # as the user named it
     report: Report | None = None
     error: FibrationError | None = None
+    asked: Literal["verify", "compare"] = "verify"
 
     @property
     def file(self) -> str:
@@ -155,9 +156,8 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         "unusable": [o.source for o in outcomes if o.error],
         "no hierarchy in": [o.source for o in outcomes if not o.error and not o.report],
     }
-    if [r.outcome for r in reports] in (["the same"], ["not the same"], ["undecided"]):
-        (first,), (second,) = reports, reports[0].verdicts
-        return f"'{first.hierarchy.name}' and {second.subject}: {first.outcome}"
+    if any(o.asked == "compare" for o in outcomes):
+        return "; ".join(f"'{r.hierarchy.name}' is {r.outcome}" for r in reports) or "nothing is compared"
     verified = f"{good} of {len(reports)} {'hierarchy' if len(reports) == 1 else 'hierarchies'} verified"
     return "; ".join([verified, *(f"{what}: {', '.join(names)}" for what, names in others.items() if names)])
 
@@ -182,7 +182,9 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
-    """Which law each hierarchy obeys or gives up, as a table for a README or a pull request."""
+    """Which law each hierarchy obeys or gives up, as a table for a README or a pull request; of two losses, a line."""
+    if any(o.asked == "compare" for o in outcomes):
+        return "\n\n".join(compared(o.report) for o in outcomes if o.report)
     return markdown([o.report for o in outcomes if o.report])
 
 
@@ -196,7 +198,7 @@ def as_junit(outcomes: Sequence[Outcome]) -> str:
 
     A cause is a failure. What follows from one counts as skipped, as what is given up does.
     """
-    root = Xml.Element("testsuites", name="fibration verify")
+    root = Xml.Element("testsuites", name=f"fibration {outcomes[0].asked if outcomes else 'verify'}")
     for o in outcomes:
         if not o.error and not o.report:
             continue
@@ -243,7 +245,7 @@ def as_github(outcomes: Sequence[Outcome]) -> str:
     lines = []
     for o in outcomes:
         if o.error:
-            lines.append(_annotation(o, "unusable spec", str(o.error)))
+            lines.append(_annotation(o, "unusable spec" if o.asked == "verify" else "not compared", str(o.error)))
         if o.report:
             name = o.report.hierarchy.name
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.ir import Input, Matrix, Program
-from fibration.errors import BatchError
+from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
@@ -57,7 +57,7 @@ def make_batch(
 def check_tokens(hierarchy: Hierarchy, index: Index, **tensors: Tensor) -> None:
     """Refuse an index of another hierarchy, and tensors of another shape, dtype or device than the index's."""
     if not isinstance(index, Index):
-        raise BatchError(f"the index is a {type(index).__name__}", required="what operator.index(...) returned")
+        raise BatchError(f"the index is {an(type(index).__name__)}", required="what operator.index(...) returned")
     if index.hierarchy is not hierarchy and index.hierarchy != hierarchy:
         raise BatchError(
             f"the index was built for '{index.hierarchy.name}'",
@@ -159,7 +159,7 @@ def _advantage_at(stratum: str, index: Index, advantages: Tensor, per_row: bool)
             i = int(differs.nonzero()[0])
             there = index.describe_token(i if tokens is None else int(tokens[i]))
             raise BatchError(
-                f"the gate on {stratum} reads its advantage, and the advantages vary within a {stratum}",
+                f"the gate on {stratum} reads its advantage, and the advantages vary within {an(stratum)}",
                 required=f"one advantage per {stratum}",
                 found=f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}",
                 remedy="pass advantages per row, or gate tokens instead",

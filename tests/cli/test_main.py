@@ -387,9 +387,9 @@ LENGTHS = "equal(count(token, over=trajectory))"
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["grpo", "dapo", "--when", LENGTHS], 0, f"'grpo' and 'dapo' when {LENGTHS}: the same"),
-        (["grpo", "dapo"], 1, "'grpo' and 'dapo': not the same"),
-        (["ppo", "dapo", "--param", "ceiling=inf"], 0, "'ppo' and 'dapo' with ceiling = inf: the same"),
+        (["grpo", "dapo", "--when", LENGTHS], 0, f"'grpo' is the same loss as 'dapo' when {LENGTHS}"),
+        (["grpo", "dapo"], 1, "'grpo' is not the same loss as 'dapo'"),
+        (["ppo", "dapo", "--param", "ceiling=inf"], 0, "'ppo' is the same loss as 'dapo' with ceiling = inf"),
         (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 2, "alpha in 'truly_ppo' alone"),
         (["grpo", "gone.py"], 2, "there is no such file"),
         (["grpo", "dapo", "--when", "advantage="], 2, "cannot be read"),
@@ -406,7 +406,16 @@ def test_comparisons_have_the_formats_of_reports(tmp_path: Path):
     assert told["verdicts"][0]["status"] == "refuted"
     junit = tmp_path / "same.xml"
     assert invoke("compare", "grpo", "grpo", "-f", "junit", "-o", junit)[0] == 0
-    assert Xml.parse(junit).getroot().get("failures") == "0"
+    root = Xml.parse(junit).getroot()
+    assert (root.get("failures"), root.get("name")) == ("0", "fibration compare")
     code, output = invoke("compare", "grpo", "dapo", "-f", "github")
     assert output.startswith("::error title=grpo%3A equivalent::'grpo' is not the same loss as 'dapo'")
     assert code == 1
+    code, output = invoke("compare", "grpo", "dapo", "-f", "markdown")
+    assert output.startswith("✗ 'grpo' is not the same loss as 'dapo': on a batch of 2 trajectories")
+
+
+def test_a_comparison_blames_the_spec_that_cannot_be_used(tmp_path: Path):
+    here = tmp_path / "broken.json"
+    here.write_text("[")
+    assert f"file={here}" in invoke("compare", "grpo", here, "-f", "github")[1].replace("%3A", ":")

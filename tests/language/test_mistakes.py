@@ -9,6 +9,7 @@ import torch
 
 import fibration
 from fibration import FibrationError, MarkovKernel, Parameter, SpecError, clip_gate, residual, strata, uniform
+from fibration.errors import an
 from fibration.runtime.metrics import Mean
 
 token, trajectory, prompt_group, domain = strata("token trajectory prompt_group domain")
@@ -26,6 +27,11 @@ def test_labels_are_the_same_in_whatever_container(op, wrap):
     ids = torch.tensor([0, 0, 1, 1])
     index = op.index(mask=MASK, prompt_group=wrap(ids), domain=wrap(ids))
     assert (index.size["prompt_group"], index.size["domain"]) == (2, 2)
+
+
+@pytest.mark.parametrize("words", ["a token", "an expert", "an image", "a user", "a unit", "an hour", "a NoneType"])
+def test_names_have_their_article(words):
+    assert an(words.partition(" ")[2]) == words
 
 
 @pytest.mark.parametrize("function", [math.tanh, np.tanh, np.asarray, torch.tanh, float, int])

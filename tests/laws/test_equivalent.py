@@ -107,6 +107,19 @@ def test_what_differs_is_said_with_both_coefficients():
     assert told["hierarchy"]["parents"]["token"] == {"trajectory": [0, 1, 1]}
 
 
+def test_a_report_on_two_losses_says_so_in_its_heading():
+    """It is neither verified nor refused. Coefficients with an exponential in them have fifty digits."""
+    found = equivalent(gspo, dapo)
+    first, second, *_ = str(found).splitlines()
+    assert (first, second) == ("gspo: not the same loss as 'dapo'", "  ✗ equivalent       'dapo'")
+    assert str(equivalent(gspo, gspo)).startswith("gspo: the same loss as 'gspo'\n")
+    values = found.to_dict()["verdicts"][0]["counterexample"]["values"]
+    assert all(len(c) == len("0.") + 50 for c in values["coefficients"])
+    assert values["ratios"] == ["1", "5/6"]
+    late = equivalent(gspo, dapo, timeout=1e-9)
+    assert str(late).startswith("gspo: not shown to be the same loss as 'dapo'\n")
+
+
 def test_what_is_out_of_time_is_undecided():
     (found,) = equivalent(fiberpo, load("fiberpo_domain"), timeout=1e-9).verdicts
     assert found.status == "undecided"
@@ -128,7 +141,7 @@ def test_projections_are_compared_as_they_are_written():
 @pytest.mark.parametrize(
     ("first", "second", "given", "said"),
     [
-        (truly_ppo, ppo, {}, "epsilon, alpha in 'truly_ppo' alone, epsilon_high, epsilon_low, ceiling in 'ppo' alone"),
+        (truly_ppo, ppo, {}, "epsilon, alpha in 'truly_ppo' alone; epsilon_high, epsilon_low, ceiling in 'ppo' alone"),
         (load("fiberpo_modal"), ppo, {}, "image_token, text_token, and token"),
         (gspo, geometric.replace(rows=prompt_group), {}, "have other rows"),
         (grpo, dapo, {"when": "advantage=domain"}, "means nothing here"),
@@ -154,6 +167,12 @@ def test_a_hierarchy_without_foundations_is_not_compared():
     wrong = gspo.replace(name="wrong", objective=Objective(1 / (count(token, over=trajectory) - 1)))
     with pytest.raises(SpecError, match="'wrong' breaks the law 'objective'"):
         equivalent(wrong, gspo)
+
+
+@pytest.mark.parametrize("second", [dapo, ppo])
+def test_conditions_that_no_batch_meets_prove_nothing(second):
+    with pytest.raises(SpecError, match="no batch meets the conditions advantage >= 0 and advantage < 0"):
+        equivalent(gspo, second, [advantage >= 0, advantage < 0])
 
 
 def test_conditions_print_as_they_are_written():

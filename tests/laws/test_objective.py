@@ -38,7 +38,7 @@ def test_a_branch_that_may_be_empty():
     verdict = of(BRANCH)
     assert verdict.status == "refuted"
     assert (
-        str(verdict.counterexample) == "a image_token has no weight in a trajectory of 0 text_tokens and 1 image_token"
+        str(verdict.counterexample) == "an image_token has no weight in a trajectory of 0 text_tokens and 1 image_token"
     )
     assert verdict.remedy.startswith("count(text_token, over=trajectory) is 0 where that branch is empty")
     assert "assume=[populated(text_token, over=trajectory)]" in verdict.remedy
@@ -52,7 +52,7 @@ def test_a_branch_that_may_be_empty():
 def test_a_branch_of_the_batch_cannot_be_assumed():
     """The batch is no stratum of the hierarchy, so that nothing can be assumed over it."""
     verdict = of(Objective(1 / count(text, over=batch)))
-    assert str(verdict.counterexample) == "a image_token has no weight in a batch of 0 text_tokens and 1 image_token"
+    assert str(verdict.counterexample) == "an image_token has no weight in a batch of 0 text_tokens and 1 image_token"
     assert "populated" not in verdict.remedy
     assert "sum of counts" in verdict.remedy
 

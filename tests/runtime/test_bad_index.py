@@ -65,7 +65,7 @@ LABELS = {
     ),
     "unhashable too": ({"prompt_group": ["p", {"q": 1}, "r"]}, dict(what=("{'q': 1}", "row 1"))),
     "a text": ({"domain": "mcm"}, dict(what="the labels for 'domain' are a str", required="one label per row")),
-    "a number": ({"domain": 3}, dict(what="the labels for 'domain' are a int")),
+    "a number": ({"domain": 3}, dict(what="the labels for 'domain' are an int")),
     "a set": ({"domain": {"m", "c", "d"}}, dict(what="the labels for 'domain' are a set")),
     "in two domains": (
         {"prompt_group": ["p", "p", "q"]},

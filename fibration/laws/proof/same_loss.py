@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 
+from fibration.errors import SpecError, listed
 from fibration.language.atoms import Count, Stratum, advantage, gated
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
@@ -81,6 +82,12 @@ class _Comparison:
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
     def decide(self) -> Found:
+        if not any(self._asked(self.variables.at(*place)) for place in self.places):
+            raise SpecError(
+                f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
+                required="conditions that some token can meet, since all losses are the same on no batch",
+                remedy="leave one of them out; each call compares on the batches that meet all conditions",
+            )
         estimators = {h.objective.estimator for h in self.pair}
         if not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places):
             if not all(self._weights_agree(*place) for place in self.places):

@@ -15,6 +15,7 @@ from typing import Any
 
 import mpmath
 
+from fibration.errors import an
 from fibration.language.atoms import Attribute, Count, Stratum, Total
 from fibration.language.exact import FIFTY_DIGITS, NoValue
 from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression
@@ -133,9 +134,9 @@ class Concrete:
         """`a trajectory of 3 tokens`, or `a domain of 2 prompt_groups with 1 and 2 trajectories`."""
         sources = [f.source for f in self.shape.above(stratum)]
         if not sources:
-            return f"a {stratum}"
+            return an(stratum)
         inside = {s: self.over(s, stratum, element) for s in sources}
-        text = f"a {stratum} of {' and '.join(number(len(found), s) for s, found in inside.items())}"
+        text = f"{an(stratum)} of {' and '.join(number(len(found), s) for s, found in inside.items())}"
         finer = [f.source for f in self.shape.above(sources[0])]
         if len(sources) == len(finer) == 1:
             sizes = [len(self.over(finer[0], sources[0], a)) for a in inside[sources[0]]]

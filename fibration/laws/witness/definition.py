@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from fibration.errors import an
 from fibration.language.atoms import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
@@ -238,7 +239,7 @@ def _differs(dense: Dense, direction: Sequence[int], step: Fraction, a: Fraction
 def _witness(dense: Dense, xs: list[Fraction], a: Fraction) -> Witness:
     h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
     root = h.roots[0]
-    place = f"on a {root}" if root in h.leaves else f"on {concrete.describe(root)}"
+    place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
     settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
     got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
     text = f"{place}{settings}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have 𝒢(r) - 1 = {got}"

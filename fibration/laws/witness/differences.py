@@ -30,7 +30,7 @@ from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.pairs import Pair
 from fibration.language.traversal import atoms, desugar, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounding, shown
+from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown
 from fibration.laws.witness.coefficients import Point
 from fibration.laws.witness.definition import formulas
 from fibration.laws.witness.duals import TooClose
@@ -73,7 +73,7 @@ def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
         for token, c in mine.items():
             d = yours[token]
             if abs(c - d) > off * max(ONE, abs(c), abs(d)):
-                return _witness(pair, point, token, mine, yours)
+                return _witness(pair, point, token, mine, yours, off)
     return None
 
 
@@ -323,7 +323,12 @@ def _root(
 
 
 def _witness(
-    pair: Pair, point: Point, token: Token, mine: Mapping[Token, Fraction], yours: Mapping[Token, Fraction]
+    pair: Pair,
+    point: Point,
+    token: Token,
+    mine: Mapping[Token, Fraction],
+    yours: Mapping[Token, Fraction],
+    off: Fraction,
 ) -> Witness:
     concrete, (leaf, element) = point.concrete, token
     first, second = (f"'{h.name}'" for h in pair)
@@ -338,8 +343,8 @@ def _witness(
     )
     values = {
         "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
-        "token": f"{leaf} {element + 1}", "coefficients": tuple(mine.values()),
-        "other_coefficients": tuple(yours[t] for t in mine),
+        "token": f"{leaf} {element + 1}", "coefficients": tuple(rounded(c, off) for c in mine.values()),
+        "other_coefficients": tuple(rounded(yours[t], off) for t in mine),
     }  # fmt: skip
     return Witness(text, concrete, values)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
+from fibration.errors import an
 from fibration.language.atoms import BATCH, Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
@@ -51,7 +52,7 @@ def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witne
                 got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
                 place = "" if leaf in h.roots else f"in {concrete.describe(h.shape.below(leaf)[0].target)}, "
                 x = in_brief(side * STEPS[0])
-                text = f"{place}a {leaf} with log ratio {x} comes back as {got[0]} with the slope {got[1]}"
+                text = f"{place}{an(leaf)} with log ratio {x} comes back as {got[0]} with the slope {got[1]}"
                 values = {"leaf": leaf.name, "log_ratio": side * STEPS[0], "recovered": value, "slope": slope}
                 return Witness(text + settings(concrete), concrete, values)
     return None

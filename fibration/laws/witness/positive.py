@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from fibration.errors import an
 from fibration.language.atoms import Stratum, advantage
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
@@ -93,7 +94,7 @@ def _refused(dense: Certain, xs: Sequence[Fraction], a: Fraction) -> tuple[int |
 def _witness(dense: Dense, xs: tuple[Fraction, ...], a: Fraction, token: int | None, ratio: Fraction | None) -> Witness:
     h, concrete = dense.h, dense.concrete
     root = h.roots[0]
-    place = f"on a {root}" if root in h.leaves else f"on {concrete.describe(root)}"
+    place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
     extra = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
     xs_shown = f"all log ratios {xs[0]}" if len(set(xs)) == 1 < len(xs) else f"log ratios {', '.join(map(str, xs[:8]))}"
     more = ", …" if len(set(xs)) > 1 and len(xs) > 8 else ""

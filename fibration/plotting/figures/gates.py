@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from fibration.compiler.diagnostics import REGIMES as NAMES
+from fibration.errors import an
 from fibration.plotting.canvas import INK, PALETTE, title
 from fibration.plotting.figures.joint import plane
 from fibration.plotting.figures.sample import Sample, dealing, sample
@@ -79,7 +80,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     page.legend(
         handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=columns_of_legend, fontsize=9, frameon=False
     )
-    below = ";  ".join(filter(None, (f"a {h.rows} of {tokens_of(op)} tokens", dealing(h), note)))
+    below = ";  ".join(filter(None, (f"{an(h.rows)} of {tokens_of(op)} tokens", dealing(h), note)))
     title(page, f"{h.name}: gates, and their slopes", 0.35 / wide, 0.18, below)
     return page
 

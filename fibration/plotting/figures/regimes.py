@@ -20,6 +20,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import REGIMES as NAMES
+from fibration.errors import an
 from fibration.language.atoms import Stratum
 from fibration.plotting.canvas import INK, plate, title
 from fibration.plotting.figures.gates import number
@@ -117,7 +118,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     remarks += [f"not drawn: {s}, whose gate removes the level" for s in removed]
     for leaf in (s for s in h.leaves if s not in (*leaves, *removed)):
         remarks.append(f"not drawn: {leaf}, of which {TOKENS} tokens dealt out to {len(h.leaves)} leaves are none")
-    heading = f"{h.name}: regimes of a {h.rows} of {TOKENS} tokens" + (
+    heading = f"{h.name}: regimes of {an(h.rows)} of {TOKENS} tokens" + (
         ", over all ratios with mean 1" if columns > 1 else ""
     )
     title(page, heading, 0.35 / wide, 0.18, "\n".join(remarks))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError
+from fibration.errors import HierarchyIndexError, an
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
@@ -129,7 +129,7 @@ class Encoder:
         given = _to_list(given)
         if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
             raise HierarchyIndexError(
-                f"the labels for '{name}' are a {type(given).__name__}", required="one label per row"
+                f"the labels for '{name}' are {an(type(given).__name__)}", required="one label per row"
             )
         shape, n_rows = self.places.shape, self.places.n_rows
         nested = len(shape) == 2 and len(given) == n_rows and all(isinstance(g, list) for g in given)
