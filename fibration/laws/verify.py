@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from time import monotonic
 from typing import Any
 
+from fibration.language.exact import TooLarge
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
 from fibration.laws import LAWS
@@ -64,9 +65,9 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     found = list(subject.verdicts)
     if not in_time:
         found += _not_decided(asked, budget)
-    for given_up, why in hierarchy.gives_up.items():
-        covered = COVERS.get(given_up, (given_up,))
-        found = [replace(v, given_up=why) if v.law in covered and _fails(v) else v for v in found]
+    covered = {law: why for name, why in hierarchy.gives_up.items() for law in COVERS.get(name, (name,))}
+    reasons = {**covered, **hierarchy.gives_up}  # a law's own reason, where it has one
+    found = [replace(v, given_up=reasons[v.law]) if v.law in reasons and _fails(v) else v for v in found]
     subject.verdicts = found
     verdicts = (*found, *GIVEN_UP.decide(subject))
     if not in_time:
@@ -106,8 +107,11 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
 
         def certify() -> None:
             for name, some in facts(subject):
-                for fact in some:
-                    found.append(fact)
+                try:
+                    for fact in some:
+                        found.append(fact)
+                except TooLarge as error:
+                    found.append(Fact(name, "hierarchy", "not certified", f"{error}, with which nothing is computed"))
                 waiting.remove(name)
 
         if not budget.allows(certify):

@@ -25,6 +25,7 @@ from fibration import (
     clip_gate,
     count,
     density,
+    exp,
     log_ratio,
     proportional,
     residual,
@@ -34,6 +35,7 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import mass
+from fibration.language.exact import TooLarge
 from fibration.laws.witness.coefficients import Point
 from fibration.laws.witness.crowds import crowd, pull
 
@@ -281,3 +283,21 @@ def test_advantages_of_both_signs_share_a_coefficient():
     """Where only tokens read their advantage, those of one trajectory may differ: one bound holds for both."""
     assert list(amplified(COUPLED["tokens read the advantage"])) == [0]
     assert list(amplified(COUPLED["trajectories read the advantage"])) == [1, -1]
+
+
+def test_batches_of_which_numbers_have_too_many_digits_are_left_out():
+    steep = Gate(where(residual < 1, residual, residual * exp(exp(residual * residual))))
+    report = one(steep, log_ratio(scale=1)).verify()
+    assert report.ok
+    assert report.fact("amplification").startswith("not certified; reached: ")
+
+
+def test_a_fact_for_which_numbers_have_too_many_digits_is_not_certified(monkeypatch):
+    def too_large(*arguments):
+        raise TooLarge
+        yield
+
+    monkeypatch.setattr("fibration.laws.facts.amplification", too_large)
+    found = one(Gate(clip(residual, -epsilon, epsilon / 7)), log_ratio(scale=1)).verify()
+    assert found.fact("amplification") == "not certified"
+    assert found.fact("radius")

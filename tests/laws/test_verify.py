@@ -96,6 +96,13 @@ def test_one_slip_is_one_cause(slip):
     assert [v["law"] for v in found.to_dict()["verdicts"] if not v["accepted"]] == [v.law for v in found.failures]
 
 
+def test_a_law_is_given_up_for_its_own_reason_where_it_has_one():
+    """Giving up first-order agreement covers the identity of gates, and does not speak over what is said of these."""
+    for reasons in ({"identity": "flat", "first_order": "follows"}, {"first_order": "follows", "identity": "flat"}):
+        found = zoo.two(inner=zoo.zero_gate(), gives_up=reasons).verify()
+        assert {v.law: v.given_up for v in found.verdicts if v.given_up} == reasons
+
+
 def test_what_is_given_up_covers_no_other_law():
     """What would follow from a law that is given up stands by itself."""
     h = WRONG["recovery scaled twice over"].hierarchy.replace(gives_up={"recovery": "on purpose"})

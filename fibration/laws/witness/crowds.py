@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from fibration.language.assumptions import Populated
 from fibration.language.atoms import Component
-from fibration.language.exact import NoValue
+from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
@@ -42,11 +42,11 @@ def crowd(h: Hierarchy, tokens: int) -> Concrete:
 
 
 def pull(h: Hierarchy, concrete: Concrete, log_ratios: Sequence[Fraction], a: Fraction) -> Fraction:
-    """The largest `|c_i|/(μ_i·|a|)` where all advantages are `a`; 0 where something has no value."""
+    """The largest `|c_i|/(μ_i·|a|)` where all advantages are `a`; 0 where something has none, or too many digits."""
     try:
         point = Point(h, concrete, tuple(log_ratios), (a,) * len(log_ratios))
         return max(abs(c / m / a) for c, m in zip(point.coefficients, point.weights, strict=True))
-    except NoValue:
+    except (NoValue, TooLarge):
         return Fraction(0)
 
 
