@@ -13,6 +13,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from support import operator
+from thorough import some
 from typer.testing import CliRunner
 
 import fibration
@@ -583,7 +584,7 @@ KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("figure", "name"),
-    [(f, n) for f in FIGURES for n in fibration.language.loading.shipped() if f == "gates" or n in KINDS],
+    some(((f, n) for f in FIGURES for n in fibration.language.loading.shipped() if f == "gates" or n in KINDS), 3),
 )
 def test_pictures_keep_to_their_page(name: str, figure: str) -> None:
     inside(make(compiled(name), figure, {}))
