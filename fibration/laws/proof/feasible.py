@@ -13,13 +13,12 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Component, Count, Parameter
-from fibration.language.operators import Signs
+from fibration.language.operators import POSITIVE, Signs
 from fibration.language.sympy_bridge import ATOM_OF
 from fibration.laws.proof.signs import Assumptions
 
 MOST = 150  # inequalities, between two eliminations
 Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
-POSITIVE: Signs = frozenset({1})
 
 
 def normal(difference: Any, signs: Signs, assume: Assumptions) -> tuple[Any, Signs]:
