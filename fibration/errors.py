@@ -90,6 +90,10 @@ class BatchError(FibrationError):
     """Log-probs, advantages or an index do not fit each other, or hold a value that has no meaning."""
 
 
+class RanksError(FibrationError):
+    """Ranks that hold one batch together did different things, or one of them failed, ended or could not be reached."""
+
+
 class BackendError(FibrationError):
     """A backend is unknown, not available, or lacks an operator."""
 

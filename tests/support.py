@@ -405,7 +405,7 @@ def example_words(text: str) -> list[str]:
 
 def check(caught, kind, *, what=(), required=None, found=None, remedy=None):
     """The error's four parts, each as far as it has something to say; and the message shows all of them."""
-    error = caught.value
+    error = caught if isinstance(caught, Exception) else caught.value
     assert type(error) is kind
     parts = message(error)
     for key, words in (("what", what), ("required", required), ("found", found), ("remedy", remedy)):

@@ -1,0 +1,126 @@
+"""An error on one rank is an error on all, and what differs is said in words."""
+
+import pytest
+from support import check
+from thread_ranks import on_ranks, try_on_ranks
+
+from fibration import BatchError, FibrationError, HierarchyIndexError, LawError, RanksError
+from fibration.runtime.ranks.agreement import agree, agreed, digest
+from fibration.runtime.ranks.group import as_group
+
+
+def together(size, body, what="the call"):
+    """What every rank raises, where `body(rank, said)` is what they agree on."""
+
+    def work(given):
+        with agreed(as_group(given), what) as said:
+            body(given.rank, said)
+
+    return try_on_ranks(size, work)
+
+
+def failing(errors):
+    """A body that raises on some ranks."""
+
+    def body(rank, said):
+        said["epsilon"] = f"0.{rank}"  # an error comes before what differs
+        if rank in errors:
+            raise errors[rank]
+
+    return body
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("kind", [BatchError, HierarchyIndexError, FibrationError])
+def test_every_rank_raises_the_error_of_one(rank, kind):
+    error = kind("label 'x' lacks", required="a label", found="None", remedy="add one")
+    ran = together(3, failing({rank: error}))
+    for raised in ran.errors:
+        assert type(raised) is kind
+        assert raised.what == f"rank {rank}: label 'x' lacks"
+        assert (raised.required, raised.found, raised.remedy) == ("a label", "None", "add one")
+    assert ran.traffic.tensors == [16] and ran.traffic.objects == 1
+
+
+def test_an_error_of_another_kind_is_itself_where_it_came_from():
+    error = RuntimeError("out of memory")
+    ran = together(3, failing({1: error}), "the coefficients")
+    assert ran.errors[1] is error
+    for rank in (0, 2):
+        check(ran.errors[rank], RanksError, what="rank 1: the coefficients failed with RuntimeError: out of memory")
+
+
+def test_the_first_of_several_is_raised_and_the_others_are_noted():
+    own = ValueError("three")
+    ran = together(4, failing({1: BatchError("one"), 2: LawError("two"), 3: own}))
+    for rank, raised in enumerate(ran.errors):
+        assert type(raised) is BatchError and raised.what == "rank 1: one"
+        assert raised.__notes__ == ["rank 2: two", "rank 3: ValueError: three"]
+        assert (raised.__cause__ is own) == (rank == 3)
+
+
+def test_an_error_of_a_users_own_class_is_that_of_ours_it_is_made_from():
+    class Own(BatchError):
+        pass
+
+    (here, there) = together(2, failing({0: Own("mine")})).errors
+    assert type(here) is type(there) is BatchError and there.what == "rank 0: mine"
+
+
+def test_what_differs_is_said():
+    def body(rank, said):
+        said["the backend"] = "torch"
+        said["epsilon"] = "0.3" if rank == 1 else "0.2"
+
+    ran = together(3, body)
+    for raised in ran.errors:
+        check(
+            raised, RanksError, what="epsilon differs between ranks", required="the same on every rank of the group",
+            found="0.2 on ranks 0 and 2; 0.3 on rank 1",
+        )  # fmt: skip
+
+
+def test_what_one_rank_alone_says_is_said():
+    ran = together(2, lambda rank, said: said.update({"epsilon": "0.2"} if rank else {}))
+    check(ran.errors[0], RanksError, what="epsilon differs", found="nothing on rank 0; 0.2 on rank 1")
+
+
+def test_ranks_in_different_calls_are_found():
+    def work(given):
+        agree(as_group(given), "op.gate" if given.rank else "op.loss", {})
+
+    for raised in try_on_ranks(2, work).errors:
+        check(raised, RanksError, what="ranks are in different calls", found="op.loss on rank 0; op.gate on rank 1")
+
+
+def test_where_all_agree_one_word_is_sent():
+    ran = together(3, lambda rank, said: said.update({"epsilon": "0.2", "a" * 1000: "b"}))
+    assert ran.errors == [None] * 3
+    assert (ran.traffic.tensors, ran.traffic.objects) == ([16], 0)
+
+
+def test_a_group_that_failed_is_not_asked_again():
+    def work(given):
+        group = as_group(given)
+        with agreed(group, "the call"):
+            if given.rank == 0:
+                raise KeyboardInterrupt  # nobody is told of that
+            raise RanksError("all ranks have seen it")
+
+    ran = try_on_ranks(2, work)
+    assert isinstance(ran.errors[0], KeyboardInterrupt) and ran.errors[1].what == "all ranks have seen it"
+    assert ran.traffic.sent == []
+
+
+def test_without_a_group_an_error_is_itself():
+    error = ValueError("a")
+    with pytest.raises(ValueError, match="a") as caught, agreed(None, "the call"):
+        raise error
+    assert caught.value is error
+
+
+def test_digests_differ_where_words_do():
+    words = [{}, {"a": "b"}, {"a": "bc"}, {"ab": "c"}, {"a": "b", "c": ""}, {"a": "\ud800"}, {"a": "', 'b"}]
+    assert len({digest(w) for w in words}) == len(words)
+    assert digest({"a": "1", "b": "2"}) == digest({"b": "2", "a": "1"})
+    assert on_ranks(2, lambda g: digest({"a": "b"})) == [digest({"a": "b"})] * 2
