@@ -7,6 +7,7 @@ the number of threads: a segment is one thread's, and long coarse sums are cut a
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import textwrap
@@ -175,7 +176,7 @@ class _Function:
         for node, array in self.arrays.items():
             if not isinstance(node, Input):
                 self.line(1, f"double *restrict {array} = work;\nwork += {self.size(node.stratum)};")
-        for stage in self.plan.stages:
+        for stage in itertools.chain(*self.plan.sections):
             self.line(0)
             if isinstance(stage, Sweep):
                 self.sweep(stage)

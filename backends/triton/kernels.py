@@ -33,7 +33,7 @@ class _Stages(Writer):
     def kernels(self) -> tuple[Kernel, ...]:
         found: list[Kernel] = []
         numbers = {Sweep: itertools.count(1), Coarse: itertools.count(1)}
-        stages = list(self.plan.stages)
+        stages = list(itertools.chain(*self.plan.sections))
         while stages:
             stage = stages.pop(0)
             if isinstance(stage, Coarse):

@@ -8,12 +8,15 @@ first loop has left in the cache.
 
     two levels         one sweep
     any depth above    sweep, coarse, sweep, coarse, sweep: three passes over the tokens
+
+Where a batch is spread over ranks, a sweep sees this rank's tokens alone. A `Collective` puts what ranks know of the
+coarser strata together, so that every rank has all of it, and cuts the plan into sections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from fibration.compiler.ir import Input, Mix, Node, Program, Push
@@ -99,12 +102,35 @@ class Coarse:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """Vectors over coarser strata that ranks know in part, put together: every rank then has all of them, in place.
+
+    `whole` are values of which every element's is that of a rank that has tokens of it; ranks that have some of one
+    element agree on it. `parts` are sums and maxima over tokens, of which every rank has those over its own: their sum,
+    or maximum, over the ranks that have tokens of the element. A partial sum is a whole multiple of its `units`, or
+    NaN, and then so is the sum.
+    """
+
+    whole: tuple[Node, ...]
+    parts: tuple[Push, ...] = ()
+    units: Mapping[Push, float] = field(default_factory=dict)
+
+    @property
+    def values(self) -> tuple[Node, ...]:
+        """Everything that is put together, in the order in which it is sent."""
+        return (*self.whole, *self.parts)
+
+
+Stage = Sweep | Coarse | Collective
+
+
+@dataclass(frozen=True)
 class Plan:
     """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value."""
 
     program: Program
     rows: str
-    stages: tuple[Sweep | Coarse, ...]
+    stages: tuple[Stage, ...]
     names: Mapping[Node, str]
 
     @cached_property
@@ -112,17 +138,36 @@ class Plan:
         return tuple(s for s in self.stages if isinstance(s, Sweep))
 
     @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        return tuple(s for s in self.stages if isinstance(s, Collective))
+
+    @cached_property
+    def sections(self) -> tuple[tuple[Sweep | Coarse, ...], ...]:
+        """The stages between collectives, one section more than there are of those; the first and last may be empty."""
+        found: list[list[Sweep | Coarse]] = [[]]
+        for stage in self.stages:
+            if isinstance(stage, Collective):
+                found.append([])
+            else:
+                found[-1].append(stage)
+        return tuple(map(tuple, found))
+
+    @cached_property
     def saved(self) -> tuple[Node, ...]:
         """Every vector that lies in memory between stages: over segments, then over coarser strata."""
         found: dict[Node, None] = {}
-        for stage in self.stages:
-            found.update(dict.fromkeys(stage.saved))
+        for section in self.sections:
+            for stage in section:
+                found.update(dict.fromkeys(stage.saved))
         return tuple(found)
 
     def __str__(self) -> str:
         passes = sum(len(s.passes) for s in self.sweeps)
         lines = [f"plan of {self.program.name}: {len(self.sweeps)} sweeps, {passes} passes over the tokens"]
         for stage in self.stages:
+            if isinstance(stage, Collective):
+                lines += self._collective(stage)
+                continue
             if isinstance(stage, Coarse):
                 lines.append("  coarse")
                 for g in stage.groups:
@@ -145,6 +190,17 @@ class Plan:
                 lines += [f"      find {self.names[step.recalled[1]]} in {step.recalled[0]}"] if step.recalled else []
             lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
         return "\n".join(lines)
+
+    def _collective(self, stage: Collective) -> Iterator[str]:
+        """What is put together over each stratum, and how many numbers that is per element."""
+        yield "  collective"
+        for s in dict.fromkeys(n.stratum for n in stage.values):
+            mine = [n for n in stage.values if n.stratum == s]
+            yield f"    {len(mine)} number{'s' * (len(mine) != 1)} per {s}"
+            for what, chosen in (("gather", stage.whole), ("put together", stage.parts)):
+                nodes = [n for n in chosen if n.stratum == s]
+                if nodes:
+                    yield f"      {what} {self._words(nodes)}"
 
     def _words(self, nodes: Iterable[Node]) -> str:
         return ", ".join(self.names[n] for n in nodes)

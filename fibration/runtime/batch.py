@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.compiler.arguments import TOKENS
-from fibration.compiler.ir import Input, Matrix, Program
+from fibration.compiler.ir import Input, Matrix, Node, Program
 from fibration.compiler.keys import Key
+from fibration.compiler.plan import Collective
 
 Codes = NDArray[np.int64]
 
@@ -60,9 +61,33 @@ class Members:
     offsets: Tensor  # int64 [target + 1]
 
 
-class Elements(Protocol):
-    """The part of an index that backends use."""
+class Ranks(Protocol):
+    """The ranks that a batch is spread over, as backends see them."""
 
+    @property
+    def cut(self) -> bool:
+        """Whether a row has tokens on several ranks."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many unmasked tokens there are on all ranks: what a kernel's shape may depend on."""
+        ...
+
+    def collect(self, stage: Collective, values: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
+        """The values of a collective, put together: float64 [elements of its stratum] each, as those that are given."""
+        ...
+
+
+class Elements(Protocol):
+    """The part of an index that backends use.
+
+    Where there are `ranks`, tokens are those of this rank, and the elements of everything coarser those of the whole
+    batch; a segment may then have no token here, and `rows_of` is -1 for it.
+    """
+
+    @property
+    def ranks(self) -> Ranks | None: ...
     @property
     def leaves(self) -> tuple[str, ...]: ...
     @property

@@ -21,7 +21,7 @@ from fibration.compiler.interpret import Sizes
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes, Layout, Members, lay_out
+from fibration.runtime.batch import Codes, Layout, Members, Ranks, lay_out
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,6 +66,7 @@ class Index:
     leaf_tokens: Mapping[str, Tensor]  # int64 [elements] per leaf, where there are several: which tokens they are
     device: torch.device
     projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
+    ranks: Ranks | None = None  # that the batch is spread over
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     def tokens_of(self, leaf: str) -> Tensor | None:
