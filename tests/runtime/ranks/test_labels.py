@@ -1,0 +1,148 @@
+"""Labels are one or two on different ranks exactly where they are in a dictionary of one process."""
+
+import datetime as dt
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from fractions import Fraction
+from itertools import product
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import refuses
+from thorough import ALL, examples
+
+from fibration import HierarchyIndexError
+from fibration.runtime.ranks import labels
+from fibration.runtime.ranks.labels import canonical, digests
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Shade(Enum):
+    RED = 1
+
+
+class Word(StrEnum):
+    ONE = "1"
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+Pair = namedtuple("Pair", "a b")
+NOON = dt.datetime(2026, 1, 1, 12)
+LABELS = [
+    0, 1, True, False, 1.0, -0.0, -1, np.int64(1), np.uint8(1), np.float32(1), np.float16(0.1), np.float64(0.1), 0.1,
+    np.float32(0.1), float(np.float32(0.1)), np.bool_(True), Fraction(1), Fraction(1, 10), Fraction(1, 2), 0.5, Decimal("0.5"),
+    Decimal("0.1"), Decimal(1), 1 + 0j, 1j, np.complex64(1), np.complex64(1j), 2**64, 2.0**64, 2**64 + 1, 10**5000, 1e300,
+    float("inf"), -float("inf"), Decimal("Infinity"), "1", "a", "", "é", "e\u0301", "\ud800", "a\0", np.str_("1"), np.str_("a"), b"1", b"",
+    b"a", np.bytes_(b"1"), (), (1,), (True,), ("1",), (1, 2), ((1,), 2), (1, (2,)), ("a", "b"), ("ab",), ("a:1", "b"), ("a", ":1b"),
+    Pair(1, 2), (None, 1), (1, None), frozenset(), frozenset([1, 2]), frozenset([2, True]), frozenset([(1, 2)]), Colour.RED,
+    Colour.BLUE, Shade.RED, Word.ONE, Number.ONE, "RED", UUID(int=1), UUID(int=2), str(UUID(int=1)), UUID(int=1).bytes,
+    dt.date(2026, 1, 1), dt.datetime(2026, 1, 1), "2026-01-01", NOON, NOON.replace(fold=1), NOON.replace(tzinfo=dt.UTC),
+    NOON.replace(tzinfo=ZoneInfo("Europe/Zurich")), dt.datetime(2026, 1, 1, 11, tzinfo=dt.UTC), NOON.replace(microsecond=1),
+]  # fmt: skip
+
+
+def same(a, b):
+    if any(isinstance(x, Decimal) for x in (a, b)):  # which numpy's scalars cannot be compared with
+        a, b = (x.item() if isinstance(x, np.generic) else x for x in (a, b))
+    return len({a, b}) == 1
+
+
+def test_bytes_are_equal_where_labels_are():
+    written = list(map(canonical, LABELS))
+    for i, j in product(range(len(LABELS)), repeat=2):
+        assert (written[i] == written[j]) == same(LABELS[i], LABELS[j]), (i, j)
+
+
+numbers = (
+    st.integers(-3, 3) | st.booleans() | st.floats(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False)
+)
+flat = numbers | st.text(max_size=3) | st.binary(max_size=3) | st.datetimes() | st.dates() | st.uuids()
+nested = st.recursive(flat, lambda s: st.tuples(s) | st.tuples(s, s) | st.frozensets(s, max_size=2), max_leaves=4)
+
+
+@given(st.lists(nested, max_size=8), st.data())
+@examples(100)
+def test_of_whatever_is_drawn_too(drawn, data):
+    for a, b in product(drawn, drawn):
+        assert (canonical(a) == canonical(b)) == same(a, b)
+    different = list(dict.fromkeys(drawn))
+    order = data.draw(st.permutations(range(len(different))))
+    found = digests("domain", different)
+    assert len(set(found.tolist())) == len(different)
+    assert digests("domain", [different[i] for i in order]).tolist() == [found[i] for i in order]
+
+
+def test_they_are_the_same_in_every_process():
+    """Whatever Python's hash is seeded with; and a million of them are nothing to wait for."""
+    n = 10**6 if ALL else 10**4
+    program = f"""
+from fibration.runtime.ranks.labels import digests
+labels = [*(f"prompt-{{i}}" for i in range({n})), 1, "1", 2.5, (1, "a"), frozenset("abcdefg"), None or b"1"]
+print(hash("a"), *digests("domain", labels)[-8:], digests("domain", labels).sum())
+"""
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True
+        )
+        .stdout.decode()
+        .split()
+        for seed in ("1", "2")
+    ]
+    assert said[0][0] != said[1][0] and said[0][1:] == said[1][1:] and len(said[0]) == 10
+
+
+def test_they_do_not_change():
+    """Recorded: numbers of elements by keys rest on them."""
+    assert digests("domain", ["math", 1, (1, "a")]).tolist() == [
+        6276909625321822152,
+        13936761326271140605,
+        6612683367094314841,
+    ]
+
+
+class Anything:
+    def __repr__(self):
+        return "Anything()"
+
+
+@pytest.mark.parametrize(
+    ("label", "shown", "found"),
+    [
+        (Anything(), "Anything()", "an object of Anything"),
+        (("a", (Anything(),)), "Anything()", "an object of Anything"),
+        ((1, float("nan")), "nan", "a number that is not equal to itself"),
+        (np.datetime64("2026-01-01"), "np.datetime64('2026-01-01')", "an object of datetime64"),
+    ],
+)
+def test_what_other_processes_cannot_have_is_refused(label, shown, found):
+    refuses(
+        HierarchyIndexError,
+        lambda: digests("domain", ["a", label]),
+        what=["label", shown, "'domain'"], required="mean the same in every process", found=found,
+    )  # fmt: skip
+
+
+def test_two_labels_of_one_hash_are_refused(monkeypatch):
+    monkeypatch.setattr(labels, "digest", lambda data: data[1:2].ljust(8, b"\0"))
+    digests("domain", ["ab", "bb"])
+    refuses(
+        HierarchyIndexError,
+        lambda: digests("domain", ["ab", "bb", "ac"]),
+        what="two labels of 'domain' have the same 64-bit hash: 'ab' and 'ac'",
+        required="can tell apart", remedy="rename one",
+    )  # fmt: skip
