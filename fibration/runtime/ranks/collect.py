@@ -1,0 +1,127 @@
+"""Vectors over strata put together from what every rank knows of them: the same bits on each, whatever lies where.
+
+One gathering per stage. A rank sends numbers for the elements that it has tokens of, so what travels grows with rows
+and coarser elements and never with tokens. Nothing is read back from a device, and no floats are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fibration.compiler.ir import Node
+from fibration.compiler.plan import Collective
+from fibration.errors import BatchError, an, listed
+from fibration.runtime.ranks.group import Ranked
+
+EXACT = 2.0**53  # up to so many units a float64 counts one by one
+
+
+@dataclass(frozen=True)
+class Held:
+    """Which elements of one stratum each rank has tokens of; of a batch's elements, some rank has some of each."""
+
+    elements: Sequence[Tensor]  # per rank: int64, ascending
+    size: int  # of the stratum
+
+    @cached_property
+    def most(self) -> int:
+        """How many elements the rank with the most of them holds: so many numbers does each send."""
+        return max(len(e) for e in self.elements)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Where the numbers for elements lie among the [ranks × most] that were sent: int64 [held]."""
+        return torch.cat([torch.arange(len(e), device=e.device) + i * self.most for i, e in enumerate(self.elements)])
+
+    @cached_property
+    def element(self) -> Tensor:
+        """Which element each of them is for: int64 [held]."""
+        return torch.cat(list(self.elements))
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether one rank has all tokens of each element."""
+        return len(self.element) == self.size
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that a batch is spread over. `held` is by stratum, of those coarser than the leaves but for the batch.
+
+    `labels` are of the elements of labelled strata, for words.
+    """
+
+    group: Ranked
+    cut: bool  # whether a row has tokens on several ranks
+    tokens: int  # unmasked ones, on all ranks
+    held: Mapping[str, Held]
+    labels: Mapping[str, Sequence[Hashable]]
+
+    def collect(self, stage: Collective, values: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
+        """The values of a stage in the whole batch: float64 [elements] each, where `values` are this rank's.
+
+        A sum is NaN where a rank's part of it is not finite, or more than 2^53 units. Raises BatchError on every rank
+        where ranks that have tokens of one element have different values of it; on a GPU the value is NaN instead.
+        """
+        nodes = stage.values
+        sent = torch.cat([self._mine(values[node], self.held[node.stratum]) for node in nodes])
+        gathered = self.group.all_gather(sent, f"values over {listed(dict.fromkeys(n.stratum for n in nodes))}")
+        result: dict[Node, Tensor] = {}
+        at = 0
+        for node in nodes:
+            held = self.held[node.stratum]
+            known = gathered[:, at : at + held.most].reshape(-1)[held.places]
+            at += held.most
+            if node in stage.units:
+                result[node] = _added(known, held, stage.units[node])  # type: ignore[index]
+            elif node in stage.parts:
+                result[node] = _extreme(known, held, "amax")
+            else:
+                result[node] = self._agreed(known, held, node.stratum)
+        return result
+
+    def _mine(self, values: Tensor, held: Held) -> Tensor:
+        """What this rank sends of a vector: float64 [held.most]."""
+        mine = values[held.elements[self.group.rank]]
+        return pad(mine, (0, held.most - len(mine)))
+
+    def _agreed(self, known: Tensor, held: Held, stratum: str) -> Tensor:
+        """Each element's value from those who have tokens of it, which is one."""
+        if held.alone:
+            return known.new_empty(held.size).index_copy_(0, held.element, known)
+        high, low = _extreme(known, held, "amax"), _extreme(known, held, "amin")
+        differs = high != low
+        if known.device.type == "cpu" and bool((differs & ~high.isnan()).any()):
+            element = int((differs & ~high.isnan()).nonzero()[0])
+            there = (held.element == element).nonzero()[:, 0]
+            other = there[known[there] != known[there[0]]][0]
+            found = [f"{float(known[i]):g} on rank {int(held.places[i]) // held.most}" for i in (there[0], other)]
+            name = repr(self.labels[stratum][element]) if stratum in self.labels else f"number {element}"
+            raise BatchError(
+                f"ranks have different advantages for the {stratum} {name}, which has tokens on several",
+                required=f"one advantage per {stratum}",
+                found=listed(found),
+                remedy=f"give {an(stratum)} the same advantage on every rank",
+            )
+        return torch.where(differs, torch.nan, high)
+
+
+def _extreme(known: Tensor, held: Held, reduce: str) -> Tensor:
+    worst = -torch.inf if reduce == "amax" else torch.inf
+    return known.new_full((held.size,), worst).scatter_reduce_(0, held.element, known, reduce)
+
+
+def _added(known: Tensor, held: Held, unit: float) -> Tensor:
+    """Whole numbers of units, added as such and rounded once."""
+    multiples = known / unit
+    exact = multiples.abs() <= EXACT
+    total = torch.zeros(held.size, dtype=torch.int64, device=known.device)
+    lost = torch.zeros_like(total).index_add_(0, held.element, (~exact).long())
+    total.index_add_(0, held.element, torch.where(exact, multiples, 0.0).long())
+    return torch.where(lost > 0, torch.nan, total.double() * unit)
