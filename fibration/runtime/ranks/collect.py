@@ -6,9 +6,10 @@ and coarser elements and never with tokens. Nothing is read back from a device, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +17,16 @@ from torch.nn.functional import pad
 
 from fibration.compiler.ir import Node
 from fibration.compiler.plan import Collective
-from fibration.errors import BatchError, an, listed
+from fibration.errors import RanksError, an, listed
+from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.group import Ranked
 
+T = TypeVar("T")
 EXACT = 2.0**53  # up to so many units a float64 counts one by one
+
+
+class _FailedElsewhere(Exception):
+    """Another rank has sent NaN for all that it should have computed."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +69,23 @@ class Ranks:
     tokens: int  # unmasked ones, on all ranks
     held: Mapping[str, Held]
     labels: Mapping[str, Sequence[Hashable]]
+    _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # since the call began
 
     def collect(self, stage: Collective, values: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
         """The values of a stage in the whole batch: float64 [elements] each, where `values` are this rank's.
 
-        A sum is NaN where a rank's part of it is not finite, or more than 2^53 units. Raises BatchError on every rank
+        A sum is NaN where a rank's part of it is not finite, or more than 2^53 units. Raises RanksError on every rank
         where ranks that have tokens of one element have different values of it; on a GPU the value is NaN instead.
         """
-        nodes = stage.values
-        sent = torch.cat([self._mine(values[node], self.held[node.stratum]) for node in nodes])
-        gathered = self.group.all_gather(sent, f"values over {listed(dict.fromkeys(n.stratum for n in nodes))}")
+        fine = values[stage.values[0]].new_zeros(1)
+        mine = [self._mine(values[node], self.held[node.stratum]) for node in stage.values]
+        gathered = self._exchanged(stage, torch.cat([fine, *mine]))
+        self._met.append(stage)
+        if gathered.device.type == "cpu" and bool(gathered[:, 0].isnan().any()):
+            raise _FailedElsewhere
         result: dict[Node, Tensor] = {}
-        at = 0
-        for node in nodes:
+        at = 1
+        for node in stage.values:
             held = self.held[node.stratum]
             known = gathered[:, at : at + held.most].reshape(-1)[held.places]
             at += held.most
@@ -86,9 +97,33 @@ class Ranks:
                 result[node] = self._agreed(known, held, node.stratum)
         return result
 
+    def run(self, what: str, stages: Sequence[Collective], work: Callable[[], T], device: torch.device) -> T:
+        """`work()`, which meets the other ranks at each of `stages`. Where it fails on one rank all raise, as `agreed`
+        says; on a GPU, which is not asked, the others get NaN from it instead.
+        """
+        self._met.clear()
+        try:
+            return work()
+        except RanksError:  # of all ranks
+            raise
+        except _FailedElsewhere:
+            agree(self.group, what, {})
+            raise
+        except Exception as error:
+            for stage in stages[len(self._met) :]:
+                numbers = 1 + sum(self.held[node.stratum].most for node in stage.values)
+                self._exchanged(stage, torch.full((numbers,), torch.nan, dtype=torch.float64, device=device))
+                if device.type == "cpu":
+                    agree(self.group, what, {}, error)
+            raise
+
+    def _exchanged(self, stage: Collective, sent: Tensor) -> Tensor:
+        """What every rank sent, 0 or NaN if it has failed before its numbers: float64 [ranks, numbers]."""
+        return self.group.all_gather(sent, f"values over {listed(dict.fromkeys(n.stratum for n in stage.values))}")
+
     def _mine(self, values: Tensor, held: Held) -> Tensor:
         """What this rank sends of a vector: float64 [held.most]."""
-        mine = values[held.elements[self.group.rank]]
+        mine = values.expand(held.size)[held.elements[self.group.rank]]
         return pad(mine, (0, held.most - len(mine)))
 
     def _agreed(self, known: Tensor, held: Held, stratum: str) -> Tensor:
@@ -103,7 +138,7 @@ class Ranks:
             other = there[known[there] != known[there[0]]][0]
             found = [f"{float(known[i]):g} on rank {int(held.places[i]) // held.most}" for i in (there[0], other)]
             name = repr(self.labels[stratum][element]) if stratum in self.labels else f"number {element}"
-            raise BatchError(
+            raise RanksError(
                 f"ranks have different advantages for the {stratum} {name}, which has tokens on several",
                 required=f"one advantage per {stratum}",
                 found=listed(found),

@@ -1,6 +1,7 @@
 """What ranks know of the coarser strata, put together: against plain sums, whatever lies where."""
 
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from support import check
 from thread_ranks import on_ranks, try_on_ranks
 
-from fibration import BatchError
+from fibration import BatchError, RanksError
 from fibration.compiler.ir import Input, Push
 from fibration.compiler.plan import Collective
 from fibration.runtime.ranks.collect import Held, Ranks
@@ -61,7 +62,7 @@ def test_whole_values_are_their_owners(size, among):
         for node, value in truth.items():
             assert result[node].numpy().tobytes() == value.numpy().tobytes()
     numbers = 2 * held["trajectory"].most + held["prompt_group"].most
-    assert (ran.traffic.tensors, ran.traffic.objects) == ([8 * numbers], 0)
+    assert (ran.traffic.tensors, ran.traffic.objects) == ([8 * (1 + numbers)], 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -129,7 +130,7 @@ def test_holders_that_do_not_agree_are_named_on_every_rank():
 
     for error in collected(Collective((OVER_GROUP,)), held, values, labels).errors:
         check(
-            error, BatchError, what="different advantages for the prompt_group 'g1'",
+            error, RanksError, what="different advantages for the prompt_group 'g1'",
             required="one advantage per prompt_group", found="1 on rank 1 and -1 on rank 3", remedy="every rank",
         )  # fmt: skip
 
@@ -160,3 +161,63 @@ def test_what_is_given_is_not_written_to():
 
     on_ranks(2, work)
     assert [g.tolist() for g in given] == [[1, 2], [3, 4]]
+
+
+class TestFailures:
+    """A rank that fails on its way to a collective takes the others along, wherever they wait."""
+
+    HELD: ClassVar = {
+        "trajectory": Held([torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64), torch.tensor([2])], 3)
+    }
+    STAGES = (Collective((VALUE,)), Collective((VALUE, OTHER)))
+
+    def ran(self, fails):
+        """Every rank meets twice, unless `fails[rank]` is raised instead of a meeting, whose number it comes with."""
+
+        def work(given):
+            ranks = Ranks(as_group(given), False, 3, self.HELD, {})
+            values = dict.fromkeys((VALUE, OTHER), torch.arange(3).double())
+
+            def call():
+                for number, stage in enumerate(self.STAGES):
+                    at, error = fails.get(given.rank, (None, None))
+                    if at == number:
+                        raise error
+                    ranks.collect(stage, values)
+                return "done"
+
+            for _ in range(2):  # also in the call after one that went well
+                result = ranks.run("op.gate", self.STAGES, call, torch.device("cpu"))
+            return result
+
+        return try_on_ranks(3, work)
+
+    def test_all_is_well(self):
+        ran = self.ran({})
+        assert (ran.results, ran.errors) == (["done"] * 3, [None] * 3)
+        assert len(ran.traffic.sent) == 4
+
+    @pytest.mark.parametrize("at", [0, 1])
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    def test_one_fails(self, rank, at):
+        error = MemoryError("64 GiB")
+        ran = self.ran({rank: (at, error)})
+        assert ran.errors[rank] is error
+        for other in {0, 1, 2} - {rank}:
+            check(ran.errors[other], RanksError, what=f"rank {rank}: op.gate failed with MemoryError: 64 GiB")
+
+    def test_two_fail_in_different_places(self):
+        ran = self.ran({0: (1, MemoryError("later")), 2: (0, BatchError("first"))})
+        for raised in ran.errors:
+            check(raised, BatchError, what="rank 2: first")
+
+    def test_a_refusal_that_all_have_seen_is_not_told_again(self):
+        def work(given):
+            held = {"trajectory": Held([torch.arange(1)] * 2, 1)}
+            ranks = Ranks(as_group(given), False, 3, held, {})
+            values = {VALUE: torch.tensor([float(given.rank)], dtype=torch.float64)}
+            ranks.run("op.gate", self.STAGES, lambda: ranks.collect(self.STAGES[0], values), torch.device("cpu"))
+
+        ran = try_on_ranks(2, work)
+        assert [type(e) for e in ran.errors] == [RanksError] * 2
+        assert len(ran.traffic.sent) == 1
