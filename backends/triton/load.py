@@ -43,7 +43,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             )
         plan = plans[function]
         values, outputs = bind(arguments[function], plan, batch)
-        tokens = len(index.positions) if plan.sweeps else None
+        tokens = sum(index.size[leaf] for leaf in index.leaves) if plan.sweeps else None
         with np.errstate(all="ignore"):  # the interpreter computes both sides of a choice: the other one may overflow
             getattr(module, function)(**{a.name: values[a.name] for a in arguments[function]}, tokens=tokens)
         return outputs

@@ -23,34 +23,16 @@ Codes = NDArray[np.int64]
 class Layout:
     """Where the tokens of one leaf lie in the flattened tensors of a batch, segment by segment.
 
-    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, counted segment by segment; there may be none, and then
-    `starts[b]` means nothing. They are the positions `starts[b], starts[b] + 1, ...` where segments are whole
-    (`positions` is None; what lies between segments is masked, or other leaves' tokens), else `positions[k]`.
+    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, counted segment by segment; there may be none. Where
+    segments are whole (`positions` is None), each lies behind the one before it, and they are the positions
+    `starts[b], starts[b] + 1, ...`; a segment without tokens starts where the one before it ended, and what lies
+    between is masked, or other leaves' tokens. Else they are `positions[k]`, and `starts` is not read.
     """
 
     offsets: Tensor  # int64 [segments + 1]
-    starts: Tensor  # int64 [segments]
+    starts: Tensor  # int64 [segments], ascending where they are whole
     positions: Tensor | None  # int64 [tokens]
     tokens: Tensor | None  # int64 [tokens]: the number of each among its leaf's, None where they are counted so
-
-
-def lay_out(parent: Codes, segments: int, positions: Codes, device: torch.device) -> Layout:
-    """The layout of the tokens at `positions`, `parent[i]` being the segment of the `i`th."""
-    sizes = np.bincount(parent, minlength=segments)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    in_order = bool((parent[1:] >= parent[:-1]).all())
-    order = None if in_order else np.argsort(parent, kind="stable")
-    there = positions if order is None else positions[order]  # ascending within every segment
-    filled = np.flatnonzero(sizes)
-    starts = np.zeros(segments, np.int64)
-    starts[filled] = there[offsets[filled]]
-    ends = there[offsets[filled + 1] - 1]
-    whole = bool((ends - starts[filled] == sizes[filled] - 1).all())
-
-    def move(array: Codes) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
-
-    return Layout(move(offsets), move(starts), None if whole else move(there), None if order is None else move(order))
 
 
 @dataclass(frozen=True)

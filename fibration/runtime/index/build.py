@@ -19,6 +19,7 @@ from fibration.runtime.index.assumed import check
 from fibration.runtime.index.index import Index, place_of
 from fibration.runtime.index.labels import Encoder, Places
 from fibration.runtime.index.projection import Projection
+from fibration.runtime.index.spans import Runs, Spans
 
 
 def build_index(
@@ -77,37 +78,37 @@ class _Builder:
                     f"the mask has shape {list(keep.shape)}", required="[B, T], or a packed [N] together with offsets"
                 )
             self.n_rows = self.shape[0]
-            sizes = np.count_nonzero(keep, axis=1)
+            self.bounds = np.arange(self.n_rows + 1) * self.shape[1]
         else:
-            bounds = self._offsets(offsets)
-            self.shape, self.n_rows = (int(bounds[-1]),), len(bounds) - 1
-            sizes = np.diff(bounds)
+            self.bounds = self._offsets(offsets)
+            self.shape, self.n_rows = (int(self.bounds[-1]),), len(self.bounds) - 1
             if keep is not None and keep.shape != self.shape:
                 raise HierarchyIndexError(
                     f"the mask has shape {list(keep.shape)}", required=f"{list(self.shape)}, as the offsets say"
                 )
-            if keep is not None:  # how many unmasked tokens come before each bound
-                sizes = np.diff(np.concatenate([[0], np.cumsum(keep)])[bounds])
-        self.positions = self._all_tokens() if keep is None else np.flatnonzero(keep)
-        if not len(self.positions):
+        self.keep = None if keep is None else keep.reshape(-1)
+        runs = self._all_tokens() if self.keep is None else Runs.of(self.keep)
+        if not len(runs):
             raise HierarchyIndexError(
                 "the batch is empty",
                 required="at least one unmasked token",
                 found=f"shape {list(self.shape)}, nothing unmasked",
                 remedy="skip the update for this batch",
             )
-        self.row_numbers = np.flatnonzero(sizes)
-        self.row_of_token = np.repeat(np.arange(len(self.row_numbers)), sizes[self.row_numbers])
+        before = runs.before_places(self.bounds)
+        self.row_numbers = np.flatnonzero(np.diff(before))
+        self.every = Spans.of(runs, np.append(before[self.row_numbers], before[-1]))
 
-    def _all_tokens(self) -> Codes:
+    def _all_tokens(self) -> Runs:
         try:
-            return np.arange(self.shape[0])
+            np.empty(self.shape, np.bool_)
         except (MemoryError, ValueError):
             raise HierarchyIndexError(
                 f"the offsets end at {self.shape[0]}",
                 required="as many tokens as fit into memory",
                 remedy="give cu_seqlens: their last entry is the number of tokens",
             ) from None
+        return Runs.first(self.shape[0])
 
     def _mask(self, mask: Any, what: str) -> NDArray[np.bool_]:
         array = to_numpy(mask, what)
@@ -152,23 +153,22 @@ class _Builder:
 
     def build(self, labels: Mapping[str, Any], attributes: Mapping[str, Any]) -> Index:
         wanted = self._wanted(labels)
-        tokens, rows = len(self.positions), len(self.row_numbers)
-        places = Places(
-            self.h, self.shape, self.n_rows, self.positions, self.row_numbers, self.row_of_token,
-            self._leaf_of_token(labels),
-        )  # fmt: skip
+        is_of = self._is_of(labels)
+        spans = {leaf: self._spans(is_of[leaf]) for leaf in is_of} or {self.leaves[0]: self.every}
+        places = Places(self.h, self.shape, self.n_rows, self.row_numbers, self.every, spans, is_of)
         encoded = Encoder(places).encode({name: labels[name] for name in wanted}, labels.get(self.rows))
         names = {k: v for k, v in encoded.names.items() if k not in self.leaves}
-        leaf_tokens = {leaf: places.tokens_over(leaf) for leaf in self.leaves} if len(self.leaves) > 1 else {}
 
-        size = {leaf: len(leaf_tokens[leaf]) if leaf_tokens else tokens for leaf in self.leaves}
-        size |= {self.rows: rows, BATCH: 1, **{s: len(names[s]) for s in wanted}}
+        size = {leaf: len(spans[leaf]) for leaf in self.leaves}
+        size |= {self.rows: len(self.row_numbers), BATCH: 1, **{s: len(names[s]) for s in wanted}}
         edges = [(f.source.name, f.target.name) for f in self.h.fibrations if f.target.name != BATCH]
         for leaf in self.h.leaves:  # the objective sums over rows
             if self.h.rows not in (leaf, *self.h.coarser(leaf)):
                 edges.append((leaf.name, self.rows))
-        parents = {edge: encoded.parent(*edge, size[edge[0]]) for edge in edges}
-        values = {a.name: self._attribute(a, attributes, size, names, leaf_tokens) for a in self.h.attributes.values()}
+        parents = {
+            (a, b): encoded.of_leaf(a, b) if a in self.leaves else encoded.parent(a, b, size[a]) for a, b in edges
+        }
+        values = {a.name: self._attribute(a, attributes, size, names, spans) for a in self.h.attributes.values()}
         for name in attributes:
             if name not in values:
                 raise HierarchyIndexError(
@@ -183,14 +183,15 @@ class _Builder:
             leaves=tuple(self.leaves),
             shape=self.shape,
             n_rows=self.n_rows,
-            positions=torch.from_numpy(self.positions).to(self.device),
             row_numbers=self.row_numbers,
-            row_of_token=move(self.row_of_token),
-            parents={k: move(v) for k, v in parents.items()},
+            every=self.every,
+            spans=spans,
+            numbers={leaf: Runs.of(mine) for leaf, mine in is_of.items()},
+            edges={edge: move(parent) for edge, parent in parents.items()},
+            by_row=frozenset(edge for edge in edges if edge[0] in self.leaves and edge[1] in encoded.per_row),
             size=size,
             labels=names,
             values={k: torch.from_numpy(v).to(self.device) for k, v in values.items()},
-            leaf_tokens={k: move(v) for k, v in leaf_tokens.items()},
             device=self.device,
         )
 
@@ -235,10 +236,10 @@ class _Builder:
                 )
         return wanted
 
-    def _leaf_of_token(self, labels: Mapping[str, Any]) -> Codes | None:
-        """Which leaf every unmasked token is an element of, by number; None where there is one leaf."""
+    def _is_of(self, labels: Mapping[str, Any]) -> dict[str, NDArray[np.bool_]]:
+        """Per leaf, which unmasked tokens are its elements: [tokens]; nothing where there is one leaf."""
         if len(self.leaves) == 1:
-            return None
+            return {}
         lacking = [leaf for leaf in self.leaves if labels.get(leaf) is None]
         if self.rows in self.leaves:
             raise HierarchyIndexError(
@@ -252,8 +253,9 @@ class _Builder:
                 required=f"which tokens are which: masks for all of {', '.join(self.leaves)} but one",
                 remedy=f"pass {lacking[0]}=... of the shape {list(self.shape)}, True on its tokens",
             )
-        found = np.full(len(self.positions), -1, np.int64)
-        for number, leaf in enumerate(self.leaves):
+        found: dict[str, NDArray[np.bool_]] = {}
+        taken = np.zeros(len(self.every), np.bool_)
+        for leaf in self.leaves:
             if leaf in lacking:
                 continue
             mine = self._mask(labels[leaf], f"the mask of '{leaf}'")
@@ -262,28 +264,39 @@ class _Builder:
                     f"the mask of '{leaf}' has shape {list(mine.shape)}",
                     required=f"{list(self.shape)}, one value per token",
                 )
-            here = mine.reshape(-1)[self.positions]
-            twice = here & (found >= 0)
+            found[leaf] = mine.reshape(-1) if self.keep is None else mine.reshape(-1)[self.keep]
+            twice = found[leaf] & taken
             if twice.any():
                 token = int(np.argmax(twice))
+                first = next(other for other in found if found[other][token])
                 raise HierarchyIndexError(
-                    f"{self._token(token)} is in two leaves: '{self.leaves[found[token]]}' and '{leaf}'",
+                    f"{self._token(token)} is in two leaves: '{first}' and '{leaf}'",
                     required="every unmasked token is an element of exactly one leaf",
                     remedy=f"leave one of the masks out: '{leaf}' then gets the tokens that no other has",
                 )
-            found[here] = number
+            taken |= found[leaf]
         if lacking:
-            found[found < 0] = self.leaves.index(lacking[0])
-        elif (found < 0).any():
+            found[lacking[0]] = ~taken
+        elif not taken.all():
             raise HierarchyIndexError(
-                f"{self._token(int(np.argmax(found < 0)))} is a token without a leaf",
+                f"{self._token(int(np.argmin(taken)))} is a token without a leaf",
                 required=f"every unmasked token is an element of one of {', '.join(self.leaves)}",
                 remedy="mask it, or leave one of the leaves' masks out: that leaf gets the tokens that no other has",
             )
-        return found
+        return {leaf: found[leaf] for leaf in self.leaves}
+
+    def _spans(self, mine: NDArray[np.bool_]) -> Spans:
+        """Where the tokens of one leaf lie, of those that are unmasked."""
+        numbers = Runs.of(mine)
+        runs = numbers
+        if self.keep is not None:
+            keep = np.zeros(len(self.keep), np.bool_)
+            keep[self.keep] = mine
+            runs = Runs.of(keep)
+        return Spans.of(runs, numbers.before_places(self.every.before))
 
     def _token(self, token: int) -> str:
-        return f"token {place_of(int(self.positions[token]), self.shape)}"
+        return f"token {place_of(int(self.every.runs.place(np.array([token]))[0]), self.shape)}"
 
     def _attribute(
         self,
@@ -291,7 +304,7 @@ class _Builder:
         given: Mapping[str, Any],
         size: Mapping[str, int],
         names: Mapping[str, tuple[Hashable, ...]],
-        leaf_tokens: Mapping[str, Codes],
+        spans: Mapping[str, Spans],
     ) -> NDArray[np.float64]:
         stratum, what = attribute.on.name, f"attribute '{attribute.name}'"
         if attribute.name not in given:
@@ -314,8 +327,7 @@ class _Builder:
         else:
             array = _numbers(to_numpy(value, what), what)
             if stratum in self.leaves and array.shape == self.shape:
-                array = array.reshape(-1)[self.positions]
-                array = array[leaf_tokens[stratum]] if leaf_tokens else array
+                array = array.reshape(-1)[spans[stratum].runs.places()]
             elif stratum == self.rows and array.shape == (self.n_rows,):
                 array = array[self.row_numbers]
             elif array.ndim == 0:

@@ -3,11 +3,14 @@
 Rows are the sampled sequences of a batch: the rows of a padded `[B, T]` tensor, or the segments of a packed `[N]` one.
 The elements of a stratum are numbered in the order in which their labels first appear, those of a leaf in the order of
 the tokens. Masked tokens, and rows without an unmasked token, are no elements of anything.
+
+An index holds numbers per row, per run of unmasked tokens, and per element of coarser strata. Those per token are made
+where someone asks for them, unless labels were given per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -21,8 +24,10 @@ from fibration.compiler.interpret import Sizes
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes, Layout, Members, Ranks, lay_out
+from fibration.runtime.batch import Codes, Layout, Members, Ranks
+from fibration.runtime.index.spans import Runs, Spans, lay_out
 
+Edge = tuple[str, str]  # names of the strata that a fibration leads from and to
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -56,39 +61,70 @@ class Index:
     leaves: tuple[str, ...]  # every unmasked token is an element of one of them
     shape: tuple[int, ...]  # of every per-token tensor: [B, T] or [N]
     n_rows: int  # rows of the batch, empty ones included
-    positions: Tensor  # int64 [tokens]: where the unmasked tokens lie in the flattened shape
-    row_numbers: Codes  # [rows that are elements]: which row of the batch each is
-    row_of_token: Tensor  # int64 [tokens], numbers of non-empty rows
-    parents: Mapping[tuple[str, str], Tensor]  # int64 [source] per fibration
+    row_numbers: Codes  # [rows with tokens]: which row of the batch each is
+    every: Spans  # all unmasked tokens
+    spans: Mapping[str, Spans]  # per leaf, its tokens
+    numbers: Mapping[str, Runs]  # per leaf, where there are several: which of the unmasked tokens they are
+    edges: Mapping[Edge, Tensor]  # int64 per fibration: [source], or [rows in the leaf's span] if it is in `by_row`
+    by_row: frozenset[Edge]  # of leaves, what was labelled by row
     size: Mapping[str, int]
     labels: Mapping[str, tuple[Hashable, ...]]  # per labelled stratum, by element number
     values: Mapping[str, Tensor]  # float64 attributes, per element of their stratum
-    leaf_tokens: Mapping[str, Tensor]  # int64 [elements] per leaf, where there are several: which tokens they are
     device: torch.device
     projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
     ranks: Ranks | None = None  # that the batch is spread over
     _cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the unmasked tokens lie in the flattened shape: int64 [tokens]."""
+        return self._places_of(None)
+
+    @property
+    def row_of_token(self) -> Tensor:
+        """The number of the non-empty row that every unmasked token lies in: int64 [tokens]."""
+        return self._rows_of(None)
+
+    @property
+    def parents(self) -> Mapping[Edge, Tensor]:
+        """Per fibration, the target under every element of its source: int64 [source]."""
+        return _Parents(self)
 
     def tokens_of(self, leaf: str) -> Tensor | None:
         """Which of the unmasked tokens are elements of `leaf`, ascending: int64 [elements]; None if there is one leaf.
 
         Raises HierarchyIndexError where `leaf` is none.
         """
-        if leaf not in self.leaves:
-            raise HierarchyIndexError(f"'{leaf}' is no leaf of '{self.hierarchy.name}'", required=self._leaf_words)
-        return self.leaf_tokens.get(leaf)
+        return self._numbers_of(leaf) if self._kind(leaf) else None
 
-    @once
     def positions_of(self, leaf: str) -> Tensor:
         """Where the tokens of `leaf` lie in the flattened shape: int64 [elements]."""
-        tokens = self.tokens_of(leaf)
-        return self.positions if tokens is None else self.positions[tokens]
+        return self._places_of(self._kind(leaf))
 
-    @once
     def rows_of_tokens(self, leaf: str) -> Tensor:
         """The number of the non-empty row that every token of `leaf` lies in: int64 [elements]."""
-        tokens = self.tokens_of(leaf)
-        return self.row_of_token if tokens is None else self.row_of_token[tokens]
+        return self._rows_of(self._kind(leaf))
+
+    def _kind(self, leaf: str) -> str | None:
+        """`leaf`, or None if it has all tokens."""
+        if leaf not in self.leaves:
+            raise HierarchyIndexError(f"'{leaf}' is no leaf of '{self.hierarchy.name}'", required=self._leaf_words)
+        return leaf if len(self.leaves) > 1 else None
+
+    @once
+    def _numbers_of(self, leaf: str) -> Tensor:
+        return self._move(self.numbers[leaf].places())
+
+    @once
+    def _places_of(self, leaf: str | None) -> Tensor:
+        return self._move((self.every if leaf is None else self.spans[leaf]).runs.places())
+
+    @once
+    def _rows_of(self, leaf: str | None) -> Tensor:
+        return self._move((self.every if leaf is None else self.spans[leaf]).row_of_token())
+
+    def _move(self, array: Codes) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def leaves_over(self, stratum: str) -> tuple[str, ...]:
         """The leaves whose elements lie over `stratum`, itself if it is one; over rows and batch all of them."""
@@ -103,8 +139,8 @@ class Index:
 
         `source` lies over `target`, or `target` is the batch, or the rows and no element of `source` straddles them.
         """
-        if (source, target) in self.parents:
-            return self.parents[source, target]
+        if (source, target) in self.edges and (source, target) not in self.by_row:
+            return self.edges[source, target]
         if target == BATCH:
             return torch.zeros(1, dtype=torch.int64, device=self.device).expand(self.size[source])
         return self._compose(source, target)
@@ -114,7 +150,11 @@ class Index:
         """Along the shortest path; every other gives the same (`assumed.py`)."""
         if source == target:
             return torch.arange(self.size[source], device=self.device)
-        frontier: list[tuple[tuple[str, str], ...]] = [(e,) for e in self.parents if e[0] == source]
+        of_rows = self.of_rows(source, target) if source in self.leaves else None
+        if of_rows is not None:
+            sizes = torch.from_numpy(self.spans[source].sizes).to(self.device)
+            return torch.repeat_interleave(of_rows, sizes, output_size=self.size[source])
+        frontier: list[tuple[Edge, ...]] = [(e,) for e in self.edges if e[0] == source]
         while frontier:
             path = frontier.pop(0)
             end = path[-1][1]
@@ -123,26 +163,41 @@ class Index:
                 for edge in path[1:]:
                     parent = self.parents[edge][parent]
                 return parent
-            frontier += [(*path, e) for e in self.parents if e[0] == end and self._reaches(end, target)]
+            frontier += [(*path, e) for e in self.edges if e[0] == end and self._reaches(end, target)]
         inside = self._row_under(source) if target == self.hierarchy.rows.name and source in self.size else None
         if inside is None:
             raise HierarchyIndexError(f"'{source}' does not lie over '{target}' in '{self.hierarchy.name}'")
         return inside
 
+    @once
+    def of_rows(self, leaf: str, target: str) -> Tensor | None:
+        """The `target` element under the tokens of `leaf` in each row of its span: int64 [those rows].
+
+        None where labels were given per token.
+        """
+        if target == BATCH:
+            return torch.zeros(len(self.spans[leaf].rows), dtype=torch.int64, device=self.device)
+        if (leaf, target) in self.by_row:
+            return self.edges[leaf, target]
+        between = next((t for s, t in self.by_row if s == leaf and self._reaches(t, target)), None)
+        return None if between is None else self.parent(between, target)[self.edges[leaf, between]]
+
     def _reaches(self, stratum: str, target: str) -> bool:
-        return stratum == target or any(self._reaches(t, target) for s, t in self.parents if s == stratum)
+        return stratum == target or any(self._reaches(t, target) for s, t in self.edges if s == stratum)
 
     @once
     def count(self, of: str, over: str) -> Tensor:
         """How many `of` elements lie over each `over` element: float64 [over]."""
         if over == BATCH:
             return torch.tensor([self.size[of]], device=self.device).double()
-        between = next((t for s, t in self.parents if s == of and t != over and self._reaches(t, over)), None)
-        if between is None:
+        between = next((t for s, t in self.edges if s == of and t != over and self._reaches(t, over)), None)
+        if between is not None:  # counts of what lies between, added up: far fewer of them, and exact
+            parent, counts = self.parent(between, over), self.count(of, between)
+        elif (of, over) in self.by_row:
+            parent, counts = self.edges[of, over], torch.from_numpy(self.spans[of].sizes).to(self.device).double()
+        else:
             return torch.bincount(self.parent(of, over), minlength=self.size[over]).double()
-        # counts of what lies between, added up: far fewer of them, and exact
-        counts = torch.zeros(self.size[over], dtype=torch.float64, device=self.device)
-        return counts.index_add_(0, self.parent(between, over), self.count(of, between))
+        return torch.zeros(self.size[over], dtype=torch.float64, device=self.device).index_add_(0, parent, counts)
 
     def total(self, attribute: Attribute, over: str) -> Tensor:
         """The sum of an attribute over each `over` element: float64 [over]."""
@@ -167,8 +222,15 @@ class Index:
                     f"a layout of '{self.hierarchy.name}' without a leaf", required=self._leaf_words
                 )
             return self.layout(segments, self.leaves[0])
-        parent, positions = (t.cpu().numpy() for t in (self.parent(leaf, segments), self.positions_of(leaf)))
-        return lay_out(parent, self.size[segments], positions, self.device)
+        spans, of_rows = self.spans[leaf], self.of_rows(leaf, segments)
+        if of_rows is None:
+            parent = self.parent(leaf, segments).cpu().numpy()
+            starts, before = spans.pieces(np.flatnonzero(parent[1:] != parent[:-1]) + 1)
+            segment = parent[before[:-1]]
+        else:
+            starts, before = spans.pieces(spans.before)
+            segment = of_rows.cpu().numpy()[np.searchsorted(spans.before, before[:-1], side="right") - 1]
+        return lay_out(segment, self.size[segments], starts, before, self.device)
 
     @once
     def matrix(self, into: str, of: str) -> Tensor:
@@ -211,7 +273,13 @@ class Index:
     def _row_under(self, segments: str) -> Tensor | None:
         """The number of the non-empty row that each element lies in, unless one of them straddles rows."""
         row = torch.empty(self.size[segments], dtype=torch.int64, device=self.device)
-        under = [(self.parent(leaf, segments), self.rows_of_tokens(leaf)) for leaf in self.leaves_over(segments)]
+        under = []
+        for leaf in self.leaves_over(segments):
+            of_rows = self.of_rows(leaf, segments)
+            if of_rows is None:
+                under.append((self.parent(leaf, segments), self.rows_of_tokens(leaf)))
+            else:
+                under.append((of_rows, self._move(self.spans[leaf].rows)))
         for parent, rows in under:
             row[parent] = rows
         return row if all(bool((row[parent] == rows).all()) for parent, rows in under) else None
@@ -227,20 +295,39 @@ class Index:
 
     def describe_token(self, token: int) -> str:
         """A person's words for an unmasked token: its place, and its trajectory."""
-        flat = int(self.positions[token])
-        row = int(self.row_numbers[int(self.row_of_token[token])])
-        return f"token {place_of(flat, self.shape)} of trajectory {row}"
+        return self._describe(self.every, token)
+
+    def _describe(self, spans: Spans, token: int) -> str:
+        place, row = spans.runs.place(np.array([token])), self.row_numbers[spans.row_of(token)]
+        return f"token {place_of(int(place[0]), self.shape)} of trajectory {row}"
 
     def describe_element(self, stratum: str, element: int) -> str:
         """`domain 'math'`, by its label; a token by its place."""
         if stratum in self.leaves:
-            tokens = self.tokens_of(stratum)
-            return self.describe_token(element if tokens is None else int(tokens[element]))
+            return self._describe(self.spans[stratum], element)
         return f"{stratum} {self.labels[stratum][element]!r}" if stratum in self.labels else f"the {stratum}"
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{n} {s}" for s, n in self.size.items() if s != BATCH)
         return f"Index({self.hierarchy.name!r}: {sizes}; {self.device})"
+
+
+class _Parents(Mapping[Edge, Tensor]):
+    """The fibrations of an index, for every element of their sources, those of tokens too."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+    def __getitem__(self, edge: Edge) -> Tensor:
+        if edge not in self.index.edges:
+            raise KeyError(edge)
+        return self.index.parent(*edge)
+
+    def __iter__(self) -> Iterator[Edge]:
+        return iter(self.index.edges)
+
+    def __len__(self) -> int:
+        return len(self.index.edges)
 
 
 def place_of(flat: int, shape: tuple[int, ...]) -> str:

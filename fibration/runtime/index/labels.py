@@ -15,6 +15,7 @@ from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import place_of
+from fibration.runtime.index.spans import Spans
 
 Names = tuple[Hashable, ...]
 
@@ -26,23 +27,39 @@ class Places:
     hierarchy: Hierarchy
     shape: tuple[int, ...]
     n_rows: int
-    positions: Codes  # [tokens]
     row_numbers: Codes  # [rows that are elements]
-    row_of_token: Codes  # [tokens]
-    leaf_of_token: Codes | None  # [tokens]: number of its leaf; None where there is one
+    every: Spans  # all unmasked tokens
+    spans: Mapping[str, Spans]  # of each leaf
+    is_of: Mapping[str, NDArray[np.bool_]]  # [tokens] per leaf: which are its elements; none where there is one leaf
+
+    def _leaves_over(self, stratum: str) -> list[str]:
+        leaves = self.hierarchy.shape.leaves_over(Stratum(stratum))
+        rows = Stratum(stratum) not in self.hierarchy.strata  # these are the rows
+        return [leaf.name for leaf in self.hierarchy.leaves if rows or leaf in leaves]
 
     def lies_over(self, stratum: str) -> NDArray[np.bool_]:
         """Whether every unmasked token lies over an element of `stratum`."""
-        leaves = self.hierarchy.shape.leaves_over(Stratum(stratum))
-        if self.leaf_of_token is None or Stratum(stratum) not in self.hierarchy.strata:  # these are the rows
-            return np.ones(len(self.positions), np.bool_)
-        return np.array([leaf in leaves for leaf in self.hierarchy.leaves])[self.leaf_of_token]
+        if not self.is_of:
+            return np.ones(len(self.every), np.bool_)
+        return np.logical_or.reduce([self.is_of[leaf] for leaf in self._leaves_over(stratum)])
 
     def tokens_over(self, stratum: str) -> Codes:
         return np.flatnonzero(self.lies_over(stratum))
 
+    def rows_over(self, stratum: str) -> NDArray[np.bool_]:
+        """Whether a token of every non-empty row does."""
+        result = np.zeros(len(self.row_numbers), np.bool_)
+        for leaf in self._leaves_over(stratum):
+            result[self.spans[leaf].rows] = True
+        return result
+
+    def first_token(self, row: int, stratum: str) -> int:
+        """The first token of a non-empty row that lies over an element of `stratum`."""
+        start = int(self.every.before[row])
+        return start + int(np.argmax(self.lies_over(stratum)[start:]))
+
     def token(self, token: int) -> str:
-        return f"token {place_of(int(self.positions[token]), self.shape)}"
+        return f"token {place_of(int(self.every.runs.place(np.array([token]))[0]), self.shape)}"
 
 
 @dataclass(frozen=True)
@@ -57,13 +74,17 @@ class Encoded:
     def of_tokens(self, stratum: str) -> Codes:
         if stratum in self.per_token:
             return self.per_token[stratum]
-        return self.per_row[stratum][self.places.row_of_token]
+        return np.repeat(self.per_row[stratum], self.places.every.sizes)
+
+    def of_leaf(self, leaf: str, target: str) -> Codes:
+        """The `target` element under each token of `leaf`, or under those in each row of its span if it is by row."""
+        if target in self.per_row:
+            return self.per_row[target][self.places.spans[leaf].rows]
+        below = self.per_token[target]
+        return below[self.places.is_of[leaf]] if self.places.is_of else below
 
     def parent(self, source: str, target: str, size: int) -> Codes:
-        """The `target` element under each of the `size` elements of `source`."""
-        if source in [leaf.name for leaf in self.places.hierarchy.leaves]:  # every token is an element of its own
-            below = self.of_tokens(target)
-            return below if self.places.leaf_of_token is None else below[self.places.tokens_over(source)]
+        """The `target` element under each of the `size` elements of `source`, which is no leaf."""
         if source in self.per_row and target in self.per_row:
             above, below = self.per_row[source], self.per_row[target]
             keep = above >= 0
@@ -107,7 +128,7 @@ class Encoder:
     def encode(self, labels: Mapping[str, Any], row_labels: Any) -> Encoded:
         """`labels`: of every stratum between leaves, rows and batch; `row_labels`: names for the rows, or None."""
         per_row: dict[str, Codes] = {self.rows: np.arange(len(self.places.row_numbers))}
-        per_token: dict[str, Codes] = {self.rows: self.places.row_of_token}
+        per_token: dict[str, Codes] = {}
         names: dict[str, Names] = dict.fromkeys([*labels, self.rows], ())
         found = Encoded(self.places, per_row, per_token, names)
         for name, given in labels.items():
@@ -119,7 +140,8 @@ class Encoder:
             self._check_rows()
         for stratum in reversed(self.h.order):  # what a mapping starts from is finer
             if isinstance(labels.get(stratum.name), Mapping):
-                per_token[stratum.name], names[stratum.name] = self._translate(stratum, labels[stratum.name], found)
+                codes, names[stratum.name], by_row = self._translate(stratum, labels[stratum.name], found)
+                (per_row if by_row else per_token)[stratum.name] = codes
         return found
 
     # ------------------------------------------------------------ labels of rows or tokens
@@ -152,11 +174,9 @@ class Encoder:
                 f"{len(given)} labels for '{name}'",
                 required=f"one per row, {n_rows}, or one per token, shape {list(shape)}",
             )
-        all_places = self.places.positions if per_token else self.places.row_numbers
-        needed = self.places.tokens_over(name)  # only tokens and rows that lie over it need a label
-        if not per_token:
-            whole = len(needed) == len(self.places.row_of_token)
-            needed = np.arange(len(all_places)) if whole else np.unique(self.places.row_of_token[needed])
+        all_places = self.places.every.runs.places() if per_token else self.places.row_numbers
+        # only tokens and rows that lie over it need a label
+        needed = np.flatnonzero((self.places.lies_over if per_token else self.places.rows_over)(name))
         numbers: dict[Hashable, int] = {}
         codes = np.full(len(all_places), -1, np.int64)
         for i in needed:
@@ -194,9 +214,9 @@ class Encoder:
 
     def _agree(self, name: str, given: Sequence[Any]) -> bool:
         """Nothing tells labels of as many tokens as rows apart: both must mean the same."""
+        positions, rows = self.places.every.runs.places(), self.places.every.row_of_token()
         for token in self.places.tokens_over(name):
-            row = self.places.row_numbers[self.places.row_of_token[token]]
-            one, other = _plain(given[self.places.positions[token]]), _plain(given[row])
+            one, other = _plain(given[positions[token]]), _plain(given[self.places.row_numbers[rows[token]]])
             if one is not other and one != other:
                 raise HierarchyIndexError(
                     f"{len(given)} labels for '{name}' may be per token or per row: there are as many of each",
@@ -220,8 +240,7 @@ class Encoder:
 
     def _check_rows(self) -> None:
         """Every row is an element of a stratum of the hierarchy, so something must lie over each."""
-        over = np.zeros(len(self.places.row_numbers), np.bool_)
-        over[self.places.row_of_token[self.places.tokens_over(self.rows)]] = True
+        over = self.places.rows_over(self.rows)
         if not over.all():
             row = int(self.places.row_numbers[np.argmin(over)])
             leaves = [s.name for s in self.h.leaves if s in self.h.shape.leaves_over(self.h.rows)]
@@ -234,34 +253,38 @@ class Encoder:
 
     # ------------------------------------------------------------ labels of labels
 
-    def _translate(self, stratum: Stratum, given: Mapping[Any, Any], found: Encoded) -> tuple[Codes, Names]:
-        """Per token, from mappings of the labels of what lies directly over `stratum`."""
+    def _translate(self, stratum: Stratum, given: Mapping[Any, Any], found: Encoded) -> tuple[Codes, Names, bool]:
+        """Per row or per token, from mappings of the labels of what lies directly over `stratum`."""
         name = stratum.name
         maps = self._maps(stratum, given)
+        leaves = {self.h.shape.leaves_over(Stratum(source)) for source in maps}
+        by_row = len(leaves) == 1 and all(source in found.per_row for source in maps)
         numbers: dict[Hashable, int] = {}
-        codes = np.full(len(self.places.positions), -1, np.int64)
+        codes = np.full(len(self.places.row_numbers if by_row else self.places.every), -1, np.int64)
         origin = np.full(len(codes), -1, np.int64)
         for number, (source, mapping) in enumerate(maps.items()):
             table = np.array([self._entry(name, source, label, mapping, numbers) for label in found.names[source]], int)
-            here = self.places.tokens_over(source)
-            mine = table[found.of_tokens(source)[here]]
+            here = np.flatnonzero((self.places.rows_over if by_row else self.places.lies_over)(source))
+            mine = table[(found.per_row[source] if by_row else found.of_tokens(source))[here]]
             wrong = np.flatnonzero((codes[here] >= 0) & (codes[here] != mine))
             if len(wrong):
-                token, labels = int(here[wrong[0]]), list(numbers)
-                one = f"{name} {labels[codes[token]]!r} by way of {self._word(list(maps)[origin[token]], token, found)}"
+                at, labels = int(here[wrong[0]]), list(numbers)
+                other = list(maps)[origin[at]]
+                token = self.places.first_token(at, source) if by_row else at
+                one = f"{name} {labels[codes[at]]!r} by way of {self._word(other, token, found)}"
                 two = f"{labels[mine[wrong[0]]]!r} by way of {self._word(source, token, found)}"
                 raise HierarchyIndexError(
-                    f"{self._parting(token, list(maps)[origin[token]], source, found)} lies over {one}, and over {two}",
+                    f"{self._parting(token, other, source, found)} lies over {one}, and over {two}",
                     required="all paths agree: two ways down to one stratum lead to the same element",
                     remedy=f"mend one of the mappings for '{name}'",
                 )
             codes[here], origin[here] = mine, number
         used, first = np.unique(codes[codes >= 0], return_index=True)
         order = used[np.argsort(first)]
-        renumbered = np.full(len(numbers) + 1, -1, np.int64)  # the last is that of tokens without an element
+        renumbered = np.full(len(numbers) + 1, -1, np.int64)  # the last is that of what lies over no element
         renumbered[order] = np.arange(len(order))
         labels = list(numbers)
-        return renumbered[codes], tuple(labels[i] for i in order)
+        return renumbered[codes], tuple(labels[i] for i in order), by_row
 
     def _maps(self, stratum: Stratum, given: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
         """A mapping for every fibration into `stratum`."""

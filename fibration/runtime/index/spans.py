@@ -1,0 +1,128 @@
+"""Where the tokens of a batch lie, in as few numbers as rows and masks allow: some per row or run, none per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.runtime.batch import Codes, Layout
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Places in ascending order, as runs of neighbours: run `k` holds `starts[k], starts[k] + 1, ...`."""
+
+    starts: Codes  # [runs]
+    before: Codes  # [runs + 1]: how many places lie in the runs before each, and in all
+
+    @staticmethod
+    def first(n: int) -> Runs:
+        """The places from 0 to n - 1."""
+        return Runs(np.zeros(min(n, 1), np.int64), np.unique([0, n]))
+
+    @staticmethod
+    def of(keep: NDArray[np.bool_]) -> Runs:
+        """The places where `keep`, a flat array, is True."""
+        edges = np.flatnonzero(np.diff(keep, prepend=False, append=False))
+        starts, ends = edges[::2], edges[1::2]
+        return Runs(starts, _before(ends - starts))
+
+    def __len__(self) -> int:
+        return int(self.before[-1])
+
+    def places(self) -> Codes:
+        """All of them: [places]."""
+        return spread_out(self.starts, np.diff(self.before))
+
+    def place(self, numbers: Codes) -> Codes:
+        """Those of the given numbers, counted from 0."""
+        run = np.searchsorted(self.before, numbers, side="right") - 1
+        return self.starts[run] + numbers - self.before[run]
+
+    def before_places(self, places: Codes) -> Codes:
+        """How many of them lie before each of `places`."""
+        run = np.searchsorted(self.starts, places, side="left") - 1  # the last that starts before it
+        if not len(self.starts):
+            return np.zeros(len(places), np.int64)
+        inside = np.minimum(places - self.starts[run], np.diff(self.before)[run])
+        return np.where(run < 0, 0, self.before[run] + inside)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The tokens of one leaf, or all unmasked ones, row by row."""
+
+    runs: Runs  # where they lie in the flattened shape
+    rows: Codes  # [rows with some of them]: numbers of non-empty rows, ascending
+    before: Codes  # [rows with some of them + 1]: how many of them lie in rows before each, and in all
+
+    @staticmethod
+    def of(runs: Runs, before: Codes) -> Spans:
+        """`before`: how many of the tokens lie before each row, and in all: [rows + 1]."""
+        rows = np.flatnonzero(np.diff(before))
+        return Spans(runs, rows, np.append(before[rows], before[-1]))
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def sizes(self) -> Codes:
+        """How many of them each of `rows` has."""
+        return np.diff(self.before)
+
+    def row_of(self, token: int) -> int:
+        """The number of the non-empty row that holds one of them."""
+        return int(self.rows[np.searchsorted(self.before, token, side="right") - 1])
+
+    def row_of_token(self) -> Codes:
+        """The same of all: [tokens]."""
+        return np.repeat(self.rows, self.sizes)
+
+    def pieces(self, cuts: Codes) -> tuple[Codes, Codes]:
+        """Runs of neighbours, cut before the tokens of these numbers too: where each starts, the tokens before each."""
+        before = np.union1d(self.runs.before, cuts)
+        return self.runs.place(before[:-1]), before
+
+
+def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device: torch.device) -> Layout:
+    """The layout of tokens in pieces: `segment[k]` has the tokens `before[k]:before[k + 1]`, from place `starts[k]` on.
+
+    Pieces come in order of place, and the tokens of one segment stay so.
+    """
+    sizes, first = np.diff(before), before[:-1]
+    in_order = bool((segment[1:] >= segment[:-1]).all())
+    if not in_order:
+        order = np.argsort(segment, kind="stable")
+        segment, starts, sizes, first = segment[order], starts[order], sizes[order], first[order]
+    ends = starts + sizes
+    # what fills the gaps between segments takes the next one for the next in place
+    whole = in_order and bool(((starts[1:] == ends[:-1]) | (segment[1:] != segment[:-1])).all())
+    cuts = np.searchsorted(segment, np.arange(segments + 1))  # the first piece of each segment, or of the next
+    start = np.concatenate([[0], ends])[cuts[:-1]]  # of a segment without tokens: where the one before it ended
+    filled = np.flatnonzero(np.diff(cuts))
+    start[filled] = starts[cuts[filled]]
+
+    def move(array: Codes) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
+
+    return Layout(
+        offsets=move(_before(sizes)[cuts]),
+        starts=move(start),
+        positions=None if whole else move(spread_out(starts, sizes)),
+        tokens=None if in_order else move(spread_out(first, sizes)),
+    )
+
+
+def spread_out(starts: Codes, sizes: Codes) -> Codes:
+    """`starts[k], starts[k] + 1, ...`, `sizes[k]` numbers, of one `k` after the other."""
+    result = np.arange(int(sizes.sum()))
+    result += np.repeat(starts - _before(sizes)[:-1], sizes)
+    return result
+
+
+def _before(sizes: Codes) -> Codes:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
