@@ -9,12 +9,13 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fibration.backends.standalone import Export
 from fibration.cache import Recent
@@ -24,12 +25,13 @@ from fibration.compiler.ir import BATCH, Const, Input, Program
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
+from fibration.compiler.plan import Spread
 from fibration.errors import BackendError, SpecError
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.report import BUDGET
-from fibration.runtime.batch import Run
+from fibration.runtime.batch import Batch, Run
 from fibration.runtime.operator import Operator
 
 BACKENDS = ("torch", "c", "triton")
@@ -95,10 +97,10 @@ def programs(hierarchy: Hierarchy) -> dict[str, Program]:
     return {name: optimise(program) for name, program in built.items()}
 
 
-def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> Artifact:
-    """Source for one backend, from a hierarchy's programs after optimisation."""
+def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None) -> Artifact:
+    """Source for one backend, from a hierarchy's programs after optimisation; for batches that are `spread`, if so."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
-    plans = {name: emitter.plan(program, hierarchy.rows.name) for name, program in programs.items()}
+    plans = {name: emitter.plan(program, hierarchy.rows.name, spread) for name, program in programs.items()}
     source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
     return Artifact(hierarchy, backend, source, programs, plans)
 
@@ -181,6 +183,28 @@ def export(artifact: Artifact, arch: str | None = None) -> Export:
 
 
 def load(artifact: Artifact) -> Run:
-    """The generated functions, ready to call."""
+    """The generated functions, ready to call. Those for batches spread over ranks are made when the first one comes."""
     module = import_module(f"fibration.backends.{artifact.backend}.load")
-    return module.load(artifact.hierarchy.name, artifact.source, artifact.plans)  # type: ignore[no-any-return]
+
+    def made(artifact: Artifact) -> Run:
+        return module.load(artifact.hierarchy.name, artifact.source, artifact.plans)  # type: ignore[no-any-return]
+
+    @cache
+    def spread(cut: bool) -> Run:
+        return made(emit(artifact.hierarchy, artifact.backend, artifact.programs, spread_of(artifact.hierarchy, cut)))
+
+    alone = made(artifact)
+
+    def run(program: str, batch: Batch) -> dict[Key, Tensor]:
+        ranks = batch.index.ranks
+        return (alone if ranks is None else spread(ranks.cut))(program, batch)
+
+    return run
+
+
+def spread_of(hierarchy: Hierarchy, cut: bool) -> Spread:
+    """How a batch lies on ranks whose rows are whole, or cut: with a row goes what lies over it."""
+    if cut:
+        return Spread()
+    over = (s.name for s in hierarchy.order if hierarchy.rows in hierarchy.coarser(s) and s not in hierarchy.leaves)
+    return Spread(frozenset({hierarchy.rows.name, *over}))

@@ -7,7 +7,6 @@ the number of threads: a segment is one thread's, and long coarse sums are cut a
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import textwrap
@@ -34,7 +33,7 @@ from fibration.compiler.arguments import (
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Program, Pull, Push
 from fibration.compiler.keys import Key, Names
-from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep
+from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Spread, Sweep
 from fibration.compiler.reuse import keep
 from fibration.errors import BackendError
 
@@ -86,14 +85,17 @@ def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-
 WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)
 
 
-def plan(program: Program, rows: str) -> Plan:
+def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
     """Fused sweeps over the tokens; arithmetic is what costs, so that a result's memory keeps values for a while."""
-    fused = sweeps(program, rows, RESERVED)
+    fused = sweeps(program, rows, RESERVED, spread)
     return keep(fused, Key("coefficients"))
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
-    """The source of a file with one function per plan. `header` is a comment block of lines that start with '#'."""
+    """The source of a file with one function per plan, or per section of it where a batch is spread over ranks.
+
+    `header` is a comment block of lines that start with '#'.
+    """
     top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
     found = dict.fromkeys(word for plan in plans.values() for word in signature(plan).layouts.values())
     variants = "".join(VARIANT.format(s=word) for word in found)
@@ -101,7 +103,10 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     storage = _part("storage").replace("{variants}", variants).replace("{functions}", functions)
     parts = [top, _part("math"), storage, "\n" + _part("fibres")]
     parts += ["\n" + _part("matrix")] if any(plan.program.matrices for plan in plans.values()) else []
-    parts += [_Function(name, plan, titles[name]).text() for name, plan in plans.items()]
+    for name, plan in plans.items():
+        sections = [(f, section) for f, section in plan.functions(name).items() if section]
+        texts = [_Function(f, plan, section, titles[name]).text() for f, section in sections]
+        parts.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -145,8 +150,8 @@ def reductions(parts: Mapping[Push, str]) -> str:
 
 
 class _Function:
-    def __init__(self, name: str, plan: Plan, title: str) -> None:
-        self.name, self.plan, self.title = name, plan, title
+    def __init__(self, name: str, plan: Plan, section: Section, title: str) -> None:
+        self.name, self.plan, self.section, self.title = name, plan, section, title
         self.signature = signature(plan)
         self.arguments, self.called, self.size = self.signature.arguments, self.signature.name, self.signature.size
         self.names = dict(plan.names)
@@ -161,7 +166,6 @@ class _Function:
         self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
 
     def text(self) -> str:
-        self.line(0, f"\n#ifndef WITHOUT_{self.name}")
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
@@ -176,14 +180,14 @@ class _Function:
         for node, array in self.arrays.items():
             if not isinstance(node, Input):
                 self.line(1, f"double *restrict {array} = work;\nwork += {self.size(node.stratum)};")
-        for stage in itertools.chain(*self.plan.sections):
+        for stage in self.section:
             self.line(0)
             if isinstance(stage, Sweep):
                 self.sweep(stage)
             else:
                 for group in stage.groups:
                     self.group(group, stage)
-        self.line(0, "}\n#endif")
+        self.line(0, "}")
         return "\n".join(self.lines)
 
     def _layout(self) -> str:
@@ -302,8 +306,10 @@ class _Function:
             if node not in computed and not isinstance(node, Const):
                 self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
         if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
-            row = f"LOAD(ADVANTAGES, advantages, {self.called('rows', s)}[b])"
-            self.line(2, f"const double row_advantage = PER_ROW ? (double){row} : 0;")
+            row = f"{self.called('rows', s)}[b]"
+            here = f"PER_ROW && {row} >= 0" if self.plan.spread else "PER_ROW"
+            load = f"LOAD(ADVANTAGES, advantages, {row})"
+            self.line(2, f"const double row_advantage = {here} ? (double){load} : 0;")
         self.rounded = {}
         for step in sweep.steps:
             if isinstance(step, Scalars):

@@ -16,7 +16,7 @@ from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Run
-from fibration.runtime.calling import bind, per_row
+from fibration.runtime.calling import bind, per_row, perform
 
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the others are pointers
@@ -26,7 +26,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The functions of a generated file. Raises BackendError without a C compiler."""
     compiler()
     signatures = {k: signature(plan) for k, plan in plans.items()}
-    built: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+    built: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Any]] = {}
 
     def run(function: str, batch: Batch) -> dict[Key, Tensor]:
         if batch.index.device.type != "cpu":
@@ -36,13 +36,16 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
                 remedy="compile it with backend='triton' or backend='torch', or move the batch",
             )
         plan, arguments = plans[function], signatures[function].arguments
-        values, outputs = bind(arguments, plan, batch)
+        values, outputs, work = bind(arguments, plan, batch)
         defines = variant(plan, signatures[function], values, batch)
         key = (function, tuple(defines.items()))
         if key not in built:
             others = {f"WITHOUT_{k}": "1" for k in plans if k != function}
-            built[key] = _function(str(build(source, {**defines, **others})), function, arguments)
-        built[key](*(_pass(values[a.name]) for a in arguments), torch.get_num_threads())
+            library = ctypes.CDLL(str(build(source, {**defines, **others})))
+            functions = [name for name, section in plan.functions(function).items() if section]
+            built[key] = {name: _function(library, name, arguments) for name in functions}
+        given = [_pass(values[a.name]) for a in arguments]
+        perform(function, plan, batch, work, lambda name: built[key][name](*given, torch.get_num_threads()))
         return outputs
 
     return run
@@ -66,8 +69,8 @@ def variant(plan: Plan, given: Signature, values: Mapping[str, object], batch: B
     return defines
 
 
-def _function(library: str, name: str, arguments: tuple[Argument, ...]) -> Any:
-    function = getattr(ctypes.CDLL(library), name)
+def _function(library: ctypes.CDLL, name: str, arguments: tuple[Argument, ...]) -> Any:
+    function = getattr(library, name)
     function.argtypes = [*(PASSED.get(a.holds, ctypes.c_void_p) for a in arguments), ctypes.c_int]
     function.restype = None
     return function

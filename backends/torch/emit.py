@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from fibration.backends.bodies import Language, call
+from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Program, Pull, Push
-from fibration.compiler.schedule import Schedule, Step, schedule
+from fibration.compiler.plan import Collective, Spread
+from fibration.compiler.schedule import Schedule, Step, schedule, schedule_spread
 from fibration.errors import BackendError
 
 # One row per scalar operator of the IR, but for the choice.
@@ -26,7 +28,7 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 # Words that the skeleton uses; no value of a program is called so.
-SKELETON_WORDS = "torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over".split()
+SKELETON_WORDS = "torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over collect".split()
 RESERVED = frozenset({*keyword.kwlist, *dir(builtins), *SKELETON_WORDS})
 
 SKELETON = '''\
@@ -42,7 +44,7 @@ over the batch, `parent` is all zeros and `n` is 1. Coefficients come back as a 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+{imports}from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,7 +95,7 @@ def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
 {functions}'''
 
 FUNCTION = '''
-def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]) -> dict[str, Tensor]:
+def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]{collect}) -> dict[str, Tensor]:
     """{title}
 
 {arguments}
@@ -105,15 +107,17 @@ def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]) -> dic
 '''
 
 
-def plan(program: Program, rows: str) -> Schedule:
+def plan(program: Program, rows: str, spread: Spread | None = None) -> Schedule:
     """One vector after the other."""
-    return schedule(program, RESERVED)
+    return schedule(program, RESERVED) if spread is None else schedule_spread(sweeps(program, rows, RESERVED, spread))
 
 
 def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, str]) -> str:
     """The source of a module with one function per schedule. `header` is a comment block."""
     functions = "\n".join(_function(name, s, titles[name]) for name, s in schedules.items())
-    return SKELETON.replace("{functions}", functions).replace("{header}", header.rstrip())  # free text comes last
+    imports = "from collections.abc import Callable\n" if any(s.collectives for s in schedules.values()) else ""
+    text = SKELETON.replace("{imports}", imports).replace("{functions}", functions)
+    return text.replace("{header}", header.rstrip())  # free text comes last
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
@@ -122,11 +126,17 @@ def _function(name: str, schedule: Schedule, title: str) -> str:
     arguments = "\n".join(f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs)
     arguments += "".join(f"\n    {program.given[m]}  [{m.into}, {m.of}]" for m in program.matrices)
     lines = [line for step in schedule.steps for line in _step(step, schedule)]
+    collect = ", collect: Callable[[int, list[Tensor]], list[Tensor]]" if schedule.collectives else ""
     results = "\n".join(f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items())
-    return FUNCTION.format(name=name, title=title, arguments=arguments, body="\n".join(lines), results=results)
+    return FUNCTION.format(
+        name=name, title=title, arguments=arguments, body="\n".join(lines), results=results, collect=collect
+    )
 
 
-def _step(step: Step, schedule: Schedule) -> list[str]:
+def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
+    if isinstance(step, Collective):
+        together = ", ".join(schedule.names[n] for n in step.values)
+        return [f"    [{together}] = collect({schedule.collectives.index(step)}, [{together}])"]
     node, shape = step.node, f"  # [{step.node.stratum}]"
     names, given = schedule.names, schedule.program.given
     operands = [names[o] for o in node.operands]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import linecache
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
         program = schedules[function].program
         edges = {e: batch.index.fibre(*e, fibre) for e in program.edges}
         inputs = {program.given[i]: value for i, value in inputs_of(batch, program).items()}
-        named = module[function](inputs, edges)  # type: ignore[operator]
+        meetings = _meetings(schedules[function], batch)
+        named = module[function](inputs, edges, *meetings)  # type: ignore[operator]
         outputs = {key: named[program.called[key]] for key in program.outputs}
         results = {k: v for k, v in outputs.items() if program.outputs[k].stratum not in program.leaves}
         for key, parts in program.results().items():
@@ -38,6 +39,21 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
         return results
 
     return run
+
+
+def _meetings(schedule: Schedule, batch: Batch) -> list[Callable[[int, list[Tensor]], list[Tensor]]]:
+    """What a function of a spread batch takes besides: how to put vectors together that ranks know in part."""
+    stages, ranks = schedule.collectives, batch.index.ranks
+    if ranks is None or not stages:
+        return []
+
+    def collect(number: int, given: list[Tensor]) -> list[Tensor]:
+        stage = stages[number]
+        vectors = {n: v.expand(batch.index.size[n.stratum]) for n, v in zip(stage.values, given, strict=True)}
+        found = ranks.collect(stage, vectors)
+        return [found[node] for node in stage.values]
+
+    return [collect]
 
 
 def scatter(values: Tensor, whole: Tensor, positions: Tensor) -> None:

@@ -5,17 +5,18 @@ The skeleton and the launchers are here, the kernels in `kernels.py`.
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.kernels import kernels_of_sections
 from fibration.backends.triton.language import HELPERS, RESERVED
 from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.compiler.arguments import Argument, Signature, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Program
-from fibration.compiler.plan import Plan
+from fibration.compiler.plan import Plan, Spread
 
 __all__ = ["RESERVED", "emit", "launched", "plan"]
 
@@ -65,18 +66,24 @@ EXTRA = {
 }
 
 
-def plan(program: Program, rows: str) -> Plan:
+def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
     """Fused sweeps over the tokens."""
-    return sweeps(program, rows, RESERVED)
+    return sweeps(program, rows, RESERVED, spread)
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
-    """The source of a module with one launcher per plan. `header` is a comment block."""
+    """The source of a module with one launcher per plan, or per section of it where a batch is spread over ranks.
+
+    `header` is a comment block.
+    """
     parts = []
     for name, one in plans.items():
-        made = kernels(name, one)
-        parts += [k.text for k in _with_tails(made)]
-        parts.append(_launcher(name, one, titles[name], made))
+        sections = kernels_of_sections(name, one)
+        arguments = launched(one, itertools.chain(*sections))
+        for function, made in zip(one.functions(name), sections, strict=True):
+            if made:
+                parts += [k.text for k in _with_tails(made)]
+                parts.append(_launcher(function, one, titles[name], made, arguments))
     texts = "\n\n\n".join(parts)
     helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
     fibre = FIBRE_BLOCK if "fibre_block(" in texts else ""
@@ -110,8 +117,8 @@ def _used(text: str) -> list[str]:
 # ------------------------------------------------------------ launchers
 
 
-def _launcher(name: str, plan: Plan, title: str, made: tuple[Kernel, ...]) -> str:
-    arguments, given = launched(plan, made), signature(plan)
+def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: tuple[Argument, ...]) -> str:
+    given = signature(plan)
     width = max(len(a.name) for a in arguments)
     names = [a.name for a in arguments]
     lines = [f"def {name}("]

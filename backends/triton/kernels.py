@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
 from fibration.compiler.arguments import TOKENS, result_of
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep
+from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
 
 # Values of a coarse stage that goes along with a sweep; a larger one would take registers from all of its programs.
@@ -26,14 +26,22 @@ SPREAD = 4  # sums in float64 that stay spread over a tile until the loop ends
 
 def kernels(name: str, plan: Plan) -> tuple[Kernel, ...]:
     """The kernels of a program in the order of the plan's stages, coarse ones on their own among them."""
-    return _Stages(name, plan).kernels()
+    return tuple(itertools.chain(*kernels_of_sections(name, plan)))
+
+
+def kernels_of_sections(name: str, plan: Plan) -> list[list[Kernel]]:
+    """The kernels of every section: one, but where the batch is spread over ranks."""
+    return _Stages(name, plan).sections()
 
 
 class _Stages(Writer):
-    def kernels(self) -> tuple[Kernel, ...]:
-        found: list[Kernel] = []
+    def sections(self) -> list[list[Kernel]]:
         numbers = {Sweep: itertools.count(1), Coarse: itertools.count(1)}
-        stages = list(itertools.chain(*self.plan.sections))
+        return [self.kernels(section, numbers) for section in self.plan.sections]
+
+    def kernels(self, section: Section, numbers: Mapping[type, Iterator[int]]) -> list[Kernel]:
+        found: list[Kernel] = []
+        stages = list(section)
         while stages:
             stage = stages.pop(0)
             if isinstance(stage, Coarse):
@@ -43,7 +51,7 @@ class _Stages(Writer):
             if stages and isinstance(stages[0], Coarse) and sum(len(g.values) for g in stages[0].groups) <= SMALL:
                 tail = self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stages.pop(0))  # type: ignore[arg-type]
             found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage, tail))
-        return tuple(found)
+        return found
 
     # ------------------------------------------------------------ coarse stages
 
@@ -162,7 +170,8 @@ class _Stages(Writer):
             rows = self.called("rows", s)
             self.line(1, f"if {rows} is not None:")
             self.line(2, f"row = tl.load({rows} + b, mask=live, other=0)")
-            self.line(2, "row_advantage = tl.load(advantages + row, mask=live, other=0.0)[:, None]")
+            here = "live & (row >= 0)" if self.plan.spread else "live"
+            self.line(2, f"row_advantage = tl.load(advantages + row, mask={here}, other=0.0)[:, None]")
         narrow: dict[Node, str] = {}
         saved = set(sweep.saved)
         number = 0

@@ -21,7 +21,7 @@ from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Run
-from fibration.runtime.calling import bind
+from fibration.runtime.calling import bind, perform
 
 MODULE = "kernels.py"
 
@@ -42,10 +42,11 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
                 "set TRITON_INTERPRET=1 before triton is imported",
             )
         plan = plans[function]
-        values, outputs = bind(arguments[function], plan, batch)
-        tokens = sum(index.size[leaf] for leaf in index.leaves) if plan.sweeps else None
+        values, outputs, work = bind(arguments[function], plan, batch)
+        # the shape of a tile, and so the order of sums, is the same wherever a row lies
+        tokens = index.ranks.tokens if index.ranks else sum(index.size[leaf] for leaf in index.leaves)
         with np.errstate(all="ignore"):  # the interpreter computes both sides of a choice: the other one may overflow
-            getattr(module, function)(**{a.name: values[a.name] for a in arguments[function]}, tokens=tokens)
+            perform(function, plan, batch, work, lambda name: getattr(module, name)(**values, tokens=tokens))
         return outputs
 
     return run

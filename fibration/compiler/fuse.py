@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from fibration.compiler.arguments import signature
@@ -21,17 +21,27 @@ from fibration.compiler.ir import (
     Scalar,
 )
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Sweep, gathers
+from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Spread, Stage, Sweep, gathers
 from fibration.compiler.schedule import value_names
+from fibration.compiler.spread import collected, exact
 from fibration.errors import IRError
 
 CONDITION_ARGS = frozenset({"lt", "le"})
 
 
-def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset()) -> Plan:
-    """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other."""
+def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset(), spread: Spread | None = None) -> Plan:
+    """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other.
+
+    Where the batch is `spread` over ranks, collectives stand between the stages.
+    """
     program = route(program, rows)
-    plan = Plan(program, rows, tuple(_Planner(program, rows).stages()), {})
+    units: Mapping[Push, float] = {}
+    if spread is not None:
+        program, units = exact(program, spread)
+    stages: Iterable[Stage] = _Planner(program, rows, spread).stages()
+    if spread is not None:
+        stages = collected(stages, program, spread, units)
+    plan = Plan(program, rows, tuple(stages), {}, spread)
     taken = reserved | {a.name for a in signature(plan).arguments}
     return replace(plan, names=value_names(program, list(program.nodes()), taken))
 
@@ -107,15 +117,17 @@ def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
 class _Planner:
     """List scheduling: sweep while there are tokens to sum or write, and compute coarse vectors in between."""
 
-    def __init__(self, program: Program, rows: str) -> None:
-        self.program, self.leaves = program, program.leaves
+    def __init__(self, program: Program, rows: str, spread: Spread | None) -> None:
+        self.program, self.leaves, self.spread = program, program.leaves, spread
         self.order = list(program.nodes())
         self.primary = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
         self.users: dict[Node, list[Node]] = {n: [] for n in self.order}
         for node in self.order:
             for o in node.operands:
                 self.users[o].append(node)
-        self.wide = _compared(program)
+        # what ranks have parts of is summed exactly, in float64; maxima go along, to be put together with the sums
+        cut = {n for n in self.order if spread is not None and spread.cuts(n, self.leaves)}
+        self.wide = _compared(program) | {n for n in cut if isinstance(n, Push)}
         self.needs: dict[Node, frozenset[Node]] = {}  # the values of coarser strata that a token value is computed from
         for node in self.order:
             if node.stratum in self.leaves:
@@ -125,6 +137,10 @@ class _Planner:
         self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]
         self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum in self.leaves]
         self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
+
+    def _cut(self, segments: str) -> bool:
+        """Whether no rank has all of what lies over a segment: its values are then coarse work for every rank."""
+        return self.spread is not None and segments not in self.spread.whole
 
     def _critical(self) -> set[Node]:
         """The values that some token value is computed from: those a sweep cannot leave for later."""
@@ -168,13 +184,14 @@ class _Planner:
     def _scalar_ready(self, node: Node, segments: str) -> bool:
         if node in self.done:
             return True
-        if node.stratum != segments or gathers(node):
+        if node.stratum != segments or gathers(node) or self._cut(segments):
             return False
         return all(self._scalar_ready(o, segments) for o in node.operands)
 
     def _coarse(self, waiting: bool = True) -> Iterator[Coarse]:
         """Everything coarse that can be computed now; segments' values may wait for their next sweep."""
         live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores} if waiting else set()
+        live = {s for s in live if not self._cut(s)}
         found = [n for n in self.order if (n.stratum not in live or gathers(n)) and self._computable(n, self.done)]
         if found:
             groups = _grouped(found)
@@ -205,7 +222,7 @@ class _Planner:
             leaf = chosen[0].source if chosen else stores[0][1].stratum
             chosen, stores = [p for p in chosen if p.source == leaf], [s for s in stores if s[1].stratum == leaf]
             passes.append(self._pass(leaf, bool(wide), chosen, stores))
-            local.update(chosen)
+            local.update(() if self._cut(segments) else chosen)
             self.pushes = [p for p in self.pushes if p not in chosen]
             self.stores = [s for s in self.stores if s not in stores]
         return self._trimmed(segments, passes, scalars, local)
@@ -216,7 +233,7 @@ class _Planner:
         return stores or any(p.target == segments and p in self.critical for p in self.pushes)
 
     def _segment_values(self, segments: str, local: set[Node]) -> tuple[Node, ...]:
-        mine = (n for n in self.order if n.stratum == segments and not gathers(n))
+        mine = (n for n in self.order if n.stratum == segments and not gathers(n) and not self._cut(segments))
         return tuple(n for n in mine if self._computable(n, local, self.done))
 
     def _computable(self, node: Node, known: set[Node], also: Collection[Node] = ()) -> bool:

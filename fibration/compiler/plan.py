@@ -15,7 +15,7 @@ coarser strata together, so that every rank has all of it, and cuts the plan int
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -101,7 +101,7 @@ class Coarse:
     saved: tuple[Node, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Collective:
     """Vectors over coarser strata that ranks know in part, put together: every rank then has all of them, in place.
 
@@ -121,17 +121,35 @@ class Collective:
         return (*self.whole, *self.parts)
 
 
+Section = tuple[Sweep | Coarse, ...]
 Stage = Sweep | Coarse | Collective
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How a batch lies on ranks: every element of a `whole` stratum has all of its tokens on one of them.
+
+    Of other strata, any rank may have some of an element's tokens: a sum or maximum over tokens is cut.
+    """
+
+    whole: frozenset[str] = frozenset()
+
+    def cuts(self, node: Node, leaves: Collection[str]) -> bool:
+        return isinstance(node, Push) and node.source in leaves and node.target not in self.whole
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value."""
+    """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value.
+
+    Only where the batch is `spread` there are collectives.
+    """
 
     program: Program
     rows: str
     stages: tuple[Stage, ...]
     names: Mapping[Node, str]
+    spread: Spread | None = None
 
     @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:
@@ -141,9 +159,15 @@ class Plan:
     def collectives(self) -> tuple[Collective, ...]:
         return tuple(s for s in self.stages if isinstance(s, Collective))
 
+    def functions(self, name: str) -> dict[str, Section]:
+        """The functions that a program is emitted as: one, or where the batch is spread one for every section."""
+        if self.spread is None:
+            return {name: self.sections[0]}
+        return {f"{name}_{i}": section for i, section in enumerate(self.sections, 1)}
+
     @cached_property
-    def sections(self) -> tuple[tuple[Sweep | Coarse, ...], ...]:
-        """The stages between collectives, one section more than there are of those; the first and last may be empty."""
+    def sections(self) -> tuple[Section, ...]:
+        """The stages between collectives, one section more than there are of those: each may be empty."""
         found: list[list[Sweep | Coarse]] = [[]]
         for stage in self.stages:
             if isinstance(stage, Collective):

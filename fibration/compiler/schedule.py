@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
 from fibration.compiler.keys import Key, Names
+from fibration.compiler.plan import Coarse, Collective, Pass, Plan
 
 _KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed"}
 
@@ -21,18 +23,27 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A program in a fixed order: coarse values stay, token vectors are dropped after their last use."""
+    """A program in a fixed order: coarse values stay, token vectors are dropped after their last use.
+
+    Where the batch is spread over ranks, they meet between the steps.
+    """
 
     program: Program
-    steps: tuple[Step, ...]
+    steps: tuple[Step | Collective, ...]
     results: dict[Key, str]
     names: dict[Node, str]
 
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Collective))
+
     def __str__(self) -> str:
         lines = [f"schedule of {self.program.name}: {len(self.steps)} steps"]
-        lines += [
-            f"  {s.name}: {s.node.stratum}" + (f"   drop {', '.join(s.dead)}" if s.dead else "") for s in self.steps
-        ]
+        for s in self.steps:
+            if isinstance(s, Collective):
+                lines.append(f"  put together {', '.join(self.names[n] for n in s.values)}")
+            else:
+                lines.append(f"  {s.name}: {s.node.stratum}" + (f"   drop {', '.join(s.dead)}" if s.dead else ""))
         return "\n".join(lines)
 
 
@@ -42,11 +53,45 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
     `reserved` are the words of the backend's language and skeleton, which no value may take.
     """
     order = list(program.nodes())
-    names = value_names(program, order, reserved)
-    last = {o: i for i, node in enumerate(order) for o in node.operands}
+    return _scheduled(program, order, value_names(program, order, reserved))
+
+
+def schedule_spread(plan: Plan) -> Schedule:
+    """In the order of a fused plan, one vector after the other, with its collectives between them."""
+    order: dict[Node | Collective, None] = {}
+
+    def add(node: Node) -> None:
+        if node not in order:
+            for o in node.operands:
+                add(o)
+            order[node] = None
+
+    for stage in plan.stages:
+        if isinstance(stage, Collective):
+            for node in stage.values:  # an input of the caller's
+                add(node)
+            order[stage] = None
+        elif isinstance(stage, Coarse):
+            for group in stage.groups:
+                for node in group.values:
+                    add(node)
+        else:
+            for step in stage.steps:
+                for node in (*step.values, *(step.pushes if isinstance(step, Pass) else ())):
+                    add(node)
+    for node in plan.program.outputs.values():  # what needs no computing
+        add(node)
+    return _scheduled(plan.program, list(order), dict(plan.names))
+
+
+def _scheduled(program: Program, order: Sequence[Node | Collective], names: dict[Node, str]) -> Schedule:
+    last = {o: i for i, node in enumerate(order) if isinstance(node, Node) for o in node.operands}
     kept = set(program.outputs.values())
-    steps = []
+    steps: list[Step | Collective] = []
     for i, node in enumerate(order):
+        if isinstance(node, Collective):
+            steps.append(node)
+            continue
         dead = sorted(
             names[o]
             for o in dict.fromkeys(node.operands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,8 +52,12 @@ VALUES: Mapping[str, Callable[[_Call, Argument], object]] = for_each("values of 
 })  # fmt: skip
 
 
-def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dict[str, object], dict[Key, Tensor]]:
-    """A value for every argument: tensors, numbers, or None for what lacks; and the results that the call will fill."""
+def bind(
+    arguments: tuple[Argument, ...], plan: Plan, batch: Batch
+) -> tuple[dict[str, object], dict[Key, Tensor], Tensor]:
+    """A value for every argument: tensors, numbers, or None for what lacks; the results that the call will fill; and
+    the workspace.
+    """
     index = batch.index
     slots = workspace(plan, index.size)
     work = torch.empty(sum(n for _, n in slots.values()), dtype=torch.float64, device=index.device)
@@ -64,8 +69,24 @@ def bind(arguments: tuple[Argument, ...], plan: Plan, batch: Batch) -> tuple[dic
     outputs: dict[Key, Any] = {a.key[0]: values[a.name] for a in arguments if a.kind == "result"}
     for key, node in plan.program.outputs.items():
         if node.stratum not in plan.program.leaves:
-            outputs[key] = _coarse_output(node, slots, work, batch)
-    return values, outputs
+            outputs[key] = vector_of(node, slots, work, batch)
+    return values, outputs, work
+
+
+def perform(name: str, plan: Plan, batch: Batch, work: Tensor, call: Callable[[str], None]) -> None:
+    """Call a program's functions one after the other, and between them put together what ranks know in part."""
+    ranks = batch.index.ranks
+    if ranks is None:
+        call(name)
+        return
+    slots = workspace(plan, batch.index.size)
+    for (function, section), stage in itertools.zip_longest(plan.functions(name).items(), plan.collectives):
+        if section:
+            call(function)
+        if stage:
+            vectors = {n: vector_of(n, slots, work, batch) for n in stage.values}
+            for node, whole in ranks.collect(stage, vectors).items():
+                vectors[node].copy_(whole)
 
 
 def per_row(batch: Batch, plan: Plan) -> bool:
@@ -84,7 +105,7 @@ def workspace(plan: Plan, size: Mapping[str, int]) -> dict[Node, tuple[int, int]
     return slots
 
 
-def _coarse_output(node: Node, slots: Mapping[Node, tuple[int, int]], work: Tensor, batch: Batch) -> Tensor:
+def vector_of(node: Node, slots: Mapping[Node, tuple[int, int]], work: Tensor, batch: Batch) -> Tensor:
     if isinstance(node, Input):
         return batch.vectors[node]
     if isinstance(node, Const):

@@ -1,0 +1,147 @@
+"""Where a batch is spread over ranks: sums that do not depend on who has which tokens, and when ranks meet.
+
+A float64 sum depends on the order of its terms. So every term of a sum that several ranks have a part of is cut into
+four, whole multiples of the `UNITS`, so small that every sum of up to `TOKENS` of them is exact, in any order and on
+any hardware (Rump, Ogita and Oishi 2008; Demmel and Nguyen 2013):
+
+    q = (x + M) - M  is x rounded to a multiple of u, where M = 1.5·2^52·u;  x - q is exact, and goes on to the next u
+
+The kernels that sum are those of any other sum. A term beyond `RANGE` becomes NaN, and is counted by the output
+`beyond`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from fibration.compiler.derivative import ZERO
+from fibration.compiler.diagnostics import equal
+from fibration.compiler.ir import BATCH, Const, Map, Node, Program, Push, Scalar, arg, const, scalar, total
+from fibration.compiler.keys import Key
+from fibration.compiler.plan import Coarse, Collective, Spread, Stage, Sweep
+
+UNITS = (2.0**10, 2.0**-20, 2.0**-50, 2.0**-80)
+RANGE = 2.0**39  # of a term: half of the 2^30 multiples of a unit that the next larger one leaves
+TOKENS = 2**24  # terms, of one element on one rank, whose parts' sums are exact
+# How far a whole number made of others may be from 0.
+COMBINED: Mapping[str, Callable[[float, float], float]] = {
+    "add": operator.add, "sub": operator.add, "mul": operator.mul, "select": max,
+}  # fmt: skip
+SMALL = 2.0**10  # whole numbers up to here add up exactly as they are, in the tokens' precision too
+BEYOND = Key("beyond")  # how many elements have a term that is out of range
+
+
+def exact(program: Program, spread: Spread) -> tuple[Program, dict[Push, float]]:
+    """`program` with sums over cut strata in parts, and what each of its sums over them is a multiple of."""
+    units: dict[Push, float] = {}
+    first: dict[str, list[Node]] = {}  # the sums of the largest parts, which are NaN where a term is out of range
+    names: dict[Node, Key] = {}
+
+    def rule(node: Node) -> Node:
+        if not isinstance(node, Push) or node.reduce != "sum" or not spread.cuts(node, program.leaves):
+            return node
+        largest = bound(node.operand)
+        if largest is not None and largest <= SMALL:
+            units[node] = 1.0
+            return node
+        sums: list[Node] = [Push(node.source, node.target, part) for part in parts(node.operand)]
+        units.update((s, unit) for s, unit in zip(sums, UNITS, strict=True) if isinstance(s, Push))
+        first.setdefault(node.target, []).append(sums[0])
+        if word := program.names.get(node.operand):
+            names.update((s.operands[0], Key(f"{word}_part_{i}")) for i, s in enumerate(sums, 1))
+        return total(sums[::-1])  # the smallest first
+
+    made = program.mapped(rule)
+    outputs = dict(made.outputs)
+    if first:
+        outputs[BEYOND] = total([_out_of_range(stratum, sums) for stratum, sums in first.items()])
+    return replace(made, outputs=outputs, names={**names, **made.names}).validate(), units
+
+
+def parts(x: Node) -> list[Node]:
+    """Multiples of the `UNITS` whose sum is `x`, but for what is below the last; NaN where `x` is beyond `RANGE`."""
+    inside = scalar("and", scalar("le", const(-RANGE), arg(0)), scalar("le", arg(0), const(RANGE)))
+    found: list[Node] = []
+    for unit in UNITS:
+        large = const(1.5 * 2.0**52 * unit)
+        rounded = scalar("sub", scalar("add", arg(0), large), large)
+        body = rounded if found else scalar("select", inside, rounded, const(float("nan")))
+        found.append(Map(body, (x,)))
+        x = Map(scalar("sub", arg(0), arg(1)), (x, found[-1]))
+    return found
+
+
+def _out_of_range(stratum: str, sums: list[Node]) -> Node:
+    """How many elements have a sum that is not finite."""
+    nothing: list[Node] = [Map(scalar("sub", arg(0), arg(0)), (s,)) for s in dict.fromkeys(sums)]  # 0, or NaN
+    flag = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(nothing),))
+    return flag if stratum == BATCH else Push(stratum, BATCH, flag)
+
+
+def bound(node: Node) -> float | None:
+    """What no value of a vector exceeds whose values are whole numbers, or NaN; None where they may be others."""
+    if isinstance(node, Const):
+        return _whole(node.value)
+    return _bound(node.body, [bound(o) for o in node.inputs]) if isinstance(node, Map) else None
+
+
+def _bound(body: Scalar, given: list[float | None]) -> float | None:
+    if body.op == "arg":
+        return given[int(body.value or 0)]
+    if body.op == "const":
+        return _whole(float(body.value or 0.0))
+    if body.op == "sub" and body.args[0] is body.args[1]:
+        return 0.0
+    if body.op not in COMBINED:
+        return None
+    a, b = (_bound(part, given) for part in body.args[-2:])
+    return None if a is None or b is None else COMBINED[body.op](a, b)
+
+
+def _whole(value: float) -> float | None:
+    return abs(value) if value == value and abs(value) <= SMALL and value == int(value) else None
+
+
+# ------------------------------------------------------------ when ranks meet
+
+
+def collected(
+    stages: Iterable[Stage], program: Program, spread: Spread, units: Mapping[Push, float]
+) -> Iterator[Stage]:
+    """The stages, and before one that reads what ranks know in part a collective of all of that there is by then.
+
+    A sweep's own segments, and what its tokens lie over, are this rank's; a coarse stage and the caller read every
+    element.
+    """
+    stages = list(stages)
+    read = set(program.outputs.values()).union(*(_coarse_reads(s) for s in stages))
+    waiting: dict[Node, None] = {
+        n: None for n in program.inputs if n.kind == "advantage" and n.stratum not in program.leaves and n in read
+    }
+
+    def together() -> Collective:
+        parts = [n for n in waiting if isinstance(n, Push) and spread.cuts(n, program.leaves)]
+        whole = [n for n in waiting if n not in parts]
+        waiting.clear()
+        return Collective(tuple(whole), tuple(parts), {p: units[p] for p in parts if p in units})
+
+    for stage in stages:
+        if not waiting.keys().isdisjoint(_coarse_reads(stage) | _cut_reads(stage, spread, program.leaves)):
+            yield together()
+        yield stage
+        if isinstance(stage, Sweep):
+            waiting |= {n: None for n in stage.saved if n in read or spread.cuts(n, program.leaves)}
+    if not waiting.keys().isdisjoint(program.outputs.values()):
+        yield together()
+
+
+def _coarse_reads(stage: Stage) -> set[Node]:
+    return {o for g in stage.groups for n in g.values for o in n.operands} if isinstance(stage, Coarse) else set()
+
+
+def _cut_reads(stage: Stage, spread: Spread, leaves: Collection[str]) -> set[Node]:
+    """The sums and maxima that a sweep reads before anything is made of them."""
+    steps = stage.steps if isinstance(stage, Sweep) else ()
+    return {o for step in steps for n in step.values for o in n.operands if spread.cuts(o, leaves)}
