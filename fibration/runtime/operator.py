@@ -18,6 +18,7 @@ from fibration.runtime import metrics as diagnostics
 from fibration.runtime.batch import Batch, Run, inputs_of
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import check_tokens, make_batch, refuse_nonfinite
 
 
@@ -84,6 +85,7 @@ class Operator:
         offsets: Any = None,
         attributes: Mapping[str, Any] | None = None,
         device: torch.device | str | None = None,
+        group: Any = None,
         **labels: Any,
     ) -> Index:
         """Say who lies over whom in a batch.
@@ -99,13 +101,22 @@ class Operator:
         one leaf may be left out, and has the unmasked tokens that no other has. `attributes`: `{name: values}` for
         declared attributes.
 
+        `group`: the ranks that the batch is spread over, each with a part of it, which may be nothing: a group of
+        torch.distributed, or an object with `rank`, `size`, `all_gather(tensor)` and `all_gather_object(obj)`. All of
+        them make this call, and each that uses the index. Its tokens are then this rank's, and everything coarser is
+        the whole batch's, the same on every rank: labels of one element are equal wherever they are given. Names for
+        the rows (`trajectory=keys`) say which rows are pieces of one, and number elements by their labels, so that it
+        does not matter which rank has which rows. Numbers are given by label and not in the order of elements.
+
         Raises HierarchyIndexError naming the row, token, label or element that does not fit: labels that lack, or are
         negative integers of tokens, which in most data mean none; an element over two, paths that disagree, a batch
-        that breaks what the hierarchy assumes, crossed effects that no projection tells apart.
+        that breaks what the hierarchy assumes, crossed effects that no projection tells apart. With a group, all ranks
+        raise what one of them does; and RanksError where they are in different calls, or one of them is lost.
         """
-        return build_index(
-            self.hierarchy, mask=mask, offsets=offsets, attributes=attributes, device=device, labels=labels
-        )
+        ranks, labels = ranks_or_labels(self.hierarchy, group, labels)
+        if ranks is None:
+            return build_index(self.hierarchy, labels, mask, offsets, attributes, device)
+        return build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device)
 
     def loss(
         self,

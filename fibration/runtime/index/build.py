@@ -24,32 +24,35 @@ from fibration.runtime.index.spans import Runs, Spans
 
 def build_index(
     hierarchy: Hierarchy,
-    *,
+    labels: Mapping[str, Any],
     mask: Any = None,
     offsets: Any = None,
     attributes: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
-    labels: Mapping[str, Any],
 ) -> Index:
     """See `Operator.index`."""
     with located(f"index of '{hierarchy.name}'"):
-        attributes = {} if attributes is None else attributes
-        if not isinstance(attributes, Mapping):
-            raise HierarchyIndexError(
-                f"attributes={shown(attributes)}",
-                required="a mapping from the names of attributes to their values",
-                found=f"the attributes of the hierarchy: {', '.join(hierarchy.attributes) or 'none'}",
-            )
-        index = _Builder(hierarchy, mask, offsets, device).build(labels, attributes)
+        builder = Builder(hierarchy, mask, offsets, device)
+        index = builder.build(labels, attributes, builder.device)
+    return finished(index)
+
+
+def finished(index: Index) -> Index:
+    """What a hierarchy assumes of its batches, checked, and its projection."""
     check(index)
+    hierarchy = index.hierarchy
     if hierarchy.orthogonalise and hierarchy.shape.crossed():  # too low a rank is refused here, not by a gate
         return replace(index, projection=Projection(index))
     return index
 
 
-class _Builder:
-    def __init__(self, hierarchy: Hierarchy, mask: Any, offsets: Any, device: torch.device | str | None) -> None:
-        self.h = hierarchy
+class Builder:
+    """`spread`: of a batch of which this is one rank's part, which may be nothing."""
+
+    def __init__(
+        self, hierarchy: Hierarchy, mask: Any, offsets: Any, device: torch.device | str | None, spread: bool = False
+    ) -> None:
+        self.h, self.spread = hierarchy, spread
         self.leaves = [s.name for s in hierarchy.leaves]
         self.rows = hierarchy.rows.name
         if mask is None and offsets is None:
@@ -88,7 +91,7 @@ class _Builder:
                 )
         self.keep = None if keep is None else keep.reshape(-1)
         runs = self._all_tokens() if self.keep is None else Runs.of(self.keep)
-        if not len(runs):
+        if not len(runs) and not spread:
             raise HierarchyIndexError(
                 "the batch is empty",
                 required="at least one unmasked token",
@@ -135,7 +138,7 @@ class _Builder:
     def _offsets(self, offsets: Any) -> Codes:
         array = to_numpy(offsets, "the offsets")
         rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
-        if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
+        if array.ndim != 1 or len(array) < 2 - self.spread or array.dtype.kind not in "iu":
             raise HierarchyIndexError(f"offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule)
         if int(array.max()) > np.iinfo(np.int64).max:
             raise HierarchyIndexError(f"the offsets reach {array.max()}", required=rule)
@@ -151,16 +154,24 @@ class _Builder:
 
     # ------------------------------------------------------------ assembly
 
-    def build(self, labels: Mapping[str, Any], attributes: Mapping[str, Any]) -> Index:
+    def build(self, labels: Mapping[str, Any], attributes: Mapping[str, Any] | None, device: torch.device) -> Index:
+        attributes = {} if attributes is None else attributes
+        if not isinstance(attributes, Mapping):
+            raise HierarchyIndexError(
+                f"attributes={shown(attributes)}",
+                required="a mapping from the names of attributes to their values",
+                found=f"the attributes of the hierarchy: {', '.join(self.h.attributes) or 'none'}",
+            )
         wanted = self._wanted(labels)
         is_of = self._is_of(labels)
         spans = {leaf: self._spans(is_of[leaf]) for leaf in is_of} or {self.leaves[0]: self.every}
         places = Places(self.h, self.shape, self.n_rows, self.row_numbers, self.every, spans, is_of)
-        encoded = Encoder(places).encode({name: labels[name] for name in wanted}, labels.get(self.rows))
+        wished = {name: labels[name] for name in wanted}
+        self.encoded = encoded = Encoder(places, self.spread).encode(wished, labels.get(self.rows))
         names = {k: v for k, v in encoded.names.items() if k not in self.leaves}
 
         size = {leaf: len(spans[leaf]) for leaf in self.leaves}
-        size |= {self.rows: len(self.row_numbers), BATCH: 1, **{s: len(names[s]) for s in wanted}}
+        size |= {self.rows: len(encoded.names[self.rows]), BATCH: 1, **{s: len(names[s]) for s in wanted}}
         edges = [(f.source.name, f.target.name) for f in self.h.fibrations if f.target.name != BATCH]
         for leaf in self.h.leaves:  # the objective sums over rows
             if self.h.rows not in (leaf, *self.h.coarser(leaf)):
@@ -176,7 +187,7 @@ class _Builder:
                 )
 
         def move(array: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         return Index(
             hierarchy=self.h,
@@ -191,8 +202,8 @@ class _Builder:
             by_row=frozenset(edge for edge in edges if edge[0] in self.leaves and edge[1] in encoded.per_row),
             size=size,
             labels=names,
-            values={k: torch.from_numpy(v).to(self.device) for k, v in values.items()},
-            device=self.device,
+            values={k: torch.from_numpy(v).to(device) for k, v in values.items()},
+            device=device,
         )
 
     def _wanted(self, labels: Mapping[str, Any]) -> list[str]:
@@ -329,9 +340,15 @@ class _Builder:
             if stratum in self.leaves and array.shape == self.shape:
                 array = array.reshape(-1)[spans[stratum].runs.places()]
             elif stratum == self.rows and array.shape == (self.n_rows,):
-                array = array[self.row_numbers]
+                array = self._of_pieces(attribute, array[self.row_numbers], names)
             elif array.ndim == 0:
                 array = np.full(size[stratum], float(array))
+            elif self.spread and stratum not in (*self.leaves, BATCH):
+                raise HierarchyIndexError(
+                    f"{what} is given in the order of {stratum} elements, which no rank knows of the whole batch",
+                    required=f"one number, or a mapping from labels: {{{stratum}: number}}"
+                    + (f", or one per row of this rank, [{self.n_rows}]" if stratum == self.rows else ""),
+                )
             elif array.shape != (size[stratum],):
                 raise HierarchyIndexError(
                     f"{what} has shape {list(array.shape)}", required=f"one number per {stratum}: [{size[stratum]}]"
@@ -346,6 +363,23 @@ class _Builder:
                 remedy=_out_of_range(attribute),
             )
         return array
+
+    def _of_pieces(
+        self, attribute: Attribute, array: NDArray[Any], names: Mapping[str, tuple[Hashable, ...]]
+    ) -> NDArray[np.float64]:
+        """Per row that is an element, from one number per row of the tensors: rows of one key have one."""
+        pieces = self.encoded.per_row[self.rows]
+        found = np.empty(len(names[self.rows]))
+        found[pieces] = array
+        wrong = np.flatnonzero((found[pieces] != array) & ~np.isnan(array))
+        if len(wrong):
+            element = pieces[wrong[0]]
+            raise HierarchyIndexError(
+                f"attribute '{attribute.name}' of {self.rows} {names[self.rows][element]!r} has two values",
+                required=f"one number for all rows of one {self.rows}",
+                found=f"{array[wrong[0]]:.17g} and {found[element]:.17g}",
+            )
+        return found
 
 
 def _in_range(attribute: Attribute) -> str:

@@ -26,17 +26,20 @@ from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes, Layout, Members, Ranks
 from fibration.runtime.index.spans import Runs, Spans, lay_out
+from fibration.runtime.ranks.group import Ranked
+from fibration.runtime.sums import Sums, Vector
 
 Edge = tuple[str, str]  # names of the strata that a fibration leads from and to
 P = ParamSpec("P")
 T = TypeVar("T")
+AnIndex = TypeVar("AnIndex", bound="Index")
 
 
-def once(method: Callable[Concatenate[Index, P], T]) -> Callable[Concatenate[Index, P], T]:
+def once(method: Callable[Concatenate[AnIndex, P], T]) -> Callable[Concatenate[AnIndex, P], T]:
     """What a method of an index answers is worked out once per arguments, and lives as long as the index."""
 
     @wraps(method)
-    def answer(self: Index, *arguments: P.args, **named: P.kwargs) -> T:
+    def answer(self: AnIndex, *arguments: P.args, **named: P.kwargs) -> T:
         key = (method.__name__, arguments, *named.items())
         if key not in self._cache:
             self._cache[key] = method(self, *arguments, **named)
@@ -74,6 +77,17 @@ class Index:
     projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
     ranks: Ranks | None = None  # that the batch is spread over
     _cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def group(self) -> Ranked | None:
+        """The ranks that the batch is spread over, for what they have to do together."""
+        return None
+
+    @property
+    def gradient_scale(self) -> int:
+        """What a rank's gradient is multiplied by where gradients are averaged over the ranks of the batch: so many
+        they are, 1 without a group."""
+        return self.group.size if self.group else 1
 
     @property
     def positions(self) -> Tensor:
@@ -182,6 +196,11 @@ class Index:
         between = next((t for s, t in self.by_row if s == leaf and self._reaches(t, target)), None)
         return None if between is None else self.parent(between, target)[self.edges[leaf, between]]
 
+    def between(self, source: str, over: str) -> str | None:
+        """What `source` lies directly over on some way to `over`, unless that is `over`."""
+        below = (t for s, t in self.edges if s == source and t != over)
+        return next((t for t in below if over == BATCH or self._reaches(t, over)), None)
+
     def _reaches(self, stratum: str, target: str) -> bool:
         return stratum == target or any(self._reaches(t, target) for s, t in self.edges if s == stratum)
 
@@ -190,7 +209,7 @@ class Index:
         """How many `of` elements lie over each `over` element: float64 [over]."""
         if over == BATCH:
             return torch.tensor([self.size[of]], device=self.device).double()
-        between = next((t for s, t in self.edges if s == of and t != over and self._reaches(t, over)), None)
+        between = self.between(of, over)
         if between is not None:  # counts of what lies between, added up: far fewer of them, and exact
             parent, counts = self.parent(between, over), self.count(of, between)
         elif (of, over) in self.by_row:
@@ -199,14 +218,28 @@ class Index:
             return torch.bincount(self.parent(of, over), minlength=self.size[over]).double()
         return torch.zeros(self.size[over], dtype=torch.float64, device=self.device).index_add_(0, parent, counts)
 
+    @once
     def total(self, attribute: Attribute, over: str) -> Tensor:
         """The sum of an attribute over each `over` element: float64 [over]."""
-        values = self.values[attribute.name]
         if attribute.on.name == over:
-            return values
-        parent = self.parent(attribute.on.name, over).cpu().numpy()
-        sums = np.bincount(parent, weights=values.cpu().numpy(), minlength=self.size[over])
-        return torch.from_numpy(sums).to(self.device)
+            return self.values[attribute.name]
+        return torch.from_numpy(self.summed(attribute).over(over).values()).to(self.device)
+
+    @once
+    def summed(self, attribute: Attribute) -> Summed:
+        """An attribute, added up over what its stratum lies over."""
+        return Summed(self, attribute.on.name, self.values[attribute.name].cpu().numpy())
+
+    def added(self, source: str, at: Codes, values: Vector, size: int) -> Sums:
+        """The sums of a number per element of `source` over `size` cells, where the `i`th is in cell `at[i]`.
+
+        Of leaves it is those of the whole batch: of one that is spread, every rank calls it.
+        """
+        return Sums.of(values, at, size)
+
+    def occurring(self, keys: Codes) -> Codes:
+        """The numbers that `keys`, one per token of some leaves, hold in the whole batch, ascending; likewise."""
+        return np.unique(keys)
 
     @once
     def fibre(self, source: str, target: str, make: Any) -> Any:
@@ -273,6 +306,13 @@ class Index:
     def _row_under(self, segments: str) -> Tensor | None:
         """The number of the non-empty row that each element lies in, unless one of them straddles rows."""
         row = torch.empty(self.size[segments], dtype=torch.int64, device=self.device)
+        under = self.over_rows(segments)
+        for parent, rows in under:
+            row[parent] = rows
+        return row if all(bool((row[parent] == rows).all()) for parent, rows in under) else None
+
+    def over_rows(self, segments: str) -> list[tuple[Tensor, Tensor]]:
+        """Elements of `segments`, and the non-empty row in which each has tokens: a pair of int64 tensors per leaf."""
         under = []
         for leaf in self.leaves_over(segments):
             of_rows = self.of_rows(leaf, segments)
@@ -280,9 +320,7 @@ class Index:
                 under.append((self.parent(leaf, segments), self.rows_of_tokens(leaf)))
             else:
                 under.append((of_rows, self._move(self.spans[leaf].rows)))
-        for parent, rows in under:
-            row[parent] = rows
-        return row if all(bool((row[parent] == rows).all()) for parent, rows in under) else None
+        return under
 
     def sizes(self, edges: Sequence[tuple[str, str]]) -> Sizes:
         """The same fibrations for the interpreter."""
@@ -310,6 +348,26 @@ class Index:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{n} {s}" for s, n in self.size.items() if s != BATCH)
         return f"Index({self.hierarchy.name!r}: {sizes}; {self.device})"
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A number per element of one stratum, which is added up once over each coarser one."""
+
+    index: Index
+    source: str
+    values: Vector
+    known: dict[str, Sums] = field(default_factory=dict)
+
+    def over(self, stratum: str) -> Sums:
+        if stratum not in self.known:
+            between, size = self.index.between(self.source, stratum), self.index.size[stratum]
+            parent = self.index.parent(between or self.source, stratum).cpu().numpy()
+            if between is None:
+                self.known[stratum] = self.index.added(self.source, parent, self.values, size)
+            else:  # far fewer of them, and exact
+                self.known[stratum] = self.over(between).over(parent, size)
+        return self.known[stratum]
 
 
 class _Parents(Mapping[Edge, Tensor]):

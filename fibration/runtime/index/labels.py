@@ -70,6 +70,7 @@ class Encoded:
     per_row: Mapping[str, Codes]
     per_token: Mapping[str, Codes]
     names: Mapping[str, Names]
+    kinds: Mapping[str, str]  # "row" or "token": what labels were given per, where it makes a difference
 
     def of_tokens(self, stratum: str) -> Codes:
         if stratum in self.per_token:
@@ -87,13 +88,13 @@ class Encoded:
         """The `target` element under each of the `size` elements of `source`, which is no leaf."""
         if source in self.per_row and target in self.per_row:
             above, below = self.per_row[source], self.per_row[target]
-            keep = above >= 0
+            keep = (above >= 0) & (below >= 0)
         else:
             above, below = self.of_tokens(source), self.of_tokens(target)
             keep = self.places.lies_over(source)
         if not keep.all():
             above, below = above[keep], below[keep]
-        parent = np.empty(size, np.int64)
+        parent = np.full(size, -1)  # of a row of which another rank has the tokens that lie over it
         parent[above] = below
         wrong = np.flatnonzero(parent[above] != below)
         if len(wrong):
@@ -119,10 +120,14 @@ class Encoded:
 
 
 class Encoder:
-    """Numbers the elements of every labelled stratum in the order in which their labels first appear."""
+    """Numbers the elements of every labelled stratum in the order in which their labels first appear.
 
-    def __init__(self, places: Places) -> None:
-        self.places, self.h = places, places.hierarchy
+    `spread`: other ranks have more of the batch, and of its rows. Rows of one name are then pieces of one.
+    """
+
+    def __init__(self, places: Places, spread: bool = False) -> None:
+        self.places, self.h, self.spread = places, places.hierarchy, spread
+        self.kinds: dict[str, str] = {}
         self.rows = self.h.rows.name
 
     def encode(self, labels: Mapping[str, Any], row_labels: Any) -> Encoded:
@@ -130,13 +135,13 @@ class Encoder:
         per_row: dict[str, Codes] = {self.rows: np.arange(len(self.places.row_numbers))}
         per_token: dict[str, Codes] = {}
         names: dict[str, Names] = dict.fromkeys([*labels, self.rows], ())
-        found = Encoded(self.places, per_row, per_token, names)
+        found = Encoded(self.places, per_row, per_token, names, self.kinds)
         for name, given in labels.items():
             if not isinstance(given, Mapping):
                 codes, names[name], by_row = self._read(name, given)
                 (per_row if by_row else per_token)[name] = codes
-        names[self.rows] = self._row_names(row_labels)
-        if self.h.rows in self.h.strata:
+        per_row[self.rows], names[self.rows] = self._row_names(row_labels)
+        if self.h.rows in self.h.strata and not self.spread:
             self._check_rows()
         for stratum in reversed(self.h.order):  # what a mapping starts from is finer
             if isinstance(labels.get(stratum.name), Mapping):
@@ -154,11 +159,12 @@ class Encoder:
                 f"the labels for '{name}' are {an(type(given).__name__)}", required="one label per row"
             )
         shape, n_rows = self.places.shape, self.places.n_rows
-        nested = len(shape) == 2 and len(given) == n_rows and all(isinstance(g, list) for g in given)
+        nested = len(shape) == 2 and len(given) == n_rows > 0 and all(isinstance(g, list) for g in given)
         # Where there are as many tokens as rows: what lies above the rows is labelled by row, what is between by token.
         between = self.h.rows in self.h.coarser(Stratum(name))
         per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
-        if shape == (n_rows,) == (len(given),) and self._is_either(Stratum(name)):
+        unclear = shape == (n_rows,) == (len(given),) and self._is_either(Stratum(name))
+        if unclear:
             per_token = self._agree(name, given)
         if nested:
             if any(len(g) != shape[1] for g in given):
@@ -177,6 +183,10 @@ class Encoder:
         all_places = self.places.every.runs.places() if per_token else self.places.row_numbers
         # only tokens and rows that lie over it need a label
         needed = np.flatnonzero((self.places.lies_over if per_token else self.places.rows_over)(name))
+        if name == self.rows:
+            needed = np.arange(len(all_places))
+        if len(needed) and not unclear:
+            self.kinds[name] = "token" if per_token else "row"
         numbers: dict[Hashable, int] = {}
         codes = np.full(len(all_places), -1, np.int64)
         for i in needed:
@@ -226,30 +236,23 @@ class Encoder:
                 )
         return True
 
-    def _row_names(self, given: Any) -> Names:
+    def _row_names(self, given: Any) -> tuple[Codes, Names]:
         rows = self.places.row_numbers
         if given is None:
-            return tuple(int(r) for r in rows)
+            return np.arange(len(rows)), tuple(int(r) for r in rows)
         codes, names, by_row = self._read(self.rows, given)
-        if not by_row or len(names) != len(rows):
+        if not by_row or (len(names) != len(rows) and not self.spread):
             twice = next((names[c] for i, c in enumerate(codes) if c in codes[:i]), "?")
             raise HierarchyIndexError(
                 f"two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
             )
-        return names
+        return codes, names
 
     def _check_rows(self) -> None:
         """Every row is an element of a stratum of the hierarchy, so something must lie over each."""
         over = self.places.rows_over(self.rows)
         if not over.all():
-            row = int(self.places.row_numbers[np.argmin(over)])
-            leaves = [s.name for s in self.h.leaves if s in self.h.shape.leaves_over(self.h.rows)]
-            raise HierarchyIndexError(
-                f"nothing lies over {self.rows} {row}",
-                required=f"every row has a token that is an element of {' or '.join(leaves)}",
-                found="tokens of other leaves alone",
-                remedy=f"let every leaf lie over {self.rows}, or mask that row",
-            )
+            raise nothing_over(self.h, int(self.places.row_numbers[np.argmin(over)]))
 
     # ------------------------------------------------------------ labels of labels
 
@@ -337,6 +340,16 @@ class Encoder:
         shape, ends = self.h.shape, {Stratum(one), Stratum(other)}
         both = [s for s in self.h.order if ends <= {s, *shape.coarser(s)} and self.places.lies_over(s.name)[token]]
         return self.places.token(token) if both[0] in self.h.leaves else self._word(both[0].name, token, found)
+
+
+def nothing_over(h: Hierarchy, row: Hashable) -> HierarchyIndexError:
+    leaves = [s.name for s in h.leaves if s in h.shape.leaves_over(h.rows)]
+    return HierarchyIndexError(
+        f"nothing lies over {h.rows.name} {row!r}",
+        required=f"every row has a token that is an element of {' or '.join(leaves)}",
+        found="tokens of other leaves alone",
+        remedy=f"let every leaf lie over {h.rows.name}, or mask that row",
+    )
 
 
 def _plain(label: Any) -> Any:

@@ -1,0 +1,235 @@
+"""The index of a batch that is spread over ranks: tokens are this rank's, all that is coarser the whole batch's.
+
+Every rank builds the index of its own part, and says of it what is coarser than tokens. From what all have said each
+works out the same whole (`runtime/ranks/merge.py`), and gives its tokens the elements of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.errors import HierarchyIndexError, located
+from fibration.language.atoms import BATCH, Attribute, Stratum
+from fibration.language.fingerprint import fingerprint
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.batch import Codes
+from fibration.runtime.index.build import Builder, finished
+from fibration.runtime.index.index import Edge, Index, Summed, once
+from fibration.runtime.index.labels import Encoded, nothing_over
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.ranks.collect import Held, Ranks
+from fibration.runtime.ranks.group import Ranked, as_group, is_group
+from fibration.runtime.ranks.labels import digests
+from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Part, Whole
+from fibration.runtime.sums import Sums, Vector
+
+GROUP = "group"  # what the ranks are called among the keywords of `Operator.index`
+
+
+def ranks_or_labels(h: Hierarchy, given: Any, labels: dict[str, Any]) -> tuple[Ranked | None, dict[str, Any]]:
+    """What `group=` was given for: the ranks, or the labels of a stratum that is called so."""
+    if given is None:
+        return None, labels
+    known = any(s.name == GROUP for s in (*h.strata, h.rows))
+    if known and not is_group(given):
+        return None, {**labels, GROUP: given}
+    if known and h.rows.name != GROUP:
+        raise HierarchyIndexError(
+            f"index of '{h.name}': {GROUP}= are the ranks, and the labels of the stratum '{GROUP}'",
+            required="one of them under a keyword",
+            remedy=f"call the stratum something else than '{GROUP}'",
+        )
+    return as_group(given), labels
+
+
+def build_spread_index(
+    hierarchy: Hierarchy,
+    group: Ranked,
+    labels: Mapping[str, Any],
+    mask: Any = None,
+    offsets: Any = None,
+    attributes: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+) -> Index:
+    """See `Operator.index`. Every rank of the group calls it; what one of them cannot read is an error on all."""
+    here = f"index of '{hierarchy.name}'"
+    with agreed(group, here) as said:
+        said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
+        said["who names the rows"] = "the batch" if labels.get(hierarchy.rows.name) is None else "the caller"
+        with located(here):
+            builder = Builder(hierarchy, mask, offsets, device, spread=True)
+            local = builder.build(labels, attributes, torch.device("cpu"))
+            part = _part(local, builder.encoded, keyed=labels.get(hierarchy.rows.name) is not None)
+    parts = group.all_gather_object(part, here)
+    with located(here):
+        whole = Whole(parts)
+        _check(hierarchy, whole)
+    return finished(_joined(group, local, whole, builder.device))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SpreadIndex(Index):
+    """The index of one rank. `size` of a leaf counts the tokens here, and everything coarser is the whole batch's."""
+
+    ranks: Ranks
+    tokens: Mapping[str, int]  # per leaf, on all ranks
+    counts: Mapping[Edge, Tensor]  # float64 [target]: tokens over what they lie directly over, on all ranks
+    sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf and what that lies directly over
+    inside: Mapping[str, Tensor | None]  # the row that each element lies in, unless one of them straddles rows
+
+    @property
+    def group(self) -> Ranked:
+        return self.ranks.group
+
+    @once
+    def count(self, of: str, over: str) -> Tensor:
+        if of in self.leaves and over == BATCH:
+            return torch.tensor([self.tokens[of]], device=self.device).double()
+        return self.counts[of, over] if (of, over) in self.counts else super().count(of, over)
+
+    def summed(self, attribute: Attribute) -> Summed:
+        known = {over: sums for (name, over), sums in self.sums.items() if name == attribute.name}
+        return replace(super().summed(attribute), known=known)
+
+    def added(self, source: str, at: Codes, values: Vector, size: int) -> Sums:
+        mine = super().added(source, at, values, size)
+        if source not in self.leaves:
+            return mine
+        here = np.unique(at)  # others have nothing to say
+        sent = here, Sums(len(here), {k: digit[here] for k, digit in mine.digits.items()})
+        total = Sums(size, {})
+        for cells, sums in self.group.all_gather_object(sent, f"masses of {source}"):
+            total = total.plus(sums.over(cells, size))
+        return total
+
+    def occurring(self, keys: Codes) -> Codes:
+        return np.unique(np.concatenate(self.group.all_gather_object(super().occurring(keys), "what occurs together")))
+
+    @once
+    def rows_of(self, segments: str) -> Tensor | None:
+        """The row of this rank's tensors that each element lies in, -1 without tokens here: int64 [elements].
+
+        None if one of them straddles rows. Of a row in pieces, it is that of one piece.
+        """
+        if segments not in self.leaves and self._row_under(segments) is None:
+            return None
+        row = torch.full((self.size[segments],), -1, dtype=torch.int64, device=self.device)
+        for parent, rows in self.over_rows(segments):
+            row[parent] = self.row_tensor()[rows]
+        return row
+
+    def _row_under(self, segments: str) -> Tensor | None:
+        return self.inside.get(segments)
+
+    def __repr__(self) -> str:
+        sizes = [f"{self.size[s]} of {n} {s}" for s, n in self.tokens.items()]
+        sizes += [f"{n} {s}" for s, n in self.size.items() if s not in self.tokens and s != BATCH]
+        rank = f"rank {self.group.rank} of {self.group.size}"
+        return f"Index({self.hierarchy.name!r}: {', '.join(sizes)}; {rank}; {self.device})"
+
+
+def _part(local: Index, encoded: Encoded, keyed: bool) -> Part:
+    """What this rank says: all but its tokens."""
+    h, rows = local.hierarchy, local.hierarchy.rows.name
+    direct = [edge for edge in local.edges if edge[0] in local.leaves]
+    direct += [(f.source.name, BATCH) for f in h.fibrations if f.source in h.leaves and f.target.name == BATCH]
+    labels = {**local.labels, BATCH: (BATCH,)}
+    coarse = [a for a in h.attributes.values() if a.on.name in labels]
+    fine = [(a, t) for a in h.attributes.values() for s, t in direct if s == a.on.name]
+    covered = np.zeros(local.size[rows], np.bool_)
+    pieces = encoded.per_row[rows]
+    covered[pieces[encoded.places.rows_over(rows)]] = True
+    return Part(
+        rows=rows,
+        n_rows=local.n_rows,
+        cut=len(np.unique(pieces)) < len(pieces),
+        tokens={leaf: local.size[leaf] for leaf in local.leaves},
+        labels=labels,
+        digests={s: digests(s, labels[s]) for s in labels if keyed or s != rows},
+        kinds=encoded.kinds,
+        parents={edge: parent.numpy() for edge, parent in local.edges.items() if edge[0] not in local.leaves},
+        counts={edge: _tokens_over(local, *edge) for edge in direct},
+        values={(a.name, a.on.name): local.values[a.name].numpy() for a in coarse},
+        sums={(a.name, t): _sums_over(local, a, t) for a, t in fine},
+        inside={s: _inside(local, s, pieces) for s in labels} if rows in labels else {},
+        covered=covered,
+    )
+
+
+def _tokens_over(local: Index, leaf: str, target: str) -> Codes:
+    if (leaf, target) in local.by_row:
+        weights = local.spans[leaf].sizes  # exact, as they are whole numbers
+        return np.bincount(local.edges[leaf, target].numpy(), weights, local.size[target]).astype(np.int64)
+    return np.bincount(local.parent(leaf, target).numpy(), minlength=local.size[target])
+
+
+def _sums_over(local: Index, attribute: Attribute, target: str) -> Sums:
+    parent = local.parent(attribute.on.name, target).numpy()
+    return Sums.of(local.values[attribute.name].numpy(), parent, local.size[target])
+
+
+def _inside(local: Index, stratum: str, pieces: Codes) -> Codes:
+    """The row that each element has its tokens in; `pieces[i]` is that of the `i`th non-empty one of the tensors."""
+    under = [(parent.numpy(), pieces[rows.numpy()]) for parent, rows in local.over_rows(stratum)]
+    inside = np.full(local.size[stratum], NOWHERE)
+    for parent, rows in under:
+        inside[parent] = rows
+    for parent, rows in under:
+        inside[parent[inside[parent] != rows]] = STRADDLES
+    return inside
+
+
+def _check(h: Hierarchy, whole: Whole) -> None:
+    """What one rank cannot know of its part."""
+    if h.rows in h.strata and not whole.covered.all():
+        raise nothing_over(h, whole.labels[h.rows.name][int(np.argmin(whole.covered))])
+    for edge in whole.counts:
+        target = Stratum(edge[1])
+        if whole.cut or not (target == h.rows or h.rows in h.coarser(target)):
+            whole.refuse_many(edge)
+
+
+def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> SpreadIndex:
+    """This rank's tokens, over the elements of the whole batch."""
+
+    def move(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    edges = {}
+    for edge, mine in local.edges.items():
+        below = whole.numbers[edge[1]][group.rank]
+        edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
+    labels = {s: whole.labels[s] for s in local.labels}
+    ranks = Ranks(group, whole.cut, sum(whole.tokens.values()), _held(whole, move), labels)
+    part = {f.name: getattr(local, f.name) for f in fields(Index) if f.name not in ("ranks", "_cache")}
+    part |= {
+        "edges": edges,
+        "size": {s: n if s in local.leaves else whole.size(s) for s, n in local.size.items()},
+        "labels": labels,
+        "values": {name: move(whole.values.get(name, mine.numpy())) for name, mine in local.values.items()},
+        "device": device,
+    }
+    inside = {s: None if (rows == STRADDLES).any() else move(rows) for s, rows in whole.inside.items()}
+    return SpreadIndex(
+        **part,
+        ranks=ranks,
+        tokens=whole.tokens,
+        counts={edge: move(counts).double() for edge, counts in whole.counts.items()},
+        sums=whole.sums,
+        inside=inside,
+    )
+
+
+def _held(whole: Whole, move: Callable[[Codes], Tensor]) -> dict[str, Held]:
+    result = {}
+    for stratum, numbers in whole.numbers.items():
+        here = [np.sort(n) if any(p.tokens.values()) else n[:0] for n, p in zip(numbers, whole.parts, strict=True)]
+        result[stratum] = Held([move(n) for n in here], whole.size(stratum))
+    return result

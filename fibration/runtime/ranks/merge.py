@@ -1,0 +1,226 @@
+"""What every rank says of its part of a batch → the whole batch, worked out by each rank for itself.
+
+All ranks have the same parts before them, so that what does not fit is found by all of them, in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.errors import HierarchyIndexError, an, listed
+from fibration.runtime.batch import Codes
+from fibration.runtime.ranks.labels import Digests, collision
+from fibration.runtime.sums import Sums, Vector
+
+Edge = tuple[str, str]
+NOWHERE, STRADDLES = -1, -2  # instead of an element
+MOST = 1 << 24  # tokens of one element on one rank, where several have some: what is added up exactly
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a batch, without its tokens. Elements have this rank's numbers."""
+
+    rows: str  # their stratum
+    n_rows: int  # of the batch's tensors, empty ones included
+    cut: bool  # whether one row is in several of them
+    tokens: Mapping[str, int]  # per leaf
+    labels: Mapping[str, Sequence[Hashable]]  # per labelled stratum, and of the rows
+    digests: Mapping[str, Digests]  # of all that are labelled by the caller
+    kinds: Mapping[str, str]  # "row" or "token": what labels were given per, where it makes a difference
+    parents: Mapping[Edge, Codes]  # between coarser strata; NOWHERE if no token here says
+    counts: Mapping[Edge, Codes]  # of what every leaf lies directly over, the tokens of each element
+    values: Mapping[tuple[str, str], Vector]  # by attribute and stratum
+    sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf and what that lies directly over
+    inside: Mapping[str, Codes]  # the row that an element has its tokens in, or STRADDLES
+    covered: NDArray[np.bool_]  # whether a row has tokens of what lies over rows
+
+
+class Whole:
+    """The whole batch, in one numbering of its elements.
+
+    Elements are numbered as they first appear on one rank after the other, or where rows have keys by the hash of
+    their labels, so that it does not matter which rank has what. Raises HierarchyIndexError naming two ranks where they
+    say different things.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.rows = parts[0].rows
+        self.keyed = self.rows in parts[0].digests
+        if not any(n for p in parts for n in p.tokens.values()):
+            raise HierarchyIndexError(
+                "the batch is empty",
+                required="at least one unmasked token on some rank",
+                found=f"nothing unmasked on any of {len(parts)} ranks",
+                remedy="skip the update for this batch",
+            )
+        self._same_kinds()
+        self.numbers: dict[str, list[Codes]] = {}  # per stratum and rank: the number here of each of its elements
+        self.labels: dict[str, tuple[Hashable, ...]] = {}
+        for stratum in parts[0].labels:
+            self.labels[stratum], number = self._labels(stratum)
+            self.numbers[stratum] = self._per_rank(number, [len(p.labels[stratum]) for p in parts])
+        self.parents = {edge: self._parents(*edge) for edge in parts[0].parents}
+        self.values = {name: self._values(name, stratum) for name, stratum in parts[0].values}
+        self.tokens = {leaf: sum(p.tokens[leaf] for p in parts) for leaf in parts[0].tokens}
+        self.counts = {edge: self._counts(edge) for edge in parts[0].counts}
+        self.sums = {key: self._sums(*key) for key in parts[0].sums}
+        self.inside = {stratum: self._inside(stratum) for stratum in parts[0].inside}
+        self.covered, self.cut = np.ones(0, np.bool_), False
+        if self.rows in self.labels:  # and are no leaves
+            self.covered = np.zeros(self.size(self.rows), np.bool_)
+            for number, p in zip(self.numbers[self.rows], parts, strict=True):
+                self.covered[number] |= p.covered
+            several = sum(map(len, self.numbers[self.rows])) > self.size(self.rows)
+            self.cut = several or any(p.cut for p in parts)
+
+    def size(self, stratum: str) -> int:
+        return len(self.labels[stratum])
+
+    @staticmethod
+    def _per_rank(values: Codes, sizes: Sequence[int]) -> list[Codes]:
+        return np.split(values, np.cumsum(sizes)[:-1])
+
+    def _same_kinds(self) -> None:
+        for stratum in dict.fromkeys(s for p in self.parts for s in p.kinds):
+            kinds = {p.kinds[stratum]: rank for rank, p in enumerate(self.parts) if stratum in p.kinds}
+            if len(kinds) > 1:
+                found = (f"one per {kind} on rank {rank}" for kind, rank in sorted(kinds.items()))
+                raise HierarchyIndexError(
+                    f"ranks give labels for '{stratum}' of different kinds",
+                    required="one per row on every rank, or one per token",
+                    found=listed(found),
+                )
+
+    # ------------------------------------------------------------ labels
+
+    def _labels(self, stratum: str) -> tuple[tuple[Hashable, ...], Codes]:
+        """The labels of the whole batch, and the number among them of each label of one rank after the other."""
+        names = [label for p in self.parts for label in p.labels[stratum]]
+        if stratum not in self.parts[0].digests:  # rows without keys are called by their numbers
+            before = np.cumsum([0, *(p.n_rows for p in self.parts)])
+            rows = (n + int(b) for b, p in zip(before, self.parts, strict=False) for n in p.labels[stratum])  # type: ignore[operator]
+            return tuple(rows), np.arange(len(names))
+        found = np.concatenate([p.digests[stratum] for p in self.parts])
+        _, first, number = np.unique(found, return_index=True, return_inverse=True)
+        if not self.keyed:
+            order = np.argsort(first)
+            first, number = first[order], np.argsort(order)[number]
+        for i in np.flatnonzero(first[number] != np.arange(len(names))).tolist():
+            one, other = int(first[number[i]]), i
+            if names[one] != names[other]:
+                raise collision(stratum, *(f"{names[k]!r} on rank {self._rank(stratum, k)}" for k in (one, other)))
+        return tuple(names[i] for i in first), number
+
+    def _rank(self, stratum: str, place: int) -> int:
+        """Of which rank a label is, in the order of all."""
+        return int(np.searchsorted(np.cumsum([len(p.labels[stratum]) for p in self.parts]), place, side="right"))
+
+    def _name(self, stratum: str, rank: int, element: int) -> str:
+        """As that rank knows it."""
+        label = self.parts[rank].labels[stratum][element]
+        return f"{label!r} on rank {rank}" if stratum in self.parts[0].digests else f"row {label!r} of rank {rank}"
+
+    # ------------------------------------------------------------ what has to agree
+
+    def _agreed(
+        self, stratum: str, said: Sequence[NDArray], known: NDArray, refuse: Callable[[int, int, int], Exception]
+    ) -> NDArray:
+        """`said[rank]`: of each of its elements of `stratum`; a negative or undefined number says nothing.
+
+        `known` is filled with it. `refuse(element, rank, rank)` makes the error where two ranks say different things.
+        """
+        origin = np.full(len(known), -1)
+        for rank, mine in enumerate(said):
+            tells = ~np.isnan(mine) if known.dtype.kind == "f" else mine != NOWHERE
+            element, mine = self.numbers[stratum][rank][tells], mine[tells]
+            wrong = np.flatnonzero((origin[element] >= 0) & (known[element] != mine))
+            if len(wrong):
+                there = int(element[wrong[0]])
+                raise refuse(there, int(origin[there]), rank)
+            known[element], origin[element] = mine, rank
+        return known
+
+    def _own(self, stratum: str, rank: int, element: int) -> int:
+        """The number that an element has on a rank."""
+        return int(np.flatnonzero(self.numbers[stratum][rank] == element)[0])
+
+    def _parents(self, source: str, target: str) -> Codes:
+        def refuse(element: int, one: int, other: int) -> HierarchyIndexError:
+            found = []
+            for rank in (one, other):
+                below = self.parts[rank].parents[source, target][self._own(source, rank, element)]
+                found.append(self._name(target, rank, int(below)))
+            if source == self.rows:
+                remedy = f"give all pieces of one {source} the same {target}, or {source}s that are two other keys"
+            elif target == self.rows:
+                remedy = f"labels hold for the whole batch: make them unique, for example the pair (rank, {source})"
+            else:
+                remedy = f"make the label unique, for example the pair ({target}, {source})"
+            return HierarchyIndexError(
+                f"{source} {self.labels[source][element]!r} lies over two elements of {target}",
+                required=f"every {source} lies over exactly one {target}, on all ranks together",
+                found=listed(found),
+                remedy=remedy,
+            )
+
+        said = []
+        for p, below in zip(self.parts, self.numbers[target], strict=True):
+            mine = p.parents[source, target]
+            said.append(np.where(mine == NOWHERE, NOWHERE, np.append(below, NOWHERE)[mine]))
+        return self._agreed(source, said, np.full(self.size(source), NOWHERE), refuse)
+
+    def _values(self, name: str, stratum: str) -> Vector:
+        said = [p.values[name, stratum] for p in self.parts]
+
+        def refuse(element: int, one: int, other: int) -> HierarchyIndexError:
+            found = (f"{said[rank][self._own(stratum, rank, element)]:.17g} on rank {rank}" for rank in (one, other))
+            return HierarchyIndexError(
+                f"attribute '{name}' of {stratum} {self.labels[stratum][element]!r} has two values",
+                required=f"one number for {an(stratum)} on all ranks",
+                found=listed(found),
+            )
+
+        return self._agreed(stratum, said, np.full(self.size(stratum), np.nan), refuse)
+
+    # ------------------------------------------------------------ what adds up
+
+    def _counts(self, edge: Edge) -> Codes:
+        total = np.zeros(self.size(edge[1]), np.int64)
+        for p, number in zip(self.parts, self.numbers[edge[1]], strict=True):
+            total[number] += p.counts[edge]
+        return total
+
+    def _sums(self, name: str, target: str) -> Sums:
+        size = self.size(target)
+        total = Sums(size, {})
+        for p, number in zip(self.parts, self.numbers[target], strict=True):
+            total = total.plus(p.sums[name, target].over(number, size))
+        return total
+
+    def refuse_many(self, edge: Edge) -> None:
+        """Refuse more tokens of one element on one rank than can be added up exactly."""
+        for rank, p in enumerate(self.parts):
+            counts = p.counts[edge]
+            if counts.max(initial=0) > MOST:
+                element = int(np.argmax(counts))
+                raise HierarchyIndexError(
+                    f"rank {rank} has {counts[element]} tokens of {edge[1]} {p.labels[edge[1]][element]!r}",
+                    required=f"at most {MOST} on one rank, where an element may have tokens on several: sums over them "
+                    "are exact up to there",
+                    remedy="spread them over more ranks",
+                )
+
+    def _inside(self, stratum: str) -> Codes:
+        """The row that each element has its tokens in, or STRADDLES."""
+        inside = np.full(self.size(stratum), NOWHERE)
+        for p, number, rows in zip(self.parts, self.numbers[stratum], self.numbers[self.rows], strict=True):
+            mine = p.inside[stratum]
+            mine = np.where(mine == STRADDLES, STRADDLES, np.append(rows, NOWHERE)[mine])
+            inside[number] = np.where((inside[number] == NOWHERE) | (inside[number] == mine), mine, STRADDLES)
+        return inside

@@ -1,0 +1,70 @@
+"""Sums whose bits depend on what is added alone, and neither on its order nor on who adds which part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.runtime.batch import Codes
+
+Vector = NDArray[np.float64]
+WIDTH = 28  # bits of a digit
+BLOCK = 1 << 17  # of numbers, which a cache holds
+CHUNK = 1 << 24  # numbers whose digits are added at once: in a float64, without rounding
+
+
+@dataclass(frozen=True)
+class Sums:
+    """`Σ_k digits[k]·2^(28k)` per element, exactly. A number has the same digits wherever it is added."""
+
+    size: int
+    digits: Mapping[int, Codes]  # [elements]
+
+    @staticmethod
+    def of(values: Vector, at: Codes, size: int) -> Sums:
+        """The sum of `values[i]`, which are finite, over each element, the `i`th being one of element `at[i]`."""
+        found = Sums(size, {})
+        step = min(max(size, BLOCK), CHUNK)
+        for start in range(0, len(values), step):
+            part = slice(start, start + step)
+            found = found.plus(_added(values[part], at[part], size))
+        return found
+
+    def plus(self, other: Sums) -> Sums:
+        digits = dict(self.digits)
+        for k, more in other.digits.items():
+            digits[k] = digits[k] + more if k in digits else more
+        return Sums(self.size, digits)
+
+    def over(self, parent: Codes, size: int) -> Sums:
+        """Added up further, over what the elements lie over."""
+        digits = {}
+        for k, mine in self.digits.items():
+            digits[k] = np.zeros(size, np.int64)
+            np.add.at(digits[k], parent, mine)
+        return Sums(size, digits)
+
+    def values(self) -> Vector:
+        """float64 [elements]: within a few roundings of the exact sum."""
+        total = np.zeros(self.size)
+        with np.errstate(over="ignore"):
+            for k in sorted(self.digits):
+                total += np.ldexp(self.digits[k].astype(np.float64), WIDTH * k)
+        return total
+
+
+def _added(values: Vector, at: Codes, size: int) -> Sums:
+    digits: dict[int, Codes] = {}
+    while (largest := float(np.max(np.abs(values), initial=0))) > 0:
+        k = (int(np.frexp(largest)[1]) - 1) // WIDTH
+        digit = np.trunc(_scaled(values, -WIDTH * k))
+        values = values - _scaled(digit, WIDTH * k)
+        digits[k] = np.bincount(at, weights=digit, minlength=size).astype(np.int64)
+    return Sums(size, digits)
+
+
+def _scaled(values: Vector, power: int) -> Vector:
+    return values * 2.0**power if abs(power) < 1000 else np.ldexp(values, power)
