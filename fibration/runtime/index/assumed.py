@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +14,26 @@ from fibration.language.atoms import BATCH
 from fibration.language.kernels import Fibration
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.mass_on_batch import Measure, Vector
+from fibration.runtime.index.mass_on_batch import Measure
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.sums import Vector
 
 TOLERANCE = 1e-9  # relative, of products of masses
+Path = tuple[Fibration, ...]
 CHUNK = 1 << 22  # cells looked at together
 
 
 def check(index: Index) -> None:
     """Refuse a batch that breaks what proofs rest on: HierarchyIndexError naming the element."""
     h = index.hierarchy
-    if not h.shape.is_tree:
-        paths_agree(index)
+    coarse: list[tuple[Path, Path]] = []
+    fine: list[tuple[Path, Path]] = []
+    for paths in h.shape.parallel():
+        (fine if paths[0][0].source in h.leaves else coarse).append(paths)
+    paths_agree(index, coarse)
+    if fine:  # each rank knows its own tokens
+        with agreed(index.group, f"paths of '{h.name}'"):
+            paths_agree(index, fine)
     for assumption in h.assume:
         if isinstance(assumption, Populated):
             _populated(index, assumption)
@@ -35,9 +44,9 @@ def check(index: Index) -> None:
 # ---------------------------------------------------------------- commuting paths
 
 
-def paths_agree(index: Index) -> None:
+def paths_agree(index: Index, pairs: Iterable[tuple[Path, Path]]) -> None:
     """Refuse fibrations that lead an element to different ones along different paths."""
-    for one, other in index.hierarchy.shape.parallel():
+    for one, other in pairs:
         source, target = one[0].source.name, one[-1].target.name
         if target == BATCH:
             continue
@@ -56,21 +65,21 @@ def paths_agree(index: Index) -> None:
             )
 
 
-def _along(index: Index, path: tuple[Fibration, ...]) -> Tensor:
+def _along(index: Index, path: Path) -> Tensor:
     parent = index.parents[path[0].source.name, path[0].target.name]
     for f in path[1:]:
         parent = index.parents[f.source.name, f.target.name][parent]
     return parent
 
 
-def _by_way_of(index: Index, path: tuple[Fibration, ...], element: int) -> str:
+def _by_way_of(index: Index, path: Path, element: int) -> str:
     if len(path) == 1:
         return "directly"
     between = path[0].target.name
     return f"by way of {index.describe_element(between, int(_along(index, path[:1])[element]))}"
 
 
-def _arrows(path: tuple[Fibration, ...]) -> str:
+def _arrows(path: Path) -> str:
     return " → ".join([path[0].source.name, *(f.target.name for f in path)])
 
 
@@ -136,9 +145,11 @@ class _Crossing:
         self.over_a, self.over_b = (index.parent(s, meet).cpu().numpy() for s in (a, b))
         leaves = [leaf for leaf in index.leaves_over(a) if leaf in index.leaves_over(b)]
         tokens = [measure.under(leaf, a) * index.size[b] + measure.under(leaf, b) for leaf in leaves]
-        self.keys, number = np.unique(np.concatenate([np.zeros(0, np.int64), *tokens]), return_inverse=True)
-        weights = np.concatenate([np.zeros(0), *(measure.of_leaf[leaf] for leaf in leaves)])
-        self.filled = np.bincount(number, weights=weights, minlength=len(self.keys))
+        self.keys = index.occurring(np.concatenate([np.zeros(0, np.int64), *tokens]))
+        self.filled = np.zeros(len(self.keys))
+        for leaf, keys in zip(leaves, tokens, strict=True):
+            cells = np.searchsorted(self.keys, keys)
+            self.filled += index.added(leaf, cells, measure.of_leaf[leaf], len(self.keys)).values()
         self.row_leak, self.column_leak = np.zeros(index.size[a]), np.zeros(index.size[b])
 
     def _cells(self) -> Iterator[tuple[Codes, Codes, Vector]]:

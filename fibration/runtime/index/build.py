@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -270,7 +271,7 @@ class Builder:
             if leaf in lacking:
                 continue
             mine = self._mask(labels[leaf], f"the mask of '{leaf}'")
-            if mine.shape != self.shape:
+            if mine.shape != self.shape and (mine.size or math.prod(self.shape)):
                 raise HierarchyIndexError(
                     f"the mask of '{leaf}' has shape {list(mine.shape)}",
                     required=f"{list(self.shape)}, one value per token",

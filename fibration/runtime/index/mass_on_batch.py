@@ -12,9 +12,9 @@ from fibration.errors import HierarchyIndexError, SpecError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, read_at
 from fibration.language.expressions import Expression
 from fibration.language.traversal import desugar
-from fibration.runtime.index.index import Index
-
-Vector = NDArray[np.float64]
+from fibration.runtime.index.index import Index, Summed
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.sums import Vector
 
 
 class Measure:
@@ -28,7 +28,9 @@ class Measure:
     def __init__(self, index: Index, reader: str) -> None:
         self.index, self.reader = index, reader
         self._known: dict[str, Vector] = {}
-        self.of_leaf = {leaf: self._leaf(Stratum(leaf)) for leaf in index.leaves}
+        self._added: dict[str, Summed] = {}
+        with agreed(index.group, f"masses of '{index.hierarchy.name}'"):
+            self.of_leaf = {leaf: self._leaf(Stratum(leaf)) for leaf in index.leaves}
 
     def of(self, stratum: str) -> Vector:
         """float64 [elements]."""
@@ -39,8 +41,13 @@ class Measure:
     def _summed(self, stratum: str) -> Vector:
         total = np.zeros(self.index.size[stratum])
         for leaf in self.index.leaves_over(stratum):
-            total += np.bincount(self.under(leaf, stratum), weights=self.of_leaf[leaf], minlength=len(total))
+            total += self._sums(leaf).over(stratum).values()
         return total
+
+    def _sums(self, leaf: str) -> Summed:
+        if leaf not in self._added:
+            self._added[leaf] = Summed(self.index, leaf, self.of_leaf[leaf])
+        return self._added[leaf]
 
     def under(self, source: str, stratum: str) -> NDArray[np.int64]:
         """The `stratum` element under every element of `source`: int64 [source]."""

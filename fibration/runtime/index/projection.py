@@ -25,7 +25,8 @@ from fibration.errors import HierarchyIndexError, SpecError
 from fibration.language.atoms import BATCH, Stratum
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.mass_on_batch import Measure, Vector
+from fibration.runtime.index.mass_on_batch import Measure
+from fibration.runtime.sums import Vector
 
 Matrix = NDArray[np.float64]
 MAX_ELEMENTS = 2048  # of all strata of S together: time grows with the cube, memory with the square
@@ -99,7 +100,7 @@ class Projection:
             both = np.zeros(index.size[u] * index.size[w])
             for over in self._over_both(u, w):
                 cells = self.measure.under(over, u) * index.size[w] + self.measure.under(over, w)
-                both += np.bincount(cells, weights=self.measure.of(over), minlength=len(both))
+                both += index.added(over, cells, self.measure.of(over), len(both)).values()
             block = both.reshape(index.size[u], index.size[w])
             joint[self.slices[u], self.slices[w]] = block
             joint[self.slices[w], self.slices[u]] = block.T
@@ -182,9 +183,10 @@ class Projection:
         Not a set of everything over the same elements of the meets: these are joined, and tell each other apart.
         """
         cells = nx.Graph()
+        size = self.index.size[second]
         for leaf in (x for x in self.index.leaves_over(first) if x in self.index.leaves_over(second)):
-            pairs = np.unique(np.stack([self.measure.under(leaf, s) for s in (first, second)]), axis=1)
-            cells.add_edges_from(((first, int(a)), (second, int(b))) for a, b in pairs.T)
+            keys = self.index.occurring(self.measure.under(leaf, first) * size + self.measure.under(leaf, second))
+            cells.add_edges_from(((first, int(a)), (second, int(b))) for a, b in zip(*divmod(keys, size), strict=True))
         over = np.stack([np.zeros(self.index.size[first], np.int64), *(self.measure.under(first, s) for s in meets)])
         found = []
         for joined in nx.connected_components(cells):

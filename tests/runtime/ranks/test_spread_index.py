@@ -1,0 +1,190 @@
+"""The index of a batch that is spread over ranks is, of all that is coarser than tokens, that of the whole batch."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hierarchies.chains import batch_for as chain_batch
+from hierarchies.chains import chain
+from hierarchies.random_quivers import CASES, batch_for, quiver
+from hypothesis import given
+from hypothesis import strategies as st
+from support import spec
+from thorough import examples, some
+from thread_ranks import on_ranks
+
+from fibration.language.atoms import BATCH
+from fibration.language.loading import shipped
+from fibration.language.report import Report
+from fibration.runtime.operator import Operator
+
+MADE = {name: (functools.partial(spec, name), batch_for, 7) for name in shipped()}
+MADE |= {f"{name} ({s})": (functools.partial(quiver, s), batch_for, s) for s, name in enumerate(CASES)}
+MADE |= {f"chain {s}": (functools.partial(chain, s), chain_batch, s) for s in range(8)}
+
+
+@functools.cache
+def case(name):
+    make, batch_of, seed = MADE[name]
+    return make(), batch_of(make(), seed)
+
+
+def index(h, batch, pieces=None, group=None, keys=False, kind="packed"):
+    """Of the given pieces (row, first token, end) of a batch, or of all of it."""
+    pieces = [(r, 0, n) for r, n in enumerate(batch.lengths)] if pieces is None else pieces
+    starts = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(int)
+    places = np.array([starts[r] + i for r, a, b in pieces for i in range(a, b)], int)
+    lengths = [b - a for _, a, b in pieces]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
+    shape, slots = (len(places),), np.arange(len(places))
+    form = {"offsets": offsets}
+    if kind == "padded":
+        width = max(lengths, default=0) + 2
+        mask = np.zeros((len(lengths), width), bool)
+        for r, n in enumerate(lengths):
+            mask[r, 1 : n + 1] = True
+        shape, slots, form = mask.shape, np.flatnonzero(mask), {"mask": mask}
+
+    def laid_out(values, nothing):
+        flat = [nothing] * int(np.prod(shape))
+        for slot, place in zip(slots, places, strict=True):
+            flat[slot] = values[place]
+        return flat if len(shape) == 1 else [flat[r * shape[1] : (r + 1) * shape[1]] for r in range(shape[0])]
+
+    strata = {s.name for s in h.strata}
+    labels = {k: [v[r] for r, _, _ in pieces] for k, v in batch.labels.items() if k in strata - {h.rows.name}}
+    for k, v in batch.token_labels.items():
+        if k in strata:
+            labels[k] = laid_out(v, False if isinstance(v[0], bool) else None)
+    if keys:
+        labels[h.rows.name] = [f"row {r}" for r, _, _ in pieces]
+    attributes = {}
+    for a in h.attributes.values():
+        value = batch.weights if a.name == "weight" and a.name not in batch.attributes else batch.attributes[a.name]
+        if a.on == h.rows:
+            value = [value.get(r, np.nan) for r, _, _ in pieces]
+        elif isinstance(value, np.ndarray):
+            value = laid_out(value, np.nan)
+        attributes[a.name] = value
+    op = Operator(h, Report(h, ()), "none", "", {}, None)
+    found = op.index(**form, attributes=attributes, group=group, **labels)
+    return found, places
+
+
+def coarse(found):
+    """All that an index says of what is coarser than tokens."""
+    h, said = found.hierarchy, {"labels": repr(found.labels)}
+    strata = [*found.labels, BATCH]
+    for s, t in itertools.product([*found.leaves, *strata], strata):
+        if s != t and (t == BATCH or found._reaches(s, t)):
+            said["count", s, t] = found.count(s, t)
+            if s not in found.leaves:
+                said["parent", s, t] = found.parent(s, t)
+                said["members", s, t] = found.members(s, t).offsets
+            for a in h.attributes.values():
+                if a.on.name == s:
+                    said["total", a.name, t] = found.total(a, t)
+    for a in h.attributes.values():
+        if a.on.name not in found.leaves:
+            said["values", a.name] = found.values[a.name]
+    for s in strata:
+        row = found._row_under(s)
+        said["row", s] = None if row is None and h.rows.name not in found.leaves else row
+    for a, b in itertools.product(found.projection.strata if found.projection else (), repeat=2):
+        said["matrix", a, b] = found.matrix(a, b)
+    bits = {k: (v.dtype, v.numpy().tobytes()) if isinstance(v, torch.Tensor) else v for k, v in said.items()}
+    return bits | {"size": {s: found.size[s] for s in strata}}
+
+
+def parents(found, places, total):
+    """The label of every token's element of each stratum, by its place in the whole batch."""
+    said = {}
+    for leaf in found.leaves:
+        tokens = found.tokens_of(leaf)
+        mine = places if tokens is None else places[tokens.numpy()]
+        for s, t in found.edges:
+            if s == leaf:
+                said[leaf, t] = np.full(total, -1)
+                said[leaf, t][mine] = found.parent(leaf, t).numpy()
+    return said
+
+
+def together(h, batch, pieces, keys, kind):
+    """What all ranks say of the whole, which is one thing; and of the tokens that they share."""
+
+    def work(group):
+        found, places = index(h, batch, pieces[group.rank], group, keys, kind)
+        check_tokens(found, places)
+        return coarse(found), parents(found, places, batch.tokens), found.ranks.cut
+
+    ran = on_ranks(len(pieces), work)
+    assert all(one[0] == ran[0][0] for one in ran)
+    assert all(one[2] == ran[0][2] for one in ran)
+    joined = {k: np.max([one[1][k] for one in ran], axis=0).tolist() for k in ran[0][1]}
+    return ran[0][0], joined
+
+
+def check_tokens(found, places):
+    """What a rank has of its own."""
+    assert found.group.size == found.gradient_scale == len(found.ranks.held[BATCH].elements)
+    for leaf in found.leaves:
+        assert found.size[leaf] == len(found.positions_of(leaf)) == len(found.rows_of_tokens(leaf))
+    for s in [*found.labels, BATCH]:
+        here = np.unique(np.concatenate([found.parent(leaf, s).numpy() for leaf in found.leaves_over(s)]))
+        held = found.ranks.held[s]
+        assert held.elements[found.group.rank].tolist() == here.tolist()
+        assert held.size == found.size[s]
+        rows = found.rows_of(s)
+        for leaf in found.leaves_over(s):
+            layout, parent = found.layout(s, leaf), found.parent(leaf, s)
+            sizes = np.bincount(parent.numpy(), minlength=found.size[s])
+            assert layout.offsets.tolist() == [0, *np.cumsum(sizes)]
+            if rows is not None and not found.ranks.cut:
+                assert torch.equal(rows[parent], found.row_tensor()[found.rows_of_tokens(leaf)])
+        if rows is not None:
+            assert ((rows < 0) == torch.from_numpy(~np.isin(np.arange(found.size[s]), here))).all()
+
+
+KINDS = st.sampled_from(["packed", "padded"])
+
+
+@pytest.mark.parametrize("name", some(MADE, 4))
+@examples(12)
+@given(data=st.data())
+def test_whole_rows_in_order(name, data):
+    """Without keys: the same bits as of one process; ranks may have nothing."""
+    h, batch = case(name)
+    ranks, kind = data.draw(st.integers(1, 4)), data.draw(KINDS)
+    ends = sorted(data.draw(st.lists(st.integers(0, len(batch.lengths)), min_size=ranks - 1, max_size=ranks - 1)))
+    rows = [(r, 0, n) for r, n in enumerate(batch.lengths)]
+    pieces = [rows[a:b] for a, b in itertools.pairwise([0, *ends, len(rows)])]
+    one, places = index(h, batch, kind=kind)
+    whole, tokens = together(h, batch, pieces, False, kind)
+    assert whole == coarse(one)
+    assert tokens == {k: v.tolist() for k, v in parents(one, places, batch.tokens).items()}
+
+
+@st.composite
+def scattered(draw, batch):
+    """Rows in pieces of at least a token, on any ranks in any order."""
+    pieces = [[] for _ in range(draw(st.integers(1, 4)))]
+    for r, n in enumerate(batch.lengths):
+        ends = sorted(draw(st.sets(st.integers(1, n - 1), max_size=2)) if n > 1 else ())
+        for a, b in itertools.pairwise([0, *ends, n]):
+            pieces[draw(st.integers(0, len(pieces) - 1))].append((r, a, b))
+    return [draw(st.permutations(mine)) for mine in pieces]
+
+
+@pytest.mark.parametrize("name", some(MADE, 4, 1))
+@examples(12)
+@given(data=st.data())
+def test_rows_that_have_keys(name, data):
+    """The same bits, whatever rank has whatever piece of whatever row."""
+    h, batch = case(name)
+    if h.rows in h.leaves:
+        return
+    one, places = together(h, batch, [[(r, 0, n) for r, n in enumerate(batch.lengths)]], True, "packed")
+    whole, tokens = together(h, batch, data.draw(scattered(batch)), True, data.draw(KINDS))
+    assert (whole, tokens) == (one, places)
