@@ -672,7 +672,7 @@ RUNTIME = (
     ),
     slip(
         "attributes per row are read by the number of the element", "test_operator.py hard_inputs test_index runtime/test_index.py",
-        "array = array[self.row_numbers]", "array = array[: size[stratum]]",
+        "array[self.row_numbers], names)", "array[: len(self.row_numbers)], names)",
     ),
     slip(
         "rows without tokens are elements", "hard_inputs test_operator runtime/test_index.py",
@@ -694,6 +694,51 @@ RUNTIME = (
     slip(
         "paths are not compared where they may disagree", "index*quiver",
         "    paths_agree(index, coarse)\n", "",
+    ),
+    slip(
+        "a label is told by Python's hash, which each process seeds for itself", "ranks/test_labels",
+        "found = np.frombuffer(b\"\".join([digest(canonical(label)) for label in labels]), \">u8\").astype(np.uint64)",
+        "found = np.array([hash(label) % 2**64 for label in labels], np.uint64)",
+    ),
+    slip(
+        "1 and '1' are one label", "ranks/test_labels",
+        'str: lambda value: b"s" + value', 'str: lambda value: b"n" + value',
+    ),
+    slip(
+        "two labels of one hash are one element", "ranks/test_spread_index ranks/test_labels",
+        "if names[one] != names[other]:", "if False:",
+    ),
+    slip(
+        "what one rank says of an element is not compared with what another does", "ranks/test_spread_index",
+        "wrong = np.flatnonzero((origin[element] >= 0) & (known[element] != mine))", "wrong = np.flatnonzero(origin[element] < -1)",
+    ),
+    slip(
+        "elements are numbered in the order of their hashes where rows have no keys", "ranks/test_spread_index",
+        "        if not self.keyed:\n            order", "        if False:\n            order",
+    ),
+    slip(
+        "elements are numbered as they come where rows have keys", "ranks/test_spread_index",
+        "        if not self.keyed:\n            order", "        if True:\n            order",
+    ),
+    slip(
+        "a turn that two ranks have lies in one row", "ranks/test_spread_index",
+        "(inside[number] == NOWHERE) | (inside[number] == mine), mine, STRADDLES", "inside[number] == NOWHERE, mine, inside[number]",
+    ),
+    slip(
+        "tokens of other ranks do not count", "ranks/test_spread_index",
+        "total[number] += p.counts[edge]", "total[number] = p.counts[edge]",
+    ),
+    slip(
+        "a number's digits depend on what it is added to", "test_sums",
+        "digit = np.trunc(", "digit = np.rint(",
+    ),
+    slip(
+        "masses of other ranks' tokens are left out", "ranks/test_spread_index",
+        "        if source not in self.leaves:\n            return mine", "        if True:\n            return mine",
+    ),
+    slip(
+        "rows of one key on one rank are not cut", "ranks/test_spread_index",
+        "cut=len(np.unique(pieces)) < len(pieces)", "cut=False",
     ),
     slip(
         "a parameter may lie on its bound", "test_parameters",

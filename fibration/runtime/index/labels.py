@@ -163,9 +163,17 @@ class Encoder:
         # Where there are as many tokens as rows: what lies above the rows is labelled by row, what is between by token.
         between = self.h.rows in self.h.coarser(Stratum(name))
         per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
-        unclear = shape == (n_rows,) == (len(given),) and self._is_either(Stratum(name))
-        if unclear:
-            per_token = self._agree(name, given)
+        either = shape == (n_rows,) == (len(given),)
+        differs = self._differs(name, given) if either and (self.spread or self._is_either(Stratum(name))) else None
+        if either and self._is_either(Stratum(name)):
+            if differs:
+                raise HierarchyIndexError(
+                    f"{len(given)} labels for '{name}' may be per token or per row: there are as many of each",
+                    required="a shape that tells which",
+                    found=differs,
+                    remedy="leave the rows without tokens out of the offsets",
+                )
+            per_token = True
         if nested:
             if any(len(g) != shape[1] for g in given):
                 lengths = {len(g) for g in given}
@@ -185,7 +193,7 @@ class Encoder:
         needed = np.flatnonzero((self.places.lies_over if per_token else self.places.rows_over)(name))
         if name == self.rows:
             needed = np.arange(len(all_places))
-        if len(needed) and not unclear:
+        if len(needed) and (differs or not either):
             self.kinds[name] = "token" if per_token else "row"
         numbers: dict[Hashable, int] = {}
         codes = np.full(len(all_places), -1, np.int64)
@@ -222,19 +230,14 @@ class Encoder:
             return not self.h.shape.is_chain
         return stratum not in (self.h.rows, *self.h.coarser(self.h.rows)) and self.h.rows not in self.h.coarser(stratum)
 
-    def _agree(self, name: str, given: Sequence[Any]) -> bool:
-        """Nothing tells labels of as many tokens as rows apart: both must mean the same."""
+    def _differs(self, name: str, given: Sequence[Any]) -> str | None:
+        """Where labels of as many tokens as rows mean another thing per token than per row, if anywhere."""
         positions, rows = self.places.every.runs.places(), self.places.every.row_of_token()
         for token in self.places.tokens_over(name):
             one, other = _plain(given[positions[token]]), _plain(given[self.places.row_numbers[rows[token]]])
             if one is not other and one != other:
-                raise HierarchyIndexError(
-                    f"{len(given)} labels for '{name}' may be per token or per row: there are as many of each",
-                    required="a shape that tells which",
-                    found=f"{one!r} and {other!r} for {self.places.token(int(token))}",
-                    remedy="leave the rows without tokens out of the offsets",
-                )
-        return True
+                return f"{one!r} and {other!r} for {self.places.token(int(token))}"
+        return None
 
     def _row_names(self, given: Any) -> tuple[Codes, Names]:
         rows = self.places.row_numbers
