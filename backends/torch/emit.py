@@ -89,7 +89,7 @@ def spread(x: Tensor, f: Fibre) -> Tensor:
 def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
     """torch.where that keeps two constants in float64."""
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-        a = torch.tensor(a, dtype=torch.float64, device=condition.device)
+        a = torch.full((), a, dtype=torch.float64, device=condition.device)
     return torch.where(condition, a, b)
 
 {functions}'''
@@ -144,7 +144,8 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
     if isinstance(node, Input):
         value = f"inputs[{given[node]!r}]"
     elif isinstance(node, Const):
-        value = f"torch.tensor([{_constant(node.value)}], dtype=torch.float64)"
+        like = given[schedule.program.inputs[0]]  # made where the inputs are, rather than copied there
+        value = f"inputs[{like!r}].new_full((1,), {_constant(node.value)})"
     elif isinstance(node, Push):
         reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
         value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"

@@ -57,5 +57,4 @@ def _meetings(schedule: Schedule, batch: Batch) -> list[Callable[[int, list[Tens
 
 
 def scatter(values: Tensor, whole: Tensor, positions: Tensor) -> None:
-    values = values.to(device=whole.device, dtype=whole.dtype)
-    whole.view(-1)[positions] = values.expand(len(positions))
+    whole.view(-1)[positions] = values.to(whole.dtype).expand(len(positions))

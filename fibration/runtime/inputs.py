@@ -11,9 +11,10 @@ from torch import Tensor
 from fibration.compiler.ir import Input, Matrix, Program
 from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
+from fibration.runtime import devices
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
-from fibration.runtime.parameters import parameter_vectors
+from fibration.runtime.parameters import parameter_values, parameter_vectors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -31,7 +32,8 @@ def make_batch(
 ) -> Batch:
     """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not."""
     tokens = {name: t.detach() for name, t in tokens.items()}
-    values = parameter_vectors(hierarchy, declared, index, {} if parameters is None else parameters)
+    given_values = parameter_values(hierarchy, declared, index, {} if parameters is None else parameters)
+    values = parameter_vectors(given_values, index)
     vectors: dict[Input | Matrix, Tensor] = {}
     given: Tensor | None = None
     per_row = False
@@ -121,12 +123,17 @@ def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -
         raise BatchError(f"advantages are on {advantages.device}", required=f"{index.device}, where the index lies")
     flat = advantages.detach()
     per_token, per_row = tuple(flat.shape) == index.shape, tuple(flat.shape) == (index.n_rows,)
-    if per_token and per_row and not torch.equal(*(_token_advantages(index, flat, way) for way in (True, False))):
-        raise BatchError(
-            f"advantages of shape {list(flat.shape)} may be per token or per row: there are as many of each",
-            required="a shape that tells which",
-            remedy="leave the rows without tokens out of the offsets",
-        )
+    if per_token and per_row and not index.rows_are_tokens():
+        one, other = (_token_advantages(index, flat, way) for way in (True, False))
+        if not devices.may_look(index.device):
+            agreed = torch.where(one == other, one, torch.nan).to(flat.dtype)
+            flat = torch.zeros_like(flat).index_put_((index.positions,), agreed)
+        elif not torch.equal(one, other):
+            raise BatchError(
+                f"advantages of shape {list(flat.shape)} may be per token or per row: there are as many of each",
+                required="a shape that tells which",
+                remedy="leave the rows without tokens out of the offsets",
+            )
     if not per_token and not per_row:
         raise BatchError(
             f"advantages have shape {list(flat.shape)}",
@@ -143,34 +150,50 @@ def _token_advantages(index: Index, advantages: Tensor, per_row: bool) -> Tensor
 
 
 def _advantage_at(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> Tensor:
-    """The advantage of coarser elements, which must be one number per element: float64 [elements]."""
+    """The advantage of coarser elements, which must be one number per element: float64 [elements], NaN where it is not.
+
+    Where values may be looked at, that is an error.
+    """
     if per_row and stratum == index.hierarchy.rows.name:
         result = advantages[index.row_tensor()].double()
-        values, parent, tokens = result, torch.arange(len(result), device=result.device), None
     else:
         tokens, parent = _tokens_over(index, stratum)
         values = _token_advantages(index, advantages, per_row)
         values = values if tokens is None else values[tokens]
-        result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
-        result[parent] = values
-    if index.device.type == "cpu" or not _capturing():
-        differs = (result[parent] != values) & torch.isfinite(values)
-        if bool(differs.any()):
-            i = int(differs.nonzero()[0])
-            there = index.describe_token(i if tokens is None else int(tokens[i]))
-            raise BatchError(
-                f"the gate on {stratum} reads its advantage, and the advantages vary within {an(stratum)}",
-                required=f"one advantage per {stratum}",
-                found=f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}",
-                remedy="pass advantages per row, or gate tokens instead",
+        low, high = (
+            torch.zeros(index.size[stratum], dtype=torch.float64, device=index.device).scatter_reduce_(
+                0, parent, values, reduce, include_self=False
             )
-        if bool((~torch.isfinite(result)).any()):
-            token = int((~torch.isfinite(_token_advantages(index, advantages, per_row))).nonzero()[0])
-            raise BatchError(
-                f"the advantage of {index.describe_token(token)} is not finite",
-                required="finite values on every unmasked token",
-            )
+            for reduce in ("amin", "amax")
+        )
+        result = torch.where(low == high, low, torch.nan)
+    if devices.may_look(index.device) and not bool(torch.isfinite(result).all()):
+        _refuse_advantages(stratum, index, advantages, per_row)
     return result
+
+
+def _refuse_advantages(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> NoReturn:
+    """Name the first token whose advantage is not that of its element of `stratum`, or is not finite."""
+    every = _token_advantages(index, advantages, per_row)
+    tokens, parent = _tokens_over(index, stratum)
+    values = every if tokens is None else every[tokens]
+    result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
+    result[parent] = values
+    differs = (result[parent] != values) & torch.isfinite(values)
+    if bool(differs.any()):
+        i = int(differs.nonzero()[0])
+        there = index.describe_token(i if tokens is None else int(tokens[i]))
+        raise BatchError(
+            f"the gate on {stratum} reads its advantage, and the advantages vary within {an(stratum)}",
+            required=f"one advantage per {stratum}",
+            found=f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}",
+            remedy="pass advantages per row, or gate tokens instead",
+        )
+    token = int((~torch.isfinite(every)).nonzero()[0])
+    raise BatchError(
+        f"the advantage of {index.describe_token(token)} is not finite",
+        required="finite values on every unmasked token",
+    )
 
 
 def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
@@ -178,8 +201,3 @@ def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
     over = [(index.tokens_of(leaf), index.parent(leaf, stratum)) for leaf in index.leaves_over(stratum)]
     tokens = [t for t, _ in over if t is not None]
     return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])
-
-
-def _capturing() -> bool:
-    """Whether a CUDA graph is being recorded, in which nothing may be read back."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -67,43 +67,47 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -
     and eq:dhat_kl_traj.
     """
     report = report_of(hierarchy)
-    result: dict[str, Metric] = {}
+    values: dict[str, Tensor] = {}  # 0-d
+    counts: dict[str, Tensor] = {}  # 0-d, of means
+    whole: dict[tuple[str, bool], dict[str, Tensor]] = {}  # added up, or the largest of, over a stratum
 
     def named(over: str) -> list[tuple[int, Hashable]]:
         names = () if over == hierarchy.rows.name else index.labels.get(over, ())  # rows differ from batch to batch
         return list(enumerate(names)) if 1 < len(names) <= FEW else []
 
-    def at(word: str, stratum: str, channel: str, over: str) -> Tensor:  # a constant comes as a single number
-        return outputs[report.key(word, stratum, channel, over)].to(index.device).expand(index.size[over])
-
     def share(key: str, word: str, stratum: str, channel: str) -> None:
+        largest = word == "peak"
         for i, over in enumerate(report.over(stratum)):
-            sums, counts = at(word, stratum, channel, over), index.count(stratum, over)
+            # a constant comes as a single number
+            found = outputs[report.key(word, stratum, channel, over)].expand(index.size[over])
+            here = {f"{key}[{over}={label}]": k for k, label in named(over)}
+            values.update({name: found[k] for name, k in here.items()})
+            if not largest:
+                counts.update({name: index.count(stratum, over)[k] for name, k in here.items()})
             if i == 0:  # each of them adds up to the same
-                result[key] = Mean(sums.sum(), counts.sum())
-            result.update({f"{key}[{over}={label}]": Mean(sums[k], counts[k]) for k, label in named(over)})
+                whole.setdefault((over, largest), {})[key] = found
+                if not largest:
+                    counts[key] = index.count(stratum, BATCH)[0]
 
     for stratum, channel in levels(hierarchy):
         key = f"{stratum}/{channel}" if channel else stratum
-        for regime in REGIMES:
+        for regime in (*REGIMES, "drift"):
             share(f"{key}/{regime}", regime, stratum, channel)
-        share(f"{key}/drift", "drift", stratum, channel)
-        for i, over in enumerate(report.over(stratum)):
-            peaks = at("peak", stratum, channel, over)
-            if i == 0:
-                result[f"{key}/drift_max"] = Extreme(peaks.max(), True)
-            for k, label in named(over):
-                result[f"{key}/drift_max[{over}={label}]"] = Extreme(peaks[k], True)
+        share(f"{key}/drift_max", "peak", stratum, channel)
     for leaf in (s.name for s in hierarchy.leaves):
         share(f"{leaf}/clipped", "clipped", leaf, "")
     leaves = tuple(s.name for s in hierarchy.leaves)
 
     def most(word: str) -> Tensor:
-        return torch.stack([outputs[part(word, leaf, leaves)].max() for leaf in leaves]).max()
+        return torch.stack([outputs[part(word, leaf, leaves)][0] for leaf in leaves]).max()
 
-    result["ratio/max"] = Extreme(most("ratio_max"), True)
-    result["ratio/min"] = Extreme(-most("ratio_min_negated"), False)
-    rows = index.count(hierarchy.rows.name, BATCH).sum()
-    result["tv"] = Mean(outputs[Key("tv")].sum(), rows)
-    result["kl"] = Mean(outputs[Key("kl")].sum(), rows)
-    return result
+    for (_, largest), found in whole.items():  # all at once: a device takes as long for a hundred numbers as for one
+        stacked = torch.stack(list(found.values()))
+        values.update(zip(found, stacked.amax(1) if largest else stacked.sum(1), strict=True))
+    values["ratio/max"], values["ratio/min"] = most("ratio_max"), -most("ratio_min_negated")
+    for word in ("tv", "kl"):
+        values[word], counts[word] = outputs[Key(word)][0], index.count(hierarchy.rows.name, BATCH)[0]
+    # of their own: who adds them up in place over ranks must not change what the index knows
+    own = dict(zip(values, torch.stack(list(values.values())), strict=True))
+    count = dict(zip(counts, torch.stack(list(counts.values())), strict=True))
+    return {k: Mean(v, count[k]) if k in count else Extreme(v, k != "ratio/min") for k, v in own.items()}

@@ -14,6 +14,7 @@ from fibration.compiler.keys import Key
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
+from fibration.runtime import devices
 from fibration.runtime import metrics as diagnostics
 from fibration.runtime.batch import Batch, Run, inputs_of
 from fibration.runtime.index.build import build_index
@@ -195,7 +196,7 @@ class Operator:
                 value = outputs[Key(word, stratum, channel)]
                 if stratum in index.leaves:
                     value = value.reshape(-1)[index.positions_of(stratum)]
-                found[stratum, channel] = value.to(index.device).expand(index.size[stratum])
+                found[stratum, channel] = value.expand(index.size[stratum])
             return found
 
         return Levels(pick("residual"), pick("gated"))
@@ -219,7 +220,9 @@ class Operator:
         )
         outputs = self._run(program, batch)
         lost = outputs[Key("nonfinite")]
-        if index.device.type != "cpu":  # reading the number back would stall the device: the values say it themselves
+        if not devices.may_look(
+            index.device
+        ):  # reading the number back would stall the device: the values say it themselves
             for key in outputs.keys() & {Key("objective"), Key("gated_ratio")}:
                 outputs[key] = torch.where(lost > 0, torch.nan, outputs[key])
         elif float(lost) > 0:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from fibration.cache import Recent
 from fibration.compiler.ir import Input, Program
 from fibration.errors import ParameterError
 from fibration.language.atoms import Parameter
 from fibration.language.hierarchy import Hierarchy
+from fibration.runtime import devices
 from fibration.runtime.index.index import Index
 
+Values = Mapping[Input, Sequence[float]]  # one number, or one per element
 
-def parameter_vectors(
-    hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]
-) -> dict[Input, Tensor]:
-    """One float64 vector `[elements of its stratum]` per parameter input.
+
+def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]) -> Values:
+    """The numbers of every parameter input, checked.
 
     A value is a number, one per channel (`{"+": 0.2, "-": 0.1}`), or one of these per element of the parameter's
     stratum, by label (`{"math": {"+": 0.3, "-": 0.2}, "code": 0.1}`) or as a tensor in element order.
@@ -31,7 +36,7 @@ def parameter_vectors(
         if name not in hierarchy.parameters:
             known = ", ".join(hierarchy.parameters) or "none"
             raise ParameterError(f"'{hierarchy.name}' has no parameter '{name}'", required=f"one of {known}")
-    result: dict[Input, Tensor] = {}
+    result: dict[Input, Sequence[float]] = {}
     for node in program.inputs:
         if node.kind == "parameter":
             parameter = hierarchy.parameters[node.key[0]]
@@ -48,11 +53,41 @@ def parameter_vectors(
                     required="a default or a value",
                     remedy=f"pass parameters={{'{parameter.name}': ...}}",
                 )
-            result[node] = _vector(parameter, node, value, index)
+            result[node] = _numbers(parameter, node, value, index)
     return result
 
 
-def _vector(parameter: Parameter, node: Input, value: Any, index: Index) -> Tensor:
+_MADE: Recent[tuple[Tensor, ...]] = Recent(32)
+
+
+def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
+    """Each as a float64 vector `[elements of its stratum]`, on the device of the index.
+
+    All of them are one copy from the host, which is kept for the next call with these numbers.
+    """
+    numbers = array("d", (x for given in values.values() for x in given))
+    shapes = [(len(given), index.size[node.over]) for node, given in values.items()]
+
+    def make() -> tuple[Tensor, ...]:
+        if devices.is_recording():
+            raise ParameterError(
+                "parameters have values that no call had before this CUDA graph",
+                required="values that lie on the device already: nothing is copied while a graph is recorded",
+                remedy="make one call with these parameters before the recording",
+            )
+        with torch.inference_mode(False):
+            whole = torch.tensor(numbers, dtype=torch.float64, device=index.device)
+            parts = whole.split([given for given, _ in shapes])
+            return tuple(part.expand(size) for part, (_, size) in zip(parts, shapes, strict=True))
+
+    key = f"{index.device} {shapes} {hashlib.blake2b(numbers.tobytes()).hexdigest()}"
+    made = _MADE.get(key, make)
+    if devices.is_recording():
+        index.keep(key, made)  # the graph reads them whenever it is replayed
+    return dict(zip(values, made, strict=True))
+
+
+def _numbers(parameter: Parameter, node: Input, value: Any, index: Index) -> Sequence[float]:
     stratum, channel, size = node.over, node.key[1], index.size[node.over]
     if isinstance(value, Tensor) and value.ndim:
         if tuple(value.shape) != (size,):
@@ -60,13 +95,25 @@ def _vector(parameter: Parameter, node: Input, value: Any, index: Index) -> Tens
                 f"parameter '{parameter.name}' has shape {list(value.shape)}",
                 required=f"a number, or one per {stratum}: [{size}]",
             )
-        numbers = [parameter.check(v, f"the value of {stratum} {i}") for i, v in enumerate(value.tolist())]
-    elif isinstance(value, Mapping) and not _is_channels(value):
-        numbers = _per_element(parameter, stratum, channel, value, index)
-    else:
-        number = _in_channel(parameter, channel, value, "the value")
-        return torch.tensor([number], dtype=torch.float64, device=index.device).expand(size)
-    return torch.tensor(numbers, dtype=torch.float64, device=index.device)
+        return [parameter.check(v, f"the value of {stratum} {i}") for i, v in enumerate(_on_host(value).tolist())]
+    if isinstance(value, Mapping) and not _is_channels(value):
+        return _per_element(parameter, stratum, channel, value, index)
+    return [_in_channel(parameter, channel, value, "the value")]
+
+
+_READ = WeakTensorKeyDictionary()
+
+
+def _on_host(value: Any) -> Any:
+    """A tensor of a device is read back once, and again when it has been changed in place."""
+    if not isinstance(value, Tensor) or devices.may_look(value.device):
+        return value
+    version = None if value.is_inference() else value._version  # inference tensors count no changes
+    known, numbers = _READ.get(value, (None, None))
+    if version is None or version != known:
+        numbers = value.detach().to("cpu", copy=True)
+        _READ[value] = (version, numbers)
+    return numbers
 
 
 def _is_channels(value: Mapping[Any, Any]) -> bool:
@@ -86,8 +133,8 @@ def _in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> fl
             raise ParameterError(
                 f"parameter '{parameter.name}': {what} lacks a channel", required="both '+' and '-'", found=found
             )
-        return parameter.check(value[channel], f"{what} of channel '{channel}'")
-    return parameter.check(value, what)
+        return parameter.check(_on_host(value[channel]), f"{what} of channel '{channel}'")
+    return parameter.check(_on_host(value), what)
 
 
 def _per_element(

@@ -317,6 +317,22 @@ def test_metrics_are_plain_numbers(name):
         assert "\n" not in key
 
 
+def test_metrics_are_the_callers_own():
+    """Added up over ranks in place, as all_reduce does it, they change no later call."""
+    op, batch = operator(spec("fiberpo_domain")), spread_batch()
+    layout = packed(op, batch)
+    zero = layout.tensor(np.zeros(batch.tokens))
+    found = []
+    for _ in range(2):
+        args = layout.tensor(batch.x), zero, layout.tensor(batch.advantages), layout.index
+        result = op.coefficients(*args)
+        found.append((layout.read(result.values).tolist(), {k: float(m) for k, m in result.metrics.items()}))
+        for m in result.metrics.values():
+            for t in (m.sum, m.count) if isinstance(m, Mean) else (m.value,):
+                t.mul_(3).add_(1)
+    assert found[0] == found[1]
+
+
 def test_metrics_can_be_left_out():
     op = operator(spec("fiberpo"))
     batch = batch_for("fiberpo")

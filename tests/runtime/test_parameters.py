@@ -1,6 +1,8 @@
 """Values of parameters: in which forms they come, per element, and what is refused."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
+from fibration.runtime import devices
 
 
 def test_parameters_per_element():
@@ -155,3 +158,89 @@ def test_a_parameter_without_default_needs_a_value():
         ParameterError, lambda: op.gate(torch.ones(1), op.index(offsets=[0, 1])), what="parameter 'bound' of 'bare' has no value",
         required="a default or a value", remedy="pass parameters={'bound': ...}",
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------- on a device: one copy, and nothing stale
+
+
+def gated(value, name="C_domain", op=DOMAIN, index=INDEX):
+    return op.gate(torch.tensor([0.5, 0.25, -0.5]), index, {name: value}).tolist()
+
+
+def test_values_that_change_are_seen():
+    """Vectors are kept under their numbers: whatever changes, and wherever, a call gets its own."""
+    values, tensor, nested = {"m": 0.1, "c": 0.2}, torch.tensor([0.1, 0.2]), {"m": {"+": 0.1, "-": 0.1}, "c": 0.2}
+    before = [gated(v) for v in (values, tensor, nested)]
+    values["m"] = 0.3
+    tensor[0] = 0.3
+    nested["m"]["+"] = 0.3
+    after = [gated(v) for v in (values, tensor, nested)]
+    assert after[0] == pytest.approx(after[1], rel=1e-6) == after[2]
+    for one, other in zip(before, after, strict=True):
+        assert one[0] != other[0]
+        assert one[2] == other[2]
+    tensor[1] = -1
+    with pytest.raises(ParameterError, match="domain 1 is -1"):
+        gated(tensor)
+    elsewhere_ = DOMAIN.index(offsets=[0, 2, 3], prompt_group=["p", "q"], domain=["c", "m"])
+    assert gated({"m": 0.1, "c": 0.3}) == gated({"m": 0.3, "c": 0.1}, index=elsewhere_)
+
+
+def test_equal_numbers_of_other_shapes_are_not_mixed_up():
+    """One number for each of two domains, and two for one of them, are the same numbers one after the other."""
+    three = DOMAIN.index(offsets=[0, 1, 2, 3], prompt_group=["p", "q", "r"], domain=["m", "c", "d"])
+    wide = {"C_domain": {"m": 0.5, "c": 0.25, "d": 0.125}, "epsilon": 0.125}
+    for index in (INDEX, three, INDEX):
+        assert gated(0.125, index=index) == gated({"m": 0.125, "c": 0.125, "d": 0.125}, index=index)
+        assert len(DOMAIN.levels(torch.zeros(3), index, wide).gated["domain", "+"]) == index.size["domain"]
+
+
+def test_a_tensor_on_a_device_is_read_back_once_until_it_changes(monkeypatch):
+    monkeypatch.setattr(devices, "may_look", lambda device: False)
+    reads = []
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, *a, **k: (reads.append(k), to(t, *a, **k))[1])
+
+    def found():
+        reads.clear()
+        results = gated(budgets), gated(scalar, "epsilon"), gated({"+": scalar, "-": 0.1})
+        return results, sum("copy" in k for k in reads)
+
+    budgets, scalar = torch.tensor([0.1, 0.2]), torch.tensor(0.05)
+    first, copies = found()
+    assert copies == 2
+    assert found() == (first, 0)
+    budgets.mul_(2)
+    scalar.fill_(0.4)
+    second, copies = found()
+    assert copies == 2
+    assert all(a != b for a, b in zip(first, second, strict=True))
+    budgets.neg_()
+    with pytest.raises(ParameterError, match=r"domain 0 is -0\.2"):
+        gated(budgets)
+    with torch.inference_mode():  # such tensors count no changes: they are read every time
+        budgets = torch.tensor([0.1, 0.2])
+        budgets.mul_(2)
+        assert gated(budgets) == second[0]
+
+
+def test_a_graph_is_recorded_with_parameters_that_are_there(monkeypatch):
+    """What a graph reads lives as long as the index, however many other values come later."""
+    index = DOMAIN.index(offsets=[0, 2, 3], prompt_group=["p", "q"], domain=["m", "c"])
+    expected = gated(0.0703125, index=index)
+    monkeypatch.setattr(devices, "is_recording", lambda: True)
+    assert gated(0.0703125, index=index) == expected
+    kept = [weakref.ref(v) for (word, *_), made in index._cache.items() if word == "keep" for v in made]
+    assert kept
+    for value in (0.0859375, {"m": 0.0859375, "c": 0.0703125}):
+        refuses(
+            ParameterError, lambda value=value: gated(value, index=index),
+            what="that no call had before this CUDA graph", remedy="before the recording",
+        )  # fmt: skip
+    monkeypatch.undo()
+    for i in range(100):
+        gated((i + 1) / 1024)
+    assert all(v() is not None for v in kept)
+    index._cache.clear()
+    gc.collect()
+    assert not any(v() is not None for v in kept)  # and no longer: what is kept besides is bounded

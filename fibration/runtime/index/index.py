@@ -295,6 +295,10 @@ class Index:
         """Which row of the batch each row element is: int64 [rows that are elements]."""
         return torch.from_numpy(self.row_numbers).to(self.device)
 
+    def rows_are_tokens(self) -> bool:
+        """Whether every row is one packed token, so that numbers per row and per token are the same."""
+        return self.shape == (self.n_rows,) and len(self.row_numbers) == self.n_rows
+
     @once
     def rows_of(self, segments: str) -> Tensor | None:
         """The row of the batch that each element lies in: int64 [elements]; None if one of them straddles rows."""
@@ -321,6 +325,10 @@ class Index:
             else:
                 under.append((of_rows, self._move(self.spans[leaf].rows)))
         return under
+
+    def keep(self, key: str, value: object) -> None:
+        """Let `value` live as long as this index."""
+        self._cache["keep", key] = value
 
     def sizes(self, edges: Sequence[tuple[str, str]]) -> Sizes:
         """The same fibrations for the interpreter."""

@@ -1,0 +1,116 @@
+"""What a call issues on a device that is not the CPU: no copy from the host, nothing read back, and few operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hierarchies.random_quivers import batch_for
+from oracles.backends_here import triton_interprets
+from oracles.issued import ELSEWHERE, called, counted, counting_operator, elsewhere
+from support import SPECS, packed, padded, random_hierarchy, spec, spread_batch
+
+from fibration.compiler.ir import Map, Program, Scalar
+from fibration.language.loading import shipped
+from fibration.runtime import devices
+
+BACKENDS = ["torch", *(["triton"] if triton_interprets() else [])]
+# Operations of one call besides the kernels of the program: memory that is filled, results that are brought to a dtype.
+BESIDES = {"loss": 36, "coefficients": 16, "advantages per row": 16, "gate": 24, "levels": 24}
+PROGRAMS = {"loss": ["evaluate"], "gate": ["gate", "gate_adjoint"], "levels": ["levels"]}
+
+
+@pytest.fixture
+def patch():
+    with pytest.MonkeyPatch.context() as found:
+        yield found
+
+
+def once_here(op, index, shape, patch):
+    """Every call, on the CPU as if it were another device: nothing is looked at."""
+    patch.setattr(devices, "may_look", lambda device: False)
+    for call in called(op, index, shape).values():
+        call()
+    patch.undo()
+
+
+def operations(program: Program) -> int:
+    """How many operators its values are made of, counting a choice as three: both constants of it may be made."""
+
+    def every(s: Scalar) -> int:
+        return (3 if s.op == "select" else 1) + sum(every(a) for a in s.args)
+
+    return sum(every(n.body) if isinstance(n, Map) else 2 for n in program.nodes())
+
+
+CASES = {name: (spec(name), batch_for(spec(name), 3)) for name in shipped()}
+CASES["totals of attributes"] = random_hierarchy(14), spread_batch()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_call_waits_for_nothing(backend, name, patch):
+    """The device has no numbers: whatever is read back raises, and so do tensors of two devices in one operation."""
+    hierarchy, batch = CASES[name]
+    op, launches = counting_operator(hierarchy, backend, patch)
+    layout = padded(op, batch)
+    once_here(op, layout.index, layout.shape, patch)
+    for what, call in called(op, elsewhere(layout.index), layout.shape).items():
+        call()  # the parameters' values are copied there, once
+        launches.clear()
+        with counted(patch) as issued:
+            call()
+        assert issued.copies == [], what
+        programs = [op.programs[p] for p in PROGRAMS.get(what, ["objective"])]
+        work = sum(map(operations, programs)) if backend == "torch" else 0
+        assert issued.work.total() <= BESIDES[what] + work, (what, issued.work)
+        assert backend == "torch" or 0 < len(launches) <= 8, what
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_as_many_tokens_as_rows_are_not_looked_at(name, patch):
+    """Advantages may then be per token or per row: what disagrees is NaN."""
+    op, _ = counting_operator(spec(name), "torch", patch)
+    batch = spread_batch(lengths=(0, 2, 0, 3))
+    layout = packed(op, replace(batch, lengths=(0, 2, 0, 3, 0), labels={}))
+    once_here(op, layout.index, layout.shape, patch)
+    for what, call in called(op, elsewhere(layout.index), layout.shape).items():
+        call()
+        with counted(patch) as issued:
+            call()
+        assert issued.copies == [], what
+
+
+def test_the_first_call_with_other_parameters_copies_once(patch):
+    """However many they are; and the count sees copies."""
+    op, _ = counting_operator(spec("fiberpo_domain"), "torch", patch)
+    layout = padded(op, spread_batch())
+    once_here(op, layout.index, layout.shape, patch)
+    there = elsewhere(layout.index)
+    for value in (0.0625, {"math": {"+": 0.5, "-": 0.25}, "code": 0.125}):
+        call = called(op, there, layout.shape, {"C_domain": value, "epsilon": 0.0625})["loss"]
+        for copies in (["torch.tensor"], []):
+            with counted(patch) as issued:
+                call()
+            assert issued.copies == copies
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_looking_at_a_value_is_noticed(name, patch):
+    """What this file rests on: the same calls, but for a device whose values may be looked at."""
+    op, _ = counting_operator(spec(name), "torch", patch)
+    layout = padded(op, spread_batch(per_row=True))
+    once_here(op, layout.index, layout.shape, patch)
+    calls = called(op, elsewhere(layout.index), layout.shape)
+    patch.setattr(devices, "may_look", lambda device: True)
+    for call in calls.values():
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"meta|Meta"):
+            call()
+
+
+@pytest.mark.parametrize("make", [lambda: torch.tensor([1.0], device=ELSEWHERE), lambda: torch.ones(2).to(ELSEWHERE)])
+def test_copies_are_noticed(make, patch):
+    with counted(patch) as issued:
+        make()
+    assert len(issued.copies) == 1
