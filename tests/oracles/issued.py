@@ -86,21 +86,24 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(list(value.values()))
 
 
-def elsewhere(value: Any) -> Any:
+def elsewhere(value: Any, done: dict[int, Any] | None = None) -> Any:
     """`value` with everything that lies on the CPU taken to the device, and nothing more worked out."""
+    done = {} if done is None else done
+    if id(value) in done:
+        return done[id(value)]
     if isinstance(value, Tensor):
         return value.to(ELSEWHERE)
     if isinstance(value, torch.device):
         return ELSEWHERE
     if isinstance(value, dict):
-        return type(value)({k: elsewhere(v) for k, v in value.items()})
+        return type(value)({k: elsewhere(v, done) for k, v in value.items()})
     if isinstance(value, tuple):
-        parts = [elsewhere(v) for v in value]
+        parts = [elsewhere(v, done) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if type(value).__module__.startswith("fibration.runtime"):
-        moved = copy.copy(value)
+        moved = done[id(value)] = copy.copy(value)  # known before its parts are: they may have it as one of theirs
         for name, v in vars(value).items():
-            object.__setattr__(moved, name, elsewhere(v))
+            object.__setattr__(moved, name, elsewhere(v, done))
         return moved
     return value
 
