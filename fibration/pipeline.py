@@ -21,11 +21,12 @@ from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.diagnostics import count_nonfinite, instrument, report_of
+from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import BATCH, Const, Input, Program
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
-from fibration.compiler.plan import Spread
+from fibration.compiler.plan import Plan, Spread
 from fibration.errors import BackendError, SpecError
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
@@ -103,6 +104,20 @@ def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], sp
     plans = {name: emitter.plan(program, hierarchy.rows.name, spread) for name, program in programs.items()}
     source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
     return Artifact(hierarchy, backend, source, programs, plans)
+
+
+def plan(hierarchy: Hierarchy, program: str, ranks: str = "") -> Plan:
+    """How compiled backends compute a program, to be printed. `ranks`: of a batch spread over ranks whose rows are
+    "whole" or "cut".
+    """
+    for what, given, known in (
+        ("program", program, tuple(TITLES)),
+        ("way to lie on ranks", ranks, ("", "whole", "cut")),
+    ):
+        if given not in known:
+            raise BackendError(f"no {what} '{given}'", required=f"one of {', '.join(map(repr, known))}")
+    spread = spread_of(hierarchy, ranks == "cut") if ranks else None
+    return sweeps(programs(hierarchy)[program], hierarchy.rows.name, spread=spread)
 
 
 def build(hierarchy: Hierarchy) -> dict[str, Program]:
