@@ -195,7 +195,7 @@ class _Stages(Writer):
         if stored and len(self.plan.program.leaves) == 1:
             self.line(0)
             w = self.signature.layouts[s, sweep.leaves[0]]
-            self.line(1, f"if {w}_positions is None:")
+            self.line(1, f"if {w}_positions is None and {w}_tokens is None:")
             self.line(2, "if tl.program_id(0) == 0:")
             for k in stored:
                 self.line(3, f"fill_before({self.out(k)}, tl.load({w}_starts), fill)")
@@ -277,7 +277,8 @@ class _Stages(Writer):
     def reach(self, s: str, word: str) -> None:
         """How far a row's stores go."""
         self.line(1, "reach = size")
-        self.line(1, f"if {word}_positions is None:  # masked places after a row's tokens are its own to fill")
+        self.line(1, f"if {word}_positions is None and {word}_tokens is None:")
+        self.line(2, "# masked places after a row's tokens are its own to fill")
         self.line(2, f"following = tl.load({word}_starts + b + 1, mask=b + 1 < {self.size(s)}, other=places)")
         self.line(2, "reach = tl.where(live, following - start, 0)")
 

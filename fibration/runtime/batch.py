@@ -23,14 +23,14 @@ Codes = NDArray[np.int64]
 class Layout:
     """Where the tokens of one leaf lie in the flattened tensors of a batch, segment by segment.
 
-    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, counted segment by segment; there may be none. Where
-    segments are whole (`positions` is None), each lies behind the one before it, and they are the positions
-    `starts[b], starts[b] + 1, ...`; a segment without tokens starts where the one before it ended, and what lies
-    between is masked, or other leaves' tokens. Else they are `positions[k]`, and `starts` is not read.
+    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, counted segment by segment; there may be none. They are the
+    positions `starts[b], starts[b] + 1, ...` where segments are whole (`positions` is None; what lies between is
+    masked, or other leaves' tokens), else `positions[k]`. Where whole segments are in order too (`tokens` is None), one
+    without tokens starts where the one before it ended.
     """
 
     offsets: Tensor  # int64 [segments + 1]
-    starts: Tensor  # int64 [segments], ascending where they are whole
+    starts: Tensor  # int64 [segments]
     positions: Tensor | None  # int64 [tokens]
     tokens: Tensor | None  # int64 [tokens]: the number of each among its leaf's, None where they are counted so
 

@@ -61,9 +61,10 @@ def bind(
     index = batch.index
     slots = workspace(plan, index.size)
     work = torch.empty(sum(n for _, n in slots.values()), dtype=torch.float64, device=index.device)
-    # whole segments fill the gaps between them themselves; those of one leaf among several have others' tokens there
-    there = (index.layout(*a.key).positions for a in arguments if a.kind == "positions")
-    whole = len(plan.program.leaves) == 1 and all(positions is None for positions in there)
+    # whole segments, each behind the one before, fill the gaps between them themselves; in gaps between those of one
+    # leaf among several lie others' tokens
+    layouts = [index.layout(*a.key) for a in arguments if a.kind == "offsets"]
+    whole = len(plan.program.leaves) == 1 and all(at.positions is None and at.tokens is None for at in layouts)
     call = _Call(plan, batch, work, whole)
     values = {a.name: VALUES[a.kind](call, a) for a in arguments}
     outputs: dict[Key, Any] = {a.key[0]: values[a.name] for a in arguments if a.kind == "result"}

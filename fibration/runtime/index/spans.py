@@ -99,8 +99,7 @@ def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device:
         order = np.argsort(segment, kind="stable")
         segment, starts, sizes, first = segment[order], starts[order], sizes[order], first[order]
     ends = starts + sizes
-    # what fills the gaps between segments takes the next one for the next in place
-    whole = in_order and bool(((starts[1:] == ends[:-1]) | (segment[1:] != segment[:-1])).all())
+    whole = bool(((starts[1:] == ends[:-1]) | (segment[1:] != segment[:-1])).all())
     cuts = np.searchsorted(segment, np.arange(segments + 1))  # the first piece of each segment, or of the next
     start = np.concatenate([[0], ends])[cuts[:-1]]  # of a segment without tokens: where the one before it ended
     filled = np.flatnonzero(np.diff(cuts))
