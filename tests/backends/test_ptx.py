@@ -1,0 +1,182 @@
+"""The Triton backend without a GPU: its kernels as the PTX that Triton emits, on the emulator of `ptx/`.
+
+Numbers are held against the float64 interpreter, within its own bound on roundings (`oracles/backends_here.py`; near 1e-7 of
+the largest coefficient for float32 inputs, 1e-15 for float64), and bits against those of other schedules. What the emulator
+finds by itself is worse than a number: an access out of bounds or that nothing orders, a value that nobody wrote.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hierarchies.drifted import drifted
+from hierarchies.random_quivers import batch_for
+from oracles.backends_here import Backend, Case, case, holds_gate, holds_training
+from ptx.device import Device, Edit
+from ptx.emit import Emitter
+from ptx.fault import Fault
+from support import compiled, operator, packed, spec
+from thorough import ALL
+
+from fibration import Hierarchy
+from fibration.language.loading import shipped
+from fibration.runtime.operator import Operator
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def emitter(tmp_path_factory):
+    with Emitter(tmp_path_factory.getbasetemp().parent / "ptx") as found:
+        yield found
+
+
+@dataclass(frozen=True)
+class OnDevice(Backend):
+    """The Triton backend on the device in use."""
+
+    name: str = "triton"
+    made: dict[Hierarchy, Operator] = field(default_factory=dict)
+
+    def operator(self, hierarchy: Hierarchy) -> Operator:
+        if hierarchy not in self.made:
+            self.made[hierarchy] = operator.__wrapped__(hierarchy, "triton")
+        return self.made[hierarchy]
+
+
+def scheduled(emitter: Emitter, check: Callable[[Backend], None], seeds: int = 2) -> list[Device]:
+    """`check` on a device per schedule: all leave the same bits behind, in results and workspaces."""
+    devices = []
+    for seed in range(seeds):
+        devices.append(Device(emitter, seed))
+        with devices[-1].used():
+            check(OnDevice())
+    assert devices[0].left and all(device.left == devices[0].left for device in devices)
+    return devices
+
+
+# ---------------------------------------------------------------- every program
+
+
+def drawn(name: str, dtype: torch.dtype, direct: bool = False) -> Case:
+    h = spec(name)
+    batch = drifted() if name in ("fiberpo_domain", "ppo") else batch_for(h, shipped().index(name))
+    return case(h, batch, dtype, shipped().index(name), direct)
+
+
+def test_every_regime_is_met():
+    """What the cases of fiberpo_domain go through: each level passes, rolls back and zeroes some of its elements."""
+    given = drawn("fiberpo_domain", F32)
+    op = compiled(given.hierarchy, "torch")
+    layout = packed(op, given.batch)
+    metrics = op.coefficients(*given.tensors(layout), layout.index).metrics
+    for s in ("domain", "prompt_group", "trajectory"):
+        for regime in ("passed", "rolled_back", "zeroed"):
+            assert sum(float(metrics[f"{s}/{sign}/{regime}"]) for sign in "+-") > 0, (s, regime)
+    assert 0 < float(metrics["token/clipped"]) < 1
+
+
+PROGRAMS = ("objective", "evaluate", "gate")  # the last with its adjoint and the levels
+SOME = [
+    ("fiberpo_domain", "objective", "padded", F32),
+    ("fiberpo_modal", "objective", "packed", F64),
+    ("fiberpo", "gate", "padded", BF16),
+    ("ppo", "evaluate", "packed", BF16),
+]
+LAID_OUT = [("padded", F32), ("packed", BF16), ("packed", F32), ("padded", F64), ("padded", BF16), ("packed", F64)]
+EVERY = [
+    (name, program, *LAID_OUT[(i + j + k) % len(LAID_OUT)])
+    for i, name in enumerate(shipped())
+    for j, program in enumerate(PROGRAMS)
+    for k in range(0, len(LAID_OUT), 2)
+]
+
+
+@pytest.mark.parametrize(("name", "program", "kind", "dtype"), dict.fromkeys([*SOME, *EVERY] if ALL else SOME), ids=str)
+def test_programs_as_they_run_on_a_gpu(emitter, name, program, kind, dtype):
+    given = drawn(name, dtype, direct=program == "gate")
+    if program == "gate":
+        scheduled(emitter, lambda backend: holds_gate(backend, given, kind))
+    else:
+        scheduled(emitter, lambda backend: holds_training(backend, given, kind, metrics=program == "evaluate"))
+
+
+# ---------------------------------------------------------------- planted mistakes
+
+
+def objective(emitter: Emitter, edit: Edit) -> None:
+    """The coefficients of `fiberpo_domain`, in three launches, of which two end with a coarse stage."""
+    given = drawn("fiberpo_domain", F32)
+    with Device(emitter, edit=edit).used():
+        backend = OnDevice()
+        layout = given.layout(backend, "padded")
+        backend.operator(given.hierarchy).coefficients(*given.tensors(layout), layout.index, metrics=False)
+
+
+def without(pattern: str, number: int = 0) -> Edit:
+    """Leave out the statement that begins so, the `number`th of them."""
+
+    def edit(text: str) -> str:
+        found = list(re.finditer(rf"^\s*{pattern}[^;]*;", text, re.MULTILINE))
+        return text[: found[number].start()] + text[found[number].end() :] if found else text
+
+    return edit
+
+
+def unordered(text: str) -> str:
+    """Without the barrier before a block says that it has arrived."""
+    before, atom, after = text.partition("atom.global.")
+    return without("bar.sync", -1)(before) + atom + after if atom else text
+
+
+def kept(text: str) -> str:
+    """Without the first store after the counter has been added to, which puts it back to 0."""
+    before, atom, after = text.partition("atom.global.")
+    return before + atom + without(r"(@%p\d+ )?st\.global\.b32")(after) if atom else text
+
+
+PLANTED = {
+    "an arrival that neither releases nor acquires": (lambda t: t.replace(".acq_rel.", ".relaxed."), "nothing orders them"),
+    "an arrival that releases alone": (lambda t: t.replace(".acq_rel.", ".release."), "nothing orders them"),
+    "an arrival that acquires alone": (lambda t: t.replace(".acq_rel.", ".acquire."), "nothing orders them"),
+    "an arrival before the block's stores": (unordered, "nothing orders them"),
+    "a counter that is not put back": (kept, "nobody has written"),
+    "a store left out": (without(r"(@%p\d+ )?st\.global\.b64"), "nobody has written"),
+    "one token too far": (lambda t: t.replace("setp.lt.s64", "setp.le.s64"), "nobody has written|out of the bounds"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "words"), PLANTED.values(), ids=PLANTED)
+def test_planted_mistakes_are_found(emitter, edit, words):
+    with pytest.raises(Fault, match=words):
+        objective(emitter, edit)
+
+
+@pytest.mark.skipif(not ALL, reason="runs a call for every barrier")
+def test_every_barrier_is_needed(emitter):
+    """But for one of two with nothing between them that others see: without both, there is a race."""
+    texts: list[str] = []
+    objective(emitter, lambda text: texts.append(text) or text)
+    for text in texts:
+        count = text.count("bar.sync")
+        alone = [races(emitter, text, i) for i in range(count)]
+        for i in [i for i in range(count) if not alone[i]]:
+            assert any(races(emitter, text, j, j) for j in (i - 1, i) if 0 <= j < count - 1), i
+        assert 4 * sum(alone) > 3 * count or not count
+
+
+def races(emitter: Emitter, text: str, *barriers: int) -> bool:
+    """Whether a kernel without some of its barriers has a race."""
+
+    def edit(other: str) -> str:
+        for i in barriers if other == text else ():
+            other = without("bar.sync", i)(other)
+        return other
+
+    try:
+        objective(emitter, edit)
+    except Fault as fault:
+        return "nothing orders them" in str(fault)
+    return False
