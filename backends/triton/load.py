@@ -7,8 +7,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 
 import numpy as np
@@ -24,6 +26,7 @@ from fibration.runtime.batch import Batch, Run
 from fibration.runtime.calling import bind, perform
 
 MODULE = "kernels.py"
+one_at_a_time = Lock()  # the interpreter changes the language while it runs, for all threads
 
 
 def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
@@ -45,8 +48,13 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         values, outputs, work = bind(arguments[function], plan, batch)
         # the shape of a tile, and so the order of sums, is the same wherever a row lies
         tokens = index.ranks.tokens if index.ranks else sum(index.size[leaf] for leaf in index.leaves)
+
+        def launch(name: str) -> None:
+            with one_at_a_time if on_cpu else nullcontext():
+                getattr(module, name)(**values, tokens=tokens)
+
         with np.errstate(all="ignore"):  # the interpreter computes both sides of a choice: the other one may overflow
-            perform(function, plan, batch, work, lambda name: getattr(module, name)(**values, tokens=tokens))
+            perform(function, plan, batch, work, launch)
         return outputs
 
     return run
