@@ -601,6 +601,41 @@ COMPILER = (
         "a token with a channel that passed is not clipped", "metrics test_operator test_quivers",
         'body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))', 'body = reduce(partial(scalar, "add"), map(arg, range(len(every_channel))))',
     ),
+    slip(
+        "what a coarse stage reads of other ranks' rows is not gathered", "compiler*spread runtime*spread",
+        "waiting |= {n: None for n in stage.saved if n in read or spread.cuts(n, program.leaves)}",
+        "waiting |= {n: None for n in stage.saved if spread.cuts(n, program.leaves)}",
+    ),
+    slip(
+        "an advantage is read of rows that other ranks have", "compiler*spread",
+        'n: None for n in program.inputs if n.kind == "advantage" and', 'n: None for n in program.inputs if not n.kind and',
+    ),
+    slip(
+        "a sum over cut rows is one rank's", "compiler*spread runtime*spread",
+        "node.source in leaves and node.target not in self.whole", "node.source in leaves and not node.target",
+    ),
+    slip("parts of a term are too large to add up exactly", "compiler*spread", "RANGE = 2.0**39", "RANGE = 2.0**42"),
+    slip(
+        "units lie further apart than a part's sum has room for", "compiler*spread",
+        "UNITS = (2.0**10, 2.0**-20,", "UNITS = (2.0**10, 2.0**-24,",
+    ),
+    slip(
+        "a term out of range is summed as if it were in it", "compiler*spread",
+        'body = rounded if found else scalar("select", inside, rounded, const(float("nan")))', "body = rounded",
+    ),
+    slip(
+        "fractions count as whole numbers", "compiler*spread",
+        "return abs(value) if value == value and abs(value) <= SMALL and value == int(value) else None",
+        "return abs(value) if value == value and abs(value) <= SMALL else None",
+    ),
+    slip(
+        "what is put together is not written back", "backends*ranks",
+        "vectors[node].copy_(whole)", "vectors[node] = whole",
+    ),
+    slip(
+        "the shape of a tile follows the tokens of this rank", "backends*ranks",
+        "tokens = index.ranks.tokens if index.ranks else sum(", "tokens = sum(",
+    ),
 )  # fmt: skip
 
 BACKENDS = (
