@@ -9,9 +9,10 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 import torch
@@ -26,13 +27,13 @@ from fibration.compiler.ir import BATCH, Const, Input, Program
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
-from fibration.compiler.plan import Plan, Spread
+from fibration.compiler.plan import Collective, Plan, Spread
 from fibration.errors import BackendError, SpecError
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.report import BUDGET
-from fibration.runtime.batch import Batch, Run
+from fibration.runtime.batch import Batch, Run, Runs
 from fibration.runtime.operator import Operator
 
 BACKENDS = ("torch", "c", "triton")
@@ -197,24 +198,40 @@ def export(artifact: Artifact, arch: str | None = None) -> Export:
     )
 
 
-def load(artifact: Artifact) -> Run:
-    """The generated functions, ready to call. Those for batches spread over ranks are made when the first one comes."""
-    module = import_module(f"fibration.backends.{artifact.backend}.load")
+def load(artifact: Artifact) -> Runs:
+    """The generated functions, ready to call."""
+    return _Loaded(artifact)
 
-    def made(artifact: Artifact) -> Run:
-        return module.load(artifact.hierarchy.name, artifact.source, artifact.plans)  # type: ignore[no-any-return]
 
-    @cache
-    def spread(cut: bool) -> Run:
-        return made(emit(artifact.hierarchy, artifact.backend, artifact.programs, spread_of(artifact.hierarchy, cut)))
+class _Loaded:
+    """Those for batches spread over ranks are made when the first one comes."""
 
-    alone = made(artifact)
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self._alone = _run(artifact)
+        self._spread: dict[bool, tuple[Artifact, Run]] = {}
+        self._lock = Lock()  # ranks may be threads
 
-    def run(program: str, batch: Batch) -> dict[Key, Tensor]:
+    def __call__(self, program: str, batch: Batch) -> dict[Key, Tensor]:
         ranks = batch.index.ranks
-        return (alone if ranks is None else spread(ranks.cut))(program, batch)
+        run = self._alone if ranks is None else self._made(ranks.cut)[1]
+        return run(program, batch)
 
-    return run
+    def collectives(self, program: str, cut: bool) -> tuple[Collective, ...]:
+        return self._made(cut)[0].plans[program].collectives  # type: ignore[no-any-return]
+
+    def _made(self, cut: bool) -> tuple[Artifact, Run]:
+        with self._lock:
+            if cut not in self._spread:
+                a = self.artifact
+                made = emit(a.hierarchy, a.backend, a.programs, spread_of(a.hierarchy, cut))
+                self._spread[cut] = made, _run(made)
+        return self._spread[cut]
+
+
+def _run(artifact: Artifact) -> Run:
+    module = import_module(f"fibration.backends.{artifact.backend}.load")
+    return module.load(artifact.hierarchy.name, artifact.source, artifact.plans)  # type: ignore[no-any-return]
 
 
 def spread_of(hierarchy: Hierarchy, cut: bool) -> Spread:

@@ -121,9 +121,10 @@ def inputs_of(batch: Batch, program: Program) -> dict[Input | Matrix, Tensor]:
         if node.kind in TOKENS:
             values[node] = gather(batch.tokens[TOKENS[node.kind][0]], batch, node.over)
         elif node.kind == "advantage" and node.over in program.leaves and batch.advantage is not None:
-            per_row = batch.per_row
-            given = batch.advantage[index.row_tensor()].double() if per_row else batch.advantage
-            values[node] = given[index.rows_of_tokens(node.over)] if per_row else gather(given, batch, node.over)
+            if batch.per_row:
+                values[node] = batch.advantage[index.row_tensor()[index.rows_of_tokens(node.over)]].double()
+            else:
+                values[node] = gather(batch.advantage, batch, node.over)
         else:
             values[node] = batch.vectors[node]
     return values
@@ -136,3 +137,12 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 
 # (program, batch) -> its outputs: token vectors in the index's shape, the others float64 [elements]
 Run = Callable[[str, Batch], dict[Key, Tensor]]
+
+
+class Runs(Protocol):
+    """The programs of an operator, for batches that are spread over ranks and for others."""
+
+    def __call__(self, program: str, batch: Batch, /) -> dict[Key, Tensor]: ...
+    def collectives(self, program: str, cut: bool, /) -> tuple[Collective, ...]:
+        """Where ranks meet in a program; `cut`: whether a row has tokens on several."""
+        ...

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from fibration.compiler.ir import Input, Matrix, Program
+from fibration.compiler.plan import Collective
 from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors
+from fibration.runtime.ranks.collect import Ranks
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -82,8 +85,43 @@ def check_tokens(hierarchy: Hierarchy, index: Index, **tensors: Tensor) -> None:
             )
 
 
-def refuse_nonfinite(batch: Batch, index: Index) -> NoReturn:
-    """Name the first unmasked token whose log-prob, log ratio or advantage is infinite or undefined."""
+def in_words(
+    hierarchy: Hierarchy, declared: Program, index: Index, parameters: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """What has to be equal on all ranks of a call: parameters, and what is coarser than tokens."""
+    said = {"the index": ", ".join(f"{n} {s}" for s, n in index.size.items() if s not in index.leaves)}
+    for node, numbers in parameter_values(hierarchy, declared, index, parameters or {}).items():
+        name, channel = node.key
+        said[f"parameter '{name}'" + f" of channel '{channel}'" * bool(channel)] = ", ".join(map(repr, numbers))
+    return said
+
+
+def advantages_of_rows(batch: Batch, index: Index) -> Tensor:
+    """What this rank says that the advantages of rows are: float64 [rows], NaN where they are given per token."""
+    rows = index.hierarchy.rows.name
+    if batch.advantage is not None and batch.per_row:
+        return _advantage_at(rows, index, batch.advantage, True)
+    return torch.full((index.size[rows],), torch.nan, dtype=torch.float64, device=index.device)
+
+
+def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, said: Tensor) -> Batch:
+    """The batch, if advantages per row are equal on all pieces of each; on a GPU they are NaN where they are not."""
+    node = Input("advantage", index.hierarchy.rows.name, "advantage")
+    agreed = ranks.collect(Collective((node,)), {node: said})[node]
+    if batch.advantage is None or not batch.per_row or devices.may_look(index.device):
+        return batch
+    given = batch.advantage.clone()
+    for row, here in index.over_rows(node.over):
+        place = index.row_tensor()[here]
+        given[place] = torch.where(agreed[row].isnan(), torch.nan, given[place])
+    return replace(batch, advantage=given)
+
+
+def refuse_nonfinite(batch: Batch, index: Index) -> None:
+    """Name the first unmasked token whose log-prob, log ratio or advantage is infinite or undefined.
+
+    Returns where there is none: it may be another rank's.
+    """
     values = {name: t.reshape(-1)[index.positions].double() for name, t in batch.tokens.items()}
     if batch.advantage is not None:
         values["the advantage"] = _token_advantages(index, batch.advantage, batch.per_row)
@@ -98,13 +136,13 @@ def refuse_nonfinite(batch: Batch, index: Index) -> NoReturn:
                 if name != "the advantage"
                 else "",
             )
-    x = values["log_probs"] - values["old_log_probs"]
-    bad = ~torch.isfinite(x)
-    token = int((bad if bool(bad.any()) else x.abs() == x.abs().max()).nonzero()[0])
-    raise BatchError(
-        f"the log ratio of {index.describe_token(token)} is {float(x[token]):g}",
-        required="finite values, in the precision that the backend computes tokens in",
-    )
+    x = values["log_probs"] - values["old_log_probs"] if "log_probs" in values else values["log_ratio"]
+    far = (x.abs() > torch.finfo(torch.float32).max).nonzero()
+    if len(far):
+        raise BatchError(
+            f"the log ratio of {index.describe_token(int(far[0]))} is {float(x[far[0]]):g}",
+            required="finite values, in the precision that the backend computes tokens in",
+        )
 
 
 def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -> tuple[Tensor, bool]:
@@ -145,7 +183,7 @@ def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -
 def _token_advantages(index: Index, advantages: Tensor, per_row: bool) -> Tensor:
     """float64 [unmasked tokens]."""
     if per_row:
-        return advantages[index.row_tensor()].double()[index.row_of_token]
+        return advantages[index.row_tensor()[index.row_of_token]].double()
     return advantages.reshape(-1)[index.positions].double()
 
 
@@ -154,7 +192,7 @@ def _advantage_at(stratum: str, index: Index, advantages: Tensor, per_row: bool)
 
     Where values may be looked at, that is an error.
     """
-    if per_row and stratum == index.hierarchy.rows.name:
+    if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
         result = advantages[index.row_tensor()].double()
     else:
         tokens, parent = _tokens_over(index, stratum)

@@ -16,11 +16,29 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
 from fibration.runtime import devices
 from fibration.runtime import metrics as diagnostics
-from fibration.runtime.batch import Batch, Run, inputs_of
+from fibration.runtime.batch import Batch, Runs, inputs_of
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
-from fibration.runtime.inputs import check_tokens, make_batch, refuse_nonfinite
+from fibration.runtime.inputs import (
+    advantages_of_rows,
+    agree_on_rows,
+    check_tokens,
+    in_words,
+    make_batch,
+    refuse_nonfinite,
+)
+from fibration.runtime.ranks.agreement import agree, agreed
+from fibration.runtime.ranks.collect import Ranks
+
+# What a rank says that it is calling.
+CALLS = {
+    "evaluate": "op.coefficients with metrics",
+    "objective": "op.coefficients with metrics=False",
+    "gate": "op.gate",
+    "gate_adjoint": "the backward of op.gate",
+    "levels": "op.levels",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +80,7 @@ class Operator:
         backend: str,
         source: str,
         programs: Mapping[str, Program],
-        run: Run,
+        run: Runs,
         again: Callable[[Hierarchy, str], Operator] | None = None,
     ) -> None:
         self.hierarchy, self.report, self.backend, self.source = hierarchy, report, backend, source
@@ -136,8 +154,8 @@ class Operator:
         `coefficients`.
         """
         result = self.coefficients(log_probs, old_log_probs, advantages, index, parameters, metrics=metrics)
-        objective = _Objective.apply(log_probs, result.values, result.objective)
-        return Loss(-objective, result.metrics)
+        share = result.objective / -index.gradient_scale
+        return Loss(_Share.apply(log_probs, result.values, share), result.metrics)
 
     def coefficients(
         self,
@@ -213,21 +231,40 @@ class Operator:
         dtype: torch.dtype,
         fill: float = 0.0,
     ) -> tuple[dict[Key, Tensor], Batch]:
-        check_tokens(self.hierarchy, index, **tokens)
-        declared = self.programs["evaluate"]
-        batch = make_batch(
-            self.hierarchy, self.programs[program], declared, index, tokens, advantages, parameters, dtype, fill
-        )
-        outputs = self._run(program, batch)
+        ranks = index.ranks if isinstance(index, Index) else None
+        group = None if ranks is None or devices.is_recording() else ranks.group
+        with agreed(group, CALLS[program]) as said:
+            check_tokens(self.hierarchy, index, **tokens)
+            declared = self.programs["evaluate"]
+            batch = make_batch(
+                self.hierarchy, self.programs[program], declared, index, tokens, advantages, parameters, dtype, fill
+            )
+            if ranks is not None:
+                self._run.collectives(program, ranks.cut)  # makes them, which may fail
+                rows = advantages_of_rows(batch, index) if ranks.cut and batch.advantage is not None else None
+                said |= {"the backend": self.backend, **in_words(self.hierarchy, declared, index, parameters)}
+        if ranks is not None and rows is not None:
+            batch = agree_on_rows(batch, index, ranks, rows)
+        outputs = self._evaluate(program, batch, ranks)
         lost = outputs[Key("nonfinite")]
-        if not devices.may_look(
-            index.device
-        ):  # reading the number back would stall the device: the values say it themselves
+        if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
             for key in outputs.keys() & {Key("objective"), Key("gated_ratio")}:
                 outputs[key] = torch.where(lost > 0, torch.nan, outputs[key])
         elif float(lost) > 0:
-            refuse_nonfinite(batch, index)
+            with agreed(group, f"what is not finite in {CALLS[program]}"):
+                refuse_nonfinite(batch, index)
+            raise BatchError(
+                f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, and no log-prob or advantage says why",
+                required="finite values",
+                remedy="compare with backend='torch', which computes in float64",
+            )
         return outputs, batch
+
+    def _evaluate(self, program: str, batch: Batch, ranks: Ranks | None) -> dict[Key, Tensor]:
+        if ranks is None:
+            return self._run(program, batch)
+        stages = self._run.collectives(program, ranks.cut)
+        return ranks.run(CALLS[program], stages, lambda: self._run(program, batch), batch.index.device)
 
     def inputs(
         self,
@@ -261,19 +298,19 @@ def _wide(given: Tensor) -> torch.dtype:
     return torch.float64 if isinstance(given, Tensor) and given.dtype == torch.float64 else torch.float32
 
 
-class _Objective(torch.autograd.Function):
-    """A scalar whose gradient is already known."""
+class _Share(torch.autograd.Function):
+    """A rank's share of `-J`, whose gradient is known already: minus its tokens' coefficients."""
 
     @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, objective: Tensor) -> Tensor:
+    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, share: Tensor) -> Tensor:
         ctx.save_for_backward(coefficients)
         ctx.source = log_probs
-        return objective.clone()
+        return share.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (coefficients,) = ctx.saved_tensors
-        return _once((gradient * coefficients).to(ctx.source.dtype), ctx.source), None, None
+        return _once((-gradient * coefficients).to(ctx.source.dtype), ctx.source), None, None
 
 
 class _Gate(torch.autograd.Function):
@@ -288,7 +325,8 @@ class _Gate(torch.autograd.Function):
         outputs, batch = operator._call("gate", index, tokens, advantages, parameters, dtype, fill=1.0)
         read = None if batch.advantage is None else advantages
         ctx.save_for_backward(log_ratio, read)  # autograd refuses the backward if one of them was changed since
-        ctx.operator, ctx.batch = operator, replace(batch, tokens={}, advantage=None, fill=0.0)
+        ctx.operator, ctx.ranks = operator, index.ranks
+        ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
         return outputs[Key("gated_ratio")]
 
     @staticmethod
@@ -298,7 +336,9 @@ class _Gate(torch.autograd.Function):
             tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
             given = None if advantages is None else advantages.detach()
             batch = replace(ctx.batch, tokens=tokens, advantage=given)
-            result = ctx.operator._run("gate_adjoint", batch)[Key("log_ratio_gradient")]
+            if ctx.ranks is not None and ctx.operator._run.collectives("gate_adjoint", ctx.ranks.cut):
+                agree(ctx.ranks.group, CALLS["gate_adjoint"], {})
+            result = ctx.operator._evaluate("gate_adjoint", batch, ctx.ranks)[Key("log_ratio_gradient")]
         return _once(result, log_ratio), None, None, None, None
 
 

@@ -90,6 +90,12 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
 def _numbers(parameter: Parameter, node: Input, value: Any, index: Index) -> Sequence[float]:
     stratum, channel, size = node.over, node.key[1], index.size[node.over]
     if isinstance(value, Tensor) and value.ndim:
+        if index.ranks is not None:
+            raise ParameterError(
+                f"parameter '{parameter.name}' is a tensor in the order of elements",
+                required=f"a number, or one for each {stratum} by label: ranks have elements in an order of their own",
+                remedy=f"pass {{label: value}} for each {stratum} of the whole batch",
+            )
         if tuple(value.shape) != (size,):
             raise ParameterError(
                 f"parameter '{parameter.name}' has shape {list(value.shape)}",

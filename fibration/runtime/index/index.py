@@ -24,8 +24,9 @@ from fibration.compiler.interpret import Sizes
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes, Layout, Members, Ranks
+from fibration.runtime.batch import Codes, Layout, Members
 from fibration.runtime.index.spans import Runs, Spans, lay_out
+from fibration.runtime.ranks.collect import Ranks
 from fibration.runtime.ranks.group import Ranked
 from fibration.runtime.sums import Sums, Vector
 
