@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fibration.compiler.ir import Input, Matrix, Program
 from fibration.compiler.keys import Key
+from fibration.compiler.spread import BEYOND, RANGE
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
@@ -242,12 +243,14 @@ class Operator:
             if ranks is not None:
                 self._run.collectives(program, ranks.cut)  # makes them, which may fail
                 rows = advantages_of_rows(batch, index) if ranks.cut and batch.advantage is not None else None
-                said |= {"the backend": self.backend, **in_words(self.hierarchy, declared, index, parameters)}
+                said |= {"the backend": self.backend, "the dtype of results": str(dtype)}
+                said |= in_words(self.hierarchy, declared, index, parameters)
         if ranks is not None and rows is not None:
             batch = agree_on_rows(batch, index, ranks, rows)
         outputs = self._evaluate(program, batch, ranks)
-        lost = outputs[Key("nonfinite")]
+        lost, beyond = outputs[Key("nonfinite")], outputs.get(BEYOND)
         if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
+            lost = lost if beyond is None else lost + beyond
             for key in outputs.keys() & {Key("objective"), Key("gated_ratio")}:
                 outputs[key] = torch.where(lost > 0, torch.nan, outputs[key])
         elif float(lost) > 0:
@@ -257,6 +260,12 @@ class Operator:
                 f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, and no log-prob or advantage says why",
                 required="finite values",
                 remedy="compare with backend='torch', which computes in float64",
+            )
+        elif beyond is not None and float(beyond) > 0:
+            raise BatchError(
+                f"{CALLS[program]} adds up tokens of several ranks, and one of them has a term beyond {RANGE:g}",
+                required="terms that are added up exactly, whoever has them",
+                remedy="mask tokens of such log-probs or advantages, or give every rank whole rows",
             )
         return outputs, batch
 
