@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run lint check test clean
+.PHONY: setup run lint check test test-ranks clean
 
 setup: $(READY)
 
@@ -37,6 +37,10 @@ check: lint
 
 test: lint
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Training in processes of their own: everything of it, which `make test` does for two ranks.
+test-ranks: setup
+	@FIBRATION_ALL_TESTS=1 $(BIN)/python -m pytest -n 0 tests/processes
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info

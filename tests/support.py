@@ -185,8 +185,8 @@ def _attributes_for(op: Operator, batch: Batch, slots: np.ndarray, shape: tuple[
     return chosen or None
 
 
-def packed(op: Operator, batch: Batch, device: str = "cpu") -> Layout:
-    """Tokens row after row, with offsets."""
+def packed(op: Operator, batch: Batch, device: str = "cpu", **more: Any) -> Layout:
+    """Tokens row after row, with offsets. `more` goes to `index`: `group`, or keys of the rows."""
     offsets = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int64)
     shape = (batch.tokens,)
     wanted = {s.name for s in op.hierarchy.strata}
@@ -197,14 +197,15 @@ def packed(op: Operator, batch: Batch, device: str = "cpu") -> Layout:
         device=device,
         **_labels_for(op, batch),
         **per_token,
+        **more,
     )
     return Layout(index, np.arange(batch.tokens), shape)
 
 
-def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True, device: str = "cpu") -> Layout:
+def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True, device: str = "cpu", **more: Any) -> Layout:
     """One row each, in the same order, with masked positions before, between and after the tokens."""
     generator = np.random.default_rng(seed)
-    width = max(batch.lengths) + (3 if gaps else 0)
+    width = max(batch.lengths, default=0) + (3 if gaps else 0)
     mask = np.zeros((len(batch.lengths), width), bool)
     for r, n in enumerate(batch.lengths):
         mask[r, np.sort(generator.permutation(width)[:n]) if gaps else np.arange(n)] = True
@@ -213,7 +214,8 @@ def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True, device:
     per_token = {}
     for name, given in batch.token_labels.items():
         if name in wanted:
-            flat: list[Any] = [False if isinstance(given[0], bool) else None] * mask.size  # a leaf's mask, or labels
+            leaf = name in {s.name for s in op.hierarchy.leaves}
+            flat: list[Any] = [False if leaf else None] * mask.size
             for slot, label in zip(slots, given, strict=True):
                 flat[slot] = label
             per_token[name] = [flat[r * width : (r + 1) * width] for r in range(len(mask))]
@@ -223,6 +225,7 @@ def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True, device:
         device=device,
         **_labels_for(op, batch),
         **per_token,
+        **more,
     )
     return Layout(index, slots, mask.shape)
 

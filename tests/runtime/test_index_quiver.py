@@ -319,6 +319,17 @@ def test_tokens_have_no_labels_to_map_from():
     )  # fmt: skip
 
 
+def test_names_of_rows_are_per_row():
+    """Also of rows that are no stratum of the hierarchy, and where there are as many tokens."""
+    h = hierarchy("text -> domain", "image -> domain")
+    i = index(h, offsets=[0, 2, 2, 3], image=[0, 1, 0], domain=["m", "m", "c"], trajectory=["a", "b", "c"])
+    assert i.labels["trajectory"] == ("a", "c")
+    refuses(
+        HierarchyIndexError, lambda: index(h, offsets=[0, 1, 2], image=[0, 1], domain=["m", "m"], trajectory=["a", "a"]),
+        what="two rows are called 'a'",
+    )  # fmt: skip
+
+
 def test_labels_that_contradict_along_two_paths():
     refuses(
         HierarchyIndexError, lambda: families(family=["stem", "stem", "arts", "arts"]),

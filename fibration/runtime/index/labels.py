@@ -227,7 +227,7 @@ class Encoder:
     def _is_either(self, stratum: Stratum) -> bool:
         """Whether labels per token and per row both make sense, so that only their shape tells which they are."""
         if self.h.rows not in self.h.strata:
-            return not self.h.shape.is_chain
+            return stratum != self.h.rows and not self.h.shape.is_chain
         return stratum not in (self.h.rows, *self.h.coarser(self.h.rows)) and self.h.rows not in self.h.coarser(stratum)
 
     def _differs(self, name: str, given: Sequence[Any]) -> str | None:

@@ -1,0 +1,132 @@
+"""Training in processes of their own, under torchrun with gloo: the loops of `docs/examples/` as they stand, and errors.
+
+Two ranks in an everyday run; one and three too with `make test-ranks`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thorough import ALL
+from training import EXAMPLES
+
+from fibration.backends.c.build import compiler
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+RANKS = (1, 2, 3) if ALL else (2,)
+several = pytest.mark.parametrize("ranks", [n for n in RANKS if n > 1])
+
+
+def torchrun(ranks: int, *command: Any) -> str:
+    """What all ranks print; PYTHONHASHSEED is theirs."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env.pop("PYTHONHASHSEED", None)
+    env |= {} if ALL else {"CC": f"{shlex.join(compiler())} -O0"}  # which takes a quarter of the time to build
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = subprocess.run([*start, *map(str, command)], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank wrote, by the number of ranks."""
+
+    @functools.cache
+    def of(ranks: int) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(f"{ranks}_ranks")
+        torchrun(ranks, HERE / "worker.py", folder)
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    return of
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_gradients_of_ddp_and_fsdp_are_those_of_one_process(found, ranks):
+    """Off policy, with elements rolled back and zeroed at every level, which `worker.py` asserts."""
+    for one in found(ranks):
+        assert len(one["distances"]) == (4 if ranks == 1 else 8)
+        for case, distance in one["distances"].items():
+            assert distance <= (1e-13 if "float64" in case else 1e-6), case
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_examples_print_what_one_process_does(found, ranks):
+    expected = alone()
+    assert expected.count("update") == 4
+    first, *others = found(ranks)
+    assert first["printed"] == {"ddp": expected, "fsdp2": expected}
+    assert all(set(one["printed"].values()) == {""} for one in others)
+
+
+@functools.cache
+def alone() -> str:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES / "micro_batches.py")]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(not ALL, reason="each start takes seconds; `make test-ranks` does it")
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_the_examples_run_as_they_stand(name):
+    assert torchrun(2, EXAMPLES / f"{name}.py") == alone()
+
+
+ERRORS = {
+    "a label that is None": ("HierarchyIndexError", "None"),
+    "a label too few": ("HierarchyIndexError", "domain"),
+    "a label without a stable hash": ("HierarchyIndexError", "object"),
+    "a group over two domains": ("HierarchyIndexError", "elsewhere"),
+    "another hierarchy": ("", "fiberpo"),
+    "NaN": ("BatchError", "nan"),
+    "other parameters": ("", "epsilon"),
+    "a parameter out of bounds": ("ParameterError", "epsilon"),
+    "too few log-probs": ("BatchError", "log_probs"),
+    "no metrics": ("RanksError", "metrics"),
+    "another call": ("RanksError", "levels"),
+}
+
+
+@several
+def test_an_error_on_one_rank_is_one_on_all_and_names_it(found, ranks):
+    everywhere = found(ranks)
+    for case, (kind, word) in ERRORS.items():
+        said = {one["errors"][case] for one in everywhere}
+        assert len(said) == 1, (case, said)  # the same words on all ranks
+        (message,) = said
+        assert message.startswith(f"{kind}: " if kind else "") and word in message, (case, message)
+        assert f"rank {ranks - 1}" in message, (case, message)
+    assert all(one["errors"].keys() == ERRORS.keys() | {"after all of these"} for one in everywhere)
+    assert all(one["errors"]["after all of these"] == "" for one in everywhere)
+
+
+@several
+def test_who_is_left_alone_is_told(found, ranks):
+    """By a rank that does not call, after the group's own timeout; by one that has ended, at once."""
+    *others, gone = found(ranks)
+    assert "left_alone" not in gone
+    for one in others:
+        for message in one["left_alone"].values():
+            assert message.startswith("RanksError: ") and "could not gather" in message
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_twins_stay_together(found, ranks):
+    """Twenty updates, in one process and on all ranks, while elements of every level go from one regime to another."""
+    for one in found(ranks):
+        for dtype, allowed in (("torch.float64", 1e-13), ("torch.float32", 2e-6)):
+            twins = one["twins"][dtype]
+            assert twins["apart"] <= allowed
+            assert twins["changed"] > 200 and min(twins["met"]) > 20
+            assert twins["elements"] == 20 * 2 * (4 + 8 + 48)
+            assert twins["differ"] == 0 or dtype == "torch.float32"

@@ -1,0 +1,146 @@
+"""What every process of a group does for `test_processes.py`, under torchrun: `worker.py FOLDER`.
+
+All of it in one run, since a process takes seconds to start. Each rank writes what it found to `FOLDER/RANK.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+import torch.distributed as dist
+import training
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from training import budgets, distance, every_regime, example, gradients, off_policy, operator, policy, wanted
+
+from fibration import FibrationError, load
+from fibration import compile as compiled
+
+
+def ddp(model: Any) -> Any:
+    return DistributedDataParallel(model)
+
+
+def fsdp2(model: Any) -> Any:
+    return example("fsdp2").shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def distances() -> dict[str, float]:
+    """How far the gradients are that the examples leave, in all their micro-batches together, before any clipping."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        batch = off_policy(dtype)[1]
+        shares = {"": batch.split(ranks), ", rank 0 has nothing": [batch.take([]), *batch.split(max(ranks - 1, 1))]}
+        if ranks == 1:
+            del shares[", rank 0 has nothing"]
+        for wrap in (ddp, fsdp2):
+            for how, parts in shares.items():
+                model = wrap(policy(dtype))
+                pieces = parts[rank].split(12 // ranks)
+                coef = example(wrap.__name__).backward(operator(), model, pieces, dist.group.WORLD, budgets(dtype))
+                every_regime(coef.metrics)
+                name = f"{wrap.__name__}, {str(dtype).removeprefix('torch.')}{how}"
+                found[name] = distance(gradients(model), wanted(dtype))
+    return found
+
+
+def printed() -> dict[str, str]:
+    """What the examples print as they stand."""
+    found = {}
+    for name in ("ddp", "fsdp2"):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            example(name).main()
+        found[name] = out.getvalue()
+    return found
+
+
+def twins() -> dict[str, Any]:
+    """Twenty updates of one process beside the same on all ranks."""
+    return {str(dtype): vars(example("twins").train(dtype=dtype)) for dtype in (torch.float64, torch.float32)}
+
+
+def errors() -> dict[str, str]:
+    """What this rank raises where another one goes wrong: the class, and the message; '' where it raises nothing."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    other = rank == last
+    mine = off_policy(torch.float64)[1].split(dist.get_world_size())[rank]
+    now = policy(torch.float64)(mine).detach()
+    op, group = operator(), dist.group.WORLD
+
+    def index(of: Any = None, **changed: Any) -> Any:
+        labels = {"prompt_group": mine.prompt_group, "domain": mine.domain, **changed}
+        return (of or op).index(offsets=mine.offsets, group=group, **labels)
+
+    def coefficients(**changed: Any) -> Any:
+        given = {"now": now, "parameters": budgets(torch.float64), "at": index(), **changed}
+        return op.coefficients(given["now"], mine.old_log_probs, mine.advantages, given["at"], given["parameters"])
+
+    nan = now.clone()
+    nan[1] = float("nan")
+    calls: dict[str, Callable[[], Any]] = {
+        "a label that is None": lambda: index(domain=[None, *mine.domain[1:]] if other else mine.domain),
+        "a label too few": lambda: index(domain=mine.domain[1:] if other else mine.domain),
+        "a label without a stable hash": lambda: index(domain=[object()] * len(mine.domain) if other else mine.domain),
+        "a group over two domains": lambda: index(domain=["elsewhere"] * len(mine.domain) if other else mine.domain),
+        "another hierarchy": lambda: index(compiled(load("fiberpo"), backend="c") if other else None),
+        "NaN": lambda: coefficients(now=nan if other else now),
+        "other parameters": lambda: coefficients(parameters={"epsilon": 0.01 * (1 + other)}),
+        "a parameter out of bounds": lambda: coefficients(parameters={"epsilon": -1.0} if other else {}),
+        "too few log-probs": lambda: coefficients(now=now[1:] if other else now),
+        "no metrics": lambda: op.coefficients(now, mine.old_log_probs, mine.advantages, index(), metrics=not other),
+        "another call": lambda: op.levels(now, index()) if other else coefficients(),
+    }
+    said = {name: raised(call) for name, call in calls.items()}
+    said["after all of these"] = raised(lambda: every_regime(coefficients().metrics))
+    return said
+
+
+def raised(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except FibrationError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def left_alone() -> dict[str, str]:
+    """Where the last rank takes no part in a call, and where it is no more."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    batch = off_policy(torch.float64)[1].split(ranks)[rank]
+    now, op = policy(torch.float64)(batch).detach(), operator()
+    said = {}
+    for case, group in (("silent", dist.new_group(timeout=timedelta(seconds=2))), ("ended", dist.group.WORLD)):
+        index = training.index(op, batch, group=group)
+        if rank < ranks - 1:
+            said[case] = raised(lambda index=index: op.coefficients(now, batch.old_log_probs, batch.advantages, index))
+        elif case == "ended":
+            os._exit(0)  # and says goodbye to nobody
+        dist.barrier() if case == "silent" else None
+    return said
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    path, found = Path(sys.argv[1]) / f"{dist.get_rank()}.json", {}
+    for part in (distances, printed, twins, errors, left_alone):
+        path.write_text(json.dumps(found))  # the last rank does not come back from the last one
+        found[part.__name__] = part()
+    path.write_text(json.dumps(found))
+    os._exit(0)  # the group is broken
+
+
+if __name__ == "__main__":
+    main()

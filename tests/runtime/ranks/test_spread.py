@@ -1,0 +1,156 @@
+"""A batch spread over ranks in any way gives what one process does: every level, coefficient, gate and metric.
+
+In bits where rows stay whole and in order, and, where keys name them, for any distribution of whole rows and any of cut
+ones. Strata beside the rows have tokens on several ranks whatever becomes of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hierarchies.chains import batch_for as chain_batch
+from hierarchies.chains import chain
+from hierarchies.random_quivers import COUNT, batch_for, quiver
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.backends_here import BACKENDS_HERE, F32, F64
+from spreading import Together, alone, in_order, scattered, spread, whole_rows
+from support import Batch, operator, packed, spec
+from thorough import ALL, examples
+from training import narrow
+
+from fibration import Hierarchy
+from fibration.language.loading import shipped
+
+BATCHES = {name: (functools.partial(spec, name), batch_for, 7) for name in shipped()}
+BATCHES |= {f"quiver {s}": (functools.partial(quiver, s), batch_for, s) for s in range(COUNT)}
+BATCHES |= {f"chain {s}": (functools.partial(chain, s), chain_batch, s) for s in range(20) if s != 12}  # m of 1e-9
+# Levels, a crossing by least squares, experts that cross rows, a score estimator, a gate on trajectories that reads the
+# advantage, and three leaves with all of the latter and an attribute.
+NAMES = list(BATCHES) if ALL else ["fiberpo_domain", "fiberpo_crossed", "fiberpo_experts", "cispo", "gspo", "quiver 10"]
+KINDS = st.sampled_from(["packed", "padded"])
+
+
+@functools.cache
+def case(name: str) -> tuple[Hierarchy, Batch]:
+    make, batch_of, seed = BATCHES[name]
+    return make(), off_policy(make(), batch_of(make(), seed))
+
+
+def off_policy(h: Hierarchy, batch: Batch) -> Batch:
+    """Away from ratio 1, where ties may fall either way; elements of FiberPO's levels are rolled back and zeroed."""
+    batch = replace(batch, x=np.where(batch.x == 0, 0.013, batch.x))
+    if not h.name.startswith("fiberpo"):
+        return batch
+    op = operator(h)
+    layout = packed(op, batch)
+    batch = replace(batch, parameters=narrow(op, layout.index, layout.tensor(batch.x)))
+    metrics = alone(op, batch).metrics
+    for level in h.gates.keys() - {*h.leaves}:
+        for regime in ("rolled_back", "zeroed"):
+            assert any(metrics[f"{level}/{channel}/{regime}"][0] > 0 for channel in "+-"), (level, regime)
+    return batch
+
+
+def beside_rows(h: Hierarchy) -> list[str]:
+    """Strata of which the rows say nothing: tokens of one element lie in any rows."""
+    near = {*h.coarser(h.rows), h.rows, *h.leaves} if h.rows in h.strata else {*h.leaves}
+    return [s.name for s in h.strata if s not in near and h.rows not in h.coarser(s)]
+
+
+def close(found: Together, expected: Together, numbered: bool = True, dtype: torch.dtype = F64) -> None:
+    """Equal to rounding; levels of coarser strata only where elements are numbered alike."""
+
+    def near(a: object, b: object, what: object, size: float) -> None:
+        a, b = np.asarray(a, float), np.asarray(b, float)
+        size = np.abs(b[np.isfinite(b)]).max(initial=size)
+        allowed = (1e-13 if dtype == F64 else 1e-6) * size
+        assert np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True), (what, a, b)
+
+    for name, size in (("values", 0), ("objective", 1e-3), ("gated", 1), ("slope", 1)):
+        near(getattr(found, name), getattr(expected, name), name, size)
+    assert found.metrics.keys() == expected.metrics.keys()
+    assert found.levels.keys() == expected.levels.keys()
+    for k, v in expected.metrics.items():
+        near(found.metrics[k], v, k, 1e-2)
+    for k, v in expected.levels.items():
+        near(*((found.levels[k], v) if numbered else (np.sort(found.levels[k]), np.sort(v))), k, 1e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@examples(12)
+@given(data=st.data())
+def test_whole_rows_in_order(name, data):
+    """Without keys; some ranks may have nothing."""
+    h, batch = case(name)
+    op, kind, ranks = operator(h), data.draw(KINDS), data.draw(st.integers(1, 4))
+    found, one = spread(op, batch, data.draw(in_order(batch, ranks)), kind=kind), alone(op, batch, kind)
+    if beside_rows(h):
+        close(found, one)
+    else:
+        assert found.bits() == one.bits()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@examples(12)
+@given(data=st.data(), cut=st.booleans())
+def test_rows_that_have_keys(name, data, cut):
+    """On any ranks in any order; whole, or in pieces down to one token."""
+    h, batch = case(name)
+    op = operator(h)
+    first, second = (
+        spread(op, batch, data.draw(scattered(batch, data.draw(st.integers(1, 4)), cut)), True, data.draw(KINDS))
+        for _ in range(2)
+    )
+    if first.cut == second.cut:
+        assert first.bits() == second.bits()
+    close(first, alone(op, batch), numbered=False)
+
+
+COMPILED = [b for b in BACKENDS_HERE[1:] if b.device == "cpu"]
+FEW = ["gspo", "fiberpo_experts", "fiberpo_domain"]
+CHOSEN = {"c": shipped() if ALL else FEW[1:], "triton": FEW if ALL else FEW[:1]}
+BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(CHOSEN[b.name])]
+
+
+@pytest.fixture
+def one_launch_at_a_time(monkeypatch):
+    """Triton's interpreter works on what all threads share."""
+    if any(b.name == "triton" for b in COMPILED):
+        from triton.runtime.interpreter import GridExecutor
+
+        lock, launch = threading.Lock(), GridExecutor.__call__
+
+        def alone(self, *args, **options):
+            with lock:
+                return launch(self, *args, **options)
+
+        monkeypatch.setattr(GridExecutor, "__call__", alone)
+
+
+@pytest.mark.usefixtures("quick_c", "one_launch_at_a_time")
+@pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
+def test_compiled_backends(name, backend, dtype):
+    """Coefficients, objective and metrics: whole rows in order, and two ways of cutting them, one of which rank 1 misses."""
+    h, batch = case(name)
+    op, rows = backend.operator(h), list(enumerate(batch.lengths))
+    one = alone(op, batch, "packed", dtype, gates=False)
+    found = spread(op, batch, whole_rows(batch, 1, 1), False, "packed", dtype, gates=False)
+    if beside_rows(h):
+        close(found, one, dtype=dtype)
+    else:
+        assert found.bits() == one.bits()
+    halves = [(r, 0, n // 2) for r, n in rows], [(r, n // 2, n) for r, n in rows]
+    strewn = [(r, i, i + 1) for r, n in rows for i in range(n) if i % 3 == 0]
+    rest = [(r, i, i + 1) for r, n in rows for i in range(n) if i % 3]
+    first, second = (
+        spread(op, batch, pieces, True, "packed", dtype, gates=False) for pieces in (halves, (strewn, [], rest[::-1]))
+    )
+    assert first.cut and second.cut
+    assert first.bits() == second.bits()
+    close(first, one, dtype=dtype)
