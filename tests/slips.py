@@ -723,7 +723,7 @@ RUNTIME = (
     ),
     slip(
         "advantages per row are read by the number of the element", "hard_inputs test_operator test_shipped test_chains",
-        "given = batch.advantage[index.row_tensor()].double() if per_row", "given = batch.advantage.double() if per_row",
+        "batch.advantage[index.row_tensor()[index.rows_of_tokens(node.over)]]", "batch.advantage[index.rows_of_tokens(node.over)]",
     ),
     slip(
         "attributes per row are read by the number of the element", "test_operator.py hard_inputs test_index runtime/test_index.py",

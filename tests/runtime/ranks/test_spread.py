@@ -7,7 +7,6 @@ ones. Strata beside the rows have tokens on several ranks whatever becomes of ro
 from __future__ import annotations
 
 import functools
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -118,22 +117,7 @@ CHOSEN = {"c": shipped() if ALL else FEW[1:], "triton": FEW if ALL else FEW[:1]}
 BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(CHOSEN[b.name])]
 
 
-@pytest.fixture
-def one_launch_at_a_time(monkeypatch):
-    """Triton's interpreter works on what all threads share."""
-    if any(b.name == "triton" for b in COMPILED):
-        from triton.runtime.interpreter import GridExecutor
-
-        lock, launch = threading.Lock(), GridExecutor.__call__
-
-        def alone(self, *args, **options):
-            with lock:
-                return launch(self, *args, **options)
-
-        monkeypatch.setattr(GridExecutor, "__call__", alone)
-
-
-@pytest.mark.usefixtures("quick_c", "one_launch_at_a_time")
+@pytest.mark.usefixtures("quick_c")
 @pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
 def test_compiled_backends(name, backend, dtype):
     """Coefficients, objective and metrics: whole rows in order, and two ways of cutting them, one of which rank 1 misses."""
