@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,25 +15,17 @@ from fibration.language.kernels import Fibration
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.mass_on_batch import Measure
-from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.sums import Vector
 
 TOLERANCE = 1e-9  # relative, of products of masses
-Path = tuple[Fibration, ...]
 CHUNK = 1 << 22  # cells looked at together
 
 
 def check(index: Index) -> None:
     """Refuse a batch that breaks what proofs rest on: HierarchyIndexError naming the element."""
     h = index.hierarchy
-    coarse: list[tuple[Path, Path]] = []
-    fine: list[tuple[Path, Path]] = []
-    for paths in h.shape.parallel():
-        (fine if paths[0][0].source in h.leaves else coarse).append(paths)
-    paths_agree(index, coarse)
-    if fine:  # each rank knows its own tokens
-        with agreed(index.group, f"paths of '{h.name}'"):
-            paths_agree(index, fine)
+    if not h.shape.is_tree:
+        paths_agree(index)
     for assumption in h.assume:
         if isinstance(assumption, Populated):
             _populated(index, assumption)
@@ -44,9 +36,9 @@ def check(index: Index) -> None:
 # ---------------------------------------------------------------- commuting paths
 
 
-def paths_agree(index: Index, pairs: Iterable[tuple[Path, Path]]) -> None:
+def paths_agree(index: Index) -> None:
     """Refuse fibrations that lead an element to different ones along different paths."""
-    for one, other in pairs:
+    for one, other in index.hierarchy.shape.parallel():
         source, target = one[0].source.name, one[-1].target.name
         if target == BATCH:
             continue
@@ -65,21 +57,21 @@ def paths_agree(index: Index, pairs: Iterable[tuple[Path, Path]]) -> None:
             )
 
 
-def _along(index: Index, path: Path) -> Tensor:
+def _along(index: Index, path: tuple[Fibration, ...]) -> Tensor:
     parent = index.parents[path[0].source.name, path[0].target.name]
     for f in path[1:]:
         parent = index.parents[f.source.name, f.target.name][parent]
     return parent
 
 
-def _by_way_of(index: Index, path: Path, element: int) -> str:
+def _by_way_of(index: Index, path: tuple[Fibration, ...], element: int) -> str:
     if len(path) == 1:
         return "directly"
     between = path[0].target.name
     return f"by way of {index.describe_element(between, int(_along(index, path[:1])[element]))}"
 
 
-def _arrows(path: Path) -> str:
+def _arrows(path: tuple[Fibration, ...]) -> str:
     return " → ".join([path[0].source.name, *(f.target.name for f in path)])
 
 

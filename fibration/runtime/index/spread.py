@@ -60,14 +60,14 @@ def build_spread_index(
 ) -> Index:
     """See `Operator.index`. Every rank of the group calls it; what one of them cannot read is an error on all."""
     here = f"index of '{hierarchy.name}'"
-    with agreed(group, here) as said:
+    with agreed(group, "op.index") as said:
         said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
         said["who names the rows"] = "the batch" if labels.get(hierarchy.rows.name) is None else "the caller"
         with located(here):
             builder = Builder(hierarchy, mask, offsets, device, spread=True)
             local = builder.build(labels, attributes, torch.device("cpu"))
             part = _part(local, builder.encoded, keyed=labels.get(hierarchy.rows.name) is not None)
-    parts = group.all_gather_object(part, here)
+    parts = group.all_gather_object(part, "op.index")
     with located(here):
         whole = Whole(parts)
         _check(hierarchy, whole)

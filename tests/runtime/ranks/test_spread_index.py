@@ -2,12 +2,14 @@
 
 import functools
 import itertools
+import pickle
 
 import numpy as np
 import pytest
 import torch
 from hierarchies.chains import batch_for as chain_batch
 from hierarchies.chains import chain
+from hierarchies.edges import W, hierarchy
 from hierarchies.random_quivers import CASES, batch_for, quiver
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +17,11 @@ from support import spec
 from thorough import examples, some
 from thread_ranks import on_ranks
 
+from fibration import proportional, total
 from fibration.language.atoms import BATCH
 from fibration.language.loading import shipped
 from fibration.language.report import Report
+from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
 MADE = {name: (functools.partial(spec, name), batch_for, 7) for name in shipped()}
@@ -37,6 +41,8 @@ def index(h, batch, pieces=None, group=None, keys=False, kind="packed"):
     starts = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(int)
     places = np.array([starts[r] + i for r, a, b in pieces for i in range(a, b)], int)
     lengths = [b - a for _, a, b in pieces]
+    if sum(lengths) == len(lengths):  # labels per token and per row would have one shape
+        kind = "padded"
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
     shape, slots = (len(places),), np.arange(len(places))
     form = {"offsets": offsets}
@@ -188,3 +194,70 @@ def test_rows_that_have_keys(name, data):
     one, places = together(h, batch, [[(r, 0, n) for r, n in enumerate(batch.lengths)]], True, "packed")
     whole, tokens = together(h, batch, data.draw(scattered(batch)), True, data.draw(KINDS))
     assert (whole, tokens) == (one, places)
+
+
+class Counted:
+    """A group that counts the bytes of what this rank sends."""
+
+    def __init__(self, group):
+        self.group, self.rank, self.size, self.sent = group, group.rank, group.size, []
+
+    def all_gather(self, tensor):
+        self.sent.append(tensor.nbytes)
+        return self.group.all_gather(tensor)
+
+    def all_gather_object(self, obj):
+        self.sent.append(len(pickle.dumps(obj)))
+        return list(map(pickle.loads, map(pickle.dumps, self.group.all_gather_object(obj))))
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_what_is_sent_does_not_grow_with_tokens(keys):
+    """A word, and once what is coarser than tokens; attributes of tokens and strata beside the rows too."""
+    h = hierarchy(
+        "token -> trajectory", "token -> expert", "trajectory -> domain", "domain -> batch", "expert -> batch",
+        kernels={"token -> trajectory": proportional(total(W))}, kernel=proportional(total(W)),
+    )  # fmt: skip
+    op = Operator(h, Report(h, ()), "none", "", {}, None)
+
+    def sent(tokens, rows):
+        def work(group):
+            group = Counted(group)
+            n = tokens * rows
+            named = {"trajectory": [f"{group.rank}/{r}" for r in range(rows)]} if keys else {}
+            op.index(
+                offsets=range(0, n + 1, tokens), domain=["a", "b"] * (rows // 2), expert=[i % 3 for i in range(n)],
+                attributes={"weight": np.full(n, 1 / 3)}, group=group, **named,
+            )  # fmt: skip
+            return group.sent
+
+        return on_ranks(3, work)
+
+    few, many, more_rows = sent(10, 20), sent(4000, 20), sent(10, 40)
+    assert all(len(one) == 2 and one[0] == 16 for one in few)
+    for one, other in zip(few, many, strict=True):
+        assert abs(one[1] - other[1]) < 200
+    for one, other in zip(few, more_rows, strict=True):
+        assert 0 < other[1] - one[1] < 20 * 120  # bytes per row
+
+
+def test_without_a_group_nothing_is_said():
+    h, batch = case("fiberpo_domain")
+    found, _ = index(h, batch)
+    assert type(found) is Index and found.ranks is found.group is None and found.gradient_scale == 1
+
+
+def test_in_words():
+    h, batch = case("fiberpo_domain")
+    pieces = [[(0, 0, batch.lengths[0])], [(r, 0, n) for r, n in enumerate(batch.lengths) if r]]
+    found, _ = on_ranks(2, lambda group: index(h, batch, pieces[group.rank], group))[1]
+    here, both = batch.tokens - batch.lengths[0], batch.tokens
+    assert repr(found).startswith(
+        f"Index('fiberpo_domain': {here} of {both} token, {found.size['trajectory']} trajectory,"
+    )
+    assert repr(found).endswith("; rank 1 of 2; cpu)")
+    last = found.labels["trajectory"][-1]
+    assert last == max(r for r, n in enumerate(batch.lengths) if n)
+    assert found.describe_element("trajectory", found.size["trajectory"] - 1) == f"trajectory {last}"
+    assert found.element_numbers["domain"] == {d: i for i, d in enumerate(found.labels["domain"])}
+    assert found.describe_token(0) == "token [0] of trajectory 0" == found.describe_element("token", 0)
