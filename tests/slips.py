@@ -776,11 +776,11 @@ RUNTIME = (
         'str: lambda value: b"s" + value', 'str: lambda value: b"n" + value',
     ),
     slip(
-        "two labels of one hash are one element", "ranks/test_spread_index ranks/test_labels",
+        "two labels of one hash are one element", "ranks/test_bad_spread_index",
         "if names[one] != names[other]:", "if False:",
     ),
     slip(
-        "what one rank says of an element is not compared with what another does", "ranks/test_spread_index",
+        "what one rank says of an element is not compared with what another does", "ranks/test_bad_spread_index",
         "wrong = np.flatnonzero((origin[element] >= 0) & (known[element] != mine))", "wrong = np.flatnonzero(origin[element] < -1)",
     ),
     slip(
