@@ -107,7 +107,11 @@ class Shape:
 
     def leaves_over(self, stratum: Stratum) -> frozenset[Stratum]:
         """The leaves whose elements lie over `stratum`, itself if it is one."""
-        return frozenset(s for s in (stratum, *self.finer(stratum)) if not self.above(s))
+        return self._leaves_over[stratum]
+
+    @cached_property
+    def _leaves_over(self) -> dict[Stratum, frozenset[Stratum]]:
+        return {s: frozenset(u for u in (s, *self.finer(s)) if not self.above(u)) for s in self.strata}
 
     @property
     def is_tree(self) -> bool:

@@ -6,12 +6,14 @@ symbolic engine, and a reader can check it by hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import mpmath
 
@@ -25,6 +27,7 @@ from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.shapes import Maps
 
+Exact = TypeVar("Exact", int, Fraction)
 MOST_DIGITS = 10**20  # of numerator and denominator, where an exponential that happens to be rational is written so
 MOST_WRITTEN = 2**12  # bits: of more than 4300 digits, Python writes no number
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
@@ -71,12 +74,19 @@ class Concrete:
             element = self.maps[edge][element]
         return element
 
+    def all_below(self, stratum: Stratum, target: Stratum) -> Sequence[int]:
+        """The `target` element of every element of a stratum."""
+        found: Sequence[int] = range(self.size[stratum])
+        for edge in self.shape.way(stratum, target):
+            found = [self.maps[edge][e] for e in found]
+        return found
+
     def over(self, source: Stratum, target: Stratum, element: int) -> list[int]:
         """The `source` elements over a `target` element."""
         if (source, target) not in self._over:
             lists: list[list[int]] = [[] for _ in range(self.size[target])]
-            for a in range(self.size[source]):
-                lists[self.below(source, a, target)].append(a)
+            for a, b in enumerate(self.all_below(source, target)):
+                lists[b].append(a)
             self._over[source, target] = lists
         return self._over[source, target][element]
 
@@ -278,17 +288,30 @@ def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fractio
 
     Raises `NoValue` where the kernels have no value.
     """
-    shape = concrete.shape
-    found = {s: [Fraction(0)] * concrete.size[s] for s in shape.order}
-    for leaf in shape.leaves:
+    return _summed(concrete, _leaf_masses(h, concrete), Fraction(0))
+
+
+def _leaf_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
+    found: dict[Stratum, list[Fraction]] = {}
+    for leaf in concrete.shape.leaves:
         known: dict[tuple[Fraction, ...], Fraction] = {}
         read = list(atoms(h.masses[leaf]))
+        found[leaf] = []
         for i in range(concrete.size[leaf]):
             key = tuple(concrete.atom(a, leaf, i) for a in read)
             if key not in known:
                 known[key] = concrete.value(h.masses[leaf], leaf, i)
-            for s in (leaf, *shape.coarser(leaf)):
-                found[s][concrete.below(leaf, i, s)] += known[key]
+            found[leaf].append(known[key])
+    return found
+
+
+def _summed(concrete: Concrete, values: Mapping[Stratum, Sequence[Exact]], zero: Exact) -> dict[Stratum, list[Exact]]:
+    """Of every element, the sum of the numbers of the leaf elements over it."""
+    found = {s: [zero] * concrete.size[s] for s in concrete.shape.order}
+    for s, sums in found.items():
+        for leaf in concrete.shape.leaves_over(s):
+            for element, value in zip(concrete.all_below(leaf, s), values[leaf], strict=True):
+                sums[element] += value
     return found
 
 
@@ -296,17 +319,18 @@ def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratu
     """Whether `m(a∩b)·m(c) = m(a)·m(b)` for all cells over each `c` of the strata that both lie over."""
     shape = concrete.shape
     try:
-        m = token_masses(h, concrete)
+        masses = _leaf_masses(h, concrete)
     except NoValue:
         return True  # without masses nothing can be said about their balance; another law refuses the kernel
-    cells: dict[tuple[int, int], Fraction] = {}
-    for leaf in shape.leaves_over(first) & shape.leaves_over(second):
-        for i in range(concrete.size[leaf]):
-            cell = concrete.below(leaf, i, first), concrete.below(leaf, i, second)
-            cells[cell] = cells.get(cell, Fraction(0)) + m[leaf][i]
-    tolerance = rounding(*(h.masses[leaf] for leaf in shape.leaves))
+    one = math.lcm(*(value.denominator for values in masses.values() for value in values))  # in whole numbers, quickly
+    whole = {s: [int(value * one) for value in values] for s, values in masses.items()}
+    m, cells = _summed(concrete, whole, 0), Counter[tuple[int, int]]()
+    for s in shape.leaves_over(first) & shape.leaves_over(second):
+        for a, b, value in zip(concrete.all_below(s, first), concrete.all_below(s, second), whole[s], strict=True):
+            cells[a, b] += value
+    tolerance = rounding(*(h.masses[leaf] for leaf in shape.leaves)) * one**2
     return all(
-        abs(cells.get((a, b), Fraction(0)) * m[meet][c] - m[first][a] * m[second][b]) <= tolerance
+        abs(cells[a, b] * m[meet][c] - m[first][a] * m[second][b]) <= tolerance
         for meet in shape.meets(first, second)
         for c in range(concrete.size[meet])
         for a in concrete.over(first, meet, c)

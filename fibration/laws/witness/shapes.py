@@ -82,8 +82,9 @@ class _Small:
         s = self.order[i]
         targets = [f.target for f in self.shape.below(s)]
         is_leaf = not self.shape.above(s)
+        choices = self._choices(s, targets, found)
         for n in self._sizes(s, room, targets):
-            for chosen in self._choices(s, n, targets, found):
+            for chosen in choices(n):
                 yield from self.grow(i + 1, {**found, s: chosen}, room - n if is_leaf else room)
 
     def _sizes(self, s: Stratum, room: int, targets: list[Stratum]) -> Sequence[int]:
@@ -97,37 +98,43 @@ class _Small:
         return range(1 if whole else 0, most + 1)
 
     def _choices(
-        self, s: Stratum, n: int, targets: list[Stratum], found: dict[Stratum, list[Below]]
-    ) -> Iterator[list[Below]]:
-        """What each of `n` elements lies over: nondecreasing, every target hit that must be."""
+        self, s: Stratum, targets: list[Stratum], found: dict[Stratum, list[Below]]
+    ) -> Callable[[int], Iterator[list[Below]]]:
+        """What each of so many elements lies over: nondecreasing, every target hit that must be."""
         if not targets:
-            yield [{}] * n
-            return
+            return lambda n: iter([[{}] * n])
         legal = list(_legal(targets, found))
-        must = self.must[s]
         # elements of one kind are interchangeable until something lies over them: hit them in order
         before = {t: _before(found[t]) for t in self.first[s]}
+        watched = list(dict.fromkeys((*self.must[s], *before)))  # by their places here, as strata are slow to look up
+        hits = [tuple(b[t] for t in watched) for b in legal]
+        after = [
+            [(j, e) for j, t in enumerate(watched) if t in before and (e := before[t][b[t]]) is not None] for b in legal
+        ]
+        must = [(j, len(found[t])) for j, t in enumerate(watched) if t in self.must[s]]
 
-        def extend(start: int, left: int, hit: dict[Stratum, frozenset[int]]) -> Iterator[list[Below]]:
-            if any(len(found[t]) - len(hit[t]) > left for t in must):
+        def extend(start: int, left: int, hit: list[frozenset[int]]) -> Iterator[list[Below]]:
+            if any(n - len(hit[j]) > left for j, n in must):
                 return
             if not left:
                 yield []
                 return
             for k in range(start, len(legal)):
-                below = legal[k]
-                if any(before[t][below[t]] not in (None, *hit[t]) for t in before):
+                if any(e not in hit[j] for j, e in after[k]):
                     continue
-                more = {t: hit[t] | {below[t]} for t in hit}
+                more = [h | {e} for h, e in zip(hit, hits[k], strict=True)]
                 for rest in extend(k, left - 1, more):
-                    yield [below, *rest]
+                    yield [legal[k], *rest]
 
-        already = {t: frozenset[int]() for t in {*must, *before}}
-        for t in must:
-            if self.shape.leaves_over(s) != self.shape.leaves_over(t):  # hit by another branch before
-                others = (f.source for f in self.shape.above(t) if f.source != s and f.source in found)
-                already[t] = frozenset(b[t] for o in others for b in found[o])
-        yield from extend(0, n, already)
+        already = [self._hit_before(s, t, found) for t in watched]
+        return lambda n: extend(0, n, already)
+
+    def _hit_before(self, s: Stratum, t: Stratum, found: dict[Stratum, list[Below]]) -> frozenset[int]:
+        """The elements of `t` that another branch than `s` has hit, where `s` need not hit them all alone."""
+        if t not in self.must[s] or self.shape.leaves_over(s) == self.shape.leaves_over(t):
+            return frozenset()
+        others = (f.source for f in self.shape.above(t) if f.source != s and f.source in found)
+        return frozenset(b[t] for o in others for b in found[o])
 
 
 def _legal(targets: list[Stratum], found: dict[Stratum, list[Below]]) -> Iterator[Below]:
