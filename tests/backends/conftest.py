@@ -21,14 +21,16 @@ def operator(request):
 
 
 def pytest_collection_modifyitems(items):
-    """A slow backend gets the first of every five cases of a test, and none that is long."""
-    seen = Counter()
+    """A slow backend gets the first of every five cases of a test, of every seventeen of many, and none that is long."""
+    seen, many = Counter(), Counter(item.function for item in items if hasattr(item, "function"))
 
     def taken(item):
         of = item.callspec.params.get("operator") if hasattr(item, "callspec") else None
         if of is None or not of.slow:
             return True
         seen[item.function] += 1
-        return seen[item.function] % 5 == 1 and not item.get_closest_marker("long")
+        return seen[item.function] % (17 if many[item.function] > 200 else 5) == 1 and not item.get_closest_marker(
+            "long"
+        )
 
     items[:] = [item for item in items if Path(__file__).parent not in item.path.parents or taken(item)]

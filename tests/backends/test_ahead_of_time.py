@@ -13,9 +13,12 @@ from fibration.backends.triton import aot
 from fibration.backends.triton.resources import compile_all, requests, table
 from fibration.pipeline import generate
 
+# What a module asks of torch when it is imported. Its kernels ask nothing, and importing it takes as long as they do.
+TORCH = "import types\ntorch = types.SimpleNamespace(version=types.SimpleNamespace(hip=None))\n"
+
 
 def together(names, programs, arch):
-    """The kernels of several modules in one, for one process: every process imports torch anew."""
+    """The kernels of several modules in one, for one process, without torch."""
     source, wanted = "", []
     for name in names:
         own = re.compile(r"\b(evaluate|objective|gate|gate_adjoint|levels)_(sweep|coarse)_(\d+)\b")
@@ -23,7 +26,8 @@ def together(names, programs, arch):
         for program in programs:
             found = requests(program, triton_artifact(name).plans[program], arch)
             wanted += [replace(r, kernel=f"{name}_{r.kernel}") for r in found]
-    return source, wanted
+    assert source.count("import torch\n") == len(names)
+    return source.replace("import torch\n", TORCH), wanted
 
 
 KINDS = ("ppo", "gspo", "fiberpo_domain", "apc_obj", "cispo", "fiberpo_modal")  # a chain, a tree, ...

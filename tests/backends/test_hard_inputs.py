@@ -86,6 +86,7 @@ def test_a_cotangent_under_the_mask_is_never_read(operator):
     assert torch.equal(a, b)
 
 
+@pytest.mark.usefixtures("quick_c")
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_without_tokens_change_nothing(operator, name):
     op = operator(spec(name))

@@ -59,9 +59,10 @@ def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool
 
 def seeds_of(b: Backend) -> list[int]:
     """Which random ones a backend gets: building takes time. Trees and quivers alternate, trees in cycles of eight."""
-    if ALL or b.name == "torch":
+    if ALL:
         return list(range(COUNT))
-    return list(range(1, COUNT, 9)) if b.slow else [s for s in range(COUNT) if (s // 2 + s // 16) % 2 == 0]
+    slow, built = list(range(1, COUNT, 18)), [s for s in range(COUNT) if (s // 2 + s // 16) % 2 == 0]
+    return slow if b.slow else sorted({*slow, *built}) if b.name == "torch" else built
 
 
 def on_backends():

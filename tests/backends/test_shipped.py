@@ -1,7 +1,7 @@
 """Every shipped hierarchy on every backend against the dense matrices of `matrices.py`, its C optimised as it is shipped.
 
 A generated function is built once per dtype and layout. C of every hierarchy meets padded float32, and one more of those
-in turn; torch meets all of them.
+in turn; Triton's interpreter meets them in turn; torch meets all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hierarchies.random_quivers import batch_for
 from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, holds_gate, holds_training
 from oracles.dense_case import DenseCase, against_dense, dense_case
 from support import DTYPES, Batch, spec, spread_batch
+from thorough import ALL
 
 from fibration.language.loading import shipped
 
@@ -27,7 +28,9 @@ def layouts_of(number: int, backend: Backend) -> list[tuple[str, torch.dtype]]:
     """The layouts that a hierarchy meets on a backend: building takes time, and Triton's interpreter more."""
     if backend.name == "torch":
         return LAYOUTS
-    return [USUAL, ("packed", F64)] if backend.slow else [USUAL, OTHERS[number % len(OTHERS)]]
+    if backend.slow:
+        return [USUAL, ("packed", F64)] if ALL else [(USUAL, ("packed", F64))[number % 2]]
+    return [USUAL, OTHERS[number % len(OTHERS)]]
 
 
 @functools.cache
@@ -45,6 +48,7 @@ def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
     holds_gate(backend, shipped_case(name, dtype, True, backend.slow), kind)
 
 
+@pytest.mark.usefixtures("quick_c")
 @pytest.mark.parametrize("name", [n for n in shipped() if n != "fiberpo_crossed"])
 def test_trajectories_of_one_token(name, backend):
     """Fibres of one; the packed form has as many tokens as rows."""
@@ -67,10 +71,11 @@ def test_trajectories_of_one_token(name, backend):
 
 LEARNING = [n for n in shipped() if n not in ("gspo", "gspo_token", "sapo", "cispo")]  # these give up first order
 TOKEN_MEAN = ("ppo", "dapo", "truly_ppo", "apc_obj", "fiberpo_experts")
+IN_EITHER = [(n, d, b) for b in BACKENDS_HERE for n in LEARNING for d in (F64, F32) if ALL or not b.slow or d == F32]
 
 
-@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.usefixtures("quick_c")
+@pytest.mark.parametrize(("name", "dtype", "backend"), IN_EITHER, ids=str)
 def test_the_first_update_learns(name, dtype, backend):
     """At x = 0 exactly `c_i = mu_i A_i` to two roundings, not 0 and not twice as much; where strata cross, to the largest's."""
     h = spec(name)

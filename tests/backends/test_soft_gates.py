@@ -10,6 +10,7 @@ from hierarchies.zoo import T, epsilon, one, token, trajectory, two
 from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, Case, case, holds_gate, holds_training
 from oracles.interpreted import central
 from support import spread_batch
+from thorough import ALL
 
 from fibration import (
     Gate,
@@ -85,6 +86,7 @@ def test_proofs_know_the_signs_of_soft_functions() -> None:
     assert not any(Claim(e, assume).is_shown for e in not_everywhere)
 
 
+@pytest.mark.usefixtures("quick_c")
 @pytest.mark.parametrize("backend", BACKENDS_HERE, ids=str)
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
 @pytest.mark.parametrize("scale", SCALES)
@@ -94,7 +96,8 @@ def test_soft_gates_match_the_interpreter(name: str, scale: str, dtype: object, 
     holds_gate(backend, soft_case(name, scale, dtype, True), "packed")
 
 
-@pytest.mark.parametrize("backend", BACKENDS_HERE, ids=str)
+@pytest.mark.usefixtures("quick_c")
+@pytest.mark.parametrize("backend", [b for b in BACKENDS_HERE if ALL or not b.slow], ids=str)
 @pytest.mark.parametrize("scale", ["near 0", "bent"])
 @pytest.mark.parametrize("name", HIERARCHIES)
 def test_coefficients_of_soft_gates_against_finite_differences(name: str, scale: str, backend: Backend) -> None:
