@@ -158,7 +158,7 @@ def _part(local: Index, encoded: Encoded, keyed: bool) -> Part:
         counts={edge: _tokens_over(local, *edge) for edge in direct},
         values={(a.name, a.on.name): local.values[a.name].numpy() for a in coarse},
         sums={(a.name, t): _sums_over(local, a, t) for a, t in fine},
-        inside={s: _inside(local, s, pieces) for s in labels} if rows in labels else {},
+        inside={s: _inside(local, s, pieces) for s in labels},
         covered=covered,
     )
 
@@ -231,5 +231,6 @@ def _held(whole: Whole, move: Callable[[Codes], Tensor]) -> dict[str, Held]:
     result = {}
     for stratum, numbers in whole.numbers.items():
         here = [np.sort(n) if any(p.tokens.values()) else n[:0] for n, p in zip(numbers, whole.parts, strict=True)]
-        result[stratum] = Held([move(n) for n in here], whole.size(stratum))
+        elements = move(np.concatenate(here)).split([len(n) for n in here])
+        result[stratum] = Held(elements, whole.size(stratum))
     return result

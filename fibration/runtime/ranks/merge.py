@@ -71,13 +71,11 @@ class Whole:
         self.counts = {edge: self._counts(edge) for edge in parts[0].counts}
         self.sums = {key: self._sums(*key) for key in parts[0].sums}
         self.inside = {stratum: self._inside(stratum) for stratum in parts[0].inside}
-        self.covered, self.cut = np.ones(0, np.bool_), False
-        if self.rows in self.labels:  # and are no leaves
-            self.covered = np.zeros(self.size(self.rows), np.bool_)
-            for number, p in zip(self.numbers[self.rows], parts, strict=True):
-                self.covered[number] |= p.covered
-            several = sum(map(len, self.numbers[self.rows])) > self.size(self.rows)
-            self.cut = several or any(p.cut for p in parts)
+        self.covered = np.zeros(self.size(self.rows), np.bool_)
+        for number, p in zip(self.numbers[self.rows], parts, strict=True):
+            self.covered[number] |= p.covered
+        several = sum(map(len, self.numbers[self.rows])) > self.size(self.rows)
+        self.cut = several or any(p.cut for p in parts)
 
     def size(self, stratum: str) -> int:
         return len(self.labels[stratum])
