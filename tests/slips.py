@@ -746,6 +746,22 @@ RUNTIME = (
         "np.where(run < 0, 0, self.before[run] + inside)", "np.where(run < 0, 0, self.before[run] + places - self.starts[run])",
     ),
     slip(
+        "whole numbers are numbered in the order of their values", "runtime/test_index.py test_index",
+        "order = np.sort(first[first >= 0])", "order = first[first >= 0]",
+    ),
+    slip(
+        "a tensor is a label that equals itself alone", "runtime/test_index.py test_index bad_index",
+        "if label is None or isinstance(label, Tensor) or label != label:", "if label is None or label != label:",
+    ),
+    slip(
+        "a negative number is the label of a token where an array says so", "runtime/test_index_quiver test_index",
+        "return None if per_token and labels.min(initial=0) < 0 else _of_integers(labels)", "return _of_integers(labels)",
+    ),
+    slip(
+        "a negative whole number is not seen behind its equal", "runtime/test_index.py test_index",
+        "per_token and isinstance(label, Number) and label != abs(label)", "per_token and isinstance(label, int) and label < 0",
+    ),
+    slip(
         "rows without tokens are elements", "hard_inputs test_operator runtime/test_index.py",
         "self.row_numbers = np.flatnonzero(np.diff(before))", "self.row_numbers = np.arange(len(before) - 1)",
     ),

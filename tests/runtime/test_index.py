@@ -1,5 +1,7 @@
 """The index by hand: masks, offsets, labels and attributes, in every form that they come in."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fibration import (
     Fibration,
     Gate,
     Hierarchy,
+    HierarchyIndexError,
     MarkovKernel,
     Objective,
     Parameter,
@@ -275,3 +278,72 @@ def test_labels_that_differ_are_different_elements(labels):
     index = op.index(offsets=[0, 1, 2], prompt_group=list(labels), domain=["m", "m"])
     assert index.size["prompt_group"] == 2
     assert index.labels["prompt_group"] == tuple(labels)
+
+
+def by_definition(labels):
+    """Numbers in the order in which labels first appear, one after the other."""
+    numbers = {}
+    return [numbers.setdefault(label, len(numbers)) for label in labels], tuple(numbers)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["b", "a", "b", "c", "a"],
+        [1, True, 1.0, 0, False, "1"],
+        [(1, "a"), (1, "b"), (1, "a")],
+        np.array([7, 3, 7, -2, 3]),
+        np.array([2**62, -(2**62), 2**62, 0]),
+        np.array([2**64 - 1, 0, 2**64 - 1], np.uint64),
+        np.array([-128, 127, -128], np.int8),
+        np.array([True, False, True]),
+        np.array([0.5, -0.0, 0.0, 0.5]),
+        np.array(["x", "y", "x"]),
+        torch.tensor([5, 5, -1, 0, -1], dtype=torch.int32),
+        torch.tensor([False, True]),
+        torch.tensor([0.5, 0.25, 0.5], dtype=torch.bfloat16),
+    ],
+    ids=lambda v: f"{type(v).__name__} {getattr(v, 'dtype', v)}",
+)
+def test_labels_are_numbered_as_they_appear(labels):
+    """A row without tokens between them has no label; whole numbers and others go different ways to the same numbers."""
+    plain = labels if isinstance(labels, list) else labels.tolist()
+    codes, names = by_definition(plain)
+    op = operator(spec("fiberpo_domain"))
+    for offsets, given in (
+        (range(0, 2 * len(codes) + 1, 2), labels),
+        ([0, 0, *range(2, 2 * len(codes) + 1, 2)], [None, *plain]),
+    ):
+        index = op.index(offsets=list(offsets), prompt_group=given, domain=given)
+        assert index.parent("trajectory", "prompt_group").tolist() == codes
+        assert index.labels["prompt_group"] == names
+        assert [type(label) for label in index.labels["prompt_group"]] == [type(label) for label in names]
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_labels_of_tokens_are_numbered_as_they_appear(make):
+    op = operator(spec("fiberpo_turns"))
+    labels = [[9, 4, 4, 0], [7, 7, 2, 0], [0, 3, 3, 3]]
+    mask = [[1, 1, 1, 0], [1, 1, 1, 0], [0, 1, 1, 1]]
+    index = op.index(mask=mask, turn=make(labels), prompt_group=["a", "b", "a"])
+    assert index.labels["turn"] == (9, 4, 7, 2, 3)
+    assert index.parent("token", "turn").tolist() == [0, 1, 1, 2, 2, 3, 4, 4, 4]
+    packed = op.index(offsets=[0, 3, 6, 9], turn=make([9, 4, 4, 7, 7, 2, 3, 3, 3]), prompt_group=["a", "b", "a"])
+    assert packed.labels["turn"] == index.labels["turn"]
+    assert packed.parent("token", "turn").tolist() == index.parent("token", "turn").tolist()
+
+
+@pytest.mark.parametrize("equal", [-1.0, Fraction(-1), complex(-1)], ids=str)
+def test_a_negative_whole_number_behind_its_equal(equal):
+    op = operator(spec("fiberpo_turns"))
+    given = dict(offsets=[0, 3], prompt_group=["a"])
+    assert op.index(**given, turn=[equal, 0, equal]).labels["turn"] == (equal, 0)
+    with pytest.raises(HierarchyIndexError, match=r"token \[2\] has the label -1"):
+        op.index(**given, turn=[equal, 0, -1])
+
+
+def test_labels_that_are_tensors():
+    op = operator(spec("fiberpo_domain"))
+    labels = [torch.tensor(3), 3, torch.tensor(4)]
+    index = op.index(offsets=[0, 1, 2, 3], prompt_group=labels, domain=labels)
+    assert index.labels["domain"] == (3, 4)

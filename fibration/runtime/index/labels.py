@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,8 @@ from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import place_of
+from fibration.runtime.index.numbering import Names, numbered
 from fibration.runtime.index.spans import Spans
-
-Names = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,13 @@ class Encoder:
 
     def _read(self, name: str, given: Any) -> tuple[Codes, Names, bool]:
         """Per row, or per token where the labels have the tokens' shape."""
-        given = _to_list(given)
-        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        given = _listed(given, self.places.shape)
+        if not isinstance(given, (Sequence, np.ndarray)) or isinstance(given, (str, bytes)):
             raise HierarchyIndexError(
                 f"the labels for '{name}' are {an(type(given).__name__)}", required="one label per row"
             )
         shape, n_rows = self.places.shape, self.places.n_rows
-        nested = len(shape) == 2 and len(given) == n_rows > 0 and all(isinstance(g, list) for g in given)
+        nested = len(shape) == 2 and len(given) == n_rows > 0 and _is_nested(given)
         # Where there are as many tokens as rows: what lies above the rows is labelled by row, what is between by token.
         between = self.h.rows in self.h.coarser(Stratum(name))
         per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
@@ -182,7 +182,7 @@ class Encoder:
                     f"the labels for '{name}' {found}",
                     required=f"shape {list(shape)}, or one hashable label per row (a tuple, not a list)",
                 )
-            given = [label for line in given for label in line]
+            given = given.reshape(-1) if isinstance(given, np.ndarray) else list(chain.from_iterable(given))
         if not per_token and len(given) != n_rows:
             raise HierarchyIndexError(
                 f"{len(given)} labels for '{name}'",
@@ -195,8 +195,13 @@ class Encoder:
             needed = np.arange(len(all_places))
         if len(needed) and (differs or not either):
             self.kinds[name] = "token" if per_token else "row"
-        numbers: dict[Hashable, int] = {}
         codes = np.full(len(all_places), -1, np.int64)
+        right = numbered(_chosen(given, all_places[needed]), per_token)
+        if right is not None:
+            codes[needed] = right[0]
+            return codes, right[1], not per_token
+        given = _to_list(given)
+        numbers: dict[Hashable, int] = {}
         for i in needed:
             label = _plain(given[all_places[i]])
             try:
@@ -230,8 +235,9 @@ class Encoder:
             return stratum != self.h.rows and not self.h.shape.is_chain
         return stratum not in (self.h.rows, *self.h.coarser(self.h.rows)) and self.h.rows not in self.h.coarser(stratum)
 
-    def _differs(self, name: str, given: Sequence[Any]) -> str | None:
+    def _differs(self, name: str, given: Any) -> str | None:
         """Where labels of as many tokens as rows mean another thing per token than per row, if anywhere."""
+        given = _to_list(given)
         positions, rows = self.places.every.runs.places(), self.places.every.row_of_token()
         for token in self.places.tokens_over(name):
             one, other = _plain(given[positions[token]]), _plain(given[self.places.row_numbers[rows[token]]])
@@ -242,10 +248,11 @@ class Encoder:
     def _row_names(self, given: Any) -> tuple[Codes, Names]:
         rows = self.places.row_numbers
         if given is None:
-            return np.arange(len(rows)), tuple(int(r) for r in rows)
+            return np.arange(len(rows)), tuple(rows.tolist())
         codes, names, by_row = self._read(self.rows, given)
         if not by_row or (len(names) != len(rows) and not self.spread):
-            twice = next((names[c] for i, c in enumerate(codes) if c in codes[:i]), "?")
+            again = np.setdiff1d(np.arange(len(codes)), np.unique(codes, return_index=True)[1])
+            twice = names[codes[again[0]]] if len(again) else "?"
             raise HierarchyIndexError(
                 f"two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
             )
@@ -360,6 +367,26 @@ def _plain(label: Any) -> Any:
     if isinstance(label, (Tensor, np.ndarray)):
         return label.item() if label.ndim == 0 else label.tolist()
     return label
+
+
+def _listed(value: Any, shape: tuple[int, ...]) -> Any:
+    """As lists, but integers and booleans per row or per token as the array that they are in."""
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and (value.ndim == 1 or value.shape == shape):
+        return value
+    return _to_list(value)
+
+
+def _is_nested(given: Any) -> bool:
+    return given.ndim > 1 if isinstance(given, np.ndarray) else all(isinstance(g, list) for g in given)
+
+
+def _chosen(given: Any, places: Codes) -> Any:
+    """Those at these places, which ascend."""
+    if len(places) == len(given):
+        return given
+    return given[places] if isinstance(given, np.ndarray) else [given[i] for i in places.tolist()]
 
 
 def _to_list(value: Any) -> Any:

@@ -84,7 +84,8 @@ class Spans:
 
     def pieces(self, cuts: Codes) -> tuple[Codes, Codes]:
         """Runs of neighbours, cut before the tokens of these numbers too: where each starts, the tokens before each."""
-        before = np.union1d(self.runs.before, cuts)
+        before = np.sort(np.concatenate([self.runs.before, cuts]), kind="stable")  # which merges what ascends
+        before = before[np.append(True, before[1:] != before[:-1])]
         return self.runs.place(before[:-1]), before
 
 
