@@ -900,6 +900,84 @@ RUNTIME = (
         "metrics are views of what the index knows", "test_metrics",
         "count = dict(zip(counts, torch.stack(list(counts.values())), strict=True))", "count = counts",
     ),
+    slip(
+        "an error on one rank is raised there alone", "test_agreement",
+        "            agree(group, what, said, error)\n        raise", "            pass\n        raise",
+    ),
+    slip(
+        "the rank that an error came from is not named", "test_agreement test_calls",
+        """{**first, "what": f"rank {rank}: {first['what']}"}""", "first",
+    ),
+    slip(
+        "ranks do not say which call they are in", "test_agreement test_calls",
+        'said = {"the call": what, **said}', "said = dict(said)",
+    ),
+    slip(
+        "a group that failed is asked again", "test_agreement",
+        "    except RanksError:  # of a group that failed, or of what all ranks have seen: nobody waits\n        raise\n", "",
+    ),
+    slip(
+        "a part that is not finite is cast to a whole number", "test_collect",
+        "exact = multiples.abs() <= EXACT", "exact = torch.ones_like(multiples, dtype=torch.bool)",
+    ),
+    slip(
+        "parts of sums are rounded before they are added up", "test_collect",
+        "torch.where(exact, multiples, 0.0).long())", "torch.where(exact, multiples.float(), 0.0).long())",
+    ),
+    slip(
+        "ranks may differ about an element that they share", "test_collect test_calls",
+        "differs = high != low", "differs = high < low",
+    ),
+    slip(
+        "a rank that fails leaves the others waiting", "test_collect test_calls",
+        "for stage in stages[len(self._met) :]:", "for stage in stages[:0]:",
+    ),
+    slip(
+        "a rank that fails joins the collectives that it has been at", "test_collect",
+        "for stage in stages[len(self._met) :]:", "for stage in stages:",
+    ),
+    slip(
+        "the collectives of the call before count in this one", "test_collect",
+        "self._met.clear()", "self._met.copy()",
+    ),
+    slip(
+        "what a failed rank sends is taken for numbers", "test_collect",
+        'if gathered.device.type == "cpu" and bool', 'if gathered.device.type == "meta" and bool',
+    ),
+    slip(
+        "every rank's loss is that of the whole batch", "test_calls",
+        "share = result.objective / -index.gradient_scale", "share = -result.objective",
+    ),
+    slip(
+        "parameters may differ between ranks", "test_calls",
+        "                said |= in_words(self.hierarchy, declared, index, parameters)\n", "",
+    ),
+    slip(
+        "the rank whose value is not finite raises alone", "test_calls",
+        'with agreed(group, f"what is not finite', 'with agreed(None, f"what is not finite',
+    ),
+    slip(
+        "the gate's backward says no word", "test_calls",
+        'agree(ctx.ranks.group, CALLS["gate_adjoint"], {})', "ctx.ranks.group",
+    ),
+    slip(
+        "a parameter in the order of elements is read on ranks that have other orders", "test_calls",
+        "        if index.ranks is not None:\n            raise ParameterError(",
+        "        if index.ranks is not None and size < 0:\n            raise ParameterError(",
+    ),
+    slip(
+        "pieces of a row may have different advantages", "test_calls",
+        "            batch = agree_on_rows(batch, index, ranks, rows)\n", "            pass\n",
+    ),
+    slip(
+        "advantages of this rank's rows are taken for those of all rows", "test_calls",
+        "if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:",
+        "if per_row and stratum == index.hierarchy.rows.name:",
+    ),
+    slip(
+        "terms beyond what is added up exactly go on as NaN", "test_calls",
+        "elif beyond is not None and float(beyond) > 0:", "elif beyond is not None and float(beyond) < 0:",
+    ),
 )  # fmt: skip
 
 SLIPS = (*LANGUAGE, *LAWS, *COMPILER, *BACKENDS, *RUNTIME)

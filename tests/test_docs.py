@@ -157,6 +157,18 @@ def test_the_trust_region_pages_example_runs():
     assert {n for n in functions if not n.startswith("kl_")} - named == set()
 
 
+def test_ranks_without_torch_distributed_are_those_of_the_page():
+    import torch
+
+    (block,) = re.findall(r"```python\n(import threading.*?)```", (ROOT / "docs" / "ranks.md").read_text(), re.DOTALL)
+    scope = {}
+    exec(block, scope)
+    offsets, labels = [0, 3, 7, 11], {"prompt_group": ["a", "b", "a"], "domain": ["math"] * 3}
+    log_probs = torch.cat([torch.linspace(-2, -1, n) for n in (7, 4)]).requires_grad_()
+    arguments = (log_probs, torch.full((11,), -1.5), torch.ones(3), scope["op"].index(offsets=offsets, **labels))
+    assert sum(scope["losses"]).item() == pytest.approx(scope["op"].loss(*arguments).loss.item(), abs=1e-7)
+
+
 def test_a_batch_of_ones_own_is_saved_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "operator.md").read_text(), re.DOTALL)[-1:]

@@ -1,4 +1,4 @@
-"""Diagnostics that reduce exactly over ranks: sums with their counts, and extremes."""
+"""Diagnostics that add up exactly over batches: sums with their counts, and extremes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = 32  # a coarsest stratum with more elements than this is reported as a who
 
 @dataclass(frozen=True)
 class Mean:
-    """A sum and a count, both 0-d float64 tensors; reads as their quotient, and adds up over ranks with `+`."""
+    """A sum and a count, both 0-d float64 tensors; reads as their quotient, and adds up over batches with `+`."""
 
     sum: Tensor
     count: Tensor
