@@ -33,9 +33,12 @@ class Places:
     is_of: Mapping[str, NDArray[np.bool_]]  # [tokens] per leaf: which are its elements; none where there is one leaf
 
     def _leaves_over(self, stratum: str) -> list[str]:
-        leaves = self.hierarchy.shape.leaves_over(Stratum(stratum))
-        rows = Stratum(stratum) not in self.hierarchy.strata  # these are the rows
-        return [leaf.name for leaf in self.hierarchy.leaves if rows or leaf in leaves]
+        h = self.hierarchy
+        return [
+            leaf.name
+            for leaf in h.leaves
+            if Stratum(stratum) not in h.strata or leaf in h.shape.leaves_over(Stratum(stratum))  # else it is the rows
+        ]
 
     def lies_over(self, stratum: str) -> NDArray[np.bool_]:
         """Whether every unmasked token lies over an element of `stratum`."""
