@@ -2,7 +2,9 @@
 
 import functools
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from oracles.on_ranks import on_ranks
 from support import operator, packed, programs, random_hierarchy, spec, spread_batch
 from thorough import ALL, examples, some
 
+from fibration import pipeline
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.interpret import Sizes, interpret, value_of
 from fibration.compiler.ir import Const, Input, Map, Program, Push, arg, const, scalar
@@ -21,6 +24,7 @@ from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Collective, Spread, Sweep
 from fibration.compiler.rules import simplify
 from fibration.compiler.spread import BEYOND, RANGE, TOKENS, UNITS, bound, exact, parts
+from fibration.errors import BackendError
 from fibration.language.loading import shipped
 from fibration.pipeline import spread_of
 
@@ -133,6 +137,18 @@ def test_a_chain_meets_as_often_as_its_levels_need():
         assert found == [whole, cut], name
     sizes = [len(c.values) for c in plans(spec("fiberpo_domain"), False)["objective"].collectives]
     assert sizes == [2, 5]
+
+
+def test_plans_are_printed_as_the_docs_show_them():
+    text = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
+    shown = re.findall(r"^```\n.*?^(plan of .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    printed = [pipeline.plan(spec("fiberpo"), "gate"), pipeline.plan(spec("fiberpo_domain"), "objective", "whole")]
+    for block, text in zip(shown, printed, strict=True):
+        pattern = "[^\n]*".join(map(re.escape, block.removesuffix("    ...\n").rstrip().split("...")))
+        assert re.match(pattern, str(text))
+    for wrong in (("gates", ""), ("gate", "some")):
+        with pytest.raises(BackendError, match="one of"):
+            pipeline.plan(spec("fiberpo"), *wrong)
 
 
 def test_a_plan_says_what_is_put_together():

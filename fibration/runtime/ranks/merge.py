@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fibration.compiler.spread import TOKENS as MOST
 from fibration.errors import HierarchyIndexError, an, listed
 from fibration.runtime.batch import Codes
 from fibration.runtime.ranks.labels import Digests, collision
@@ -18,7 +19,6 @@ from fibration.runtime.sums import Sums, Vector
 
 Edge = tuple[str, str]
 NOWHERE, STRADDLES = -1, -2  # instead of an element
-MOST = 1 << 24  # tokens of one element on one rank, where several have some: what is added up exactly
 
 
 @dataclass(frozen=True)
