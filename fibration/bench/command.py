@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fibration import pipeline
-from fibration.bench import laws, report
+from fibration.bench import laws, ranks, report
 from fibration.bench.candidates import candidates
 from fibration.bench.machine import describe_machine
 from fibration.bench.measure import bandwidth, clock
@@ -24,6 +24,7 @@ from fibration.language.report import BUDGET
 from fibration.printing.reports import load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
+SPREAD = ("fiberpo", "fiberpo_domain")  # two levels over rows, and four
 SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
 
 
@@ -44,6 +45,7 @@ class Settings:
     plot: Path | None = None
     quick: bool = False
     laws: bool = False
+    ranks: bool = False
     timeout: float = BUDGET  # of a hierarchy's laws and facts
 
     @property
@@ -66,7 +68,7 @@ class Settings:
             words += [w for v in values for w in (option, v)]
         words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
         words += ["--repeats", str(self.rounds), "--seed", str(self.seed)]
-        words += [f"--{flag}" for flag in ("sweep", "quick") if getattr(self, flag)]
+        words += [f"--{flag}" for flag in ("sweep", "ranks", "quick") if getattr(self, flag)]
         for option, path in (("--json", self.json), ("--plot", self.plot)):
             words += [option, str(path)] if path is not None else []
         return words
@@ -133,7 +135,10 @@ def check(settings: Settings) -> list[Hierarchy]:
     for text in (*settings.tokens, settings.length):
         parse_count(text)
     _check_outputs(settings)
-    found = [load_quietly(spec) for spec in settings.specs or (SWEPT if settings.sweep else DEFAULT)]
+    found = [
+        load_quietly(spec)
+        for spec in settings.specs or (SWEPT if settings.sweep else SPREAD if settings.ranks else DEFAULT)
+    ]
     for hierarchy in found:
         hierarchy.verify(settings.timeout).raise_for_status()
     return found
@@ -158,6 +163,43 @@ def bench_laws(console: Console, settings: Settings) -> int:
         console.print(f"written to {settings.json}")
     if settings.plot is not None:
         law_report.draw(results, machine, settings.timeout, settings.plot)
+        console.print(f"drawn in {settings.plot}")
+    return 0
+
+
+def bench_ranks(console: Console, settings: Settings) -> int:
+    """The whole of `fibration bench --ranks`; the exit code."""
+    if settings.sweep or settings.device != "cpu" or len(settings.tokens) > 1:
+        raise BackendError(
+            "--ranks measures one batch on processes of this machine",
+            remedy="leave --sweep and --device out, and name --tokens once",
+        )
+    from fibration.bench import rank_report
+
+    hierarchies = check(settings)
+    shape = Shape(
+        parse_count(*(settings.tokens or ("64Ki" if settings.quick else "4Mi",))), parse_count(settings.length)
+    )
+    machine, paper = describe_machine(torch.device("cpu")), ranks.Paper()
+    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores; {shape}\n")
+    results: list[ranks.Measured] = []
+    sizes = ranks.SIZES[:2] if settings.quick else ranks.SIZES
+    for hierarchy in hierarchies:
+        for backend in dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)):
+            with console.status(hierarchy.name) as status:
+
+                def say(what: str, h: Hierarchy = hierarchy, status: Any = status) -> None:
+                    status.update(f"{h.name}: {what} ...")
+
+                given = hierarchy, backend, shape, settings.rounds, sizes, settings.dtype, settings.seed
+                results += ranks.measure(*given, say)
+    rank_report.emit_tables(console, results, paper)
+    if settings.json is not None:
+        document = ranks.document(settings.command, machine, shape, paper, results)
+        write_file(settings.json, json.dumps(document, indent=2) + "\n")
+        console.print(f"written to {settings.json}")
+    if settings.plot is not None:
+        rank_report.draw(results, machine, shape, settings.plot)
         console.print(f"drawn in {settings.plot}")
     return 0
 

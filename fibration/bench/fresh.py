@@ -119,11 +119,11 @@ def answer_memory(task: Task, hierarchy: Hierarchy, problem: Problem) -> dict[st
     start(task.candidate, hierarchy, small)()
     del small
     gc.collect()
-    before = _reset_peak(problem.device)
+    before = reset_peak(problem.device)
     run = start(task.candidate, hierarchy, problem)
     for _ in range(2):
         run()
-    return {"bytes": float(max(0, _peak(problem.device) - before))}
+    return {"bytes": float(max(0, peak(problem.device) - before))}
 
 
 def _import_all(candidate: Candidate) -> None:
@@ -142,7 +142,7 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _reset_peak(device: torch.device) -> int:
+def reset_peak(device: torch.device) -> int:
     """Forget earlier peaks; what is in use now, in bytes."""
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -155,7 +155,7 @@ def _reset_peak(device: torch.device) -> int:
     return _status("VmRSS")
 
 
-def _peak(device: torch.device) -> int:
+def peak(device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated()) if device.type == "cuda" else _status("VmHWM")
 
 

@@ -75,8 +75,9 @@ class Problem:
         layout = self.offsets.numel() * 8 if self.mask is None else self.mask.numel()
         return (2 * self.tokens + advantages) * item + layout + self.log_probs.numel() * max(item, 4)
 
-    def index(self, operator: Operator) -> Index:
+    def index(self, operator: Operator, group: Any = None) -> Index:
         given: dict[str, Any] = {"offsets": self.offsets} if self.mask is None else {"mask": self.mask}
+        given |= {} if group is None else {"group": group}
         attributes = {n: a.usual for n, a in operator.hierarchy.attributes.items()}
         return operator.index(**given, attributes=attributes or None, device=self.device, **self.labels)
 

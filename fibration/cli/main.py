@@ -318,6 +318,7 @@ def bench(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small batches; no memory, no cold starts.")] = False,
     laws: Annotated[bool, typer.Option("--laws", help="Time laws and facts instead: --repeats, --timeout.")] = False,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Spread one batch over 1, 2 and 4 processes instead.")] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Time every backend beside hand-written losses.
@@ -330,9 +331,10 @@ def bench(
     settings = command.Settings(
         specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
         device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick,
-        laws=laws, timeout=timeout,
+        laws=laws, ranks=ranks, timeout=timeout,
     )  # fmt: skip
-    raise typer.Exit((command.bench_laws if laws else command.bench)(console(), settings))
+    run = command.bench_laws if laws else command.bench_ranks if ranks else command.bench
+    raise typer.Exit(run(console(), settings))
 
 
 def parameters(given: Sequence[str]) -> dict[str, Any]:

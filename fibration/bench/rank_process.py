@@ -1,0 +1,175 @@
+"""A process that has one rank's part of a batch, with the others of its group and without them.
+
+It reads a task as JSON from its stdin and then what to do, line by line; it writes an answer in JSON for each line to
+its stdout.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fibration import pipeline
+from fibration.bench.fresh import peak, reset_peak
+from fibration.bench.measure import reason
+from fibration.bench.shapes import DTYPES, Problem, Shape, make_problem
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Operator
+from fibration.runtime.ranks.group import as_group
+
+PATIENCE = 120  # seconds that ranks wait for one another
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which rank of how many this is, of which batch. `meeting`: a file at which they find each other."""
+
+    hierarchy: str  # JSON
+    backend: str
+    shape: Shape
+    dtype: str
+    seed: int
+    rank: int
+    size: int
+    threads: int
+    meeting: str
+
+
+class Counted:
+    """A group that keeps what this rank sent, in bytes per gathering."""
+
+    def __init__(self, group: Any) -> None:
+        self._group, self.rank, self.size = group, group.rank, group.size
+        self.sent: list[int] = []
+
+    def all_gather(self, tensor: Tensor) -> Sequence[Tensor]:
+        self.sent.append(tensor.numel() * tensor.element_size())
+        return self._group.all_gather(tensor)  # type: ignore[no-any-return]
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        self.sent.append(len(pickle.dumps(obj)))
+        return self._group.all_gather_object(obj)  # type: ignore[no-any-return]
+
+
+def part(problem: Problem, rank: int, size: int) -> Problem:
+    """The rows of one rank of a packed batch: neighbours, about as many tokens as every other rank has."""
+    ends = problem.offsets.numpy()
+    first, last = (int(np.searchsorted(ends, problem.tokens * r / size)) for r in (rank, rank + 1))
+    rows, tokens = slice(first, last), slice(int(ends[first]), int(ends[last]))
+
+    def mine(values: Any) -> Any:
+        return values[rows if len(values) == len(problem.lengths) else tokens]
+
+    return replace(
+        problem,
+        lengths=problem.lengths[rows],
+        offsets=problem.offsets[first : last + 1] - problem.offsets[first],
+        log_probs=problem.log_probs[tokens].clone(),
+        old_log_probs=problem.old_log_probs[tokens].clone(),
+        advantages=mine(problem.advantages).clone(),
+        labels={k: mine(v) for k, v in problem.labels.items()},
+    )
+
+
+@dataclass
+class Rank:
+    """Its part of the batch, and what is measured on it: with a group, or without one where that is None."""
+
+    operator: Operator
+    problem: Problem
+    group: Any
+    meet: Callable[[], object]
+
+    def coefficients(self, index: Index) -> None:
+        p = self.problem
+        self.operator.coefficients(p.log_probs, p.old_log_probs, p.advantages, index, metrics=False)
+
+    def timed(self, call: Callable[[], object]) -> dict[str, Any]:
+        self.meet()
+        begin = time.perf_counter()
+        call()
+        return {"seconds": time.perf_counter() - begin}
+
+    def sent(self) -> dict[str, Any]:
+        """Bytes per gathering, of an index and of a call."""
+        counted = Counted(as_group(self.group).group)
+        index = self.problem.index(self.operator, counted)
+        at = len(counted.sent)
+        self.coefficients(index)
+        return {"index": counted.sent[:at], "call": counted.sent[at:], "tokens": self.problem.tokens}
+
+    def memory(self, group: Any) -> dict[str, Any]:
+        """The peak of an index and two calls beyond the batch, in bytes."""
+        gc.collect()
+        self.meet()
+        before = reset_peak(self.problem.device)
+        index = self.problem.index(self.operator, group)
+        for _ in range(2):
+            self.coefficients(index)
+        return {"bytes": max(0, peak(self.problem.device) - before)}
+
+
+def answers(rank: Rank) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What a process can be told to do."""
+    indices: dict[bool, Index] = {}
+
+    def call(group: Any) -> dict[str, Any]:
+        if (spread := group is not None) not in indices:
+            indices[spread] = rank.problem.index(rank.operator, group)
+            rank.coefficients(indices[spread])
+        return rank.timed(lambda: rank.coefficients(indices[spread]))
+
+    def does(what: Callable[[Any], dict[str, Any]], group: Any) -> Callable[[], dict[str, Any]]:
+        return lambda: what(group)
+
+    found: dict[str, Callable[[], dict[str, Any]]] = {"sent": rank.sent}
+    for suffix, group in ((" alone", None), ("", rank.group)):
+        found[f"coefficients{suffix}"] = does(call, group)
+        found[f"index{suffix}"] = does(lambda g: rank.timed(lambda: rank.problem.index(rank.operator, g)), group)
+        found[f"memory{suffix}"] = does(rank.memory, group)
+    return found
+
+
+def begin(task: Task) -> Rank:
+    torch.set_num_threads(task.threads)
+    wait = timedelta(seconds=PATIENCE)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
+    dist.init_process_group(
+        "gloo", init_method=f"file://{task.meeting}", rank=task.rank, world_size=task.size, timeout=wait
+    )
+    hierarchy = Hierarchy.model_validate_json(task.hierarchy)
+    operator = pipeline.compile(hierarchy, task.backend)
+    whole = make_problem(hierarchy, task.shape, DTYPES[task.dtype], seed=task.seed)
+    return Rank(operator, part(whole, task.rank, task.size), dist.group.WORLD, dist.barrier)
+
+
+def main() -> None:
+    out, sys.stdout = sys.stdout, sys.stderr
+    try:
+        given = json.loads(sys.stdin.readline())
+        rank = begin(Task(**{**given, "shape": Shape(**given["shape"])}))
+        does = answers(rank)
+        for line in sys.stdin:
+            out.write(json.dumps(does[line.strip()]()) + "\n")
+            out.flush()
+    except Exception as error:
+        out.write(json.dumps({"error": reason(error)}) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()
