@@ -20,6 +20,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a
 # Variables that would turn the compiler into an interpreter, or make it compile for something else than was asked.
 CLEARED = ("TRITON_INTERPRET", "TRITON_OVERRIDE_ARCH", "TRITON_KERNEL_OVERRIDE")
 Constexpr = int | float | bool | str | None
+BYTES = {"i32": 4, "i64": 8}  # of an argument by value; others are pointers
+# What Triton adds to a kernel's own parameters, older versions less of it: pointers to memory that no kernel here uses.
+SCRATCH = ("global_scratch", "profile_scratch")
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,15 @@ class Resources:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Assembly (PTX or AMD GCN) and machine code (cubin or hsaco); the kinds are file extensions."""
+    """Assembly (PTX or AMD GCN) and machine code (cubin or hsaco); the kinds are file extensions.
+
+    `target` is what the assembly says it is for; `parameters` are the types of what it takes, by name, in order.
+    """
 
     kernel: str
     arch: str
+    target: str
+    parameters: Mapping[str, str]
     assembly_kind: str
     assembly: str
     binary_kind: str
@@ -62,7 +70,7 @@ def target_of(arch: str) -> tuple[str, int | str, int]:
             f"the triton backend does not compile for '{arch}'",
             required=f"one of {', '.join(ARCHITECTURES)}",
             found=repr(arch),
-            remedy="name the oldest of these that your devices run, for example --arch sm_90 for Hopper",
+            remedy="name the chip that your devices have, for example --arch sm_90 for Hopper",
         )
     if arch.startswith("gfx"):
         return "hip", arch, 64
@@ -93,17 +101,41 @@ def compile_kernels(
             failed = requests[min(len(answer["done"]), len(requests) - 1)].kernel
             raise _failure(failed, arch, answer["error"])
         return tuple(
-            CompiledKernel(
-                request.kernel,
-                arch,
-                made["assembly"],
-                (Path(folder) / f"{i}.{made['assembly']}").read_text(),
-                made["binary"],
-                (Path(folder) / f"{i}.{made['binary']}").read_bytes(),
-                Resources(made["registers"], made["spill_bytes"], made["shared_bytes"]),
-            )
+            _compiled(request.kernel, arch, made, Path(folder) / str(i))
             for i, (request, made) in enumerate(zip(requests, answer["done"], strict=True))
         )
+
+
+def _compiled(kernel: str, arch: str, made: Mapping[str, Any], file: Path) -> CompiledKernel:
+    assembly = file.with_suffix(f".{made['assembly']}").read_text()
+    if made["assembly"] == "ptx":
+        target = re.findall(r"^\.target (\w+)", assembly, re.MULTILINE)
+        sizes = [int(bits) // 8 for bits in re.findall(r"^\s*\.param \.[bu](\d+)", assembly, re.MULTILINE)]
+    else:
+        target = re.findall(r'\.amdgcn_target ".*--(.*)"', assembly)
+        arguments = assembly[assembly.index(".args:") : assembly.index(".kernarg_segment_size:")]
+        sizes = [int(size) for size in re.findall(r"^\s*\.size:\s+(\d+)", arguments, re.MULTILINE)]
+    added = max(0, len(sizes) - len(made["parameters"]))
+    parameters = {**made["parameters"], **dict.fromkeys(SCRATCH[:added], "*i8")}
+    known = [BYTES.get(kind, 8) for kind in parameters.values()]
+    if len(target) != 1 or sizes != known:
+        raise BackendError(
+            f"kernel '{kernel}' for {arch} takes other parameters than this library knows of",
+            required=f"parameters of {known} bytes: {', '.join(parameters)}",
+            found=f"{sizes} bytes",
+            remedy="this version of triton adds others than those before it did; try another version of triton",
+        )
+    return CompiledKernel(
+        kernel,
+        arch,
+        target[0],
+        parameters,
+        made["assembly"],
+        assembly,
+        made["binary"],
+        file.with_suffix(f".{made['binary']}").read_bytes(),
+        Resources(made["registers"], made["spill_bytes"], made["shared_bytes"]),
+    )
 
 
 def _run(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:

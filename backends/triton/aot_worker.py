@@ -57,9 +57,10 @@ def build(module: types.ModuleType, job: Json, number: int) -> Json:
     from triton.compiler import ASTSource  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     kernel = getattr(module, job["kernel"])
-    signature = {**job["signature"], **dict.fromkeys(job["constexprs"], "constexpr")}
+    given = {**job["signature"], **dict.fromkeys(job["constexprs"], "constexpr")}
+    signature = {name: given[name] for name in kernel.arg_names}
     compiled = triton.compile(
-        ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, job["constexprs"]),
+        ASTSource(kernel, signature, job["constexprs"]),
         target=GPUTarget(*job["target"]),
         options=job["options"],
     )
@@ -68,7 +69,9 @@ def build(module: types.ModuleType, job: Json, number: int) -> Json:
     machine_code = Path(f"{number}.{binary}")
     machine_code.write_bytes(compiled.asm[binary])
     used = cubin_resources(machine_code) if binary == "cubin" else hsaco_resources(compiled.asm[assembly])
-    return {"assembly": assembly, "binary": binary, "shared_bytes": compiled.metadata.shared, **used}
+    own = {name: kind for name, kind in signature.items() if kind != "constexpr"}
+    made = {"assembly": assembly, "binary": binary, "parameters": own, "shared_bytes": compiled.metadata.shared}
+    return {**made, **used}
 
 
 def main() -> None:

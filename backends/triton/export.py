@@ -60,11 +60,12 @@ def export(
                     {
                         "kernel": kernel.kernel,
                         "arch": arch,
+                        "target": kernel.target,
                         "registers": r.registers,
                         "spilled_bytes": r.spill_bytes,
                         "shared_bytes": r.shared_bytes,
                         "warps": request.num_warps,
-                        "arguments": str(dict(request.signature)),
+                        "parameters": str(dict(kernel.parameters)),
                         "constants": str(dict(request.constexprs)),
                     }
                 )

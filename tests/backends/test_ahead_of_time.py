@@ -9,6 +9,7 @@ from hierarchies.chains import chain
 from support import triton_artifact
 from thorough import ALL, some
 
+from fibration import BackendError
 from fibration.backends.triton import aot
 from fibration.backends.triton.resources import compile_all, requests, table
 from fibration.pipeline import generate
@@ -57,16 +58,22 @@ def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, pro
     assert len(found) == count
     for kernel in found:
         assert kernel.arch == arch and kernel.binary and kernel.resources.registers > 0
+        assert kernel.target == arch + "a" * (arch in ("sm_90", "sm_100"))
         if arch == "sm_90" and "sweep" in kernel.kernel:
             # ptxas puts a value or two that no loop reads on the stack where that lets one more program run
             assert kernel.resources.spill_bytes <= 16, kernel
 
 
-def test_the_resources_of_a_hierarchy():
+def test_the_resources_and_parameters_of_a_hierarchy(tmp_path):
     made = triton_artifact("ppo")
     (one,) = compile_all(made.source, made.plans, "sm_90", ["gate_adjoint"])
     assert [k.kernel for k in one.kernels] == ["gate_adjoint_sweep_1"]
     assert re.search(r"\| gate_adjoint_sweep_1 \| sm_90 \| \d+ \| 0 \| \d+ \|", table([one]))
+    (tmp_path / "0.ptx").write_text(one.kernels[0].assembly)
+    for known in ({"n_trajectory": "i32"}, {**one.kernels[0].parameters, "more": "*i8"}):
+        with pytest.raises(BackendError, match="takes other parameters") as caught:  # than the certificate would list
+            aot._compiled("one", "sm_90", {"assembly": "ptx", "parameters": known}, tmp_path / "0")
+        assert caught.value.found == f"{[4, *[8] * 9, 4, 8, 8]} bytes"
 
 
 def test_other_layouts_and_dtypes_compile():

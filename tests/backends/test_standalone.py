@@ -1,5 +1,6 @@
 """What `fibration compile -o` writes: files that work without the library, give the same bits, and say what they are."""
 
+import ast
 import json
 import os
 import shutil
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from ptx.parse import Address, parse
 from support import compiled
 from thorough import ALL
 from typer.testing import CliRunner
 
 import fibration
+from fibration.backends.triton.aot import BYTES
 from fibration.cli.main import app
 
 needs_c = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
@@ -147,7 +150,19 @@ def test_machine_code_comes_with_what_it_takes_of_the_chip(tmp_path):
     assert {k["kernel"] for k in certificate["kernels"]} >= {"objective_sweep_1", "gate_sweep_1"}
     for kernel in certificate["kernels"]:
         stem = f"ppo_sm_90_{kernel['kernel']}"
-        assert "sm_90" in (tmp_path / f"{stem}.ptx").read_text()
+        written = parse((tmp_path / f"{stem}.ptx").read_text())
+        assert kernel["target"] == written.target == "sm_90a"  # of that chip alone
+        parameters = ast.literal_eval(kernel["parameters"])
+        assert [f"u{8 * BYTES.get(kind, 8)}" for kind in parameters.values()] == list(written.parameters.values())
+        *own, scratch, other = parameters
+        assert "places" in own and (scratch, other) == ("global_scratch", "profile_scratch")
+        read = [
+            o.base.name
+            for i in written.instructions
+            for o in i.operands
+            if i.opcode.startswith("ld.param") and isinstance(o, Address)
+        ]
+        assert read and not {*read} & {*list(written.parameters)[-2:]}  # null pointers do
         assert (tmp_path / f"{stem}.cubin").read_bytes()[:4] == b"\x7fELF"
         assert 0 < kernel["registers"] <= 255
     assert "spilled bytes" in done.stdout

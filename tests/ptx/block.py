@@ -17,6 +17,7 @@ from ptx.parse import Address, Constant, Group, Instruction, Kernel, Operand, Re
 Mask = NDArray[np.bool_]
 WARP = 32
 ACCESS = re.compile(r"(ld|st)\.(global|shared)(?:\.cg)?(?:\.v([24]))?\.([bsuf]\d+)")
+MATRICES = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x[124]\.shared\.b16")
 ATOMIC = re.compile(r"atom\.global\.gpu(?:\.(relaxed|acquire|release|acq_rel))?\.add\.u32")
 SHARED = "global_smem"  # what Triton calls the start of it
 
@@ -77,6 +78,9 @@ class Block:
                     yield
                 elif access := ACCESS.fullmatch(opcode):
                     (self.load if access[1] == "ld" else self.store)(instruction, active, *access.groups()[1:])
+                elif matrices := MATRICES.fullmatch(opcode):
+                    self.together(active, "exchanges matrices")
+                    self.matrices(instruction, matrices[1] == "ld")
                 elif opcode.startswith("ld.param."):
                     self.parameter(instruction, active)
                 elif opcode.startswith("mov."):
@@ -180,6 +184,7 @@ class Block:
         return memory, memory.places(self.address(operand)[active], parts * size, parts * size)
 
     def load(self, instruction: Instruction, active: Mask, space: str, vector: str | None, kind: str) -> None:
+        """A byte lies in the lower half of a register of 16 bits."""
         into, source = instruction.operands
         parts = into.parts if isinstance(into, Group) else (into,)
         size = int(kind[1:]) // 8
@@ -188,15 +193,32 @@ class Block:
         for part, one in zip(parts, np.split(found, len(parts), axis=1), strict=True):
             made = np.zeros(self.kernel.threads, f"u{size}")
             made[active] = np.ascontiguousarray(one).view(f"u{size}")[:, 0]
-            self.put(part, made, active)
+            self.put(part, made.astype(np.uint16) if size == 1 else made, active)
 
     def store(self, instruction: Instruction, active: Mask, space: str, vector: str | None, kind: str) -> None:
         target, given = instruction.operands
         parts = given.parts if isinstance(given, Group) else (given,)
         size = int(kind[1:]) // 8
         memory, places = self.accessed(space, target, int(vector or 1), size, active)
-        made = [read(self.held(part, 8 * size), f"u{8 * size}")[active] for part in parts]
-        memory.store(self.view, self.threads[active], places, np.stack(made, axis=1).view(np.uint8))
+        held = [self.number(part, f"u{max(16, 8 * size)}")[active] for part in parts]
+        made = np.stack(held, axis=1).astype(f"u{size}").view(np.uint8)
+        memory.store(self.view, self.threads[active], places, made)
+
+    def matrices(self, instruction: Instruction, load: bool) -> None:
+        """Matrices of 8 rows of 16 bytes. Of the ith, thread `8i + row` of a warp has the row's address, and `4 row + column`
+        four of its bytes."""
+        given, address = instruction.operands if load else instruction.operands[::-1]
+        if not isinstance(given, Group):
+            raise Fault(f"{given} is no group of registers")
+        rows = self.address(address)
+        for i, part in enumerate(given.parts):
+            owner = self.lanes // WARP * WARP + 8 * i + self.lanes % WARP // 4
+            self.shared.places(rows[owner], 16, 16)
+            places = self.shared.places(rows[owner] + (self.lanes % 4 * 4).astype(np.uint64), 4, 4)
+            if load:
+                self.put(part, self.shared.load(self.view, self.threads, places).view(np.uint32)[:, 0], self.everyone)
+            else:
+                self.shared.store(self.view, self.threads, places, self.number(part, "u32")[:, None].view(np.uint8))
 
     def add(self, instruction: Instruction, active: Mask, order: str) -> None:
         into, target, given = instruction.operands

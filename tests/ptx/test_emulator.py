@@ -261,6 +261,41 @@ def test_vectors_are_loaded_and_stored_in_order():
     assert run(body)[:64].tolist() == [7 * (i ^ 1) for i in range(64)]
 
 
+def test_bytes():
+    """Each between others, of registers that hold more."""
+    body = """
+	add.s32 	%r3, %r1, 500;
+	cvt.u16.u32 	%rs1, %r3;
+	st.shared.b8 	[ %r1 + 0 ], %rs1;
+	bar.sync 	0;
+	xor.b32 	%r4, %r1, 1;
+	ld.shared.b8 	%rs2, [ %r4 + 0 ];
+	cvt.u32.u16 	%r5, %rs2;
+	st.global.b32 [ %rd3 + 0 ], { %r5 };
+"""
+    assert run(body)[:64].tolist() == [((i ^ 1) + 500) % 256 for i in range(64)]
+
+
+MATRIX = """
+	shl.b32 	%r3, %r1, 2;
+	st.shared.b32 	[ %r3 + 0 ], %r1;
+	bar.sync 	0;
+	shl.b32 	%r4, %r1, 4;
+	and.b32 	%r4, %r4, 240;
+	ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r5, %r6}, [%r4];
+	shl.b32 	%r6, %r6, 8;
+	or.b32 		%r5, %r5, %r6;
+	st.global.b32 [ %rd3 + 0 ], { %r5 };
+"""
+
+
+def test_matrices_are_loaded_by_rows():
+    """Two of 8 rows of 4 words, one after the other: a thread has the word of its number in each."""
+    assert run(MATRIX)[:64].tolist() == [(i % 32) + 256 * (i % 32 + 32) for i in range(64)]
+    with pytest.raises(Fault, match="not every address is a multiple of 16"):
+        run(MATRIX.replace("%r1, 4;", "%r1, 3;").replace(", 240", ", 248"))
+
+
 EXCHANGE = """
 	cvt.u32.u64 	%r3, %rd2;
 	xor.b32 	%r4, %r3, 4;
