@@ -25,7 +25,7 @@ from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes, Layout, Members
-from fibration.runtime.index.spans import Runs, Spans, lay_out
+from fibration.runtime.index.spans import Runs, Spans, lay_out, place_of
 from fibration.runtime.ranks.collect import Ranks
 from fibration.runtime.ranks.group import Ranked
 from fibration.runtime.sums import Sums, Vector
@@ -395,8 +395,3 @@ class _Parents(Mapping[Edge, Tensor]):
 
     def __len__(self) -> int:
         return len(self.index.edges)
-
-
-def place_of(flat: int, shape: tuple[int, ...]) -> str:
-    """`[1, 3]`: the place of a token in a padded tensor; `[7]` in a packed one."""
-    return f"[{flat // shape[1]}, {flat % shape[1]}]" if len(shape) == 2 else f"[{flat}]"

@@ -15,9 +15,8 @@ from fibration.errors import HierarchyIndexError, an
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
-from fibration.runtime.index.index import place_of
 from fibration.runtime.index.numbering import Names, numbered
-from fibration.runtime.index.spans import Spans
+from fibration.runtime.index.spans import Spans, place_of
 
 
 @dataclass(frozen=True)

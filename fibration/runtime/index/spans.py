@@ -126,3 +126,8 @@ def spread_out(starts: Codes, sizes: Codes) -> Codes:
 
 def _before(sizes: Codes) -> Codes:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def place_of(flat: int, shape: tuple[int, ...]) -> str:
+    """`[1, 3]`: the place of a token in a padded tensor; `[7]` in a packed one."""
+    return f"[{flat // shape[1]}, {flat % shape[1]}]" if len(shape) == 2 else f"[{flat}]"

@@ -1,0 +1,124 @@
+"""What users measured of elements → a number per element; every problem with it is named with its label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.errors import HierarchyIndexError, shown
+from fibration.language.atoms import BATCH, Attribute
+from fibration.runtime.index.labels import Encoded, Places
+
+
+class Numbers:
+    """`spread`: of a batch of which this is one rank's part."""
+
+    def __init__(self, places: Places, encoded: Encoded, size: Mapping[str, int], spread: bool) -> None:
+        self.places, self.encoded, self.size, self.spread = places, encoded, size, spread
+        self.leaves = [s.name for s in places.hierarchy.leaves]
+        self.rows = places.hierarchy.rows.name
+        self.names = {s: names for s, names in encoded.names.items() if s not in self.leaves}
+
+    def attribute(self, attribute: Attribute, given: Mapping[str, Any]) -> NDArray[np.float64]:
+        """Of every element of its stratum here, from what was given by name."""
+        places, size, names = self.places, self.size, self.names
+        stratum, what = attribute.on.name, f"attribute '{attribute.name}'"
+        if attribute.name not in given:
+            raise HierarchyIndexError(
+                f"{what} is not given", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"
+            )
+        value = given[attribute.name]
+        if isinstance(value, Mapping):
+            lacking = [n for n in names.get(stratum, ()) if n not in value]
+            if lacking or stratum not in names:
+                if stratum in self.leaves:
+                    raise HierarchyIndexError(
+                        f"{what} is a mapping, and {stratum} elements have no labels",
+                        required=f"one number per token: an array of the shape {list(places.shape)}",
+                    )
+                raise HierarchyIndexError(
+                    f"{what} has no value for {stratum} {lacking[:1]}", required=f"a value for every {stratum}"
+                )
+            array = _numbers([value[n] for n in names[stratum]], what)
+        else:
+            array = _numbers(to_numpy(value, what), what)
+            if stratum in self.leaves and array.shape == places.shape:
+                array = array.reshape(-1)[places.spans[stratum].runs.places()]
+            elif stratum == self.rows and array.shape == (places.n_rows,):
+                array = self._of_pieces(attribute, array[places.row_numbers])
+            elif array.ndim == 0:
+                array = np.full(size[stratum], float(array))
+            elif self.spread and stratum not in (*self.leaves, BATCH):
+                raise HierarchyIndexError(
+                    f"{what} is given in the order of {stratum} elements, which no rank knows of the whole batch",
+                    required=f"one number, or a mapping from labels: {{{stratum}: number}}"
+                    + (f", or one per row of this rank, [{places.n_rows}]" if stratum == self.rows else ""),
+                )
+            elif array.shape != (size[stratum],):
+                raise HierarchyIndexError(
+                    f"{what} has shape {list(array.shape)}", required=f"one number per {stratum}: [{size[stratum]}]"
+                )
+        bad = ~np.isfinite(array) | attribute.is_outside(array)
+        if bad.any():
+            i = int(np.argmax(bad))
+            label = names[stratum][i] if stratum in names else i
+            raise HierarchyIndexError(
+                f"{what} of {stratum} {label!r} is {array[i]:g}",
+                required=f"a finite number{_in_range(attribute)}",
+                remedy=_out_of_range(attribute),
+            )
+        return array
+
+    def _of_pieces(self, attribute: Attribute, array: NDArray[Any]) -> NDArray[np.float64]:
+        """Per row that is an element, from one number per non-empty row of the tensors: rows of one key have one."""
+        pieces, names = self.encoded.per_row[self.rows], self.names
+        found = np.empty(len(names[self.rows]))
+        found[pieces] = array
+        wrong = np.flatnonzero((found[pieces] != array) & ~np.isnan(array))
+        if len(wrong):
+            element = pieces[wrong[0]]
+            raise HierarchyIndexError(
+                f"attribute '{attribute.name}' of {self.rows} {names[self.rows][element]!r} has two values",
+                required=f"one number for all rows of one {self.rows}",
+                found=f"{array[wrong[0]]:.17g} and {found[element]:.17g}",
+            )
+        return found
+
+
+def _in_range(attribute: Attribute) -> str:
+    bounded = attribute.lower is not None or attribute.upper is not None
+    return f" in {attribute.range}" if bounded else " above 0" if attribute.positive else ""
+
+
+def _out_of_range(attribute: Attribute) -> str:
+    if attribute.lower is not None or attribute.upper is not None:
+        return "the range is an assumption of the proofs: give values inside it, or declare another"
+    if attribute.positive:
+        return "positivity is an assumption of the proofs; declare positive=False to drop it"
+    return ""
+
+
+def to_numpy(value: Any, what: str) -> NDArray[Any]:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # type: ignore[no-any-return]
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise HierarchyIndexError(
+            f"{what}: rows of several lengths", required="rows of one length, or offsets"
+        ) from None
+
+
+def _numbers(values: Any, what: str) -> NDArray[np.float64]:
+    try:
+        return np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise HierarchyIndexError(
+            f"{what} holds values that are no numbers", required="numbers that a float64 holds", found=shown(values)
+        ) from None
