@@ -110,11 +110,11 @@ def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, said: Tensor) -> Bat
     agreed = ranks.collect(Collective((node,)), {node: said})[node]
     if batch.advantage is None or not batch.per_row or devices.may_look(index.device):
         return batch
-    given = batch.advantage.clone()
-    for row, here in index.over_rows(node.over):
-        place = index.row_tensor()[here]
-        given[place] = torch.where(agreed[row].isnan(), torch.nan, given[place])
-    return replace(batch, advantage=given)
+    here = index.rows_of(node.over)  # -1 where they have no tokens here, which is a place of its own
+    assert here is not None
+    given = torch.cat([batch.advantage, batch.advantage.new_zeros(1)])
+    given[here] = torch.where(agreed.isnan(), torch.nan, given[here])
+    return replace(batch, advantage=given[:-1])
 
 
 def refuse_nonfinite(batch: Batch, index: Index) -> None:

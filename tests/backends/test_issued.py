@@ -68,6 +68,40 @@ def test_a_second_call_waits_for_nothing(backend, name, patch):
         assert backend == "torch" or 0 < len(launches) <= 8, what
 
 
+class Alone:
+    """A group of one rank: what ranks say to each other, without anybody else."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, tensor):
+        return [tensor]
+
+    def all_gather_object(self, given):
+        return [given]
+
+
+ON_RANKS = [("torch", "gspo", False), ("torch", "gspo", True), (BACKENDS[-1], "fiberpo_experts", True)]
+
+
+@pytest.mark.parametrize(("backend", "name", "cut"), ON_RANKS)
+def test_a_second_call_of_a_spread_batch_waits_for_nothing(backend, name, cut, patch):
+    """Nor in a collective, besides the word that is sent before."""
+    hierarchy, batch = CASES[name]
+    op, launches = counting_operator(hierarchy, backend, patch, cut)
+    keys = [r // (1 + cut) for r in range(len(batch.lengths))]
+    batch = replace(batch, labels={k: [v[r - r % (1 + cut)] for r in range(len(v))] for k, v in batch.labels.items()})
+    layout = padded(op, batch, group=Alone(), trajectory=keys)
+    assert layout.index.ranks.cut == cut
+    once_here(op, layout.index, layout.shape, patch)
+    for what, call in called(op, elsewhere(layout.index), layout.shape).items():
+        call()
+        launches.clear()
+        with counted(patch) as issued:
+            call()
+        assert issued.copies == [], what
+        assert backend == "torch" or len(launches) > 0
+
+
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_as_many_tokens_as_rows_are_not_looked_at(name, patch):
     """Advantages may then be per token or per row: what disagrees is NaN."""

@@ -127,8 +127,10 @@ class _Kernel:
         return launch
 
 
-def counting_operator(hierarchy: Hierarchy, backend: str, patch: pytest.MonkeyPatch) -> tuple[Operator, list[str]]:
-    """An operator of its own, and the kernels that it has launched."""
+def counting_operator(
+    hierarchy: Hierarchy, backend: str, patch: pytest.MonkeyPatch, *cut: bool
+) -> tuple[Operator, list[str]]:
+    """An operator of its own, and the kernels that it has launched; also for batches on ranks whose rows are `cut`."""
     launches: list[str] = []
     if backend == "triton":
         from fibration.backends.triton import load
@@ -144,6 +146,8 @@ def counting_operator(hierarchy: Hierarchy, backend: str, patch: pytest.MonkeyPa
         patch.setattr(load, "import_from_cache", imported)
     made = compiling.emit(hierarchy, backend, programs(hierarchy))
     op = Operator(hierarchy, Report(hierarchy, ()), backend, made.source, made.programs, compiling.load(made), None)
+    for rows in cut:
+        op._run.collectives("gate", rows)
     patch.undo()
     return op, launches
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 from fibration.compiler.ir import Node
 from fibration.compiler.plan import Collective
 from fibration.errors import RanksError, an, listed
+from fibration.runtime import devices
 from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.group import Ranked
 
@@ -44,7 +46,8 @@ class Held:
     @cached_property
     def places(self) -> Tensor:
         """Where the numbers for elements lie among the [ranks × most] that were sent: int64 [held]."""
-        return torch.cat([torch.arange(len(e), device=e.device) + i * self.most for i, e in enumerate(self.elements)])
+        found = [np.arange(len(e)) + i * self.most for i, e in enumerate(self.elements)]
+        return torch.from_numpy(np.concatenate(found)).to(self.elements[0].device)
 
     @cached_property
     def element(self) -> Tensor:
@@ -81,7 +84,7 @@ class Ranks:
         mine = [self._mine(values[node], self.held[node.stratum]) for node in stage.values]
         gathered = self._exchanged(stage, torch.cat([fine, *mine]))
         self._met.append(stage)
-        if gathered.device.type == "cpu" and bool(gathered[:, 0].isnan().any()):
+        if devices.may_look(gathered.device) and bool(gathered[:, 0].isnan().any()):
             raise _FailedElsewhere
         result: dict[Node, Tensor] = {}
         at = 1
@@ -113,7 +116,7 @@ class Ranks:
             for stage in stages[len(self._met) :]:
                 numbers = 1 + sum(self.held[node.stratum].most for node in stage.values)
                 self._exchanged(stage, torch.full((numbers,), torch.nan, dtype=torch.float64, device=device))
-                if device.type == "cpu":
+                if devices.may_look(device):
                     agree(self.group, what, {}, error)
             raise
 
@@ -132,7 +135,7 @@ class Ranks:
             return known.new_empty(held.size).index_copy_(0, held.element, known)
         high, low = _extreme(known, held, "amax"), _extreme(known, held, "amin")
         differs = high != low
-        if known.device.type == "cpu" and bool((differs & ~high.isnan()).any()):
+        if devices.may_look(known.device) and bool((differs & ~high.isnan()).any()):
             element = int((differs & ~high.isnan()).nonzero()[0])
             there = (held.element == element).nonzero()[:, 0]
             other = there[known[there] != known[there[0]]][0]

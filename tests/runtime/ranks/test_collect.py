@@ -178,7 +178,7 @@ class TestFailures:
             ranks = Ranks(as_group(given), False, 3, self.HELD, {})
             values = dict.fromkeys((VALUE, OTHER), torch.arange(3).double())
 
-            def call():
+            def call(fails):
                 for number, stage in enumerate(self.STAGES):
                     at, error = fails.get(given.rank, (None, None))
                     if at == number:
@@ -186,8 +186,8 @@ class TestFailures:
                     ranks.collect(stage, values)
                 return "done"
 
-            for _ in range(2):  # also in the call after one that went well
-                result = ranks.run("op.gate", self.STAGES, call, torch.device("cpu"))
+            for after in ({}, fails):  # a call that goes well, and the next
+                result = ranks.run("op.gate", self.STAGES, lambda after=after: call(after), torch.device("cpu"))
             return result
 
         return try_on_ranks(3, work)
