@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 from support import Batch, Layout, packed, padded
 from thread_ranks import ThreadGroup, on_ranks
@@ -30,7 +31,7 @@ class Part:
 
 
 def part(batch: Batch, pieces: Pieces) -> Part:
-    if sum(b - a for _, a, b in pieces) == len(pieces):  # else nobody can tell what is per row and what per token
+    if unclear(pieces):
         pieces = [(r, a, b) for r, a, b in pieces if a < b]
     starts = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(int)
     places = np.array([starts[r] + i for r, a, b in pieces for i in range(a, b)], int)
@@ -48,6 +49,12 @@ def part(batch: Batch, pieces: Pieces) -> Part:
     return Part(mine, places, rows)
 
 
+def unclear(pieces: Pieces) -> bool:
+    """Whether nothing tells what is per row from what is per token: as many of each, and not one over the other."""
+    sizes = [b - a for _, a, b in pieces]
+    return sum(sizes) == len(sizes) and 0 in sizes
+
+
 def whole_rows(batch: Batch, *ends: int) -> list[Pieces]:
     """The rows in order, rank after rank: the first rank's until `ends[0]`, and so on."""
     cuts = [0, *ends, len(batch.lengths)]
@@ -58,7 +65,9 @@ def whole_rows(batch: Batch, *ends: int) -> list[Pieces]:
 def in_order(draw: st.DrawFn, batch: Batch, ranks: int) -> list[Pieces]:
     """Whole rows in the batch's order; some ranks may have none."""
     ends = draw(st.lists(st.integers(0, len(batch.lengths)), min_size=ranks - 1, max_size=ranks - 1))
-    return whole_rows(batch, *sorted(ends))
+    found = whole_rows(batch, *sorted(ends))
+    assume(not any(map(unclear, found)))
+    return found
 
 
 @st.composite
@@ -165,7 +174,8 @@ def spread(
     def work(group: ThreadGroup) -> dict[str, Any]:
         mine = parts[group.rank]
         named = {op.hierarchy.rows.name: list(mine.rows)} if keys else {}
-        layout = LAYOUTS[kind](op, mine.batch, group=group, **named)
+        mine_alone = mine.batch if keys else replace(mine.batch, attributes=per_row(op, mine))
+        layout = LAYOUTS[kind](op, mine_alone, group=group, **named)
         given = None if by_row is None else [by_row[r] for r in mine.rows]
         found = evaluate(op, layout, mine.batch, given, *options, **more)
         return {**found, "index": layout.index}
@@ -189,6 +199,16 @@ def spread(
         levels[k] = levels[k][np.sort(np.concatenate(of))]
     whole = {"objective": first["objective"], "metrics": first["metrics"], "levels": levels}
     return Together(**vectors, **whole, cut=first["index"].ranks.cut)
+
+
+def per_row(op: Operator, mine: Part) -> dict[str, Any]:
+    """Attributes; those of rows, which have no names, in the order of this rank's."""
+    rows = [a.name for a in op.hierarchy.attributes.values() if a.on == op.hierarchy.rows]
+    given = mine.batch.attributes
+    lists = {
+        k: torch.tensor([given[k].get(r, 1.0) for r in mine.rows], dtype=torch.float64) for k in rows if k in given
+    }
+    return {**given, **lists}
 
 
 def token_of(op: Operator, batch: Batch, mine: Part, leaf: str) -> np.ndarray:

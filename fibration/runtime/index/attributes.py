@@ -16,10 +16,10 @@ from fibration.runtime.index.labels import Encoded, Places
 
 
 class Numbers:
-    """`spread`: of a batch of which this is one rank's part."""
+    """`spread`: of a batch of which this is one rank's part. `keyed`: whether the caller has named the rows."""
 
-    def __init__(self, places: Places, encoded: Encoded, size: Mapping[str, int], spread: bool) -> None:
-        self.places, self.encoded, self.size, self.spread = places, encoded, size, spread
+    def __init__(self, places: Places, encoded: Encoded, size: Mapping[str, int], spread: bool, keyed: bool) -> None:
+        self.places, self.encoded, self.size, self.spread, self.keyed = places, encoded, size, spread, keyed
         self.leaves = [s.name for s in places.hierarchy.leaves]
         self.rows = places.hierarchy.rows.name
         self.names = {s: names for s, names in encoded.names.items() if s not in self.leaves}
@@ -34,6 +34,12 @@ class Numbers:
             )
         value = given[attribute.name]
         if isinstance(value, Mapping):
+            if self.spread and stratum == self.rows and not self.keyed:
+                raise HierarchyIndexError(
+                    f"{what} is a mapping from rows by their numbers, which no rank knows of the whole batch",
+                    required=f"one number per row of this rank: [{places.n_rows}]",
+                    remedy=f"pass {stratum}=keys to name the rows, and a mapping from these",
+                )
             lacking = [n for n in names.get(stratum, ()) if n not in value]
             if lacking or stratum not in names:
                 if stratum in self.leaves:

@@ -181,7 +181,7 @@ class Builder:
         parents = {
             (a, b): encoded.of_leaf(a, b) if a in self.leaves else encoded.parent(a, b, size[a]) for a, b in edges
         }
-        read = Numbers(places, encoded, size, self.spread)
+        read = Numbers(places, encoded, size, self.spread, keyed=labels.get(self.rows) is not None)
         values = {a.name: read.attribute(a, attributes) for a in self.h.attributes.values()}
         for name in attributes:
             if name not in values:

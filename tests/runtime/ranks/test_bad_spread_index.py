@@ -171,6 +171,12 @@ def test_attributes():
         what=("rank 0", "attribute 'difficulty' is given in the order of domain elements"), required="a mapping from labels",
     )  # fmt: skip
     assert try_index(WEIGHED, weighed(5), weighed(5, **other)).errors == [None] * 2
+    unnamed = {**weighed(length={0: 3, 1: 4}), "trajectory": None}
+    index_refused(
+        WEIGHED, {**weighed(), "trajectory": None}, unnamed,
+        what=("rank 1", "attribute 'length' is a mapping from rows by their numbers, which no rank knows"),
+        required="one number per row of this rank: [2]", remedy="trajectory=keys",
+    )  # fmt: skip
 
 
 def test_labels_of_another_kind():
