@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from hierarchies.drifted import drifted
@@ -17,8 +18,10 @@ from oracles.backends_here import Backend, Case, case, holds_gate, holds_trainin
 from ptx.device import Device, Edit
 from ptx.emit import Emitter
 from ptx.fault import Fault
-from support import compiled, operator, packed, spec
+from spreading import part, whole_rows
+from support import Batch, compiled, operator, packed, spec
 from thorough import ALL
+from thread_ranks import ThreadGroup, on_ranks
 
 from fibration import Hierarchy
 from fibration.language.loading import shipped
@@ -80,7 +83,7 @@ def test_every_regime_is_met():
 
 PROGRAMS = ("objective", "evaluate", "gate")  # the last with its adjoint and the levels
 SOME = [
-    ("fiberpo_domain", "objective", "padded", F32),
+    ("fiberpo_domain", "objective", "packed", F32),
     ("fiberpo_modal", "objective", "packed", F64),
     ("fiberpo", "gate", "padded", BF16),
     ("ppo", "evaluate", "packed", BF16),
@@ -103,6 +106,48 @@ def test_programs_as_they_run_on_a_gpu(emitter, name, program, kind, dtype):
         scheduled(emitter, lambda backend: holds_training(backend, given, kind, metrics=program == "evaluate"))
 
 
+# ---------------------------------------------------------------- a batch that is spread over ranks
+
+
+def trained(op: Operator, batch: Batch, metrics: bool, **group: object) -> tuple[np.ndarray, str]:
+    """Coefficients, and what is the whole batch's."""
+    layout = packed(op, batch, **group)
+    now, old, advantages = (layout.tensor(v, F32) for v in (batch.x, 0 * batch.x, batch.advantages))
+    found = op.coefficients(now, old, advantages, layout.index, batch.parameters, metrics=metrics)
+    return layout.read(found.values), repr((float(found.objective), {k: float(v) for k, v in found.metrics.items()}))
+
+
+SPREAD = [("fiberpo_domain", False), ("fiberpo_domain", True), ("fiberpo_modal", False), ("fiberpo_crossed", False)]
+
+
+@pytest.mark.parametrize(("name", "cut"), SPREAD if ALL else SPREAD[:1])
+def test_kernels_between_collectives(emitter, name, cut):
+    """What one process gives, in bits; where rows are cut, but for roundings (half a unit of a few float32 operations)."""
+    batch = drifted() if name == "fiberpo_domain" else batch_for(spec(name), shipped().index(name))
+    halves = [
+        [(r, 0, n // 2) for r, n in enumerate(batch.lengths)],
+        [(r, n // 2, n) for r, n in enumerate(batch.lengths)],
+    ]
+    parts = [part(batch, pieces) for pieces in (halves if cut else whole_rows(batch, len(batch.lengths) // 3))]
+    device = Device(emitter)
+    with device.used():
+        op = operator.__wrapped__(spec(name), "triton")
+        wanted, whole = trained(op, batch, metrics=ALL)
+        kernels = {kernel for kernel, _ in device.executed}
+
+        def work(group: ThreadGroup) -> tuple[np.ndarray, str]:
+            mine = parts[group.rank]
+            keys = {"trajectory": list(mine.rows)} if cut else {}
+            return trained(op, mine.batch, metrics=ALL, group=group, **keys)
+
+        found = on_ranks(2, work)
+    assert len({kernel for kernel, _ in device.executed} - kernels) > 1
+    assert found[0][1] == found[1][1] and (cut or found[0][1] == whole)
+    for mine, (values, _) in zip(parts, found, strict=True):
+        bound = 1e-6 * np.abs(wanted).max() if cut else 0.0
+        assert np.abs(values - wanted[mine.places]).max() <= bound
+
+
 # ---------------------------------------------------------------- planted mistakes
 
 
@@ -111,7 +156,7 @@ def objective(emitter: Emitter, edit: Edit) -> None:
     given = drawn("fiberpo_domain", F32)
     with Device(emitter, edit=edit).used():
         backend = OnDevice()
-        layout = given.layout(backend, "padded")
+        layout = given.layout(backend, "packed")
         backend.operator(given.hierarchy).coefficients(*given.tensors(layout), layout.index, metrics=False)
 
 
