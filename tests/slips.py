@@ -966,7 +966,7 @@ RUNTIME = (
     ),
     slip(
         "parameters may differ between ranks", "test_calls",
-        "                said |= in_words(self.hierarchy, declared, index, parameters)\n", "",
+        "                said |= in_words(self.hierarchy, declared, index, ranks, parameters)\n", "",
     ),
     slip(
         "the rank whose value is not finite raises alone", "test_calls",

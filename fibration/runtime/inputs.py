@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fibration.compiler.ir import Input, Matrix, Program
+from fibration.compiler.ir import BATCH, Input, Matrix, Program
 from fibration.compiler.plan import Collective
 from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
@@ -86,10 +86,11 @@ def check_tokens(hierarchy: Hierarchy, index: Index, **tensors: Tensor) -> None:
 
 
 def in_words(
-    hierarchy: Hierarchy, declared: Program, index: Index, parameters: Mapping[str, Any] | None
+    hierarchy: Hierarchy, declared: Program, index: Index, ranks: Ranks, parameters: Mapping[str, Any] | None
 ) -> dict[str, str]:
     """What has to be equal on all ranks of a call: parameters, and what is coarser than tokens."""
-    said = {"the index": ", ".join(f"{n} {s}" for s, n in index.size.items() if s not in index.leaves)}
+    sizes = ", ".join(f"{n} {s}" for s, n in index.size.items() if s not in (*index.leaves, BATCH))
+    said = {"the index": f"{sizes} (structure {ranks.structure})"}
     for node, numbers in parameter_values(hierarchy, declared, index, parameters or {}).items():
         name, channel = node.key
         said[f"parameter '{name}'" + f" of channel '{channel}'" * bool(channel)] = ", ".join(map(repr, numbers))

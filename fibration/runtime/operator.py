@@ -244,7 +244,7 @@ class Operator:
                 self._run.collectives(program, ranks.cut)  # makes them, which may fail
                 rows = advantages_of_rows(batch, index) if ranks.cut and batch.advantage is not None else None
                 said |= {"the backend": self.backend, "the dtype of results": str(dtype)}
-                said |= in_words(self.hierarchy, declared, index, parameters)
+                said |= in_words(self.hierarchy, declared, index, ranks, parameters)
         if ranks is not None and rows is not None:
             batch = agree_on_rows(batch, index, ranks, rows)
         outputs = self._evaluate(program, batch, ranks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,7 @@ def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> 
         below = whole.numbers[edge[1]][group.rank]
         edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
     labels = {s: whole.labels[s] for s in local.labels}
-    ranks = Ranks(group, whole.cut, sum(whole.tokens.values()), _held(whole, move), labels)
+    ranks = Ranks(group, whole.cut, sum(whole.tokens.values()), _held(whole, move), labels, _structure(whole))
     part = {f.name: getattr(local, f.name) for f in fields(Index) if f.name not in ("ranks", "_cache")}
     part |= {
         "edges": edges,
@@ -225,6 +226,17 @@ def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> 
         sums=whole.sums,
         inside=inside,
     )
+
+
+def _structure(whole: Whole) -> str:
+    """Equal on all ranks of one index, and different for most others."""
+    known: dict[tuple[str, ...], Codes] = {**whole.parents}
+    known |= {("count", *edge): n for edge, n in whole.counts.items()}
+    known |= {(s, str(rank)): n for s, numbers in whole.numbers.items() for rank, n in enumerate(numbers)}
+    found = blake2b(digest_size=8)
+    for what, numbers in known.items():
+        found.update(f"{what} {len(numbers)}".encode() + np.ascontiguousarray(numbers, np.int64).tobytes())
+    return found.hexdigest()
 
 
 def _held(whole: Whole, move: Callable[[Codes], Tensor]) -> dict[str, Held]:

@@ -62,9 +62,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that a batch is spread over. `held` is by stratum, of those coarser than the leaves but for the batch.
+    """The ranks that a batch is spread over. `held` is by stratum, of all that are coarser than the leaves.
 
-    `labels` are of the elements of labelled strata, for words.
+    `labels` are of the elements of labelled strata, for words. `structure` is a digest of what lies over what and who
+    has it: an index of the same structure gives the same numbers.
     """
 
     group: Ranked
@@ -72,6 +73,7 @@ class Ranks:
     tokens: int  # unmasked ones, on all ranks
     held: Mapping[str, Held]
     labels: Mapping[str, Sequence[Hashable]]
+    structure: str = ""
     _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # since the call began
 
     def collect(self, stage: Collective, values: Mapping[Node, Tensor]) -> dict[Node, Tensor]:

@@ -283,13 +283,16 @@ class TestErrors:
         for error in raised(each(call)):
             check(error, RanksError, what="the dtype of results differs", found="float32 on rank 1")
 
-    def test_indices_that_differ(self):
+    @pytest.mark.parametrize("other", [[(0, 1), (), (2,)], [(0, 1), (), (2, 0)], [(1, 0), (), (2, 3)]])
+    def test_indices_that_differ(self, other):
+        """In how many elements they have, in who lies over whom, or in which of them are longer."""
+
         def work(group):
-            long, short = (part(FIBERPO, group, SPLIT[group.rank][:n]) for n in (2, 1))
-            coefficients(FIBERPO, short if group.rank == 0 else long)
+            indices = [part(FIBERPO, group, split[group.rank]) for split in (SPLIT, other)]
+            coefficients(FIBERPO, indices[group.rank == 0])
 
         for error in raised(try_on_ranks(3, work)):
-            check(error, RanksError, what="the index differs", found="2 trajectory")
+            check(error, RanksError, what="the index differs", found=("2 domain", "on ranks 1 and 2"))
 
     def test_a_rank_that_runs_out_of_memory_in_the_middle(self, monkeypatch):
         import fibration.runtime.ranks.collect as module

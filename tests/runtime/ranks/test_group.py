@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from datetime import timedelta
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from support import check, refuses
 from thread_ranks import Hang, on_ranks, try_on_ranks
 
 from fibration import RanksError
-from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group, is_group
 
 
@@ -144,7 +142,6 @@ import torch.distributed
 torch.distributed.is_available = lambda: False
 for name in ("ProcessGroup", "DeviceMesh", "GroupMember", "init_device_mesh"):
     delattr(torch.distributed, name)
-from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group, is_group
 class One:
     rank, size = 0, 1
@@ -152,35 +149,3 @@ class One:
 assert is_group(One()) and not is_group("a") and as_group(One()).all_gather_object(2, "two") == [2]
 """
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-LEFT = """
-import os, sys
-import torch.distributed as dist
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=1, world_size=2)
-if sys.argv[2] == "ends":
-    os._exit(0)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("how", ["ends", "never calls"])
-def test_processes_do_not_wait_for_ever(how, tmp_path):
-    """For one that ends, or until the time that the group has set."""
-    with subprocess.Popen([sys.executable, "-c", LEFT, tmp_path / "store", how], stdin=subprocess.PIPE) as other:
-        dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 2), rank=0, world_size=2)
-        if how == "ends":
-            other.wait()
-        else:  # not before: to find each other takes processes as long as it does
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), dist.group.WORLD)
-        with pytest.raises(RanksError) as caught, agreed(as_group(dist.group.WORLD), "op.index"):
-            pass
-        other.stdin.close()
-    dist.destroy_process_group()
-    check(
-        caught,
-        RanksError,
-        what="op.index: rank 0 could not gather from the 2 ranks",
-        found="",
-        remedy="the group has its own timeout",
-    )
