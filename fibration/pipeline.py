@@ -86,7 +86,10 @@ def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
         return emit(hierarchy, backend, programs(hierarchy))
 
     key = fingerprint(hierarchy)
-    artifact = ARTIFACTS.get(f"{backend} {key}", make) if key else make()
+    return _printed(ARTIFACTS.get(f"{backend} {key}", make) if key else make())
+
+
+def _printed(artifact: Artifact) -> Artifact:
     if os.environ.get("FIBRATION_PRINT") == "1":
         print(artifact.source, file=sys.stderr)
     return artifact
@@ -224,7 +227,7 @@ class _Loaded:
         with self._lock:
             if cut not in self._spread:
                 a = self.artifact
-                made = emit(a.hierarchy, a.backend, a.programs, spread_of(a.hierarchy, cut))
+                made = _printed(emit(a.hierarchy, a.backend, a.programs, spread_of(a.hierarchy, cut)))
                 self._spread[cut] = made, _run(made)
         return self._spread[cut]
 
