@@ -770,6 +770,19 @@ RUNTIME = (
         "per_token and isinstance(label, Number) and label != abs(label)", "per_token and isinstance(label, int) and label < 0",
     ),
     slip(
+        "an index has a number per token though rows are labelled", "token_sized",
+        "spans, of_rows = self.spans[leaf], self.of_rows(leaf, segments)", "spans, of_rows = self.spans[leaf], None",
+    ),
+    slip(
+        "where tokens lie is a number for each", "token_sized",
+        "edges = np.flatnonzero(np.diff(keep, prepend=False, append=False))",
+        "edges = np.flatnonzero(np.diff(keep.astype(int), prepend=0, append=0))",
+    ),
+    slip(
+        "an advantage per trajectory is the least of its tokens'", "bad_input test_index_quiver hard_inputs",
+        "torch.where(low == high, low, torch.nan).double()", "low.double()",
+    ),
+    slip(
         "rows without tokens are elements", "hard_inputs test_operator runtime/test_index.py",
         "self.row_numbers = np.flatnonzero(np.diff(before))", "self.row_numbers = np.arange(len(before) - 1)",
     ),

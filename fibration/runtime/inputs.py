@@ -196,19 +196,36 @@ def _advantage_at(stratum: str, index: Index, advantages: Tensor, per_row: bool)
     if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
         result = advantages[index.row_tensor()].double()
     else:
-        tokens, parent = _tokens_over(index, stratum)
-        values = _token_advantages(index, advantages, per_row)
-        values = values if tokens is None else values[tokens]
+        elements, *parts = map(_joined, zip(*_parts(stratum, index, advantages, per_row), strict=True))
         low, high = (
-            torch.zeros(index.size[stratum], dtype=torch.float64, device=index.device).scatter_reduce_(
-                0, parent, values, reduce, include_self=False
-            )
-            for reduce in ("amin", "amax")
+            advantages.new_zeros(index.size[stratum]).scatter_reduce_(0, elements, part, reduce, include_self=False)
+            for part, reduce in zip(parts, ("amin", "amax"), strict=True)
         )
-        result = torch.where(low == high, low, torch.nan)
+        result = torch.where(low == high, low, torch.nan).double()
     if devices.may_look(index.device) and not bool(torch.isfinite(result).all()):
         _refuse_advantages(stratum, index, advantages, per_row)
     return result
+
+
+def _parts(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Elements of `stratum`, each once or more, and the least and the greatest advantage of a part of its tokens."""
+    if per_row:
+        of_row = advantages[index.row_tensor()]
+        return [(elements, of_row[rows], of_row[rows]) for elements, rows in index.over_rows(stratum)]
+    found, flat = [], advantages.reshape(-1)
+    for leaf in index.leaves_over(stratum):
+        elements, bounds = index.pieces(stratum, leaf)
+        if not len(elements):
+            found.append((elements, flat[:0], flat[:0]))
+            continue
+        # every other segment is what lies between two pieces
+        low, high = (torch.segment_reduce(flat, r, offsets=bounds, unsafe=True)[::2] for r in ("min", "max"))
+        found.append((elements, low, high))
+    return found
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _refuse_advantages(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> NoReturn:

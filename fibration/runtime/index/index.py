@@ -256,15 +256,27 @@ class Index:
                     f"a layout of '{self.hierarchy.name}' without a leaf", required=self._leaf_words
                 )
             return self.layout(segments, self.leaves[0])
+        segment, starts, before = self._pieces(segments, leaf)
+        return lay_out(segment, self.size[segments], starts, before, self.device)
+
+    @once
+    def pieces(self, segments: str, leaf: str) -> tuple[Tensor, Tensor]:
+        """Tokens of `leaf` that lie next to each other, over one element of `segments`, together.
+
+        That element: int64 [pieces]; and where each begins and ends in the flattened shape: int64 [2·pieces].
+        """
+        segment, starts, before = self._pieces(segments, leaf)
+        return self._move(segment), self._move(np.stack([starts, starts + np.diff(before)], axis=1).reshape(-1))
+
+    def _pieces(self, segments: str, leaf: str) -> tuple[Codes, Codes, Codes]:
         spans, of_rows = self.spans[leaf], self.of_rows(leaf, segments)
         if of_rows is None:
             parent = self.parent(leaf, segments).cpu().numpy()
             starts, before = spans.pieces(np.flatnonzero(parent[1:] != parent[:-1]) + 1)
-            segment = parent[before[:-1]]
-        else:
-            starts, before = spans.pieces(spans.before)
-            segment = of_rows.cpu().numpy()[np.searchsorted(spans.before, before[:-1], side="right") - 1]
-        return lay_out(segment, self.size[segments], starts, before, self.device)
+            return parent[before[:-1]], starts, before
+        starts, before = spans.pieces(spans.before)
+        row = np.searchsorted(spans.before, before[:-1], side="right") - 1
+        return of_rows.cpu().numpy()[row], starts, before
 
     @once
     def matrix(self, into: str, of: str) -> Tensor:
@@ -316,6 +328,7 @@ class Index:
             row[parent] = rows
         return row if all(bool((row[parent] == rows).all()) for parent, rows in under) else None
 
+    @once
     def over_rows(self, segments: str) -> list[tuple[Tensor, Tensor]]:
         """Elements of `segments`, and the non-empty row in which each has tokens: a pair of int64 tensors per leaf."""
         under = []
