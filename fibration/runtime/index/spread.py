@@ -230,7 +230,7 @@ def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> 
 
 def _structure(whole: Whole) -> str:
     """Equal on all ranks of one index, and different for most others."""
-    known: dict[tuple[str, ...], Codes] = {**whole.parents}
+    known: dict[tuple[str, ...], Codes] = {("parent", *edge): n for edge, n in whole.parents.items()}
     known |= {("count", *edge): n for edge, n in whole.counts.items()}
     known |= {(s, str(rank)): n for s, numbers in whole.numbers.items() for rank, n in enumerate(numbers)}
     found = blake2b(digest_size=8)
