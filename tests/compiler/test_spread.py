@@ -30,11 +30,11 @@ from fibration.pipeline import spread_of
 
 CHAINS = ("fiberpo", "fiberpo_domain", "fiberpo_turns")
 ONE_LEVEL = ("cispo", "dapo", "dr_grpo", "grpo", "sapo", "truly_ppo")  # as ppo is
-QUIVERS = [f"quiver {seed}" for seed in some(range(COUNT), 11, 1)]
+QUIVERS = [f"quiver {seed}" for seed in some(range(COUNT), 18, 1)]
 NAMES = [
     *(n for n in shipped() if ALL or n not in ONE_LEVEL),
     *QUIVERS,
-    *(f"random {s}" for s in some(range(16), 6, 2)),
+    *(f"random {s}" for s in some(range(16), 8, 2)),
 ]
 
 
