@@ -329,7 +329,7 @@ class Index:
         return row if all(bool((row[parent] == rows).all()) for parent, rows in under) else None
 
     @once
-    def over_rows(self, segments: str) -> list[tuple[Tensor, Tensor]]:
+    def over_rows(self, segments: str) -> tuple[tuple[Tensor, Tensor], ...]:
         """Elements of `segments`, and the non-empty row in which each has tokens: a pair of int64 tensors per leaf."""
         under = []
         for leaf in self.leaves_over(segments):
@@ -338,7 +338,7 @@ class Index:
                 under.append((self.parent(leaf, segments), self.rows_of_tokens(leaf)))
             else:
                 under.append((of_rows, self._move(self.spans[leaf].rows)))
-        return under
+        return tuple(under)
 
     def keep(self, key: str, value: object) -> None:
         """Let `value` live as long as this index."""
