@@ -53,6 +53,7 @@ class Device:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Operators that are made meanwhile run here, meanwhile."""
+        load.interpreted()  # says what lacks, where Triton does
         made, empty = load.import_from_cache, torch.empty
 
         def module(name: str, source: str) -> ModuleType:

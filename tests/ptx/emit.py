@@ -70,7 +70,7 @@ class Emitter:
             self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
         assert self.process.stdin and self.process.stdout
         print(request, file=self.process.stdin, flush=True)
-        answer = json.loads(self.process.stdout.readline())
+        answer = json.loads(self.process.stdout.readline() or '{"error": "the compiler died"}')
         if "error" in answer:
             raise RuntimeError(f"{request} does not compile: {answer['error']}")
         return answer["ptx"], answer["shared"]

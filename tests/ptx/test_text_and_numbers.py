@@ -1,0 +1,119 @@
+"""What the emulator makes of PTX's text, and of opcodes that compute."""
+
+import numpy as np
+import pytest
+
+from ptx.by_hand import KERNEL, run
+from ptx.fault import Fault
+from ptx.opcodes import OPCODES, bits, read
+from ptx.parse import Address, Constant, Group, Register, parse
+
+
+def test_what_is_parsed():
+    kernel = parse(KERNEL.format(body="$L_1:\n\t@!%p1 mov.b64 \t{_, %r3}, %rd5;\n\t@%p1 bra \t$L_1;", threads=96))
+    assert (kernel.name, kernel.target, kernel.threads) == ("kernel", "sm_90a", 96)
+    assert list(kernel.parameters.items()) == [
+        ("kernel_param_0", "u64"),
+        ("kernel_param_1", "u32"),
+        ("kernel_param_2", "u64"),
+    ]
+    assert kernel.widths == {"%p": 1, "%rs": 16, "%r": 32, "%rd": 64}
+    load, *_, move, branch, end = kernel.instructions
+    assert load.opcode == "ld.param.b64" and load.guard is None
+    assert load.operands[0] == Register("%rd1") and isinstance(load.operands[1], Address)
+    assert move.guard == ("%p1", False) and move.operands[0] == Group((Register("_"), Register("%r3")))
+    assert kernel.instructions[kernel.labels["$L_1"]] is move
+    assert branch.guard == ("%p1", True) and end.opcode == "ret"
+
+
+def test_inline_assembly_has_registers_of_its_own():
+    body = "mov.b64 %rd5, 0d3FF0000000000000;\n\t{ .reg .b32 tmp; mov.b64 {tmp, %r3}, %rd5; }\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };"
+    assert (run(body)[:64] == 0x3FF00000).all()
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"), [("0f3F800000", 0x3F800000), ("0x10", 16), ("-1", -1), ("0d0000000000000001", 1)]
+)
+def test_constants(word, wanted):
+    (move,) = [
+        i for i in parse(KERNEL.format(body=f"mov.b64 %rd9, {word};", threads=32)).instructions if i.opcode == "mov.b64"
+    ]
+    assert move.operands[1] == Constant(wanted)
+
+
+NAN = float("nan")
+COMPUTED = [
+    ("fma.rn.f32", (1 + 2.0**-23, 1 - 2.0**-23, -1.0), -(2.0**-46)),  # one rounding
+    ("fma.rn.f64", (1 + 2.0**-31, 1 - 2.0**-31, -1.0), -(2.0**-62)),
+    ("setp.ge.f32", (NAN, 1.0), False),
+    ("setp.geu.f32", (NAN, 1.0), True),
+    ("setp.geu.f32", (0.0, 1.0), False),
+    ("setp.ne.f64", (NAN, NAN), False),
+    ("setp.neu.f64", (NAN, NAN), True),
+    ("setp.num.bf16", (NAN, 0.0), False),
+    ("setp.lt.s32", (-1, 0), True),
+    ("setp.lt.u32", (2**32 - 1, 0), False),
+    ("max.f64", (NAN, 1.0), 1.0),
+    ("min.s64", (-5, 3), -5),
+    ("abs.ftz.f32", (-1e-40,), 0.0),
+    ("cvt.rn.bf16.f32", (1 + 2.0**-8,), 1.0),  # ties to even
+    ("cvt.rn.bf16.f32", (1 + 3 * 2.0**-8,), 1 + 2.0**-6),
+    ("cvt.rn.bf16.f32", (3e38,), 3.0042e38),
+    ("cvt.f64.bf16", (-1.5,), -1.5),
+    ("cvt.rn.f32.f64", (1 + 2.0**-25,), 1.0),
+    ("cvt.rzi.s32.f32", (-1.9,), -1),
+    ("cvt.rzi.s32.f32", (3e9,), 2**31 - 1),
+    ("cvt.rzi.s64.f64", (NAN,), 0),
+    ("cvt.rmi.f64.f64", (-0.5,), -1.0),
+    ("cvt.s64.s32", (-2,), -2),
+    ("cvt.u64.u32", (2**32 - 2,), 2**32 - 2),
+    ("cvt.u32.u64", (2**33 + 5,), 5),
+    ("mul.wide.s32", (-3, 2**31 - 1), -3 * (2**31 - 1)),
+    ("mad.wide.u32", (2**32 - 1, 8, 1), 8 * (2**32 - 1) + 1),
+    ("mul.lo.s64", (2**62, 4), 0),
+    ("shl.b64", (1, 64), 0),
+    ("shl.b32", (3, 31), 2**31),
+    ("shr.s32", (-8, 1), -4),
+    ("shr.u32", (2**31, 31), 1),
+    ("shr.s32", (-8, 99), -1),
+    ("bfe.u32", (0b110100, 2, 3), 0b101),
+    ("ex2.approx.f32", (-3.0,), 0.125),
+    ("lg2.approx.f32", (8.0,), 3.0),
+    ("div.rn.f64", (1.0, 3.0), 1 / 3),
+    ("selp.f32", (1.0, 2.0, False), 2.0),
+    ("xor.pred", (True, True), False),
+]
+
+
+def real(kind, number):
+    return bits(np.array([number], {"f64": np.float64}.get(kind, np.float32)), kind)
+
+
+@pytest.mark.parametrize(("name", "given", "wanted"), COMPUTED)
+@np.errstate(all="ignore")
+def test_what_opcodes_compute(name, given, wanted):
+    opcode = OPCODES[name]
+
+    def held(number, kind):
+        return real(kind, number) if "f" in kind else bits(np.array([number]), kind)
+
+    made = opcode.compute(*(read(held(x, k), k) for x, k in zip(given, opcode.reads, strict=True)))
+    found = read(bits(made, opcode.writes), opcode.writes)[0]
+    assert found == (pytest.approx(wanted, rel=1e-4) if wanted == 3.0042e38 else wanted)
+
+
+def test_a_reciprocal_that_code_has_to_refine():
+    half = OPCODES["rcp.approx.ftz.f64"].compute(np.array([3.0]))
+    assert half[0] == pytest.approx(1 / 3, rel=2.0**-19) and half[0] != 1 / 3
+    assert half.view(np.uint64)[0] & 0xFFFFFFFF == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["prmt.b32 %r3, %r1, %r2, 1;", "ld.global.nc.b32 %r3, [ %rd3 + 0 ];", "fence.acq_rel.gpu;", "add.f16 %rs1, %rs2, %rs3;",
+     "atom.global.cta.acq_rel.add.u32 %r3, [ %rd1 + 0 ], 1;", "ld.volatile.global.b32 %r3, [ %rd3 + 0 ];"],
+)  # fmt: skip
+def test_what_is_not_known_is_named(body):
+    opcode = body.split()[0].rstrip(";")
+    with pytest.raises(Fault, match=f"the opcode {opcode} is not known"):
+        run(body)
