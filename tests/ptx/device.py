@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -35,19 +35,23 @@ class Fresh:
     written: np.ndarray
 
 
+class Launch(NamedTuple):
+    """A kernel of the module in a file; how often it executed each opcode, and a digest of what it left in fresh memory."""
+
+    path: str
+    kernel: str
+    executed: Counter[str]
+    left: str
+
+
 @dataclass
 class Device:
-    """Where the kernels of a test run, each after an `edit` of its PTX.
-
-    `executed` says how often each launch has executed each opcode, by the kernel's name; `left` what it has left in memory
-    that was fresh, in a word.
-    """
+    """Where the kernels of a test run, each after an `edit` of its PTX."""
 
     emitter: Emitter
     seed: int = 0
     edit: Edit = str
-    executed: list[tuple[str, Counter[str]]] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     fresh: dict[int, Fresh] = field(default_factory=dict)
 
     @contextmanager
@@ -102,9 +106,7 @@ class Device:
             for a in arguments
             if a is not None
         ]
-        self.executed.append(
-            (kernel.__name__, launch(parse(self.edit(text)), blocks, given, memory, shared, self.seed))
-        )
+        executed = launch(parse(self.edit(text)), blocks, given, memory, shared, self.seed)
         left = hashlib.sha256()
         for address, storage in storages.items():
             content = _bytes(storage)
@@ -113,7 +115,7 @@ class Device:
             if address in self.fresh:
                 self.fresh[address].content, self.fresh[address].written = content.copy(), memory.written[here].copy()
                 left.update(content)
-        self.left.append(left.hexdigest())
+        self.launches.append(Launch(path, kernel.__name__, executed, left.hexdigest()))
 
     def _written(self, address: int, content: Bytes) -> np.ndarray:
         """Which bytes somebody has written: kernels, or torch, which leaves what it has not changed."""
