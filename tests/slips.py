@@ -978,6 +978,18 @@ RUNTIME = (
         "share = result.objective / -index.gradient_scale", "share = -result.objective",
     ),
     slip(
+        "a rank's gradient is scaled as that of one process", "ranks/test_training",
+        "return self.group.size if self.group else 1", "return 1",
+    ),
+    slip(
+        "names of rows are per token where there are as many", "test_index_quiver",
+        "return stratum != self.h.rows and not self.h.shape.is_chain", "return not self.h.shape.is_chain",
+    ),
+    slip(
+        "rows without keys have the numbers of their rank", "test_bad_spread_index",
+        "if self.spread and stratum == self.rows and not self.keyed:", "if False:",
+    ),
+    slip(
         "parameters may differ between ranks", "test_calls",
         "                said |= in_words(self.hierarchy, declared, index, ranks, parameters)\n", "",
     ),

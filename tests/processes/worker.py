@@ -17,15 +17,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import support
 import torch
 import torch.distributed as dist
 import training
+from thorough import ALL
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from training import budgets, distance, every_regime, example, gradients, off_policy, operator, policy, wanted
 
-from fibration import FibrationError, load
-from fibration import compile as compiled
+from fibration import FibrationError, token_mean
+
+DTYPES = (torch.float64, torch.float32) if ALL else (torch.float64,)
 
 
 def ddp(model: Any) -> Any:
@@ -40,7 +43,7 @@ def distances() -> dict[str, float]:
     """How far the gradients are that the examples leave, in all their micro-batches together, before any clipping."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     found = {}
-    for dtype in (torch.float64, torch.float32):
+    for dtype in DTYPES:
         batch = off_policy(dtype)[1]
         shares = {"": batch.split(ranks), ", rank 0 has nothing": [batch.take([]), *batch.split(max(ranks - 1, 1))]}
         if ranks == 1:
@@ -57,9 +60,9 @@ def distances() -> dict[str, float]:
 
 
 def printed() -> dict[str, str]:
-    """What the examples print as they stand."""
+    """What the examples print as they stand; one of them on every rank for itself."""
     found = {}
-    for name in ("ddp", "fsdp2"):
+    for name in ("micro_batches", "ddp", "fsdp2"):
         with contextlib.redirect_stdout(io.StringIO()) as out:
             example(name).main()
         found[name] = out.getvalue()
@@ -68,7 +71,7 @@ def printed() -> dict[str, str]:
 
 def twins() -> dict[str, Any]:
     """Twenty updates of one process beside the same on all ranks."""
-    return {str(dtype): vars(example("twins").train(dtype=dtype)) for dtype in (torch.float64, torch.float32)}
+    return {str(dtype): vars(example("twins").train(dtype=dtype)) for dtype in DTYPES}
 
 
 def errors() -> dict[str, str]:
@@ -87,6 +90,7 @@ def errors() -> dict[str, str]:
         given = {"now": now, "parameters": budgets(torch.float64), "at": index(), **changed}
         return op.coefficients(given["now"], mine.old_log_probs, mine.advantages, given["at"], given["parameters"])
 
+    changed = op.hierarchy.replace(objective=token_mean())
     nan = now.clone()
     nan[1] = float("nan")
     calls: dict[str, Callable[[], Any]] = {
@@ -94,7 +98,7 @@ def errors() -> dict[str, str]:
         "a label too few": lambda: index(domain=mine.domain[1:] if other else mine.domain),
         "a label without a stable hash": lambda: index(domain=[object()] * len(mine.domain) if other else mine.domain),
         "a group over two domains": lambda: index(domain=["elsewhere"] * len(mine.domain) if other else mine.domain),
-        "another hierarchy": lambda: index(compiled(load("fiberpo"), backend="c") if other else None),
+        "another hierarchy": lambda: index(support.operator(changed, "c") if other else None),
         "NaN": lambda: coefficients(now=nan if other else now),
         "other parameters": lambda: coefficients(parameters={"epsilon": 0.01 * (1 + other)}),
         "a parameter out of bounds": lambda: coefficients(parameters={"epsilon": -1.0} if other else {}),
