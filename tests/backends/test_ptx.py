@@ -49,7 +49,7 @@ class OnDevice(Backend):
         return self.made[hierarchy]
 
 
-def scheduled(emitter: Emitter, check: Callable[[Backend], None], seeds: int = 2) -> list[Device]:
+def scheduled(emitter: Emitter, check: Callable[[Backend], None], seeds: int = 2) -> None:
     """`check` on a device per schedule: all leave the same bits behind, in results and workspaces."""
     devices = []
     for seed in range(seeds):
@@ -58,7 +58,6 @@ def scheduled(emitter: Emitter, check: Callable[[Backend], None], seeds: int = 2
             check(OnDevice())
     launches = [[(each.kernel, each.left) for each in device.launches] for device in devices]
     assert launches[0] and all(one == launches[0] for one in launches)
-    return devices
 
 
 # ---------------------------------------------------------------- every program

@@ -52,13 +52,18 @@ class Block:
         self.executed: Counter[str] = Counter()
 
     def run(self) -> Iterator[None]:
-        at = 0
+        at, here = 0, self.everyone
+        elsewhere: dict[int, Mask] = {}  # where threads are that have branched differently: those behind go on first
         while True:
+            if elsewhere and min(elsewhere) <= at:
+                elsewhere[at] = elsewhere.get(at, False) | here
+                at = min(elsewhere)
+                here = elsewhere.pop(at)
             instruction = self.kernel.instructions[at]
             at += 1
             opcode = instruction.opcode
             self.executed[opcode] += 1
-            active = self.active(instruction)
+            active = self.active(instruction, here)
             try:
                 if opcode in OPCODES:
                     self.compute(instruction, active)
@@ -66,8 +71,12 @@ class Block:
                     self.together(active, "returns")
                     return
                 elif opcode in ("bra", "bra.uni"):
-                    if self.branches(active):
-                        at = self.kernel.labels[_name(instruction.operands[0])]
+                    target = self.kernel.labels[_name(instruction.operands[0])]
+                    if active.any() and (stay := here & ~active).any():
+                        elsewhere[target] = elsewhere.get(target, False) | active
+                        here = stay
+                    elif active.any():
+                        at = target
                 elif opcode == "bar.sync":
                     self.together(active, "waits")
                     yield
@@ -156,20 +165,15 @@ class Block:
 
     # ------------------------------------------------------------ control
 
-    def active(self, instruction: Instruction) -> Mask:
+    def active(self, instruction: Instruction, here: Mask) -> Mask:
         if instruction.guard is None:
-            return self.everyone
+            return here
         name, wanted = instruction.guard
-        return self.number(Register(name), "pred") == wanted
+        return (self.number(Register(name), "pred") == wanted) & here
 
     def together(self, active: Mask, what: str) -> None:
         if not active.all():
             raise Fault(f"a part of the block {what}")
-
-    def branches(self, active: Mask) -> bool:
-        if active.any() and not active.all():
-            raise Fault("threads of one block branch differently")
-        return bool(active.all())
 
     # ------------------------------------------------------------ memory
 

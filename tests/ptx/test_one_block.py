@@ -21,6 +21,30 @@ def test_a_loop():
     assert run(LOOP)[:64].tolist() == [5 * i for i in range(64)]
 
 
+PARTED = """
+	mov.b32 	%r4, 0;
+	and.b32 	%r3, %r1, 3;
+	setp.eq.b32 	%p2, %r3, 0;
+	@%p2 bra 	$L_none;
+$L_loop:
+	add.s32 	%r4, %r4, 10;
+	sub.s32 	%r3, %r3, 1;
+	setp.ne.b32 	%p2, %r3, 0;
+	@%p2 bra 	$L_loop;
+	bra.uni 	$L_end;
+$L_none:
+	mov.b32 	%r4, 7;
+$L_end:
+	bar.sync 	0;
+	st.global.b32 [ %rd3 + 0 ], { %r4 };
+"""
+
+
+def test_threads_that_branch_differently_meet_again():
+    """A branch and a loop, of which each thread takes its own way; all wait for each other then."""
+    assert run(PARTED)[:64].tolist() == [7, 10, 20, 30] * 16
+
+
 def test_a_shuffle_stays_in_its_warp():
     found = run("shfl.sync.bfly.b32 \t%r3, %r1, 16, 31, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
     assert found[:64].tolist() == [i ^ 16 for i in range(64)]
@@ -38,7 +62,7 @@ def test_too_many_arguments():
 
 MISTAKEN = {
     "reads %r7, which holds nothing": "add.s32 \t%r3, %r7, 1;",
-    "threads of one block branch differently": "@%p1 bra \t$L_end;\n$L_end:",
+    "a part of the block shuffles": "@%p1 bra \t$L_end;\n\tshfl.sync.bfly.b32 %r3, %r1, 1, 31, -1;\n$L_end:",
     "a part of the block waits": "@%p1 bar.sync \t0;",
     "a part of the block returns": "@%p1 ret;",
     "is read as u64": "add.s64 \t%rd5, %rd1, %r1;",
