@@ -179,6 +179,27 @@ def test_elements_are_numbered_by_their_labels_where_rows_have_keys():
     assert labels([rows[4:], rows[:4]], False)["domain"] == ("domain 1", "domain 2", "domain 0")
 
 
+@pytest.mark.parametrize(
+    ("keys", "cut"), [(["ab", "c"], False), (["aa", "b"], True), (["ab", "cb"], True), (["", "aba"], True)]
+)
+def test_rows_are_cut_where_one_has_several_pieces(keys, cut):
+    h = hierarchy("token -> trajectory", "trajectory -> batch")
+    op = Operator(h, Report(h, ()), "none", "", {}, None)
+
+    def work(group):
+        mine = list(keys[group.rank])
+        return op.index(offsets=range(0, 2 * len(mine) + 1, 2), trajectory=mine, group=group)
+
+    for rank, found in enumerate(on_ranks(2, work)):
+        assert found.ranks.cut == cut
+        assert found.labels["trajectory"] != () and set(found.labels["trajectory"]) == set("".join(keys))
+        counted = {key: 2.0 * "".join(keys).count(key) for key in found.labels["trajectory"]}
+        assert found.count("token", "trajectory").tolist() == list(counted.values())
+        rows = found.rows_of("trajectory").tolist()
+        for key, row in zip(found.labels["trajectory"], rows, strict=True):
+            assert keys[rank][row] == key if key in keys[rank] else row == -1
+
+
 KINDS = st.sampled_from(["packed", "padded"])
 
 
