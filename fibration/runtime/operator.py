@@ -345,9 +345,10 @@ class _Gate(torch.autograd.Function):
             tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
             given = None if advantages is None else advantages.detach()
             batch = replace(ctx.batch, tokens=tokens, advantage=given)
-            if ctx.ranks is not None and ctx.operator._run.collectives("gate_adjoint", ctx.ranks.cut):
-                agree(ctx.ranks.group, CALLS["gate_adjoint"], {})
-            result = ctx.operator._evaluate("gate_adjoint", batch, ctx.ranks)[Key("log_ratio_gradient")]
+            ranks, meets = ctx.ranks, not devices.is_recording()
+            if ranks is not None and meets and ctx.operator._run.collectives("gate_adjoint", ranks.cut):
+                agree(ranks.group, CALLS["gate_adjoint"], {})
+            result = ctx.operator._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
         return _once(result, log_ratio), None, None, None, None
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fibration.errors import RanksError, an
+from fibration.errors import RanksError, an, shown
 
 T = TypeVar("T")
 
@@ -94,7 +94,14 @@ def as_group(given: Any) -> Ranked:
             f"the group is {an(type(given).__name__)}",
             required="a group of torch.distributed, or an object with rank, size, all_gather and all_gather_object",
         )
-    return given if isinstance(given, Ranked) else Ranked(given, given.rank, given.size)
+    if isinstance(given, Ranked):
+        return given
+    if not (isinstance(given.rank, int) and isinstance(given.size, int) and 0 <= given.rank < given.size):
+        raise RanksError(
+            f"the group has rank {shown(given.rank)} and size {shown(given.size)}",
+            required="two whole numbers, the first below the second",
+        )
+    return Ranked(given, given.rank, given.size)
 
 
 def is_group(given: Any) -> bool:

@@ -93,6 +93,15 @@ def test_a_rank_that_ends_is_said_by_the_others():
         )
 
 
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), ("0", 1), (0, lambda: 1)])
+def test_a_rank_that_is_no_number_of_the_group(rank, size):
+    class Wrong:
+        all_gather = all_gather_object = list
+
+    Wrong.rank, Wrong.size = rank, size
+    refuses(RanksError, lambda: as_group(Wrong), what=("rank", "size"), required="two whole numbers")
+
+
 def test_answers_of_another_form_are_refused():
     class Wrong:
         rank, size = 0, 2
