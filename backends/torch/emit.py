@@ -144,8 +144,9 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
     if isinstance(node, Input):
         value = f"inputs[{given[node]!r}]"
     elif isinstance(node, Const):
-        like = given[schedule.program.inputs[0]]  # made where the inputs are, rather than copied there
-        value = f"inputs[{like!r}].new_full((1,), {_constant(node.value)})"
+        value = f"torch.full((1,), {_constant(node.value)}, dtype=torch.float64)"
+        for like in schedule.program.inputs[:1]:  # made where the inputs are, rather than copied there
+            value = f"inputs[{given[like]!r}].new_full((1,), {_constant(node.value)})"
     elif isinstance(node, Push):
         reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
         value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"
