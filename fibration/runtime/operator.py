@@ -44,7 +44,11 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Loss:
-    """`loss` is `-J`, a differentiable scalar; `metrics` as in `fibration.runtime.metrics.collect`."""
+    """`loss` is `-J`, a differentiable scalar; `metrics` as in `fibration.runtime.metrics.collect`.
+
+    Where the batch is spread over ranks, `loss` is this rank's share, `-J` by their number, with the gradient of its own
+    tokens; metrics are the whole batch's.
+    """
 
     loss: Tensor
     metrics: dict[str, diagnostics.Metric]
@@ -52,7 +56,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """`values` is `∂J/∂log π` per token, shaped like the log-probs and 0 under the mask; `objective` is `J`."""
+    """`values` is `∂J/∂log π` per token, shaped like the log-probs and 0 under the mask; `objective` is `J`.
+
+    Where the batch is spread over ranks, `values` are of this rank's tokens, and all else is the whole batch's.
+    """
 
     values: Tensor
     objective: Tensor
