@@ -46,8 +46,8 @@ CALLS = {
 class Loss:
     """`loss` is `-J`, a differentiable scalar; `metrics` as in `fibration.runtime.metrics.collect`.
 
-    Where the batch is spread over ranks, `loss` is this rank's share, `-J` by their number, with the gradient of its own
-    tokens; metrics are the whole batch's.
+    Where the batch is spread over ranks, `loss` is this rank's share, `-J` by their number, with the gradient of its
+    own tokens; metrics are the whole batch's.
     """
 
     loss: Tensor
