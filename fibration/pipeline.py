@@ -21,7 +21,7 @@ from torch import Tensor
 from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
-from fibration.compiler.diagnostics import count_nonfinite, instrument, report_of
+from fibration.compiler.diagnostics import count_nonfinite, instrument, mark_nonfinite, report_of
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import BATCH, Const, Input, Program
 from fibration.compiler.keys import Key
@@ -141,13 +141,13 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})
 
     def checked(program: Program) -> Program:
-        return count_nonfinite(program, reported.rows)
+        return count_nonfinite(mark_nonfinite(program, hierarchy), hierarchy)
 
     return {
         "evaluate": checked(evaluate),
         "objective": checked(only(evaluate, "objective", "coefficients")),
         "gate": checked(only(base, "gated_ratio")),
-        "gate_adjoint": only(transposed, "log_ratio_gradient"),
+        "gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),
         "levels": checked(only(base, "residual", "gated")),
     }
 

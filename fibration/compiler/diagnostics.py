@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from fibration.compiler.derivative import ZERO, derivative
-from fibration.compiler.ir import Const, Map, Node, Program, Push, Scalar, arg, const, count_input, scalar, total
+from fibration.compiler.ir import Const, Map, Node, Program, Pull, Push, Scalar, arg, const, count_input, scalar, total
 from fibration.compiler.keys import Key
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
@@ -142,23 +142,56 @@ def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
     return path if path[-1] == BATCH else (*path, BATCH)
 
 
-def count_nonfinite(program: Program, rows: Mapping[str, tuple[str, ...]]) -> Program:
+def count_nonfinite(program: Program, hierarchy: Hierarchy) -> Program:
     """`program` with the output `nonfinite`: how many rows have an infinite or undefined log ratio or advantage.
 
-    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them. `rows[leaf]` leads
-    from a leaf to the rows.
+    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them. The objective is
+    NaN where there is one.
     """
-    sums = []
-    for leaf in program.leaves:
-        x = program.token_input("log_ratio", leaf)  # to be checked even where no gate lets it pass
-        advantage = program.token_input("advantage", leaf)
-        read = [x, *(i for i in program.inputs if i is advantage)]
-        nothing = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]  # 0, or NaN
-        body = nothing[0] if len(nothing) == 1 else scalar("add", *nothing)
-        sums.append(_along(rows[leaf], Map(body, tuple(read)), "sum"))
+    rows = report_of(hierarchy).rows
+    sums = [_along(rows[leaf], node, "sum") for leaf, node in _nothing(program, hierarchy).items()]
     lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
-    outputs = {**program.outputs, Key("nonfinite"): Push(next(iter(rows.values()))[-1], BATCH, lost)}
+    counted = Push(next(iter(rows.values()))[-1], BATCH, lost)
+    outputs = {k: _unless(counted, v) if k == Key("objective") else v for k, v in program.outputs.items()}
+    return replace(program, outputs={**outputs, Key("nonfinite"): counted}).validate()
+
+
+def mark_nonfinite(program: Program, hierarchy: Hierarchy) -> Program:
+    """`program` with NaN for its results at tokens whose log ratio or advantage is infinite or undefined.
+
+    Whoever does not look at the count, as on a GPU, steps on with what a closed gate made of them otherwise.
+    """
+    nothing = _nothing(program, hierarchy)
+    outputs = {k: _unless(nothing[v.stratum], v) if v.stratum in nothing else v for k, v in program.outputs.items()}
     return replace(program, outputs=outputs).validate()
+
+
+def _nothing(program: Program, hierarchy: Hierarchy) -> dict[str, Node]:
+    """Per leaf, 0 at a token whose log ratio is finite, and every advantage that the program reads there, else NaN."""
+    found: dict[str, Node] = {}
+    advantages = [i for i in program.inputs if i.kind == "advantage"]
+    for leaf in hierarchy.leaves:
+        read: list[Node] = [program.token_input("log_ratio", leaf.name)]  # even where no gate lets it pass
+        for node in advantages:
+            if node.stratum in (leaf.name, BATCH) or Stratum(node.stratum) in hierarchy.coarser(leaf):
+                read.append(_pulled(node, leaf, hierarchy))
+        terms = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]
+        found[leaf.name] = Map(reduce(partial(scalar, "add"), terms), tuple(read))
+    return found
+
+
+def _pulled(node: Node, leaf: Stratum, hierarchy: Hierarchy) -> Node:
+    if node.stratum == BATCH:
+        return Pull(leaf.name, BATCH, node)
+    path = hierarchy.shape.path(leaf, Stratum(node.stratum)) if node.stratum != leaf.name else ()
+    for f in reversed(path):
+        node = Pull(f.source.name, f.target.name, node)
+    return node
+
+
+def _unless(nothing: Node, node: Node) -> Node:
+    """`node`, to the bit, where `nothing` is 0, else NaN."""
+    return Map(scalar("select", scalar("le", arg(1), ZERO), arg(0), const(float("nan"))), (node, nothing))
 
 
 def _along(path: tuple[str, ...], node: Node, reduction: str) -> Node:
