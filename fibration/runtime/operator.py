@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.compiler.ir import Input, Matrix, Program
+from fibration.compiler.ir import PER_TOKEN, Input, Matrix, Program
 from fibration.compiler.keys import Key
 from fibration.compiler.spread import BEYOND, RANGE
 from fibration.errors import BatchError
@@ -216,13 +216,15 @@ class Operator:
         """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
         outputs, _ = self._call("levels", index, {"log_ratio": log_ratio}, advantages, parameters, torch.float64)
 
+        nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # where that is not looked at
+
         def pick(word: str) -> dict[tuple[str, str], Tensor]:
             found = {}
             for stratum, channel in diagnostics.levels(self.hierarchy):
                 value = outputs[Key(word, stratum, channel)]
                 if stratum in index.leaves:
                     value = value.reshape(-1)[index.positions_of(stratum)]
-                found[stratum, channel] = value.expand(index.size[stratum])
+                found[stratum, channel] = (value - nothing).expand(index.size[stratum])
             return found
 
         return Levels(pick("residual"), pick("gated"))
@@ -255,12 +257,10 @@ class Operator:
         if ranks is not None and rows is not None:
             batch = agree_on_rows(batch, index, ranks, rows)
         outputs = self._evaluate(program, batch, ranks)
-        lost, beyond = outputs[Key("nonfinite")], outputs.get(BEYOND)
         if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
-            lost = lost if beyond is None else lost + beyond
-            for key in outputs.keys() & {Key("objective"), Key("gated_ratio")}:
-                outputs[key] = torch.where(lost > 0, torch.nan, outputs[key])
-        elif float(lost) > 0:
+            return outputs, batch
+        lost, beyond = float(outputs[Key("nonfinite")]), outputs.get(BEYOND)
+        if lost > 0:
             with agreed(group, f"what is not finite in {CALLS[program]}"):
                 refuse_nonfinite(batch, index)
             raise BatchError(
@@ -268,7 +268,7 @@ class Operator:
                 required="finite values",
                 remedy="compare with backend='torch', which computes in float64",
             )
-        elif beyond is not None and float(beyond) > 0:
+        if beyond is not None and float(beyond) > 0:
             raise BatchError(
                 f"{CALLS[program]} adds up tokens of several ranks, and one of them has a term beyond {RANGE:g}",
                 required="terms that are added up exactly, whoever has them",
@@ -280,7 +280,11 @@ class Operator:
         if ranks is None:
             return self._run(program, batch)
         stages = self._run.collectives(program, ranks.cut)
-        return ranks.run(CALLS[program], stages, lambda: self._run(program, batch), batch.index.device)
+        outputs = ranks.run(CALLS[program], stages, lambda: self._run(program, batch), batch.index.device)
+        if BEYOND in outputs:  # there, sums may depend on who has which tokens
+            for key in outputs.keys() & {Key("objective"), *map(Key, PER_TOKEN)}:
+                outputs[key] = torch.where(outputs[BEYOND] > 0, torch.nan, outputs[key])
+        return outputs
 
     def inputs(
         self,
