@@ -274,6 +274,9 @@ class _Rounding:
         if body not in done:
             if body.op == "const":
                 value, error = self.stored(np.float64(body.value), np.float64(0))
+            elif body.op == "sub" and body.args[0] is body.args[1]:  # x - x, whatever x was rounded to
+                value = self.scalar(body.args[0], args, done)[0] * 0.0
+                error = np.zeros_like(value)
             else:
                 value, error = self.apply(body.op, *(self.scalar(a, args, done) for a in body.args))
             done[body] = value, error
