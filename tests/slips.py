@@ -614,10 +614,10 @@ COMPILER = (
         "a sum over cut rows is one rank's", "compiler*spread runtime*spread",
         "node.source in leaves and node.target not in self.whole", "node.source in leaves and not node.target",
     ),
-    slip("parts of a term are too large to add up exactly", "compiler*spread", "RANGE = 2.0**39", "RANGE = 2.0**42"),
+    slip("parts of a term are too large to add up exactly", "compiler*spread", "RANGE = 2.0**69", "RANGE = 2.0**72"),
     slip(
         "units lie further apart than a part's sum has room for", "compiler*spread",
-        "UNITS = (2.0**10, 2.0**-20,", "UNITS = (2.0**10, 2.0**-24,",
+        "UNITS = (2.0**40, 2.0**10, 2.0**-20,", "UNITS = (2.0**40, 2.0**10, 2.0**-24,",
     ),
     slip(
         "a term out of range is summed as if it were in it", "compiler*spread",

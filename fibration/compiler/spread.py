@@ -1,7 +1,7 @@
 """Where a batch is spread over ranks: sums that do not depend on who has which tokens, and when ranks meet.
 
 A float64 sum depends on the order of its terms. So every term of a sum that several ranks have a part of is cut into
-four, whole multiples of the `UNITS`, so small that every sum of up to `TOKENS` of them is exact, in any order and on
+five, whole multiples of the `UNITS`, so small that every sum of up to `TOKENS` of them is exact, in any order and on
 any hardware (Rump, Ogita and Oishi 2008; Demmel and Nguyen 2013):
 
     q = (x + M) - M  is x rounded to a multiple of u, where M = 1.5·2^52·u;  x - q is exact, and goes on to the next u
@@ -22,8 +22,8 @@ from fibration.compiler.ir import BATCH, Const, Map, Node, Program, Push, Scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Collective, Spread, Stage, Sweep
 
-UNITS = (2.0**10, 2.0**-20, 2.0**-50, 2.0**-80)
-RANGE = 2.0**39  # of a term: half of the 2^30 multiples of a unit that the next larger one leaves
+UNITS = (2.0**40, 2.0**10, 2.0**-20, 2.0**-50, 2.0**-80)
+RANGE = 2.0**69  # of a term (a ratio of e^47): half of the 2^30 multiples of a unit that the next larger one leaves
 TOKENS = 2**24  # terms, of one element on one rank, whose parts' sums are exact
 # How far a whole number made of others may be from 0.
 COMBINED: Mapping[str, Callable[[float, float], float]] = {
