@@ -25,6 +25,7 @@ What is left are the tensors over tokens and the parameters, float64, one number
 
 Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
 `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage: use nothing of it then.
+The objective is NaN, and so is every result at such a token.
 """
 
 import ctypes

@@ -29,7 +29,8 @@ def run(function, *, dtype=None, shape=None, **given):
         run("objective", log_probs=..., old_log_probs=..., advantages=..., epsilon_of=..., **layout)
 
     Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
-    `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage.
+    `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage. The objective is
+    NaN then, and so is every result at such a token: nothing has to be read back to be told.
     """
     given = checked(function, given)
     tokens = next(given[name] for name, kind, _ in FUNCTIONS[function]["arguments"] if kind == "token")

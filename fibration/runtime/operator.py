@@ -79,6 +79,9 @@ class Operator:
 
     Per-token tensors have the shape that the index was built for: padded `[B, T]` or packed `[N]`; values under the
     mask are never read, so NaN there is harmless. Inputs are float32, bfloat16, float16 or float64.
+
+    On a GPU a call waits for nothing, and after one like it may be recorded in a CUDA graph. What is not finite is then
+    no error: the objective is NaN, and the gradient of every token that it comes from.
     """
 
     def __init__(
