@@ -169,6 +169,24 @@ def test_ranks_without_torch_distributed_are_those_of_the_page():
     assert sum(scope["losses"]).item() == pytest.approx(scope["op"].loss(*arguments).loss.item(), abs=1e-7)
 
 
+@pytest.mark.parametrize(
+    "words", ["`gspo`", "`fiberpo_domain`", "`fiberpo_experts`", "`fiberpo_domain`, rows in pieces"]
+)
+def test_the_numbers_that_ranks_send_are_those_of_the_page(words):
+    from fibration.pipeline import plan
+
+    name, lie = re.match("`(.*)`", words).group(1), "cut" if "pieces" in words else "whole"
+    page = (ROOT / "docs" / "ranks.md").read_text()
+    (row,) = [line.strip("|").split("|") for line in page.splitlines() if re.match(rf"\| .*{words}[^|]* \|", line)
+              and ("pieces" in line) == (lie == "cut")]  # fmt: skip
+    sent = {"trajectory": [], "expert": []}
+    stages = plan(fibration.load(name), "objective", ranks=lie).collectives
+    for stage in stages:
+        for stratum in {n.stratum for n in stage.values}:
+            sent[stratum].append(str(sum(n.stratum == stratum for n in stage.values)))
+    assert [c.strip() for c in row[1:]] == [str(len(stages)), *(" + ".join(n) for n in sent.values())]
+
+
 def test_a_batch_of_ones_own_is_saved_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "operator.md").read_text(), re.DOTALL)[-1:]
