@@ -5,7 +5,6 @@ Two ranks in an everyday run; one and three too with `make test-ranks`.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from thorough import ALL
 from training import EXAMPLES
 
@@ -42,10 +42,14 @@ def torchrun(ranks: int, *command: Any) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank wrote, by the number of ranks."""
 
-    @functools.cache
     def of(ranks: int) -> list[dict[str, Any]]:
-        folder = tmp_path_factory.mktemp(f"{ranks}_ranks")
-        torchrun(ranks, HERE / "worker.py", folder)
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{ranks}_ranks"
+        with FileLock(f"{folder}.lock"):  # one run for all processes of the tests
+            if not (folder / "done").exists():
+                folder.mkdir(exist_ok=True)
+                torchrun(ranks, HERE / "worker.py", folder)
+                (folder / "done").touch()
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
     return of
