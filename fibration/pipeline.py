@@ -148,7 +148,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         "objective": checked(only(evaluate, "objective", "coefficients")),
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),
-        "levels": checked(only(base, "residual", "gated")),
+        "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # read as formulas too, by pictures
     }
 
 
