@@ -15,7 +15,7 @@ from hierarchies.random_quivers import batch_for
 from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, holds_gate, holds_training
 from oracles.dense_case import DenseCase, against_dense, dense_case
 from support import DTYPES, Batch, spec, spread_batch
-from thorough import ALL
+from thorough import ALL, some
 
 from fibration.language.loading import shipped
 
@@ -27,10 +27,10 @@ OTHERS = [x for x in LAYOUTS if x != USUAL]
 def layouts_of(number: int, backend: Backend) -> list[tuple[str, torch.dtype]]:
     """The layouts that a hierarchy meets on a backend: building takes time, and Triton's interpreter more."""
     if backend.name == "torch":
-        return LAYOUTS
+        return some(LAYOUTS, 3, number % 3)
     if backend.slow:
         return [USUAL, ("packed", F64)] if ALL else [(USUAL, ("packed", F64))[number % 2]]
-    return [USUAL, OTHERS[number % len(OTHERS)]]
+    return [USUAL, *some([OTHERS[number % len(OTHERS)]], 2, number % 2)]
 
 
 @functools.cache

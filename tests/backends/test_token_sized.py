@@ -15,7 +15,7 @@ from fibration.language.loading import shipped
 
 PER_TOKEN = {"apc_obj", "fiberpo_experts", "fiberpo_modal", "fiberpo_turns"}  # they say what single tokens are
 MEASURED = {"fiberpo_crossed"}  # a projection weighs every token
-NAMES = sorted(set(shipped()) - PER_TOKEN - MEASURED) if ALL else ["fiberpo_domain", "gspo", "ppo"]
+NAMES = sorted(set(shipped()) - PER_TOKEN - MEASURED) if ALL else ["fiberpo_domain", "gspo"]
 ROWS, LENGTH, PADDING = 50, 2000, 20
 BYTES = 4  # for each place of the batch: masks, and what they are compared with
 

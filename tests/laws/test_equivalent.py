@@ -26,6 +26,7 @@ from hierarchies.pairs import (
     truly_ppo,
 )
 from oracles import losses
+from thorough import some
 
 from fibration import (
     Gate,
@@ -76,7 +77,7 @@ def test_losses_that_are_the_same(name):
     assert losses.differs(SAME[name], 4) is None
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", some(DIFFERENT, 2))
 def test_losses_that_are_not(name):
     found, p = verdict(name), DIFFERENT[name]
     assert found.status == "refuted"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from hierarchies import zoo
+from thorough import some
 
 import fibration
 from fibration import Fibration, Gate, Hierarchy, cache, clip_gate, pipeline, residual, strata, trajectory_mean, uniform
@@ -222,7 +223,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("name", [*NAMES, *dict.fromkeys(REFUSED)])
+@pytest.mark.parametrize("name", some([*NAMES, *dict.fromkeys(REFUSED)], 2))
 def test_a_report_that_was_read_says_what_was_found(name, place, decided, found, monkeypatch):
     """Verdicts, facts and counterexamples, to the letter; and the batch of a counterexample, which is found again."""
     h = fibration.load(name) if name in NAMES else WRONG[name].hierarchy

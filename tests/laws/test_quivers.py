@@ -123,7 +123,7 @@ def random_hierarchy(seed):
     return make(*ready, assume=assume)
 
 
-SEEDS = some(range(60), 3, 2)
+SEEDS = some(range(60), 5, 2)
 
 
 @functools.cache
