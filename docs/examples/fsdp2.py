@@ -26,8 +26,9 @@ def backward(op, policy, pieces: list[Piece], group, parameters=None):
     with torch.no_grad():
         log_probs = torch.cat([policy(piece) for piece in pieces])
     coef = op.coefficients(log_probs, mine.old_log_probs, mine.advantages, index, parameters)
-    for piece, c in zip(pieces, coef.values.split([len(p.token) for p in pieces]), strict=True):
-        policy.set_requires_gradient_sync(piece is pieces[-1])
+    sizes = [len(p.token) for p in pieces]
+    for number, (piece, c) in enumerate(zip(pieces, coef.values.split(sizes), strict=True), start=1):
+        policy.set_requires_gradient_sync(number == len(pieces))
         (-(c * policy(piece))).sum().mul(index.gradient_scale).backward()
     return coef
 

@@ -47,7 +47,8 @@ class Loss:
     """`loss` is `-J`, a differentiable scalar; `metrics` as in `fibration.runtime.metrics.collect`.
 
     Where the batch is spread over ranks, `loss` is this rank's share, `-J` by their number, with the gradient of its
-    own tokens; metrics are the whole batch's.
+    own tokens; metrics are the whole batch's. DDP and FSDP average gradients over ranks, where their sum is wanted:
+    `(loss * index.gradient_scale).backward()`.
     """
 
     loss: Tensor
