@@ -841,6 +841,10 @@ RUNTIME = (
         "digit = np.trunc(", "digit = np.rint(",
     ),
     slip(
+        "a row is called what another row's element is", "ranks/test_spread_index",
+        "label = self.labels[rows][element]", "label = self.labels[rows][number]",
+    ),
+    slip(
         "masses of other ranks' tokens are left out", "ranks/test_spread_index",
         "        if source not in self.leaves:\n            return mine", "        if True:\n            return mine",
     ),

@@ -143,6 +143,7 @@ INDEXES = {
     "ragged offsets": ({"offsets": [[0, 2], [1]]}, dict(what="the offsets: rows of several lengths")),
     "lengths that disagree": ({"offsets": [0, 3], "mask": [1, 1]}, dict(what="the mask has shape [2]", required="[3], as the offsets say")),
     "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="unknown label 'domain'", required="labels for nothing", found="token → trajectory")),
+    "ranks by another name": ({"mask": MASK, "process_group": None}, dict(what="unknown label 'process_group'", remedy="the ranks that a batch is spread over are group=")),
     "unknown attribute": ({"mask": MASK, "attributes": {"weight": 1}}, dict(what="unknown attribute 'weight'", required="one of none")),
 }  # fmt: skip
 

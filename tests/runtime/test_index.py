@@ -53,6 +53,8 @@ def test_an_index_by_hand():
     assert index.count("prompt_group", "domain").tolist() == [1, 1]
     assert index.count("trajectory", "batch").tolist() == [3]
     assert index.describe_token(2) == "token [2, 1] of trajectory 2"
+    keyed = op.index(offsets=[0, 0, 1], trajectory=["a", "b"], prompt_group=["p", "p"], domain=["m", "m"])
+    assert keyed.describe_token(0) == "token [0] of row 1 (trajectory 'b')"
     assert "5 token" in repr(index)
 
 

@@ -22,6 +22,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoder, Places
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Runs, Spans, place_of
+from fibration.runtime.ranks.group import is_group
 
 
 def build_index(
@@ -229,6 +230,9 @@ class Builder:
                     required=f"labels for {', '.join(wanted) or 'nothing'}"
                     + (f", and masks for {', '.join(self.leaves)}" if len(self.leaves) > 1 else ""),
                     found=f"the hierarchy is {found}",
+                    remedy="the ranks that a batch is spread over are group="
+                    if is_group(labels[name]) or name in ("groups", "process_group")
+                    else "",
                 )
         for name in wanted:
             if labels.get(name) is None:

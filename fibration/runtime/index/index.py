@@ -354,12 +354,21 @@ class Index:
         return {s: {label: i for i, label in enumerate(names)} for s, names in self.labels.items()}
 
     def describe_token(self, token: int) -> str:
-        """A person's words for an unmasked token: its place, and its trajectory."""
+        """A person's words for an unmasked token: its place, and its row."""
         return self._describe(self.every, token)
 
     def _describe(self, spans: Spans, token: int) -> str:
-        place, row = spans.runs.place(np.array([token])), self.row_numbers[spans.row_of(token)]
-        return f"token {place_of(int(place[0]), self.shape)} of trajectory {row}"
+        place = int(spans.runs.place(np.array([token]))[0])
+        return f"token {place_of(place, self.shape)} of {self._describe_row(spans.row_of(token))}"
+
+    def _describe_row(self, number: int) -> str:
+        """A non-empty row by its place in this process's tensors, and by its label where that is another."""
+        rows, row = self.hierarchy.rows.name, int(self.row_numbers[number])
+        label: Hashable = row
+        if rows in self.labels:
+            element = next(int(e) for over, at in self.over_rows(rows) for e in over[at == number][:1])
+            label = self.labels[rows][element]
+        return f"{rows} {row}" if label == row else f"row {row} ({rows} {label!r})"
 
     def describe_element(self, stratum: str, element: int) -> str:
         """`domain 'math'`, by its label; a token by its place."""

@@ -63,11 +63,12 @@ def build_spread_index(
     here = f"index of '{hierarchy.name}'"
     with agreed(group, "op.index") as said:
         said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
-        said["who names the rows"] = "the batch" if labels.get(hierarchy.rows.name) is None else "the caller"
+        keyed = labels.get(hierarchy.rows.name) is not None
+        said["keys for the rows"] = "given" if keyed else "not given"
         with located(here):
             builder = Builder(hierarchy, mask, offsets, device, spread=True)
             local = builder.build(labels, attributes, torch.device("cpu"))
-            part = _part(local, builder.encoded, keyed=labels.get(hierarchy.rows.name) is not None)
+            part = _part(local, builder.encoded, keyed)
     parts = group.all_gather_object(part, "op.index")
     with located(here):
         whole = Whole(parts)

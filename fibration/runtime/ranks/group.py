@@ -80,7 +80,7 @@ def as_group(given: Any) -> Ranked:
                 raise RanksError(
                     f"the group is a device mesh of {given.ndim} dimensions",
                     required="one: the ranks among which the batch is spread",
-                    remedy=f"pass one of them by name, mesh[{(given.mesh_dim_names or ('dp',))[0]!r}]",
+                    remedy=_dimensions(given.mesh_dim_names),
                 )
             given = given.get_group()
         if isinstance(given, dist.ProcessGroup):
@@ -102,6 +102,16 @@ def as_group(given: Any) -> Ranked:
             required="two whole numbers, the first below the second",
         )
     return Ranked(given, given.rank, given.size)
+
+
+def _dimensions(names: Sequence[str] | None) -> str:
+    """Which part of a mesh is the group; one dimension of several that share out tokens would lose some of them."""
+    first, several = (repr(names[0]), ", ".join(map(repr, names[:2]))) if names else ("'dp'", "'dp', 'cp'")
+    named = "" if names else "name its dimensions (mesh_dim_names=), and "
+    return (
+        f"{named}pass the one along which ranks have different tokens, as mesh[{first}]; if there are several, these "
+        f"together, as mesh[{several}]._flatten()"
+    )
 
 
 def is_group(given: Any) -> bool:

@@ -156,10 +156,8 @@ class Whole:
                 found.append(self._name(target, rank, int(below)))
             if source == self.rows:
                 remedy = f"give all pieces of one {source} the same {target}, or {source}s that are two other keys"
-            elif target == self.rows:
-                remedy = f"labels hold for the whole batch: make them unique, for example the pair (rank, {source})"
             else:
-                remedy = f"make the label unique, for example the pair ({target}, {source})"
+                remedy = f"labels hold for the whole batch: make them unique, for example the pair ({target}, {source})"
             return HierarchyIndexError(
                 f"{source} {self.labels[source][element]!r} lies over two elements of {target}",
                 required=f"every {source} lies over exactly one {target}, on all ranks together",

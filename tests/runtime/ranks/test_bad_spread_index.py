@@ -118,7 +118,7 @@ def test_one_element_over_two():
         CHAIN, EMPTY, ONE, {**ONE, "domain": ["code", "math"]},
         what="index of 'h': prompt_group 'g1' lies over two elements of domain",
         required="every prompt_group lies over exactly one domain, on all ranks together",
-        found="'math' on rank 1 and 'code' on rank 2", remedy="make the label unique, for example the pair (domain, prompt_group)",
+        found="'math' on rank 1 and 'code' on rank 2", remedy="make them unique, for example the pair (domain, prompt_group)",
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_turns_that_every_rank_counts_from_0():
     index_refused(
         TURNS, turns, turns,
         what="turn 0 lies over two elements of trajectory", found="row 0 of rank 0 and row 0 of rank 1",
-        remedy="labels hold for the whole batch: make them unique, for example the pair (rank, turn)",
+        remedy="labels hold for the whole batch: make them unique, for example the pair (trajectory, turn)",
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def test_hierarchies_and_names_of_rows():
     refused(RanksError, None, (CHAIN, ONE), (same_name, ONE), what="the hierarchy differs between ranks")
     refused(
         RanksError, CHAIN, ONE, {**ONE, "trajectory": ["r", "s"]},
-        what="who names the rows differs between ranks", found="the batch on rank 0; the caller on rank 1",
+        what="keys for the rows differs between ranks", found="not given on rank 0; given on rank 1",
     )  # fmt: skip
 
 
@@ -296,7 +296,7 @@ def test_masses_of_one_ranks_tokens():
     one, other = cells(("a", "b", 2)), cells(("a", "c", 1), ("d", "b", 1))
     index_refused(
         h, {**one, "attributes": {"signed": [2.0, 3.0]}}, {**other, "attributes": {"signed": [1.0, -1.0]}},
-        what=("rank 1: index of 'h': the kernels give token [1] of trajectory 1", "the mass -0.2"), required="not negative",
+        what=("rank 1: index of 'h': the kernels give token [1] of row 1 (trajectory 2)", "the mass -0.2"), required="not negative",
     )  # fmt: skip
     share = Parameter("share", upper=1.0)
     kernels = {"text -> trajectory": uniform(share), "image -> trajectory": uniform(1 - share)}
@@ -309,6 +309,20 @@ def test_masses_of_one_ranks_tokens():
 
 
 # ---------------------------------------------------------------- a stratum called as the keyword
+
+
+def test_ranks_under_another_keyword():
+    op = Operator(CHAIN, Report(CHAIN, ()), "none", "", {}, None)
+    (found,) = try_on_ranks(1, lambda group: op.index(**ONE, mesh=group)).errors
+    check(
+        found,
+        HierarchyIndexError,
+        what="unknown label 'mesh'",
+        remedy="the ranks that a batch is spread over are group=",
+    )
+    with pytest.raises(HierarchyIndexError, match="unknown label 'mesh'") as labelled:
+        op.index(**ONE, mesh=["a", "b"])
+    assert "group=" not in str(labelled.value)
 
 
 def test_a_stratum_called_group():

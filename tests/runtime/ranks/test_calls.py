@@ -164,9 +164,9 @@ def test_the_gate_and_its_backward():
 
 
 class TestErrors:
-    @pytest.mark.parametrize("rank", [0, 2])
+    @pytest.mark.parametrize(("rank", "row"), [(0, "trajectory 1"), (2, "row 1 (trajectory 3)")])
     @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-    def test_a_log_prob_that_is_not_finite(self, rank, value):
+    def test_a_log_prob_that_is_not_finite(self, rank, row, value):
         def call(at, mine):
             if at == rank:
                 mine.now[3] = value
@@ -176,7 +176,7 @@ class TestErrors:
             check(
                 error,
                 BatchError,
-                what=f"rank {rank}: log_probs of token [3] of trajectory 1 is {value:g}",
+                what=f"rank {rank}: log_probs of token [3] of {row} is {value:g}",
                 remedy="mask",
             )
 
@@ -188,7 +188,7 @@ class TestErrors:
             getattr(FIBERPO, call)(mine.now, mine.index, NARROW)
 
         for error in raised(each(work)):
-            check(error, BatchError, what="rank 2: log_ratio of token [0] of trajectory 0 is nan")
+            check(error, BatchError, what="rank 2: log_ratio of token [0] of row 0 (trajectory 2) is nan")
 
     def test_an_advantage_that_is_not_finite(self):
         def call(rank, mine):
@@ -210,7 +210,7 @@ class TestErrors:
             op.coefficients(mine.now, old, mine.advantages, mine.index, NARROW)
 
         for error in raised(each(call, op)):
-            check(error, BatchError, what="rank 2: the log ratio of token [1] of trajectory 0 is 6e+38")
+            check(error, BatchError, what="rank 2: the log ratio of token [1] of row 0 (trajectory 2) is 6e+38")
 
     def test_a_shape_on_one_rank(self):
         def call(rank, mine):
@@ -382,7 +382,7 @@ class TestPieces:
             coefficients(FIBERPO, mine)
 
         for error in raised(self.each(call)):
-            check(error, BatchError, what="rank 1: log_probs of token [4] of trajectory 0 is nan")
+            check(error, BatchError, what="rank 1: log_probs of token [4] of row 0 (trajectory 'b') is nan")
 
     def test_pieces_on_one_rank_must_agree_too(self):
         def work(group):

@@ -29,12 +29,16 @@ def test_a_torch_group_and_a_mesh_of_one_dimension(world):
         assert (group.rank, group.size) == (0, 1)
         assert group.all_gather(torch.arange(3), "numbers").tolist() == [[0, 1, 2]]
         assert group.all_gather_object({"a": 1}, "words") == [{"a": 1}]
+    mesh = dist.init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp", "cp", "tp"))
     refuses(
         RanksError,
-        lambda: as_group(dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))),
-        what="a device mesh of 2 dimensions",
-        remedy="mesh['dp']",
+        lambda: as_group(mesh),
+        what="a device mesh of 3 dimensions",
+        remedy=("along which ranks have different tokens, as mesh['dp']", "together, as mesh['dp', 'cp']._flatten()"),
     )
+    assert as_group(mesh["dp"]).size == as_group(mesh["dp", "cp"]._flatten()).size == 1
+    unnamed = dist.init_device_mesh("cpu", (1, 1))
+    refuses(RanksError, lambda: as_group(unnamed), remedy="name its dimensions (mesh_dim_names=)")
     refuses(RanksError, lambda: as_group(dist.GroupMember.NON_GROUP_MEMBER), what="no member of the group")
 
 

@@ -18,7 +18,7 @@ from thorough import examples, some
 from thread_ranks import on_ranks
 
 from fibration import proportional, total
-from fibration.language.atoms import BATCH
+from fibration.language.atoms import BATCH, Stratum
 from fibration.language.loading import shipped
 from fibration.language.report import Report
 from fibration.runtime.index.index import Index
@@ -305,4 +305,27 @@ def test_in_words():
     assert last == max(r for r, n in enumerate(batch.lengths) if n)
     assert found.describe_element("trajectory", found.size["trajectory"] - 1) == f"trajectory {last}"
     assert found.element_numbers["domain"] == {d: i for i, d in enumerate(found.labels["domain"])}
-    assert found.describe_token(0) == "token [0] of trajectory 0" == found.describe_element("token", 0)
+    first = next(r for r, n in enumerate(batch.lengths) if r and n)
+    row = f"row {first - 1} (trajectory {first})"
+    assert found.describe_token(0) == f"token [0] of {row}" == found.describe_element("token", 0)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_a_token_in_words_by_the_key_of_its_row(per_token):
+    """Here rows 0 and 2 are two pieces of one sample, row 1 is empty, and hashes put keys in an order of their own."""
+    turns = ["turn -> sample"] if per_token else []
+    h = hierarchy(
+        "token -> turn" if per_token else "token -> sample", *turns, "sample -> batch", rows=Stratum("sample")
+    )
+    op = Operator(h, Report(h, ()), "none", "", {}, None)
+    keys = [["a", "-", "a", "b"], ["c", "-", "c", "d"]]
+
+    def work(group):
+        mine = keys[group.rank]
+        labels = {"turn": [mine[0]] * 3 + [mine[3]]} if per_token else {}
+        found = op.index(offsets=[0, 2, 2, 3, 4], sample=mine, group=group, **labels)
+        return [found.describe_token(i) for i in range(4)]
+
+    for (one, _, _, other), words in zip(keys, on_ranks(2, work), strict=True):
+        rows = [f"row 0 (sample '{one}')"] * 2 + [f"row 2 (sample '{one}')", f"row 3 (sample '{other}')"]
+        assert words == [f"token [{i}] of {row}" for i, row in enumerate(rows)]
