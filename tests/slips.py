@@ -927,7 +927,7 @@ RUNTIME = (
     ),
     slip(
         "a device is asked whether rows and tokens agree", "test_issued",
-        "if not devices.may_look(index.device):\n            agreed", "if devices.may_look(index.device):\n            agreed",
+        "if not devices.may_look(index.device):\n            same", "if devices.may_look(index.device):\n            same",
     ),
     slip(
         "metrics are views of what the index knows", "test_metrics",
@@ -959,7 +959,7 @@ RUNTIME = (
     ),
     slip(
         "ranks may differ about an element that they share", "test_collect test_calls",
-        "differs = high != low", "differs = high < low",
+        "differs = (high != low)", "differs = (high < low)",
     ),
     slip(
         "a rank that fails leaves the others waiting", "test_collect test_calls",
@@ -1053,7 +1053,7 @@ RUNTIME = (
     ),
     slip(
         "of what may be per token or per row one is picked", "test_nonfinite",
-        "agreed = torch.where(one == other, one, torch.nan).to(flat.dtype)", "agreed = one.to(flat.dtype)",
+        "same = torch.where(one == other, one, torch.nan).to(flat.dtype)", "same = one.to(flat.dtype)",
     ),
 )  # fmt: skip
 

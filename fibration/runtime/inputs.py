@@ -17,7 +17,8 @@ from fibration.runtime import devices
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors
-from fibration.runtime.ranks.collect import Ranks
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.ranks.collect import UNSAID, Ranks
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -98,24 +99,42 @@ def in_words(
 
 
 def advantages_of_rows(batch: Batch, index: Index) -> Tensor:
-    """What this rank says that the advantages of rows are: float64 [rows], NaN where they are given per token."""
+    """What this rank says that the advantages of rows are: float64 [rows], `UNSAID` where they are given per token.
+
+    Where every row is one token, nothing tells which they are.
+    """
     rows = index.hierarchy.rows.name
     if batch.advantage is not None and batch.per_row:
         return _advantage_at(rows, index, batch.advantage, True)
-    return torch.full((index.size[rows],), torch.nan, dtype=torch.float64, device=index.device)
+    return torch.full((index.size[rows],), UNSAID, dtype=torch.float64, device=index.device)
 
 
 def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, said: Tensor) -> Batch:
-    """The batch, if advantages per row are equal on all pieces of each; on a GPU they are NaN where they are not."""
-    node = Input("advantage", index.hierarchy.rows.name, "advantage")
-    agreed = ranks.collect(Collective((node,)), {node: said})[node]
-    if batch.advantage is None or not batch.per_row or devices.may_look(index.device):
-        return batch
-    here = index.rows_of(node.over)  # -1 where they have no tokens here, which is a place of its own
-    assert here is not None
-    given = torch.cat([batch.advantage, batch.advantage.new_zeros(1)])
-    given[here] = torch.where(agreed.isnan(), torch.nan, given[here])
-    return replace(batch, advantage=given[:-1])
+    """The batch, if advantages per row are equal on all pieces of each; on a GPU they are NaN where they are not.
+
+    Those that may be per token as well have to be what others say of the row.
+    """
+    stratum = index.hierarchy.rows.name
+    node = Input("advantage", stratum, "advantage")
+    others = ranks.collect(Collective((node,)), {node: said})[node]
+    looks = devices.may_look(index.device)
+    with agreed(ranks.group if looks else None, "advantages of rows"):
+        given = batch.advantage
+        if given is None or not (batch.per_row or index.rows_are_tokens()):
+            return batch
+        for elements, rows in index.over_rows(stratum):
+            places, expected = index.row_tensor()[rows], others[elements]
+            differs = (expected != UNSAID) & (given[places] != expected)
+            if not looks:
+                given = given.index_put((places,), torch.where(differs, torch.nan, given[places]))
+            elif bool(differs.any()):
+                i = int(differs.nonzero()[0])
+                raise BatchError(
+                    f"pieces of one {stratum} have different advantages",
+                    required=f"one per {stratum}, or advantages per token on every rank",
+                    found=f"{float(given[places[i]]):g} in row {int(places[i])}, and {float(expected[i]):g} elsewhere",
+                )
+        return replace(batch, advantage=given)
 
 
 def refuse_nonfinite(batch: Batch, index: Index) -> None:
@@ -165,8 +184,8 @@ def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -
     if per_token and per_row and not index.rows_are_tokens():
         one, other = (_token_advantages(index, flat, way) for way in (True, False))
         if not devices.may_look(index.device):
-            agreed = torch.where(one == other, one, torch.nan).to(flat.dtype)
-            flat = torch.zeros_like(flat).index_put_((index.positions,), agreed)
+            same = torch.where(one == other, one, torch.nan).to(flat.dtype)
+            flat = torch.zeros_like(flat).index_put_((index.positions,), same)
         elif not torch.equal(one, other):
             raise BatchError(
                 f"advantages of shape {list(flat.shape)} may be per token or per row: there are as many of each",
@@ -239,10 +258,15 @@ def _refuse_advantages(stratum: str, index: Index, advantages: Tensor, per_row: 
     if bool(differs.any()):
         i = int(differs.nonzero()[0])
         there = index.describe_token(i if tokens is None else int(tokens[i]))
+        found = f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}"
+        if per_row and stratum == index.hierarchy.rows.name:
+            raise BatchError(
+                f"pieces of one {stratum} have different advantages", required=f"one per {stratum}", found=found
+            )
         raise BatchError(
             f"the gate on {stratum} reads its advantage, and the advantages vary within {an(stratum)}",
             required=f"one advantage per {stratum}",
-            found=f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}",
+            found=found,
             remedy="pass advantages per row, or gate tokens instead",
         )
     token = int((~torch.isfinite(every)).nonzero()[0])

@@ -24,6 +24,7 @@ from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.group import Ranked
 
 T = TypeVar("T")
+UNSAID = -torch.inf  # what a rank sends for an element of which it has tokens and does not know the value
 EXACT = 2.0**53  # up to so many units a float64 counts one by one
 
 
@@ -132,14 +133,15 @@ class Ranks:
         return pad(mine, (0, held.most - len(mine)))
 
     def _agreed(self, known: Tensor, held: Held, stratum: str) -> Tensor:
-        """Each element's value from those who have tokens of it, which is one."""
+        """Each element's value from those who have tokens of it and do not leave it `UNSAID`, which is one."""
         if held.alone:
             return known.new_empty(held.size).index_copy_(0, held.element, known)
-        high, low = _extreme(known, held, "amax"), _extreme(known, held, "amin")
-        differs = high != low
+        says = known != UNSAID
+        high, low = _extreme(known, held, "amax"), _extreme(torch.where(says, known, torch.inf), held, "amin")
+        differs = (high != low) & (high != UNSAID)
         if devices.may_look(known.device) and bool((differs & ~high.isnan()).any()):
             element = int((differs & ~high.isnan()).nonzero()[0])
-            there = (held.element == element).nonzero()[:, 0]
+            there = ((held.element == element) & says).nonzero()[:, 0]
             other = there[known[there] != known[there[0]]][0]
             found = [f"{float(known[i]):g} on rank {int(held.places[i]) // held.most}" for i in (there[0], other)]
             name = repr(self.labels[stratum][element]) if stratum in self.labels else f"number {element}"

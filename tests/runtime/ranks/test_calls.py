@@ -10,6 +10,7 @@ from support import check, operator, spec
 from thread_ranks import try_on_ranks
 
 from fibration import BatchError, ParameterError, RanksError
+from fibration.runtime import devices
 from fibration.runtime.operator import CALLS
 
 FIBERPO = operator(spec("fiberpo_domain"))
@@ -352,6 +353,33 @@ class TestPieces:
                 required="one advantage per trajectory", found="-0.5 on rank 0 and 0.5 on rank 1",
             )  # fmt: skip
 
+    @pytest.mark.parametrize("looks", [True, False])
+    @pytest.mark.parametrize(("first", "last", "per_token"), [(1, 1, False), (1, 2, False), (1, 2, True)])
+    def test_pieces_of_one_token(self, monkeypatch, first, last, per_token, looks):
+        """There, advantages per row look like those per token; those are what they are, whatever others say."""
+        monkeypatch.setattr(devices, "may_look", lambda device: looks)
+        fiberpo = operator(spec("fiberpo"))
+
+        def call(group):
+            index = fiberpo.index(offsets=[[0, 3, 5], [0, 1], [0, 1]][group.rank], trajectory=["x", "y"][: 2 - (group.rank > 0)],
+                               group=group)  # fmt: skip
+            n = index.shape[0]
+            advantages = [torch.tensor([first, 1.0]), torch.tensor([last]), torch.tensor([last])][group.rank].double()
+            if per_token and not group.rank:
+                advantages = advantages[index.row_tensor()][index.row_of_token]
+            x = torch.linspace(-0.3, 0.4, n).double()
+            return fiberpo.coefficients(x, torch.zeros_like(x), advantages, index).values
+
+        ran = try_on_ranks(3, call)
+        if first == last or per_token:
+            assert ran.errors == [None] * 3
+            assert torch.cat(ran.results).isfinite().all() and torch.cat(ran.results).any()
+        elif looks:
+            for error in raised(ran):
+                check(error, BatchError, what="rank 1: pieces of one trajectory", found="2 in row 0, and 1 elsewhere")
+        else:
+            assert ran.results[0][:3].isnan().all() and ran.results[1].isnan().all()
+
     def test_advantages_that_agree_are_those_of_the_tokens(self):
         def call(rank, mine):
             per_token = mine.advantages[mine.index.row_tensor()][mine.index.row_of_token]
@@ -395,6 +423,6 @@ class TestPieces:
             check(
                 error,
                 BatchError,
-                what="the advantages vary within a trajectory",
-                required="one advantage per trajectory",
+                what="rank 0: pieces of one trajectory have different advantages",
+                required="one per trajectory",
             )
