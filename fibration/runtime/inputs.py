@@ -131,8 +131,9 @@ def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, said: Tensor) -> Bat
                 i = int(differs.nonzero()[0])
                 raise BatchError(
                     f"pieces of one {stratum} have different advantages",
-                    required=f"one per {stratum}, or advantages per token on every rank",
+                    required=f"one per {stratum}",
                     found=f"{float(given[places[i]]):g} in row {int(places[i])}, and {float(expected[i]):g} elsewhere",
+                    remedy="give all pieces the same, or advantages per token on every rank",
                 )
         return replace(batch, advantage=given)
 
@@ -261,7 +262,10 @@ def _refuse_advantages(stratum: str, index: Index, advantages: Tensor, per_row: 
         found = f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}"
         if per_row and stratum == index.hierarchy.rows.name:
             raise BatchError(
-                f"pieces of one {stratum} have different advantages", required=f"one per {stratum}", found=found
+                f"pieces of one {stratum} have different advantages",
+                required=f"one per {stratum}",
+                found=found,
+                remedy="give all pieces the same, or advantages per token",
             )
         raise BatchError(
             f"the gate on {stratum} reads its advantage, and the advantages vary within {an(stratum)}",

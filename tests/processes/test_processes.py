@@ -84,7 +84,7 @@ ERRORS = {
     "a label too few": ("HierarchyIndexError", "domain"),
     "a label without a stable hash": ("HierarchyIndexError", "object"),
     "a group over two domains": ("HierarchyIndexError", "elsewhere"),
-    "another hierarchy": ("RanksError", "the hierarchy differs between ranks"),
+    "another hierarchy": ("RanksError", "ranks differ in the hierarchy"),
     "NaN": ("BatchError", "nan"),
     "other parameters": ("RanksError", "epsilon"),
     "a parameter out of bounds": ("ParameterError", "epsilon"),

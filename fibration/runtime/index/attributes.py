@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, shown
+from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import BATCH, Attribute
 from fibration.runtime.index.labels import Encoded, Places
 
@@ -64,6 +64,7 @@ class Numbers:
                     f"{what} is given in the order of {stratum} elements, which no rank knows of the whole batch",
                     required=f"one number, or a mapping from labels: {{{stratum}: number}}"
                     + (f", or one per row of this rank, [{places.n_rows}]" if stratum == self.rows else ""),
+                    remedy=f"pass {{label: number}} for the {stratum} labels of this rank",
                 )
             elif array.shape != (size[stratum],):
                 raise HierarchyIndexError(
@@ -92,6 +93,7 @@ class Numbers:
                 f"attribute '{attribute.name}' of {self.rows} {names[self.rows][element]!r} has two values",
                 required=f"one number for all rows of one {self.rows}",
                 found=f"{array[wrong[0]]:.17g} and {found[element]:.17g}",
+                remedy=f"give all pieces of {an(self.rows)} the same",
             )
         return found
 

@@ -89,11 +89,19 @@ def _refuse_different(group: Ranked, what: str, said: Mapping[str, str]) -> None
         values = [one.get(name, "nothing") for one in told]
         if len(set(values)) > 1:
             ranks = {value: [str(i) for i, v in enumerate(values) if v == value] for value in dict.fromkeys(values)}
+            calls = name == "the call"
             raise RanksError(
-                f"{name} differs between ranks" if name != "the call" else "ranks are in different calls",
+                "ranks are in different calls" if calls else f"ranks differ in {name}",
                 required="the same on every rank of the group",
                 found="; ".join(
                     f"{value} on rank{'s' if len(where) > 1 else ''} {listed(where)}" for value, where in ranks.items()
                 ),
+                remedy="look for a call that only some ranks make, or that they make in another order"
+                if calls
+                else "give all ranks the same: they may differ in their tokens and in what lies over these",
             )
-    raise RanksError(f"{what}: ranks have sent digests that differ, of words that agree")
+    raise RanksError(
+        f"{what}: ranks have sent digests that differ, of words that agree",
+        required="that the group hands on what was sent",
+        remedy="look for a group whose all_gather mixes up ranks or calls",
+    )

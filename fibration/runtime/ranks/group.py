@@ -68,7 +68,11 @@ class Ranked:
                 "timeout",
             ) from error
         if len(found) != self.size:
-            raise RanksError(f"{what}: gathered from {len(found)} ranks", required=f"{self.size}, the group's size")
+            raise RanksError(
+                f"{what}: gathered from {len(found)} ranks",
+                required=f"{self.size}, the group's size",
+                remedy="return one entry for each rank from the group's all_gather and all_gather_object",
+            )
         return found
 
 
@@ -93,6 +97,7 @@ def as_group(given: Any) -> Ranked:
         raise RanksError(
             f"the group is {an(type(given).__name__)}",
             required="a group of torch.distributed, or an object with rank, size, all_gather and all_gather_object",
+            remedy="pass dist.group.WORLD where every rank has a part of the batch",
         )
     if isinstance(given, Ranked):
         return given
@@ -100,6 +105,7 @@ def as_group(given: Any) -> Ranked:
         raise RanksError(
             f"the group has rank {shown(given.rank)} and size {shown(given.size)}",
             required="two whole numbers, the first below the second",
+            remedy="count ranks from 0, and give as size how many there are",
         )
     return Ranked(given, given.rank, given.size)
 

@@ -35,6 +35,7 @@ def digests(stratum: str, labels: Sequence[Hashable]) -> Digests:
             f"the label {shown(error.args[0])} for '{stratum}' cannot be told from others on other ranks",
             required=REQUIRED,
             found=error.args[1],
+            remedy="give it a name, for example its number in the dataset or str(label)",
         ) from None
     order = np.argsort(found, kind="stable")
     same = np.flatnonzero(found[order][1:] == found[order][:-1])

@@ -93,6 +93,7 @@ class Whole:
                     f"ranks give labels for '{stratum}' of different kinds",
                     required="one per row on every rank, or one per token",
                     found=listed(found),
+                    remedy=f"give {stratum}= in the shape of the tokens on every rank",
                 )
 
     # ------------------------------------------------------------ labels

@@ -75,14 +75,14 @@ def test_what_differs_is_said():
     ran = together(3, body)
     for raised in ran.errors:
         check(
-            raised, RanksError, what="epsilon differs between ranks", required="the same on every rank of the group",
+            raised, RanksError, what="ranks differ in epsilon", required="the same on every rank of the group",
             found="0.2 on ranks 0 and 2; 0.3 on rank 1",
         )  # fmt: skip
 
 
 def test_what_one_rank_alone_says_is_said():
     ran = together(2, lambda rank, said: said.update({"epsilon": "0.2"} if rank else {}))
-    check(ran.errors[0], RanksError, what="epsilon differs", found="nothing on rank 0; 0.2 on rank 1")
+    check(ran.errors[0], RanksError, what="ranks differ in epsilon", found="nothing on rank 0; 0.2 on rank 1")
 
 
 def test_ranks_in_different_calls_are_found():

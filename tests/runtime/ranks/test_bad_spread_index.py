@@ -194,13 +194,13 @@ def test_labels_of_another_kind():
 def test_hierarchies_and_names_of_rows():
     refused(
         RanksError, None, (CHAIN, ONE), (CHAIN.replace(name="g"), ONE),
-        what="the hierarchy differs between ranks", found=("'h'", "on rank 0; 'g'", "on rank 1"),
+        what="ranks differ in the hierarchy", found=("'h'", "on rank 0; 'g'", "on rank 1"),
     )  # fmt: skip
     same_name = hierarchy("token -> trajectory", "trajectory -> prompt_group", "prompt_group -> domain")
-    refused(RanksError, None, (CHAIN, ONE), (same_name, ONE), what="the hierarchy differs between ranks")
+    refused(RanksError, None, (CHAIN, ONE), (same_name, ONE), what="ranks differ in the hierarchy")
     refused(
         RanksError, CHAIN, ONE, {**ONE, "trajectory": ["r", "s"]},
-        what="keys for the rows differs between ranks", found="not given on rank 0; given on rank 1",
+        what="ranks differ in keys for the rows", found="not given on rank 0; given on rank 1",
     )  # fmt: skip
 
 

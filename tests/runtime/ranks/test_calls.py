@@ -224,7 +224,7 @@ class TestErrors:
         ran = each(lambda rank, mine: coefficients(FIBERPO, mine, NARROW | {"epsilon": 0.2 if rank == 2 else 0.1}))
         for error in raised(ran):
             check(
-                error, RanksError, what="parameter 'epsilon' differs between ranks", required="the same on every rank",
+                error, RanksError, what="ranks differ in parameter 'epsilon'", required="the same on every rank",
                 found="0.1 on ranks 0 and 1; 0.2 on rank 2",
             )  # fmt: skip
 
@@ -274,7 +274,7 @@ class TestErrors:
     def test_backends_that_differ(self):
         other = operator(spec("fiberpo_domain"), "c")
         for error in raised(each(lambda rank, mine: coefficients(other if rank == 0 else FIBERPO, mine))):
-            check(error, RanksError, what="the backend differs", found="c on rank 0; torch on ranks 1 and 2")
+            check(error, RanksError, what="ranks differ in the backend", found="c on rank 0; torch on ranks 1 and 2")
 
     def test_dtypes_that_differ(self):
         def call(rank, mine):
@@ -282,7 +282,7 @@ class TestErrors:
             FIBERPO.coefficients(now, torch.zeros_like(now), mine.advantages, mine.index, NARROW)
 
         for error in raised(each(call)):
-            check(error, RanksError, what="the dtype of results differs", found="float32 on rank 1")
+            check(error, RanksError, what="ranks differ in the dtype of results", found="float32 on rank 1")
 
     @pytest.mark.parametrize("other", [[(0, 1), (), (2,)], [(0, 1), (), (2, 0)], [(1, 0), (), (2, 3)]])
     def test_indices_that_differ(self, other):
@@ -293,7 +293,7 @@ class TestErrors:
             coefficients(FIBERPO, indices[group.rank == 0])
 
         for error in raised(try_on_ranks(3, work)):
-            check(error, RanksError, what="the index differs", found=("2 domain", "on ranks 1 and 2"))
+            check(error, RanksError, what="ranks differ in the index", found=("2 domain", "on ranks 1 and 2"))
 
     def test_a_rank_that_runs_out_of_memory_in_the_middle(self, monkeypatch):
         import fibration.runtime.ranks.collect as module

@@ -109,6 +109,12 @@ def test_mistakes_are_told_apart(mistake):
     assert distance(found, wanted(F64)) > 0.05
 
 
+def test_the_first_update_shows_no_mistake():
+    first, later = example("mistakes").first_and_later()
+    assert max(first.values()) <= EXACT[F64]
+    assert first.keys() == later.keys() and min(later.values()) > 0.2
+
+
 def test_weights_belong_to_the_advantages():
     """Multiplied onto the coefficients they give another gradient: what the gates let through depends on no weight."""
     op, shares = operator(), shares_of(F64, 2, 3)
