@@ -3,6 +3,7 @@
 Whatever the number of ranks, it prints what `micro_batches.py` does.
 """
 
+import gc
 from contextlib import nullcontext
 
 import torch
@@ -45,4 +46,5 @@ def main():
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
+    gc.collect()  # a DDP module is a cycle: one that lives on has threads of the group, which may abort as Python ends
     dist.destroy_process_group()

@@ -4,6 +4,7 @@ The same batches in 12 micro-batches, and on two ranks in 3 of twice the size: h
 many elements are in another regime of their gate, after an update and in one of the two.
 """
 
+import gc
 from dataclasses import dataclass
 
 import ddp
@@ -73,4 +74,5 @@ if __name__ == "__main__":
     if dist.get_rank() == 0:
         print(f"weights come apart by {found.apart:.1e} at most, in 20 updates")
         print(f"of {found.elements} elements {found.changed} change their regime, {found.differ} differ in it")
+    gc.collect()  # a DDP module is a cycle: one that lives on has threads of the group, which may abort as Python ends
     dist.destroy_process_group()
