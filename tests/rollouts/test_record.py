@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,40 +193,6 @@ def test_the_first_update_follows_the_policy_gradient() -> None:
     )
     for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "completion", "scored"),
-    [
-        ("chain_sum", " 4 + 3 = 7\n", "7"),
-        ("chain_sum", " 7.<|im_end|>", "7.<|im_end|>"),
-        ("chain_sum", " 7\n", "7"),
-        ("gcd", " gcd(2, 6) = 2.", "2"),
-        ("simple_equations", " z = 8\n", "8"),
-        ("letter_counting", " 2 times\n", "2"),
-        ("ransom_note", " True\n", "True"),
-        ("syllogism", " No, that is the answer\n", "No"),
-        ("knights_knaves", " Ann is a knight, and Ben is a knave.\n", "Ann is a knight, and Ben is a knave"),
-    ],
-)
-def test_the_scored_part_of_an_answer(dataset: str, completion: str, scored: str) -> None:
-    task = next(task for tasks in record.DOMAINS.values() for task in tasks if task.dataset == dataset)
-    found = re.search(task.answer, completion.strip())
-    assert found is not None
-    assert found[1] == scored
-
-
-@pytest.mark.parametrize(("score", "reward"), [(1.0, 1.0), (0.985, 0.0), (0.01, 0.0)])
-def test_consolation_credit_is_no_reward(score: float, reward: float) -> None:
-    dataset = SimpleNamespace(score_answer=lambda answer, entry: score if answer == "7" else 0.0)
-    assert record._reward(record.Task("any"), dataset, {}, " 7\n") == reward
-
-
-def test_a_question_of_unknown_form_is_named() -> None:
-    task = record.Task("gcd", question=r"numbers: (.*)\.")
-    assert record._question(task, {"question": "the gcd of these numbers: 4, 6.\n"}) == "4, 6"
-    with pytest.raises(FibrationError, match=r"task 'gcd' cannot be asked(.|\n)*found:    'gcd of 4 and 6'"):
-        record._question(task, {"question": "gcd of 4 and 6"})
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,145 @@
+"""Questions of `reasoning-gym`, asked briefly enough for a small language model, and their scoring.
+
+Nothing is downloaded: the package makes its questions from a seed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from fibration.errors import FibrationError, MissingDependency
+
+RIGHT = 0.99  # graded scores below this are partial or consolation credit and count as wrong
+EXAMPLES = 6  # solved questions in front of each question
+
+
+@dataclass(frozen=True)
+class Task:
+    """One reasoning-gym dataset, and how it is asked briefly enough for a small model."""
+
+    dataset: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    question: str = r"(?s)(.*)"  # regex; its groups are the part of the dataset's question that is asked
+    completion: str = "{answer}"  # what the examples answer; may name {question} and the entry's metadata
+    answer: str = r"(.*?)\.?$"  # regex; its group 1 is the part of a completion that is scored
+
+
+_RESULT = r"(?:.*=)?\s*(\S+?)\.?$"  # what stands behind the last "=", or alone
+
+# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples hold right
+# and wrong answers, and differ in how long and how varied the answers are.
+DOMAINS: Mapping[str, tuple[Task, ...]] = {
+    "arithmetic": (
+        Task("chain_sum", {"max_terms": 2, "max_digits": 1}, r": (.*) =$", "{question} = {answer}", _RESULT),
+        Task("gcd", {"max_value": 12}, r"numbers: (.*?)\. Give", "gcd({question}) = {answer}", _RESULT),
+    ),
+    "algebra": (
+        Task(
+            "simple_equations",
+            {"min_terms": 1, "max_terms": 1, "max_value": 9, "operators": ["*"], "operators_weights": [1.0]},
+            completion="{variable} = {answer}",
+            answer=_RESULT,
+        ),
+    ),
+    "algorithmic": (
+        Task("letter_counting", {"min_words": 5, "max_words": 8}, r"(.*)", "{answer} times", r"(\d+)"),
+        Task(
+            "ransom_note",
+            {"max_note_length": 4, "max_magazine_length": 8},
+            r"(Ransom note: .*)\n(Magazine: .*)",
+            answer=r"(\w+)",
+        ),
+    ),
+    "logic": (
+        Task(
+            "syllogism",
+            question=r"statements:\n1\. (.*)\n2\. (.*)\n\n(Does .*)\n(.*)\n",
+            completion="{answer}, that is the answer",
+            answer=r"(\w+)",
+        ),
+        Task("knights_knaves", question=r"(?s)inhabitants: (.*) \("),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of a task, behind solved ones."""
+
+    task: Task
+    prompt: str
+    dataset: Any
+    entry: Mapping[str, Any]
+
+    def reward(self, completion: str) -> float:
+        """1 if the task's own scorer takes the scored part of the completion for right, else 0."""
+        found = re.search(self.task.answer, completion.strip())
+        return float(found is not None and self.dataset.score_answer(found[1], self.entry) >= RIGHT)
+
+
+def questions(task: Task, count: int, seed: int, examples: int = EXAMPLES) -> list[Question]:
+    """`count` different questions, all behind the same `examples` other ones with their answers.
+
+    The same for equal arguments; a greater `count` adds to the end. Raises `FibrationError` if the dataset has too few.
+    """
+    wanted = examples + count
+    dataset = require("reasoning_gym").create_dataset(task.dataset, seed=seed, size=100 * wanted, **task.config)
+    entries: dict[str, Any] = {}  # by question: small datasets repeat theirs
+    for entry in dataset:
+        entries.setdefault(_text(task, entry), entry)
+        if len(entries) == wanted:
+            break
+    else:
+        raise FibrationError(
+            f"task '{task.dataset}' has too few questions",
+            required=f"{wanted} different ones, {examples} of them as examples",
+            found=f"{len(entries)} among {len(dataset)}",
+            remedy="ask for fewer, or widen Task.config",
+        )
+    solved = ""
+    for text, entry in islice(entries.items(), examples):
+        names = {**entry["metadata"], "question": text, "answer": entry["answer"]}
+        solved += f"{_ask(text)} {task.completion.format(**names)}\n\n"
+    return [
+        Question(task, solved + _ask(text), dataset, entry) for text, entry in islice(entries.items(), examples, None)
+    ]
+
+
+def _ask(question: str) -> str:
+    return f"Question: {question}\nAnswer:"
+
+
+def _text(task: Task, entry: Mapping[str, Any]) -> str:
+    found = re.search(task.question, entry["question"].strip())
+    if found is None:
+        raise FibrationError(
+            f"task '{task.dataset}' cannot be asked",
+            required=f"a question that matches {task.question!r}",
+            found=repr(entry["question"]),
+            remedy="adapt Task.question to the installed release of reasoning-gym",
+        )
+    return " ".join(part.strip() for part in found.groups())
+
+
+def require(module: str, *also: str) -> Any:
+    """The module, imported; `MissingDependency` if it or another of them is not installed."""
+    for name in (module, *also):
+        if importlib.util.find_spec(name) is None:
+            raise missing(name)
+    return importlib.import_module(module)
+
+
+def missing(module: str) -> MissingDependency:
+    """The error that names the package of a module, and how to install it."""
+    return MissingDependency(
+        "rollouts cannot be recorded",
+        required=f"the package {module.replace('_', '-')}",
+        found="it is not installed",
+        remedy="pip install 'fibration[record]'",
+    )
