@@ -20,6 +20,7 @@ from fibration.errors import (
     RanksError,
     RolloutsError,
     SpecError,
+    TrainerError,
 )
 from fibration.language.assumptions import balanced, populated
 from fibration.language.atoms import (
@@ -90,12 +91,12 @@ __all__ = [
     "Attribute", "BackendError", "BatchError", "Decomposition", "Fibration", "FibrationError", "Gate", "Hierarchy",
     "HierarchyIndexError", "LawError", "MarkovKernel", "MissingDependency", "NoHierarchy", "Objective", "Operator",
     "Parameter", "ParameterError", "RanksError", "Report", "Rollouts", "RolloutsError", "SpecError", "Stratum",
-    "absolute", "advantage", "aggregate_gate", "atan", "balanced", "clip", "clip_gate", "compile",
-    "constant_normaliser", "count", "decomposition", "density", "dual_clip_gate", "equal", "equivalent", "exp",
-    "expm1", "gated", "identity_gate", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_ratio", "mass",
-    "maximum", "minimum", "on_policy", "one", "pessimistic_clip_gate", "populated", "proportional", "ratio_deviation",
-    "residual", "sigmoid", "sign", "signed_log_ratio", "softplus", "sqrt", "strata", "tanh", "token_log_ratio",
-    "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
+    "TrainerError", "absolute", "advantage", "aggregate_gate", "atan", "balanced", "clip", "clip_gate", "compile",
+    "constant_normaliser", "count", "decomposition", "density", "dual_clip_gate", "equal", "equivalent", "exp", "expm1",
+    "gated", "identity_gate", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_ratio", "mass", "maximum",
+    "minimum", "on_policy", "one", "pessimistic_clip_gate", "populated", "proportional", "ratio_deviation", "residual",
+    "sigmoid", "sign", "signed_log_ratio", "softplus", "sqrt", "strata", "tanh", "token_log_ratio", "token_mean",
+    "total", "trajectory_mean", "uniform", "where", "zero_gate",
 ]  # fmt: skip
 
 

@@ -94,6 +94,10 @@ class RanksError(FibrationError):
     """Ranks that hold one batch together did different things, or one of them failed, ended or could not be reached."""
 
 
+class TrainerError(FibrationError):
+    """A trainer, its options or its data, under which gradients would not be those of the hierarchy."""
+
+
 class BackendError(FibrationError):
     """A backend is unknown, not available, or lacks an operator."""
 

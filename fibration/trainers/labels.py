@@ -1,0 +1,100 @@
+"""Which strata of a hierarchy take labels from a trainer's data, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from fibration.errors import TrainerError, an, listed, shown
+from fibration.language.atoms import BATCH
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import load
+from fibration.pipeline import compile
+from fibration.runtime.operator import Operator
+
+Source = TypeVar("Source")  # whatever a trainer finds labels by: the name of a column, of a field
+
+
+def wanted(hierarchy: Hierarchy) -> tuple[str, ...]:
+    """The strata that take a label per row, finest first: all but tokens, rows and the batch."""
+    rows, leaves = hierarchy.rows, hierarchy.leaves
+    return tuple(s.name for s in reversed(hierarchy.order) if s not in (*leaves, rows) and s.name != BATCH)
+
+
+def sources(
+    hierarchy: Hierarchy, given: Mapping[str, Source] | None = None, known: Mapping[str, Source] | None = None
+) -> dict[str, Source]:
+    """Where the labels of every stratum come from: what the user says, and else what the trainer knows by itself.
+
+    The rows may have a source too, of keys: rows of one key are pieces of one trajectory. What is known and not wanted
+    is left out. Raises TrainerError for a stratum without a source, for a source of what is no such stratum, and for a
+    hierarchy that reads more of a batch than labels of rows.
+    """
+    given, known = given or {}, known or {}
+    rows, names = hierarchy.rows.name, wanted(hierarchy)
+    refuse_finer(hierarchy)
+    for name in given:
+        if name not in (*names, rows):
+            raise TrainerError(
+                f"labels for '{name}', which is no stratum of '{hierarchy.name}' that takes any",
+                required=f"labels for {listed(names or ('nothing',))}, or keys for the rows, '{rows}'",
+                found=f"{name}={shown(given[name])}",
+            )
+    found = {name: given[name] if name in given else known[name] for name in (*names, rows) if name in {*given, *known}}
+    for name in names:
+        if name not in found:
+            raise TrainerError(
+                f"no labels for '{name}' of '{hierarchy.name}'",
+                required="a source of labels for every stratum above the rows",
+                found=f"sources for {listed(found or ('nothing',))}",
+                remedy=f"say which field of the data has them: labels={{{name!r}: ...}}",
+            )
+    return found
+
+
+def refuse_finer(hierarchy: Hierarchy) -> None:
+    """Raise TrainerError for a hierarchy that reads what a trainer does not have of a row: more than labels."""
+    where = "call the operator in a loop of your own, as docs/ranks.md shows, with op.index(...)"
+    if len(hierarchy.leaves) > 1:
+        raise TrainerError(
+            f"'{hierarchy.name}' has tokens of several kinds, {listed(leaf.name for leaf in hierarchy.leaves)}",
+            required="one kind of tokens: a trainer says of a token whether it is masked, and no more",
+            remedy=where,
+        )
+    for stratum in hierarchy.order:
+        if stratum not in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum):
+            raise TrainerError(
+                f"'{stratum.name}' of '{hierarchy.name}' lies over '{hierarchy.rows.name}', the rows",
+                required="strata above the rows: a trainer's data have one label per row, and none per token",
+                remedy=where,
+            )
+    for name, attribute in hierarchy.attributes.items():
+        raise TrainerError(
+            f"'{hierarchy.name}' reads the attribute '{name}' of {an(attribute.on.name)}",
+            required="a hierarchy that reads log-probs, advantages, labels and parameters",
+            remedy=where,
+        )
+
+
+def as_operator(hierarchy: Hierarchy | Operator | str, backend: str | None = None) -> Operator:
+    """A compiled operator, from one, from a hierarchy, or from what names one (`path.py:NAME`, a JSON file, a shipped
+    name). `backend`: as in `fibration.compile`, which chooses where it is None.
+
+    Raises TrainerError for anything else, and for an operator that was compiled for another backend.
+    """
+    if isinstance(hierarchy, Operator):
+        if backend not in (None, "auto", hierarchy.backend):
+            raise TrainerError(
+                f"backend={backend!r} for an operator that is compiled",
+                required=f"{hierarchy.backend!r}, which it was compiled for, or its hierarchy",
+                remedy="leave backend out",
+            )
+        return hierarchy
+    if isinstance(hierarchy, str):
+        hierarchy = load(hierarchy)
+    if not isinstance(hierarchy, Hierarchy):
+        raise TrainerError(
+            f"the hierarchy is {an(type(hierarchy).__name__)}",
+            required="a Hierarchy, what fibration.compile returned, or a name: path.py:NAME, path.json, a shipped one",
+        )
+    return compile(hierarchy, backend or "auto")

@@ -1,0 +1,245 @@
+"""One optimizer step: its rows of one rank, the coefficients of the whole batch, and what a second forward pass makes
+of them.
+
+Pass 1 computes log-probs of all rows without a graph, and from these the coefficients. Pass 2 is the trainer's own,
+with a graph, one micro-batch after the other. Where kernels, padding or dropout make its log-probs others, coefficients
+are those of pass 1 still: `Window.compare` says how far both are apart, and how many elements are in another regime.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fibration.errors import BatchError, TrainerError, an
+from fibration.runtime.index.spread import GROUP
+from fibration.runtime.metrics import Mean, Metric
+from fibration.runtime.operator import Coefficients, Operator
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.ranks.group import as_group
+
+WARN_ABOVE = 0.01  # share of a stratum's elements that are in another regime in pass 2
+CHANGED = "pass/changed"
+METRICS = ("levels", "all")  # which of them a trainer logs
+
+
+class Window:
+    """One optimizer step's part of a rank: the rows of its micro-batches, one after the other, padded to one width.
+
+    `mask`: bool or 0/1 `[B, T]`. `old_log_probs`: `[B, T]`, or None where the weights that sampled all rows are the
+    weights now and nobody kept any. `advantages`: `[B]`, `[B, 1]` or `[B, T]`. `labels`: per stratum a label for every
+    row, or for every token where `op.index` takes that; of the rows' own stratum keys, which are equal for the rows of
+    one trajectory. `weights`: importance weights of what sampled against `old_log_probs`, `[B]`, `[B, 1]` or `[B, T]`;
+    they become part of the advantages, since behind the gates the gradient would be another.
+
+    What is under the mask is never read: NaN there is harmless. Rows, ranks and whole steps may be without an unmasked
+    token; their coefficients are 0. `group`: the ranks among which the step's rows are spread, as `op.index` takes it;
+    all of them make every call, and all raise what one does.
+    """
+
+    def __init__(
+        self,
+        op: Operator,
+        mask: Tensor,
+        old_log_probs: Tensor | None,
+        advantages: Tensor,
+        labels: Mapping[str, Any],
+        *,
+        weights: Tensor | None = None,
+        group: Any = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.ranks = None if group is None else as_group(group)
+        if self.ranks is None and labels.get(op.hierarchy.rows.name) is not None:
+            self.ranks = as_group(_Alone())  # without a group, a key that comes twice is refused
+        with agreed(self.ranks, "a window") as said:
+            said["old log-probs"] = "none" if old_log_probs is None else "given"
+            if not isinstance(mask, Tensor) or mask.ndim != 2:
+                found = list(mask.shape) if isinstance(mask, Tensor) else an(type(mask).__name__)
+                raise TrainerError("the mask of a window", required="a tensor [B, T], bool or 0/1", found=str(found))
+            if self.ranks is not None and GROUP in labels:
+                raise TrainerError(
+                    f"a stratum of '{op.hierarchy.name}' is called '{GROUP}', as are the ranks of a step",
+                    remedy="call the stratum something else",
+                )
+            self.mask = mask.bool()
+            self.advantages = _weighted(self.mask, advantages, weights)
+        self.op, self.parameters = op, parameters
+        self._weighs_tokens = weights is not None and self.advantages.ndim == 2
+        self.old_log_probs = None if old_log_probs is None else old_log_probs.detach()
+        tokens = self._gathered(self.mask.sum().reshape(1).double(), "tokens of a window")
+        self.tokens = int(tokens.sum())  # unmasked, on all ranks
+        spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}
+        self.index = op.index(mask=mask, **labels, **spread) if self.tokens else None
+        self.coef: Coefficients | None = None  # the last that were computed
+        self._first: Tensor | None = None  # what they were computed from
+
+    def coefficients(self, log_probs: Tensor | None, *, metrics: bool = True) -> Coefficients:
+        """`c_i = ∂J/∂log π(i)` of the whole step, for this rank's tokens `[B, T]`; kept as `coef`.
+
+        `log_probs`: pass 1's, `[B, T]`. None: the weights that sampled all rows are the weights now, so that the ratio
+        is 1 and no pass is needed; `objective` of a score estimator, which reads log-probs by themselves, is then that
+        of `old_log_probs`, or of zeros.
+        """
+        first = self.old_log_probs if log_probs is None else log_probs.detach()
+        self._first = first
+        now = torch.zeros(self.mask.shape, device=self.mask.device) if first is None else first
+        old = now if log_probs is None or self.old_log_probs is None else self.old_log_probs
+        if self.index is None:
+            nothing = torch.zeros_like(now, dtype=now.dtype if now.dtype == torch.float64 else torch.float32)
+            self.coef = Coefficients(nothing, nothing.new_zeros(()), {})
+        else:
+            try:
+                self.coef = self.op.coefficients(
+                    now, old, self.advantages, self.index, self.parameters, metrics=metrics
+                )
+            except BatchError as error:
+                if self._weighs_tokens:
+                    error.add_note(
+                        "the importance weights are part of the advantages: where a gate above the tokens reads these, "
+                        "give one weight per row"
+                    )
+                raise
+        return self.coef
+
+    def compare(self, log_probs: Tensor) -> dict[str, float]:
+        """How pass 2's log-probs `[B, T]` differ from those that the coefficients were computed from.
+
+        `pass/log_prob_difference` and `pass/log_prob_difference_max` are the mean and the maximum of `abs(Δ log π)`
+        over the tokens of the whole step, in nats; `pass/changed` the share of elements, of every stratum and channel,
+        that are in another regime of their gate with pass 2's, and `pass/changed/{stratum}` that of one stratum. Empty
+        where there is nothing to compare with: no coefficients were computed, or from no log-probs.
+
+        The ranks send two numbers each, and two more per leaf and what `op.levels` sends if a log-prob differs.
+        """
+        with agreed(self.ranks, "Window.compare") as said:
+            said["log-probs of pass 1"] = "none" if self._first is None else "given"
+            if log_probs.shape != self.mask.shape:
+                raise TrainerError(
+                    f"log-probs of pass 2 have shape {list(log_probs.shape)}", required=f"{list(self.mask.shape)}"
+                )
+        if self._first is None or self.index is None:
+            return {}
+        second, first = log_probs.detach().double(), self._first.double()
+        differs = torch.where(self.mask, (second - first).abs(), 0.0)
+        most = differs.amax() if differs.numel() else differs.new_zeros(())
+        sums, greatest = self._gathered(torch.stack([differs.sum(), most]), "log-probs of both passes").unbind(1)
+        changed = self._changed(first, second) if float(greatest.amax()) else dict.fromkeys(self._strata, (0, 1))
+        shares = {f"{CHANGED}/{stratum}": n / size for stratum, (n, size) in changed.items() if size}
+        return {
+            "pass/log_prob_difference": float(sums.sum()) / self.tokens,
+            "pass/log_prob_difference_max": float(greatest.amax()),
+            CHANGED: sum(n for n, _ in changed.values()) / sum(size for _, size in changed.values()),
+            **shares,
+        }
+
+    @property
+    def _strata(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.op.hierarchy.order)
+
+    def _changed(self, first: Tensor, second: Tensor) -> dict[str, tuple[int, int]]:
+        """Per stratum, elements in another regime and all of them, in every channel, of the whole step."""
+        assert self.index is not None
+        old = first if self.old_log_probs is None else self.old_log_probs.double()
+        passes = [
+            self.op.levels(now - old, self.index, self.parameters, advantages=self.advantages)
+            for now in (first, second)
+        ]
+        counts = {s: torch.zeros(2, dtype=torch.float64, device=self.mask.device) for s in self._strata}
+        for key in passes[0].gated:
+            one, other = (_regimes(levels.residual[key], levels.gated[key]) for levels in passes)
+            counts[key[0]] += torch.stack([(one != other).sum(), one.new_tensor(len(one))])
+        leaves = self.index.leaves  # whose elements are this rank's; all others are everybody's
+        sums = self._gathered(torch.stack([counts[leaf] for leaf in leaves]), "regimes of tokens").sum(0)
+        counts |= dict(zip(leaves, sums, strict=True))
+        return {s: (int(n), int(size)) for s, (n, size) in ((s, c.tolist()) for s, c in counts.items())}
+
+    def _gathered(self, values: Tensor, what: str) -> Tensor:
+        """What every rank has: [ranks, ...]."""
+        return values[None] if self.ranks is None else self.ranks.all_gather(values, what)
+
+
+def named(metrics: Mapping[str, Metric | float], which: str = "levels") -> dict[str, float]:
+    """Metrics under the names that a trainer logs, `fibration/trajectory/+/rolled_back`; read from a device at once.
+
+    `which`: "levels", or "all" for those of single elements too (`...[domain=math]`). What has no value, as the
+    mean over no element, is left out.
+    """
+    if which not in METRICS:
+        raise TrainerError(f"metrics={which!r}", required=f"one of {', '.join(map(repr, METRICS))}")
+    chosen = {name: m for name, m in metrics.items() if which == "all" or "[" not in name}
+    measured = {name: m for name, m in chosen.items() if not isinstance(m, float)}
+    if measured:
+        parts = [
+            (m.sum, m.count) if isinstance(m, Mean) else (m.value, torch.ones_like(m.value)) for m in measured.values()
+        ]
+        sums, counts = torch.stack([torch.stack(part) for part in parts]).unbind(1)
+        chosen |= zip(measured, (sums / counts).tolist(), strict=True)
+    return {f"fibration/{name}": float(m) for name, m in chosen.items() if math.isfinite(float(m))}
+
+
+def warned(found: Mapping[str, float], before: bool = False) -> bool:
+    """Whether the user knows that pass 2 takes elements into other regimes: by a UserWarning, here or `before`.
+
+    `found`: of `Window.compare`. It warns where more than `WARN_ABOVE` of a stratum's elements do.
+    """
+    shares = {name: share for name, share in found.items() if name.startswith(f"{CHANGED}/") and share > WARN_ABOVE}
+    if before or not shares:
+        return before
+    worst = max(shares, key=shares.__getitem__)
+    mean, most = (found[f"pass/log_prob_difference{word}"] for word in ("", "_max"))
+    warnings.warn(
+        f"{shares[worst]:.1%} of the elements of {worst.removeprefix(f'{CHANGED}/')} are in another regime of their "
+        "gate in the pass that is trained with than in the one that coefficients were computed from: log-probs differ "
+        f"by {mean:.1e} nats on average, by {most:.1e} at most. "
+        "Give both passes the same padding and micro-batches, compute log-probs in float32, and switch dropout off",
+        UserWarning,
+        stacklevel=2,
+    )
+    return True
+
+
+class _Alone:
+    """A group of one rank."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor]
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        return [obj]
+
+
+def _regimes(read: Tensor, gave: Tensor) -> Tensor:
+    """0 where a gate returned what it read, 1 where it returned 0, 2 otherwise."""
+    return torch.where(gave == read, 0, torch.where(gave == 0, 1, 2))
+
+
+def _by_row(what: str, values: Any, mask: Tensor) -> Tensor:
+    """[B, 1] or [B, T]."""
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        found = str(values.dtype) if isinstance(values, Tensor) else an(type(values).__name__)
+        raise TrainerError(f"{what}: {found}", required="a floating-point tensor")
+    rows, width = mask.shape
+    if tuple(values.shape) not in ((rows,), (rows, 1), (rows, width)):
+        raise TrainerError(
+            f"{what} have shape {list(values.shape)}",
+            required=f"[{rows}] or [{rows}, 1] per row, or [{rows}, {width}] per token, as the mask",
+        )
+    return values.detach().reshape(rows, -1) if values.ndim == 1 else values.detach()
+
+
+def _weighted(mask: Tensor, advantages: Tensor, weights: Tensor | None) -> Tensor:
+    """Advantages per row [B] or per token [B, T], times the importance weights, in float32 at least."""
+    result = _by_row("advantages", advantages, mask)
+    if weights is not None:
+        times = _by_row("importance weights", weights, mask)
+        dtype = torch.promote_types(torch.promote_types(result.dtype, times.dtype), torch.float32)
+        result = result.to(dtype) * times.to(dtype)
+    return result[:, 0] if result.shape[1] == 1 else result

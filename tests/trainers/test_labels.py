@@ -1,0 +1,78 @@
+"""Which strata take labels, where they come from, and what a trainer can name as a hierarchy."""
+
+import pytest
+import support
+
+from fibration import Attribute, Fibration, Hierarchy, MarkovKernel, TrainerError, identity_gate, log_ratio, token_mean
+from fibration.language.atoms import strata, total
+from fibration.trainers.labels import as_operator, sources, wanted
+
+KNOWN = {"prompt_group": "uid", "domain": "data_source"}
+
+
+@pytest.mark.parametrize(
+    ("name", "strata"),
+    [
+        ("grpo", ()),
+        ("gspo", ()),
+        ("fiberpo_domain", ("prompt_group", "domain")),
+        ("fiberpo_experts", ("expert",)),
+    ],
+)
+def test_strata_that_take_labels(name, strata):
+    assert wanted(support.spec(name)) == strata
+
+
+def test_the_user_says_more_than_the_trainer_knows():
+    h = support.spec("fiberpo_domain")
+    assert sources(h, known=KNOWN) == KNOWN
+    assert sources(h, {"domain": "subject"}, KNOWN) == {"prompt_group": "uid", "domain": "subject"}
+    assert sources(h, {"trajectory": "key"}, KNOWN) == {**KNOWN, "trajectory": "key"}
+    assert sources(support.spec("grpo"), known=KNOWN) == {}
+
+
+def test_a_stratum_without_a_source():
+    with pytest.raises(TrainerError, match="no labels for 'domain'") as caught:
+        sources(support.spec("fiberpo_domain"), known={"prompt_group": "uid"})
+    assert caught.value.found == "sources for prompt_group"
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"), [("grpo", "domain"), ("fiberpo_domain", "token"), ("fiberpo_domain", "dmain")]
+)
+def test_a_source_of_what_takes_no_labels(spec, name):
+    with pytest.raises(TrainerError, match=f"labels for '{name}', which is no stratum"):
+        sources(support.spec(spec), {name: "column"}, KNOWN)
+
+
+def weighted():
+    token, domain = strata("token domain")
+    weight = Attribute("weight", on=token)
+    kernel = MarkovKernel(weight / total(weight, over=domain))
+    gates = {token: identity_gate(), domain: identity_gate()}
+    fibrations = [Fibration(token, domain, kernel)]
+    return Hierarchy(name="w", gates=gates, fibrations=fibrations, decomposition=log_ratio(), objective=token_mean())
+
+
+@pytest.mark.parametrize(
+    ("hierarchy", "says"),
+    [
+        (lambda: support.spec("fiberpo_modal"), "tokens of several kinds, text_token and image_token"),
+        (lambda: support.spec("fiberpo_turns"), "'turn' of 'fiberpo_turns' lies over 'trajectory', the rows"),
+        (weighted, "reads the attribute 'weight' of a token"),
+    ],
+)
+def test_what_rows_have_no_labels_for_is_refused(hierarchy, says):
+    with pytest.raises(TrainerError, match=says):
+        sources(hierarchy(), known=KNOWN)
+
+
+def test_what_names_a_hierarchy():
+    op = as_operator("grpo", "torch")
+    assert (op.hierarchy, op.backend) == (support.spec("grpo"), "torch")
+    assert as_operator(op) is as_operator(op, "auto") is as_operator(op, "torch") is op
+    assert as_operator(support.spec("grpo"), "torch").hierarchy.name == "grpo"
+    with pytest.raises(TrainerError, match="backend='c' for an operator that is compiled"):
+        as_operator(op, "c")
+    with pytest.raises(TrainerError, match="the hierarchy is a dict"):
+        as_operator({"hierarchy": "grpo"})
