@@ -1057,4 +1057,82 @@ RUNTIME = (
     ),
 )  # fmt: skip
 
-SLIPS = (*LANGUAGE, *LAWS, *COMPILER, *BACKENDS, *RUNTIME)
+TRAINERS = (
+    slip(
+        "the importance weights are left out of the advantages", "trainers/test_window",
+        "result = result.to(dtype) * times.to(dtype)", "result = result.to(dtype)",
+    ),
+    slip(
+        "every rank has the coefficients of its own rows", "trainers/test_window",
+        "spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}", "spread: dict[str, Any] = {}",
+    ),
+    slip(
+        "on a fresh step the ratio is that to other log-probs", "trainers/test_window",
+        "old = now if log_probs is None or self.old_log_probs is None else self.old_log_probs",
+        "old = now if self.old_log_probs is None else torch.zeros_like(now)",
+    ),
+    slip(
+        "what is under the mask is compared too", "trainers/test_window",
+        "differs = torch.where(self.mask, (second - first).abs(), 0.0)", "differs = (second - first).abs()",
+    ),
+    slip(
+        "elements above the tokens are counted once per rank", "trainers/test_window",
+        "leaves = self.index.leaves  # whose", "leaves = self._strata  # whose",
+    ),
+    slip(
+        "tokens of other ranks are left out of what changed", "trainers/test_window",
+        '"regimes of tokens").sum(0)', '"regimes of tokens")[0]',
+    ),
+    slip(
+        "what is zeroed and what is rolled back is one regime", "trainers/test_window",
+        "torch.where(gave == read, 0, torch.where(gave == 0, 1, 2))", "torch.where(gave == read, 0, 1)",
+    ),
+    slip(
+        "the mean difference of a step is one rank's", "trainers/test_window",
+        '"pass/log_prob_difference": float(sums.sum()) / self.tokens', '"pass/log_prob_difference": float(sums[0]) / self.tokens',
+    ),
+    slip(
+        "rows of one key are trajectories of their own", "trainers/test_window",
+        "self.ranks = as_group(_Alone())", "labels = {k: v for k, v in labels.items() if k != op.hierarchy.rows.name}",
+    ),
+    slip(
+        "a step without tokens is an error", "trainers/test_window",
+        "self.index = op.index(mask=mask, **labels, **spread) if self.tokens else None",
+        "self.index = op.index(mask=mask, **labels, **spread)",
+    ),
+    slip(
+        "a warning comes at every step", "trainers/test_window",
+        "if before or not shares:", "if not shares:",
+    ),
+    slip(
+        "what is known outranks what the user says", "trainers/test_labels",
+        "given[name] if name in given else known[name]", "known[name] if name in known else given[name]",
+    ),
+    slip(
+        "strata below the rows are labelled by row", "trainers/test_labels",
+        "if stratum not in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum):",
+        "if stratum in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum) and not hierarchy.gates:",
+    ),
+    slip(
+        "a loss of half the scale passes", "trainers/test_scale",
+        "if not (abs(low - 1) <= one.bound and abs(high - 1) <= one.bound):", "if not (abs(high - low) <= one.bound):",
+    ),
+    slip(
+        "a token that is left out passes", "trainers/test_scale",
+        "if not (abs(low - 1) <= one.bound and abs(high - 1) <= one.bound):", "if not abs(high - 1) <= one.bound:",
+    ),
+    slip(
+        "advantages that are not used pass", "trainers/test_scale",
+        "        if unused:\n", "        if len(unused) == len(found) > 1:\n",
+    ),
+    slip(
+        "of two backward passes the last counts", "trainers/test_scale",
+        "self.gradient = gradient if self.gradient is None else self.gradient + gradient", "self.gradient = gradient",
+    ),
+    slip(
+        "the rank whose loss has another scale raises alone", "trainers/test_scale",
+        'with agreed(None if group is None else as_group(group), "the scale of the loss"):', 'with agreed(None, "the scale"):',
+    ),
+)  # fmt: skip
+
+SLIPS = (*LANGUAGE, *LAWS, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS)
