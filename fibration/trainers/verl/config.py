@@ -1,0 +1,138 @@
+"""What a YAML says of the hierarchy, and verl's worker replaced by ours where it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Optional
+
+from verl.workers.config import PolicyLossConfig
+
+from fibration.errors import ParameterError, TrainerError, listed, located, shown
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.operator import Operator
+from fibration.trainers.labels import as_operator, sources
+from fibration.trainers.verl.loss import HERE, NAME
+
+KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # the fields in which verl has labels by itself
+
+
+@dataclass
+class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
+    """`actor_rollout_ref.actor.policy_loss`, with `_target_: fibration.trainers.verl.FibrationPolicyLossConfig`.
+
+    On a command line, what verl's own YAML lacks takes a `+`: `+actor_rollout_ref.actor.policy_loss.hierarchy=grpo`.
+
+    - `loss_mode`: `fibration`.
+    - `hierarchy`: a shipped name (`fiberpo_domain`), `/path/to/file.py:NAME` or `/path/to/file.json`; the path is one
+      that every node has, best absolute.
+    - `parameters`: values of the hierarchy's parameters, as in `op.coefficients(parameters=)`: `{epsilon: 0.05,
+      C_domain: {math: {"+": 0.3, "-": 0.2}, code: 0.1}}`. verl's `clip_ratio` and the like have no effect.
+    - `labels`: `{stratum: field}`, the field of verl's data with a label per row; by itself `prompt_group: uid` and
+      `domain: data_source`. Several fields, `[a, b]`, make pairs.
+    - `trajectory`: the fields that name a trajectory, where several rows are one: `[uid, session_id]` for agent loops
+      that give several outputs; `[]`: every row is a trajectory of its own, whatever its fields.
+    - `backend`: as in `fibration.compile`. `metrics`: `levels`, or `all` for those of single domains too.
+
+    Building it raises what is wrong with the hierarchy and its parameters, before a model is loaded, and makes our
+    worker the actor of this process.
+    """
+
+    loss_mode: str = NAME
+    hierarchy: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, Any] = field(default_factory=dict)
+    trajectory: Optional[list[str]] = None  # noqa: UP045  (omegaconf reads this annotation)
+    backend: Optional[str] = None  # noqa: UP045
+    metrics: str = "levels"
+
+    def __post_init__(self) -> None:
+        if self.loss_mode != NAME:
+            bypass = "algorithm.rollout_correction.bypass_mode puts its own loss in the place of this one; "
+            raise TrainerError(
+                f"{HERE}.loss_mode={self.loss_mode} with the config of '{NAME}'",
+                required=f"loss_mode={NAME}",
+                remedy=(bypass if self.loss_mode == "bypass_mode" else "") + "or leave _target_ as verl has it",
+            )
+        if not self.hierarchy:
+            raise TrainerError(
+                f"{HERE}.hierarchy is not set",
+                required="a shipped name, path.py:NAME or path.json",
+                remedy=f"+{HERE}.hierarchy=fiberpo_domain",
+            )
+        if self.metrics not in ("levels", "all"):
+            raise TrainerError(f"{HERE}.metrics={shown(self.metrics)}", required="'levels' or 'all'")
+        with located(HERE):
+            hierarchy = self.operator.hierarchy
+            sources(hierarchy, self.fields, KNOWN)
+            _check(hierarchy, self.parameters)
+        install()
+
+    @property
+    def operator(self) -> Operator:
+        """The compiled hierarchy, compiled once in a process."""
+        return _compiled(self.hierarchy, self.backend)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Per stratum, what the user says of where its labels are; the rows' too, if they have keys."""
+        keys = {self.operator.hierarchy.rows.name: self.trajectory} if self.trajectory else {}
+        return {**self.labels, **keys}
+
+    def sources(self) -> dict[str, Any]:
+        """Per stratum, the field or the fields that have its labels."""
+        return sources(self.operator.hierarchy, self.fields, KNOWN)
+
+
+@lru_cache(maxsize=8)
+def _compiled(hierarchy: str, backend: str | None) -> Operator:
+    return as_operator(hierarchy, backend)
+
+
+def _check(hierarchy: Hierarchy, parameters: Mapping[str, Any]) -> None:
+    """Raise ParameterError for what needs no batch to be wrong: names, missing values, numbers out of bounds."""
+    for name in parameters:
+        if name not in hierarchy.parameters:
+            raise ParameterError(
+                f"'{hierarchy.name}' has no parameter '{name}'",
+                required=f"one of {listed(hierarchy.parameters) or 'none'}",
+            )
+    for name, parameter in hierarchy.parameters.items():
+        if name in parameters:
+            for number in _numbers(parameters[name]):
+                parameter.check(number, "a value")
+        elif parameter.default is None:
+            raise ParameterError(
+                f"parameter '{name}' of '{hierarchy.name}' has no value",
+                required="a default or a value",
+                remedy=f"+{HERE}.parameters.{name}=...",
+            )
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _numbers(one)
+    else:
+        yield value
+
+
+def install() -> None:
+    """Make our worker the actor of this process, and the policy loss known, whether or not verl loads plugins."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+    from fibration.trainers.verl.plugin import register
+    from fibration.trainers.verl.worker import FibrationTrainingWorker
+
+    register()
+    found = ActorRolloutRefWorker.actor_worker_cls
+    if issubclass(found, FibrationTrainingWorker):
+        return
+    if found is not TrainingWorker:
+        raise TrainerError(
+            f"the actor's worker is {found.__module__}.{found.__qualname__} already",
+            required="verl's TrainingWorker, or a class derived from fibration.trainers.verl.FibrationTrainingWorker",
+            remedy="derive that class from ours",
+        )
+    ActorRolloutRefWorker.actor_worker_cls = FibrationTrainingWorker

@@ -1,0 +1,270 @@
+"""verl's training worker, with coefficients of the whole mini-batch in the place of advantages.
+
+A mini-batch is one optimizer step: all data-parallel ranks are in `train_batch` at once, each with its rows. Before
+verl trains on them, a forward pass takes their log-probs, in the micro-batches that verl will make of them, and from
+these, over the data-parallel group, come the coefficients. Ranks of one sequence-parallel group hold the same rows, and
+compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.single_controller.base.decorator import MAGIC_ATTR, register
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
+
+from fibration.errors import TrainerError, listed
+from fibration.runtime.operator import Operator
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.ranks.group import as_group
+from fibration.trainers.verl.loss import HERE, NAME, TARGET, Step, opened
+from fibration.trainers.window import Window, named, warned
+
+if TYPE_CHECKING:
+    from fibration.trainers.verl.config import FibrationPolicyLossConfig
+
+ROWS = "fibration_rows"  # a field of ours: where a micro-batch's rows lie in the mini-batch
+STRATEGIES = ("fsdp", "fsdp2")
+# Options of verl's other losses, which a hierarchy does not read.
+UNREAD = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
+UNREAD_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
+
+
+def _as(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Registers a method with verl's controller as verl's own is: how it is dispatched, how its results come back."""
+    decorate: Callable[..., Any] = register(**getattr(method, MAGIC_ATTR))
+    return decorate
+
+
+class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
+    """The actor's worker of a config with `loss_mode=fibration`; with any other loss it is verl's own."""
+
+    loss_fn: Any
+    settings: FibrationPolicyLossConfig | None = None
+    _measured = False  # whether the engine's factor on the loss is known to be right
+    _warned = False  # whether the user knows that the passes differ
+
+    @_as(TrainingWorker.set_loss_fn)
+    def set_loss_fn(self, loss_fn: Any) -> None:
+        super().set_loss_fn(loss_fn)
+        self.settings = _settings(loss_fn)
+        if self.settings is not None and self.engine_config.strategy not in STRATEGIES:
+            raise TrainerError(
+                f"actor.strategy={self.engine_config.strategy} with policy_loss.loss_mode={NAME}",
+                required=listed(STRATEGIES),
+                remedy="other engines rescale the loss for their schedules, or have log-probs on some ranks only",
+            )
+
+    @_as(TrainingWorker.train_batch)
+    def train_batch(self, data: TensorDict) -> TensorDict:
+        """verl's own, on coefficients; metrics of the hierarchy are beside verl's, under `fibration/`."""
+        if self.settings is None:
+            return super().train_batch(data)
+        data = data.copy()  # whoever gave it keeps the advantages
+        self._complete(data)
+        with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):
+            tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
+            if not self._measured:
+                _refuse_dropout(self.engine.module)
+            window = self._window(data)
+            log_probs = self._log_probs(data)
+            coef = window.coefficients(log_probs)
+            step = self._step(window, coef.objective)
+            own, self.loss_fn = self.loss_fn, partial(_seen, step, self.loss_fn)
+            try:
+                with opened(step):
+                    output = super().train_batch(_trained_on(data, coef.values))
+            finally:
+                self.loss_fn = own
+            self._check(step)
+            passes = window.compare(step.log_probs)
+            self._warned = warned(passes, self._warned)
+        if output is not None:
+            tu.get(output, key="metrics").update(named({**coef.metrics, **passes}, self.settings.metrics))
+        return output
+
+    def _complete(self, data: TensorDict) -> None:
+        """What verl's `train_batch` adds to the data, before pass 1: it decides how rows are packed."""
+        known = {
+            "use_remove_padding": self.model_config.get("use_remove_padding", False),
+            "use_dynamic_bsz": self.engine_config.use_dynamic_bsz,
+            "max_token_len_per_gpu": self.engine_config.max_token_len_per_gpu,
+            "micro_batch_size_per_gpu": self.engine_config.micro_batch_size_per_gpu,
+            "use_fused_kernels": self.engine_config.use_fused_kernels,
+        }
+        tu.assign_non_tensor(data, **{key: value for key, value in known.items() if key not in data})
+
+    def _log_probs(self, data: TensorDict) -> Tensor:
+        """Pass 1: log π of the responses `[B, T]`, of the same module in the same mode and micro-batches as pass 2."""
+        data = data.copy()
+        tu.assign_non_tensor(data, calculate_entropy=False, calculate_sum_pi_squared=False)
+        output = self.engine.infer_batch(data)["model_output"]["log_probs"]
+        return _wide(no_padding_2_padding(output, data))
+
+    def _window(self, data: TensorDict) -> Window:
+        assert self.settings is not None
+        fields = {key: _padded(data, key).to(self.device_name) for key in ("old_log_probs", "advantages")}
+        mask = _padded(data, "response_mask").to(self.device_name).bool()
+        weights = _padded(data, "rollout_is_weights").to(self.device_name) if "rollout_is_weights" in data else None
+        group = self.engine.get_data_parallel_group()
+        with agreed(as_group(group), "the labels of a mini-batch"):
+            labels = _labels(self.settings, data, mask)
+        return Window(
+            self.settings.operator,
+            mask,
+            _wide(fields["old_log_probs"]),
+            fields["advantages"],
+            labels,
+            weights=weights,
+            group=group,
+            parameters=self.settings.parameters or None,
+        )
+
+    def _step(self, window: Window, objective: Tensor) -> Step:
+        scaler = getattr(self.engine, "scaler", None)
+        scale = None if self._measured else 1.0 if scaler is None else float(scaler.get_scale())
+        return Step(window.mask, objective, as_group(self.engine.get_data_parallel_group()).size, scale)
+
+    def _check(self, step: Step) -> None:
+        """Raise TrainerError if verl trained on anything else than the loss of every row."""
+        if not bool(step.seen.all()):
+            raise TrainerError(
+                f"verl trained on {int(step.seen.sum())} of the {len(step.seen)} rows of a mini-batch",
+                required="all of them, each once: the coefficients are those of the whole",
+                remedy="leave actor_rollout_ref.actor and its engine as verl has them",
+            )
+        if not (self._measured or step.measured):
+            raise TrainerError(
+                "verl took no gradient of the policy loss 'fibration'",
+                required="a backward pass through what the policy loss returns",
+                remedy="look for what replaces the loss of actor.policy_loss",
+            )
+        self._measured = True
+
+
+def _settings(loss_fn: Any) -> FibrationPolicyLossConfig | None:
+    """Our config, in what verl makes of it, or None for another loss. Raises TrainerError where both do not fit."""
+    config = getattr(loss_fn, "keywords", {}).get("config")
+    given = getattr(config, "policy_loss", None)
+    if given is None or given.get("loss_mode") != NAME:
+        return None
+    if not isinstance(getattr(given, "operator", None), Operator):
+        raise TrainerError(
+            f"{HERE}.loss_mode={NAME} with the config {type(given).__qualname__}",
+            required="the config that has the hierarchy",
+            remedy=f"{HERE}._target_={TARGET}",
+        )
+    if loss_fn.func is not ppo_loss:
+        raise TrainerError(
+            f"{HERE}.loss_mode={NAME} inside of {loss_fn.func.__name__}",
+            required="verl's ppo_loss alone",
+            remedy="leave distillation out: its own policy gradient would have no coefficients",
+        )
+    where: str
+    options: Any
+    for where, options, names in (("actor", config, UNREAD), (HERE, given, UNREAD_LOSS)):
+        for option in fields(options):
+            if option.name in names and option.default is not MISSING and options[option.name] != option.default:
+                raise TrainerError(
+                    f"{where}.{option.name}={options[option.name]} with loss_mode={NAME}",
+                    required=f"verl's default, {option.default}: the hierarchy alone decides what is clipped",
+                    remedy=f"leave it out, and say it in {HERE}.parameters",
+                )
+    found: FibrationPolicyLossConfig = given
+    return found
+
+
+def _refuse_dropout(module: torch.nn.Module) -> None:
+    """Both passes run in training mode, where dropout would give them, and old log-probs, different policies."""
+    for name, part in module.named_modules():
+        for key, value in {"p": getattr(part, "p", 0), **vars(part)}.items():
+            dropout = "dropout" in key or (key == "p" and "dropout" in type(part).__name__.lower())
+            if dropout and isinstance(value, float) and value > 0 and part.training:
+                raise TrainerError(
+                    f"the model has dropout: {name}.{key} = {value:g}",
+                    required="none: log-probs of both passes, and old ones, are those of one policy",
+                    remedy="set it to 0: actor_rollout_ref.model.override_config.attention_dropout=0, or what the "
+                    "model's config calls it",
+                )
+
+
+def _seen(step: Step, own: Callable[..., Any], model_output: Any, data: TensorDict, dp_group: Any = None) -> Any:
+    step.rows = data[ROWS]
+    return own(model_output=model_output, data=data, dp_group=dp_group)
+
+
+def _trained_on(data: TensorDict, coefficients: Tensor) -> TensorDict:
+    """The mini-batch as verl trains on it: coefficients for advantages, and weights that are in them left out."""
+    given = data["advantages"]
+    coefficients = coefficients.to(given.device)
+    data["advantages"] = response_to_nested(coefficients, given) if given.is_nested else coefficients
+    data[ROWS] = torch.arange(len(data))
+    return data.exclude("rollout_is_weights")
+
+
+def _padded(data: TensorDict, key: str) -> Tensor:
+    """A field `[B, T]`, padded with 0: nested in verl's v1 trainers, padded already in v0."""
+    if key not in data:
+        raise TrainerError(
+            f"the mini-batch has no field '{key}'",
+            required="what verl's ppo_loss reads",
+            found=listed(sorted(data.keys())),
+        )
+    given: Tensor = data[key]
+    return given.to_padded_tensor(0) if given.is_nested else given
+
+
+def _wide(log_probs: Tensor) -> Tensor:
+    return log_probs if log_probs.dtype == torch.float64 else log_probs.float()
+
+
+def _labels(settings: FibrationPolicyLossConfig, data: TensorDict, mask: Tensor) -> dict[str, Sequence[Any]]:
+    """A label per row for every stratum that takes one."""
+    labels = {stratum: _column(data, source, stratum) for stratum, source in settings.sources().items()}
+    if settings.trajectory is None and "session_id" in data and "uid" in data:
+        _refuse_several(_column(data, ["uid", "session_id"], "trajectory"), mask)
+    return labels
+
+
+def _column(data: TensorDict, source: str | Sequence[str], stratum: str) -> Sequence[Any]:
+    if not isinstance(source, str):
+        return list(zip(*(_column(data, one, stratum) for one in source), strict=True))
+    if source not in data:
+        raise TrainerError(
+            f"the labels of '{stratum}' are the field '{source}', which the mini-batch lacks",
+            required="a field with one label per row",
+            found=f"fields {listed(sorted(data.keys()))}",
+            remedy=f"give the data set a column '{source}', or name another: +{HERE}.labels.{stratum}=FIELD",
+        )
+    found = tu.get(data, key=source)
+    if isinstance(found, Tensor):
+        if found.is_nested or found.reshape(len(data), -1).shape[1] != 1:
+            raise TrainerError(
+                f"the labels of '{stratum}' are the field '{source}', which has several numbers per row",
+                required="one label per row",
+                remedy=f"+{HERE}.labels.{stratum}=FIELD",
+            )
+        return found.reshape(-1).tolist()
+    return found if isinstance(found, list) else [found] * len(data)  # verl keeps what is equal in all rows once
+
+
+def _refuse_several(keys: Sequence[Any], mask: Tensor) -> None:
+    """Several rows of one trajectory are one element or several: only the user knows."""
+    used = mask.any(1).tolist()
+    rows: dict[Any, int] = {}
+    for row, key in enumerate(keys):
+        if used[row] and rows.setdefault(key, row) != row:
+            raise TrainerError(
+                f"rows {rows[key]} and {row} are outputs of one session, uid and session_id {key}",
+                required="to know whether several outputs of an agent loop are one trajectory, or each its own",
+                remedy=f"+{HERE}.trajectory=[uid,session_id] makes them one, and =[] leaves each its own",
+            )
