@@ -70,7 +70,7 @@ def test_the_unpacked_wheel_works_without_the_checkout(wheel, tmp_path):
     assert made.returncode == 0, made.stderr
 
 
-def test_the_metadata_names_the_command_and_the_pytest_plugin(wheel):
+def test_the_metadata_names_the_command_and_the_plugins(wheel):
     with zipfile.ZipFile(wheel) as content:
         name = next(n for n in content.namelist() if n.endswith(".dist-info/entry_points.txt"))
         points = configparser.ConfigParser(delimiters="=")
@@ -78,6 +78,7 @@ def test_the_metadata_names_the_command_and_the_pytest_plugin(wheel):
     assert {s: dict(points[s]) for s in points.sections()} == {
         "console_scripts": {"fibration": "fibration.cli.main:main"},
         "pytest11": {"fibration": "_fibration_pytest"},
+        "verl.plugins": {"fibration": "fibration.trainers.verl.plugin"},
     }
 
 
