@@ -1,0 +1,189 @@
+"""What TRL would go on with, under which gradients would not be those of the hierarchy: refused, each in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+from fibration.errors import TrainerError, listed, shown
+from fibration.trainers.window import METRICS
+
+WINDOWS = ("step", "generation")
+
+
+class Labels(Enum):
+    """Labels that are in no column."""
+
+    BY_PROMPT = "the completions of one sampled prompt"
+
+
+BY_PROMPT = Labels.BY_PROMPT
+
+# Options that make another loss of the sum over tokens that coefficients are given to: what each must be, and why.
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "loss_type": ("dapo", "the hierarchy is the loss, and this the sum over tokens that its coefficients are given to"),
+    "importance_sampling_level": ("token", "what lies above the tokens are strata of the hierarchy, as in 'gspo'"),
+    "delta": (None, "bounds of ratios are gates of the hierarchy: give them as parameters={...}"),
+    "top_entropy_quantile": (1.0, "tokens would be masked behind the gates, where that removes no element"),
+    "off_policy_mask_threshold": (None, "rows would be masked behind the gates, where that removes no element"),
+}
+# Options of TRL's losses that would have no effect.
+BOUNDS = (
+    "epsilon", "epsilon_high", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
+    "vespo_k_neg", "vespo_lambda_neg",
+)  # fmt: skip
+
+
+def check_words(window: str, metrics: str) -> None:
+    for name, value, known in (("window", window, WINDOWS), ("metrics", metrics, METRICS)):
+        if value not in known:
+            raise TrainerError(f"{name}={shown(value)}", required=" or ".join(map(repr, known)))
+
+
+def check(trainer: Any, given: Mapping[str, Any], columns: Mapping[str, str | Labels]) -> None:
+    """What can be known before a model is loaded, from the arguments that TRL's trainer is `given`."""
+    if getattr(trainer, "loss_is_scaled_for_ga", None) is not True:
+        raise TrainerError(
+            "this release of TRL leaves it to transformers to divide its loss by the accumulation steps",
+            required="a GRPOTrainer that divides by tokens itself (loss_is_scaled_for_ga), as that of trl 1.16",
+            remedy="pip install 'fibration[trl]'",
+        )
+    config = given.get("args")
+    if config is not None:  # all defaults will do
+        check_options(config)
+        check_liger(trainer, config)
+        check_steps(config, given.get("train_dataset"))
+    if given.get("rollout_func") is None:  # which may add fields to the rows
+        for name in ("train_dataset", "eval_dataset"):
+            for dataset in _datasets(given.get(name)):
+                check_columns(name, dataset, columns)
+
+
+def check_options(config: Any) -> None:
+    for name, (must, why) in OPTIONS.items():
+        if (value := getattr(config, name, must)) != must:
+            raise TrainerError(f"{name}={shown(value)}", required=f"{name}={must!r}", remedy=why)
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in BOUNDS:
+        if (value := getattr(config, name, None)) != defaults.get(name):
+            raise TrainerError(
+                f"{name}={shown(value)} has no effect",
+                required=f"{name}={defaults[name]!r}, its default: the hierarchy has bounds of its own",
+                remedy="give those as parameters={...}",
+            )
+    if config.beta and getattr(config, "use_bias_correction_kl", False):
+        raise TrainerError(
+            f"use_bias_correction_kl=True with beta={config.beta}",
+            required="use_bias_correction_kl=False",
+            found="a divergence from the reference model that is multiplied by the ratio, which is 1 where TRL gets "
+            "coefficients for its advantages",
+            remedy="switch the correction off, or leave beta at 0",
+        )
+
+
+def check_liger(trainer: Any, config: Any) -> None:
+    if getattr(config, "use_liger_loss", False) or (
+        hasattr(trainer, "compute_liger_loss") and getattr(config, "use_liger_kernel", False)
+    ):
+        raise TrainerError(
+            "Liger's loss computes log-probs and the loss in one kernel",
+            required="TRL's own loss, which coefficients are given to",
+            remedy="leave use_liger_loss and use_liger_kernel out",
+        )
+
+
+def check_steps(config: Any, dataset: Any) -> None:
+    """Whether a generation can begin between two micro-batches of one optimizer step."""
+    length = config.gradient_accumulation_steps
+    whole = config.steps_per_generation * config.num_iterations
+    rows = "steps_per_generation" if config.num_iterations == 1 else "steps_per_generation * num_iterations"
+    if length > whole:
+        raise TrainerError(
+            f"gradient_accumulation_steps={length}, and completions are sampled anew every {whole} micro-batches",
+            required=f"no more than {rows}, so that the rows of an optimizer step are there when it begins",
+            remedy=f"steps_per_generation={length}, or a multiple of it",
+        )
+    each = config.generation_batch_size // config.num_generations  # prompts
+    generations = 1.0 if dataset is None else len(dataset) // each if hasattr(dataset, "__len__") else float("inf")
+    if whole % length and generations > 1 and not 0 < config.max_steps <= whole // length:
+        raise TrainerError(
+            f"completions are sampled anew after {whole} micro-batches, within optimizer step {whole // length + 1}",
+            required=f"a multiple of gradient_accumulation_steps={length} for {rows}, so that the rows of an optimizer "
+            "step are there when it begins",
+            remedy=f"steps_per_generation={length}, or a multiple of it",
+        )
+
+
+def _datasets(given: Any) -> Iterator[Any]:
+    yield from given.values() if isinstance(given, Mapping) else () if given is None else (given,)
+
+
+def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) -> None:
+    known = getattr(dataset, "column_names", None)  # None of streams that nobody has looked into
+    if known is not None:
+        for stratum, column in columns.items():
+            if column is not BY_PROMPT and column not in known:
+                raise no_column(stratum, column, known, name)
+
+
+def check_model(trainer: Any) -> None:
+    """What is known once the model is there."""
+    parallel = {name: getattr(trainer, f"get_{name}_size")() for name in ("tp", "cp", "sp")}
+    if max(parallel.values()) > 1:
+        raise TrainerError(
+            "tensor, context or sequence parallel: several ranks have the same rows, or parts of them",
+            required="data parallel ranks alone, each with rows of its own (DDP, FSDP, ZeRO)",
+            found=", ".join(f"{name}_size={size}" for name, size in parallel.items()),
+        )
+    config = trainer.args
+    if config.gradient_accumulation_steps == config.steps_per_generation * config.num_iterations:
+        return  # the weights that sampled are those that train, and coefficients come from no forward pass
+    for name, module in trainer.model.named_modules():
+        for word, value in _dropout(module):
+            raise TrainerError(
+                f"dropout in '{name}' ({word}={value}): coefficients would come from a forward pass that drops other "
+                "units than the one that is trained",
+                required="a model without dropout, or gradient_accumulation_steps as many as steps_per_generation * "
+                "num_iterations, which needs no second pass",
+                remedy="disable_dropout=True in GRPOConfig, and no dropout in the model's config and in peft's",
+            )
+
+
+def _dropout(module: nn.Module) -> Iterator[tuple[str, float]]:
+    """Its probabilities of dropout that are not 0: of the layers for it, and of attention, which has a number alone."""
+    for word, value in vars(module).items():
+        is_one = "drop" in word or (word == "p" and isinstance(module, nn.modules.dropout._DropoutNd))
+        if is_one and isinstance(value, float) and value > 0:
+            yield word, value
+
+
+# ------------------------------------------------------------ while it trains
+
+
+def no_column(stratum: str, column: object, known: Iterable[str], where: str = "a row of the dataset") -> TrainerError:
+    return TrainerError(
+        f"{where} has no column {column!r}, which labels of '{stratum}' are in",
+        required="a column with the label of every row",
+        found=f"columns {listed(known)}",
+        remedy=f"labels={{{stratum!r}: ...}}",
+    )
+
+
+def generation_inside(length: int, left: int) -> TrainerError:
+    return TrainerError(
+        f"an optimizer step of {length} micro-batches begins {left} before completions are sampled anew",
+        required="steps whose rows are all there when they begin",
+        remedy="training was broken off within a step: make another trainer, and resume from a checkpoint",
+    )
+
+
+def no_old_log_probs() -> TrainerError:
+    return TrainerError(
+        "weights have changed since these rows were sampled, and TRL kept no log-probs of what sampled them",
+        required="old_per_token_logps of every row",
+        remedy="make another trainer, and resume from a checkpoint",
+    )

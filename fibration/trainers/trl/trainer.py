@@ -1,0 +1,306 @@
+"""`FibrationGRPOTrainer`: TRL's trainer, whose loss gets the coefficients of an optimizer step for its advantages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from trl import GRPOTrainer
+
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.operator import Operator
+from fibration.trainers.labels import as_operator, sources
+from fibration.trainers.scale import Scale
+from fibration.trainers.trl import refusals
+from fibration.trainers.trl.refusals import BY_PROMPT, Labels
+from fibration.trainers.window import Window, named, warned
+
+ROWS = "fibration_rows"  # what is kept of every row, in the dictionaries that TRL shuffles and splits
+# What of a slice is an input of the model, beside its tokens.
+FORWARD = set(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
+
+
+class Row(NamedTuple):
+    """What is kept of a row: how many steps had begun when it was sampled, and its label of every stratum."""
+
+    steps: int
+    labels: dict[str, Any]
+
+
+@dataclass
+class Step:
+    """One optimizer step of a rank: its window, laid out in slices, and which slice a micro-batch has."""
+
+    window: Window
+    first: Tensor | None  # log-probs of the window, where there are any yet
+    places: list[int]  # of micro-batches, among the window's slices
+    scale: float  # of coefficients
+    forwards: int
+    second: list[Tensor] = field(default_factory=list)  # log-probs of the micro-batches so far
+
+    @property
+    def done(self) -> bool:
+        return len(self.second) == len(self.places)
+
+    def coefficients(self, rows: int) -> Tensor:
+        """Of the micro-batch that comes next, which has so many rows."""
+        assert self.window.coef is not None
+        return self.window.coef.values.split(rows)[self.places[len(self.second)]] * self.scale
+
+    def compare(self) -> dict[str, float]:
+        """Pass 2 beside pass 1; slices that this step does not train on are as in pass 1."""
+        whole = self.window.mask * 0.0 if self.first is None else self.first.clone()
+        for place, log_probs in zip(self.places, self.second, strict=True):
+            whole.split(len(log_probs))[place].copy_(log_probs)
+        return self.window.compare(whole)
+
+
+class FibrationGRPOTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` with a hierarchy for its loss: the gradient of every optimizer step is that of `op.loss` on all
+    of the step's rows, those of all micro-batches and ranks.
+
+    ```python
+    from trl import GRPOConfig
+    from fibration.trainers.trl import FibrationGRPOTrainer
+
+    trainer = FibrationGRPOTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=reward,
+        args=GRPOConfig("out", gradient_accumulation_steps=4, steps_per_generation=8),
+        train_dataset=dataset,  # with the columns "prompt" and "source"
+        hierarchy="fiberpo_domain",
+        labels={"domain": "source"},
+    )
+    trainer.train()
+    ```
+
+    All arguments by position, and all that are not named here, are those of `trl.GRPOTrainer`.
+
+    `hierarchy`: a Hierarchy, what `fibration.compile` returned, or what names one: `"fiberpo_domain"`, `"mine.json"`,
+    `"specs.py:mine"`. `backend`: as in `fibration.compile`.
+
+    `labels`: for every stratum above the trajectories, the column of the dataset that has its labels, any hashable
+    values. `prompt_group` needs none: the completions of one sampled prompt are a group. A stratum of another name that
+    is made so has `BY_PROMPT` for its column.
+
+    `parameters`: values of the hierarchy's parameters, where they are not its defaults, in the units of its gates.
+
+    `window`: which rows make up the batch of the hierarchy. `"step"`: those of an optimizer step. TRL shuffles the rows
+    of a generation, so if it has more slices (`steps_per_generation`) than a step takes
+    (`gradient_accumulation_steps`), a step has some rows of each prompt group. `"generation"`: all rows of the
+    generation, so that groups are whole. An optimizer step trains on its own rows' part of that batch's gradient, times
+    slices per step: the steps that go through a generation once have the whole's gradient for their mean.
+
+    `metrics`: `"levels"`, or `"all"` for single elements too (`fibration/domain/+/drift[domain=math]`).
+
+    **Forward passes.** Where the weights that sampled a window are those that train on it, ratios are 1 and nothing is
+    computed twice. Any other step begins with a pass over its window without a graph, in the same slices and padding as
+    the one that is trained; `fibration/extra_forwards` counts slices. `fibration/pass/...` says how far log-probs of
+    both passes are apart, in nats, and what share of elements that takes into another regime of their gate; where it is
+    more than 1 % of a stratum's, a UserWarning says so once.
+
+    **What stays TRL's.** The divergence from a reference model, the bonus for entropy and auxiliary losses keep their
+    scale. Importance weights of vLLM are moved into the advantages: behind the gates, the gradient would be another.
+
+    **Logs.** The loss is `-J`, and what TRL adds to it. Metrics of the hierarchy are logged as `fibration/...`, instead
+    of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch.
+
+    Raises TrainerError when it is made, for options, models and data with which gradients would be others, and while it
+    trains, where that shows only then: in the first two steps, what TRL's loss makes of an advantage is measured too.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        hierarchy: Hierarchy | Operator | str,
+        labels: Mapping[str, str | Labels] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        window: str = "step",
+        backend: str | None = None,
+        metrics: str = "levels",
+        **kwargs: Any,
+    ) -> None:
+        given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
+        refusals.check_words(window, metrics)
+        self.operator = as_operator(hierarchy, backend)
+        known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
+        self.label_columns = sources(self.operator.hierarchy, labels, known)
+        refusals.check(GRPOTrainer, given, self.label_columns)
+        self.hierarchy_parameters = parameters
+        self.window_kind, self.metrics_kind = window, metrics
+        self._fibration_step: Step | None = None
+        self._fibration_steps = 0  # that have begun
+        self._fibration_heard: list[Tensor] | None = None  # log-probs of what is running
+        self._fibration_warned = False
+        super().__init__(*args, **kwargs)
+        refusals.check_model(self)
+        counts = {"accumulation steps": self.args.gradient_accumulation_steps, "ranks": self.accelerator.num_processes}
+        self._fibration_scale = Scale("TRL's loss", counts=counts)
+
+    # ------------------------------------------------------------ labels
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        used = [c for c in self.label_columns.values() if c is not BY_PROMPT]
+        self._signature_columns += [column for column in used if column not in self._signature_columns]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        each = self.num_generations if self.model.training else self.num_generations_eval
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        first = self.accelerator.process_index * len(inputs)
+        output[ROWS] = [
+            Row(self._fibration_steps, self._labels(row, (first + i) // each)) for i, row in enumerate(inputs)
+        ]
+        return output
+
+    def _labels(self, row: Mapping[str, Any], group: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for stratum, column in self.label_columns.items():
+            if not isinstance(column, Labels) and column not in row:
+                raise refusals.no_column(stratum, column, row)
+            found[stratum] = group if isinstance(column, Labels) else row[column]
+        return found
+
+    # ------------------------------------------------------------ windows
+
+    @property
+    def _group(self) -> Any:
+        return dist.group.WORLD if self.accelerator.num_processes > 1 else None
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        self._fibration_step = None  # another optimizer step begins, if the last one was broken off too
+        return super().get_batch_samples(*args, **kwargs)
+
+    def _begin(self, model: Any) -> Step:
+        """The window that begins with this micro-batch, and its coefficients."""
+        slices, whole = self.args.steps_per_generation, self.args.steps_per_generation * self.num_iterations
+        length, done = self.current_gradient_accumulation_steps, self._step % whole
+        if done + length > whole:
+            raise refusals.generation_inside(length, whole - done)
+        trained = [(done + i) % slices for i in range(length)]
+        laid = list(range(slices)) if self.window_kind == "generation" else trained
+        given = [self._buffered_inputs[i] for i in laid]
+        window = self._window(given)
+        fresh = all(row.steps == self._fibration_steps for piece in given for row in piece[ROWS])
+        self._fibration_steps += 1
+        first = window.old_log_probs
+        if not fresh:
+            if first is None:
+                raise refusals.no_old_log_probs()
+            passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
+            first = torch.cat([passes[i] for i in laid])
+        window.coefficients(None if fresh else first)
+        places = trained if self.window_kind == "generation" else list(range(length))
+        scale = slices / length if self.window_kind == "generation" else 1.0
+        return Step(window, first, places, scale, 0 if fresh else len(passes))
+
+    def _window(self, given: list[dict[str, Any]]) -> Window:
+        def joined(name: str) -> Any:
+            return torch.cat([piece[name] for piece in given]) if given[0].get(name) is not None else None
+
+        rows = [row for piece in given for row in piece[ROWS]]
+        return Window(
+            self.operator,
+            torch.cat([_unmasked(piece) for piece in given]),
+            joined("old_per_token_logps"),
+            joined("advantages"),
+            {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns},
+            weights=joined("importance_sampling_ratio"),
+            group=self._group,
+            parameters=self.hierarchy_parameters,
+        )
+
+    # ------------------------------------------------------------ both passes
+
+    @torch.no_grad()
+    def _log_probs(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
+        """As TRL's own loss computes them, of the same tokens in the same padding."""
+        ids, mask = (
+            torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
+        )
+        result: Tensor = self._get_per_token_logps_and_entropies(
+            model,
+            ids,
+            mask,
+            inputs["completion_ids"].size(1),
+            compute_entropy=True,
+            **{name: value for name, value in inputs.items() if name in FORWARD},
+        )[0]
+        return result
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._fibration_heard is not None:
+            self._fibration_heard.append(found[0].detach())
+        return found
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if not self.model.training:
+            window = self._window([inputs])
+            coef = window.coefficients(None)
+            return self._loss(model, inputs, coef.values, coef.objective)[0]
+        if self._fibration_step is None or self._fibration_step.done:
+            self._fibration_step = self._begin(model)
+        step, length = self._fibration_step, self.current_gradient_accumulation_steps
+        assert step.window.coef is not None
+        values = step.coefficients(len(inputs[ROWS]))
+        loss, log_probs = self._loss(model, inputs, values, step.window.coef.objective / length)
+        step.second.append(log_probs)
+        if step.done:
+            self._report(step)
+        return loss
+
+    def _loss(
+        self, model: Any, inputs: Mapping[str, Any], coefficients: Tensor, objective: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """TRL's own loss, whose gradient is that of coefficients, and its value a share of the objective; log-probs."""
+        ranks, training = self.accelerator.num_processes, self.model.training
+        divisor = inputs["num_items_in_batch"].clamp(min=1.0)  # of the sum over tokens and ranks, as 'dapo' has it
+        if training:
+            divisor = divisor * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        given = {name: value for name, value in inputs.items() if name not in (ROWS, "old_per_token_logps")}
+        given["advantages"] = coefficients * divisor
+        if training:
+            scaler = self.accelerator.scaler  # of gradients in float16
+            factor = ranks / divisor * (1.0 if scaler is None else scaler.get_scale())
+            given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(inputs))
+        if "importance_sampling_ratio" in given:  # part of the advantages already
+            given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
+        self._fibration_heard = []
+        try:
+            loss: Tensor = super()._compute_loss(model, given)
+        finally:
+            heard, self._fibration_heard = self._fibration_heard, None
+        rest = coefficients.sum() * ranks - objective  # at a ratio of 1 the loss is minus the sum of coefficients
+        metrics = self._metrics["train" if training else "eval"]
+        if self._entropy_bonus_enabled:
+            metrics["policy_loss"][-1] += self.accelerator.gather(rest).mean().item()
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+            del metrics[name]
+        return loss + rest.to(loss.dtype), heard[0]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self._fibration_step is not None and self._fibration_step.done:
+            self._fibration_scale.checked(self._group)
+        return loss
+
+    def _report(self, step: Step) -> None:
+        """Put the metrics of a step, and what pass 2 made of it, where TRL logs its own."""
+        assert step.window.coef is not None
+        compared = step.compare()
+        self._fibration_warned = warned(compared, self._fibration_warned)
+        more = {"objective": float(step.window.coef.objective), "extra_forwards": float(step.forwards), **compared}
+        for name, value in named({**step.window.coef.metrics, **more}, self.metrics_kind).items():
+            self._metrics["train"][name].append(value)
+
+
+def _unmasked(inputs: Mapping[str, Any]) -> Tensor:
+    """The tokens of a slice that TRL trains on: neither padding, nor cut off, nor a tool's."""
+    mask: Tensor = inputs["completion_mask"]
+    return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
