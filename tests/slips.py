@@ -1133,6 +1133,34 @@ TRAINERS = (
         "the rank whose loss has another scale raises alone", "trainers/test_scale",
         'with agreed(None if group is None else as_group(group), "the scale of the loss"):', 'with agreed(None, "the scale"):',
     ),
+    slip(
+        "a division by micro-batches is left on", "trainers/test_advantages",
+        "* (accumulation * ranks)", "* ranks",
+    ),
+    slip(
+        "an average over ranks is left on", "trainers/test_advantages",
+        "* (accumulation * ranks)", "* accumulation",
+    ),
+    slip(
+        "a count is rounded to float32", "trainers/test_advantages",
+        "count = torch.as_tensor(given, dtype=like.dtype,", "count = torch.as_tensor(given,",
+    ),
+    slip(
+        "an empty micro-batch is divided by 0", "trainers/test_advantages",
+        "not (0 < float(count)", "not (0 <= float(count)",
+    ),
+    slip(
+        "a row without tokens needs a length", "trainers/test_advantages",
+        "wrong = some & ~(", "wrong = ~(",
+    ),
+    slip(
+        "rows are divided by the width of the batch", "trainers/test_advantages",
+        "kept.flatten(1).sum(1) if lengths is None", "kept[0].numel() if lengths is None",
+    ),
+    slip(
+        "a mask may lose coefficients", "trainers/test_advantages",
+        "lost = (coefficients != 0) & (mask == 0)", "lost = (coefficients != 0) & (mask < 0)",
+    ),
 )  # fmt: skip
 
 SLIPS = (*LANGUAGE, *LAWS, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS)
