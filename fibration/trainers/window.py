@@ -88,7 +88,8 @@ class Window:
         """
         first = self.old_log_probs if log_probs is None else log_probs.detach()
         self._first = first
-        now = torch.zeros(self.mask.shape, device=self.mask.device) if first is None else first
+        dtype = torch.promote_types(self.advantages.dtype, torch.float32)
+        now = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device) if first is None else first
         old = now if log_probs is None or self.old_log_probs is None else self.old_log_probs
         if self.index is None:
             nothing = torch.zeros_like(now, dtype=now.dtype if now.dtype == torch.float64 else torch.float32)
@@ -232,7 +233,7 @@ def _by_row(what: str, values: Any, mask: Tensor) -> Tensor:
             f"{what} have shape {list(values.shape)}",
             required=f"[{rows}] or [{rows}, 1] per row, or [{rows}, {width}] per token, as the mask",
         )
-    return values.detach().reshape(rows, -1) if values.ndim == 1 else values.detach()
+    return values.detach()[:, None] if values.ndim == 1 else values.detach()
 
 
 def _weighted(mask: Tensor, advantages: Tensor, weights: Tensor | None) -> Tensor:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import pytest
 import support
 import torch
 import training
-from thread_ranks import on_ranks
+from thread_ranks import on_ranks, try_on_ranks
 from torch import Tensor
 
+from fibration import (
+    BatchError,
+    Fibration,
+    Hierarchy,
+    RanksError,
+    TrainerError,
+    clip_gate,
+    log_ratio,
+    strata,
+    trajectory_mean,
+    uniform,
+)
 from fibration.runtime.operator import Operator
-from fibration.trainers.window import Window
+from fibration.trainers.labels import wanted
+from fibration.trainers.window import Window, named, warned
 
 B, T = 24, 10
 NAN = float("nan")
@@ -35,14 +49,16 @@ def step(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     advantages = torch.randn(B, generator=make, dtype=torch.float64)
     advantages[[5, 22]] = NAN
     weights = 0.5 + torch.rand(B, T, generator=make, dtype=torch.float64)
-    found = {"old": old, "new": new, "advantages": advantages, "weights": weights}
+    off = torch.randn(B, T, generator=make, dtype=torch.float64)
+    second = new + 0.1 * off + 0.1 * off.mean(1, keepdim=True)  # of another pass: every level has changes of regime
+    found = {"old": old, "new": new, "second": second, "advantages": advantages, "weights": weights}
     found = {k: v.to(dtype) for k, v in found.items()}
-    for name in ("old", "new", "weights"):
+    for name in ("old", "new", "second", "weights"):
         found[name] = found[name].where(mask, NAN)
     return {**found, "mask": mask}
 
 
-def operator(name: str = "fiberpo_domain", backend: str = "c") -> Operator:
+def operator(name: str = "fiberpo_domain", backend: str = "torch") -> Operator:
     return support.operator(support.spec(name), backend)
 
 
@@ -60,7 +76,7 @@ def budgets() -> dict[str, Any]:
 def gradient(op: Operator, s: dict[str, Tensor], advantages: Tensor, parameters: Any = None, **labels: Any) -> Tensor:
     """Minus that of `op.loss` on the whole step."""
     new = s["new"].clone().requires_grad_()
-    labels = labels or LABELS
+    labels = labels or {name: LABELS[name] for name in wanted(op.hierarchy)}
     op.loss(new, s["old"], advantages, op.index(mask=s["mask"], **labels), parameters).loss.backward()
     assert new.grad is not None
     return -new.grad
@@ -108,3 +124,346 @@ def test_ranks_have_their_parts_of_the_whole_step(ranks):
         training.every_regime(part.metrics)
         assert torch.allclose(part.values, shares(whole, ranks, rank), rtol=1e-12, atol=1e-15)
         assert part.objective == parts[0].objective
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_may_have_nothing(ranks):
+    """Rows without a token, or no rows at all."""
+    whole = gradient(operator(), step(), step()["advantages"], budgets())
+
+    def run(window: Window, mine: dict[str, Tensor]) -> Any:
+        found = window.coefficients(mine["new"])
+        return found, window.compare(mine["new"])
+
+    for cut in (torch.tensor([5, 22]), torch.tensor([], dtype=torch.long)):  # of the last rank
+        rest = torch.tensor([i for i in range(B) if i not in cut.tolist()])
+
+        def rows(values: Any, ranks: int, rank: int, cut: Tensor = cut, rest: Tensor = rest) -> Any:
+            at = cut if rank == ranks - 1 else rest[rank :: ranks - 1]
+            return values[at] if isinstance(values, Tensor) else [values[i] for i in at]
+
+        for rank, (part, passes) in enumerate(spread(ranks, run, rows)):
+            assert torch.allclose(part.values, rows(whole, ranks, rank), rtol=1e-12, atol=1e-15)
+            training.every_regime(part.metrics)
+            assert set(passes.values()) == {0.0}
+
+
+@pytest.mark.parametrize("ranks", [None, 1, 3])
+@pytest.mark.parametrize("rows", [4, 0])
+def test_a_step_without_a_token_has_no_gradient(ranks, rows):
+    nothing = torch.full((rows, T), NAN)
+
+    def work(group: Any) -> None:
+        labels = {name: given[:rows] for name, given in LABELS.items()}
+        window = Window(operator(), nothing > 0, nothing, nothing[:, 0], labels, group=group)
+        for log_probs in (nothing, None):
+            found = window.coefficients(log_probs)
+            assert found.values.shape == (rows, T) and not found.values.any() and found.objective == 0
+            assert named(found.metrics) == {} == window.compare(nothing)
+
+    work(None) if ranks is None else on_ranks(ranks, work)
+
+
+def in_pieces(values: Any, name: str = "") -> Any:
+    """Each row as two of one trajectory: its first four places, and the others."""
+    if not isinstance(values, Tensor):
+        return [x for x in values for _ in range(2)]
+    if values.ndim == 1:
+        return values.repeat_interleave(2)
+    fill = False if values.dtype == torch.bool else NAN
+    first = torch.arange(T) < 4
+    return torch.stack([values.where(first, fill), values.where(~first, fill)], 1).reshape(2 * B, T)
+
+
+@pytest.mark.parametrize("ranks", [None, 1, 2])
+def test_rows_of_one_key_are_one_trajectory(ranks):
+    s, whole = step(), gradient(operator(), step(), step()["advantages"], budgets())
+    pieces = {name: in_pieces(t) for name, t in s.items()}
+    labels = {**{k: in_pieces(v) for k, v in LABELS.items()}, "trajectory": in_pieces([("uid", i) for i in range(B)])}
+
+    def work(group: Any) -> Any:
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        mine = {name: t[rank::size] for name, t in pieces.items()}
+        keyed = {name: given[rank::size] for name, given in labels.items()}
+        window = Window(
+            operator(), mine["mask"], mine["old"], mine["advantages"], keyed, group=group, parameters=budgets()
+        )
+        return window.coefficients(mine["new"])
+
+    parts = [work(None)] if ranks is None else on_ranks(ranks, work)
+    found = torch.empty(2 * B, T, dtype=torch.float64)
+    for rank, part in enumerate(parts):
+        training.every_regime(part.metrics)
+        found[rank :: len(parts)] = part.values
+    assert torch.allclose(found.reshape(B, 2, T).sum(1), whole, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", ["[B]", "[B, 1]", "[B, T]"])
+@pytest.mark.parametrize("per", ["row", "token"])
+def test_weights_become_part_of_the_advantages(per, shape):
+    s, op = step(), operator()
+    weights = s["weights"].clone()
+    weights[3], weights[:, 2] = 0.0, 0.0
+    weights = weights.where(s["mask"], NAN)
+    if shape != "[B, T]":
+        weights = weights[:, :1].nan_to_num(0.7)
+    weights = weights[:, 0] if shape == "[B]" else weights
+    a = s["advantages"] if per == "row" else s["advantages"][:, None].expand(B, T)
+    expected = s["advantages"][:, None] * (weights if weights.ndim == 2 else weights[:, None])
+    found = Window(op, s["mask"], s["old"], a, LABELS, weights=weights, parameters=budgets()).coefficients(s["new"])
+    training.every_regime(found.metrics)
+    assert torch.equal(found.values, gradient(op, s, expected.expand(B, T), budgets()))
+    behind = gradient(op, s, s["advantages"], budgets()) * (weights if weights.ndim == 2 else weights[:, None])
+    assert not torch.allclose(found.values, behind.nan_to_num(0.0), rtol=0.05)  # it does not commute
+    assert int(found.metrics["trajectory/+/passed"].count) == B - 2  # what weighs nothing is an element still
+
+
+def test_half_precision_is_multiplied_in_float32():
+    s, op = step(torch.bfloat16), operator()
+    window = Window(op, s["mask"], s["old"], s["advantages"], LABELS, weights=s["weights"], parameters=budgets())
+    found = window.coefficients(s["new"]).values
+    product = s["advantages"].float()[:, None] * s["weights"].float()
+    index = op.index(mask=s["mask"], **LABELS)
+    assert window.advantages.dtype == found.dtype == torch.float32
+    assert torch.equal(found, op.coefficients(s["new"], s["old"], product, index, budgets()).values)
+    assert (found != 0).any()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_fresh_step_needs_no_log_probs(kept, dtype):
+    """`r = 1`, whatever the trainer kept: `c = μ·A`."""
+    s, op = step(dtype), operator()
+    window = Window(op, s["mask"], s["old"] if kept else None, s["advantages"], LABELS, parameters=budgets())
+    found = window.coefficients(None)
+    lengths, rows = s["mask"].sum(1, keepdim=True), int(s["mask"].any(1).sum())
+    expected = torch.where(s["mask"], s["advantages"][:, None].double() / (lengths * rows), 0.0)
+    assert torch.allclose(found.values.double(), expected, rtol=1e-6 if found.values.dtype == torch.float32 else 1e-14)
+    assert float(found.objective) == pytest.approx(float(expected.sum()), rel=1e-5)
+    assert float(found.metrics["trajectory/+/passed"]) == float(found.metrics["ratio/max"]) == 1
+
+
+def test_without_old_log_probs_those_of_pass_one_are_they():
+    s, op = step(), operator()
+    window = Window(op, s["mask"], None, s["advantages"], LABELS, parameters=budgets())
+    fresh = window.coefficients(None).values
+    assert window.compare(s["new"]) == {}  # with nothing
+    assert torch.equal(window.coefficients(s["new"]).values, fresh)
+    assert window.compare(s["old"])["pass/changed/trajectory"] > 0
+
+
+def test_a_score_estimator_has_its_gradient_without_log_probs():
+    s, op = step(), operator("cispo")
+    expected = gradient(op, {**s, "new": s["old"]}, s["advantages"])
+    for old in (s["old"], None):
+        assert torch.equal(Window(op, s["mask"], old, s["advantages"], {}).coefficients(None).values, expected)
+
+
+def test_labels_may_be_per_token():
+    s, op = step(), operator("fiberpo_turns")
+    turn = torch.arange(B)[:, None] * 10 + torch.arange(T) // 3
+    labels = {"turn": turn.where(s["mask"], -1), "prompt_group": LABELS["prompt_group"]}
+    tight = {f"C_{level}": 0.02 for level in ("turn", "trajectory", "prompt_group")}
+    found = Window(op, s["mask"], s["old"], s["advantages"], labels, parameters=tight).coefficients(s["new"])
+    assert float(found.metrics["turn/+/zeroed"]) * float(found.metrics["trajectory/-/zeroed"]) > 0
+    assert torch.equal(found.values, gradient(op, s, s["advantages"], tight, **labels))
+
+
+def test_rows_may_be_called_otherwise():
+    token, sample, task = strata("token sample task")
+    h = Hierarchy(
+        name="samples",
+        fibrations=[Fibration(token, sample, uniform()), Fibration(sample, task, uniform())],
+        gates={task: clip_gate(0.05), sample: clip_gate(0.05), token: clip_gate(0.2)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+        rows=sample,
+    )
+    s, op = step(), support.operator(h)
+    expected = gradient(op, s, s["advantages"], task=LABELS["domain"])
+    for keys in ({}, {"sample": list(range(B))}):
+        window = Window(op, s["mask"], s["old"], s["advantages"], {"task": LABELS["domain"], **keys})
+        found = window.coefficients(s["new"])
+        assert torch.allclose(found.values, expected, rtol=1e-12, atol=1e-15)
+
+
+# ---------------------------------------------------------------- pass 2 against pass 1
+
+
+def compared(op: Operator, parameters: Any, **labels: Any) -> dict[str, float]:
+    """By `op.levels` of the whole step in one process, element by element."""
+    s = step()
+    index = op.index(mask=s["mask"], **labels)
+    one, two = (
+        op.levels(s[name] - s["old"], index, parameters, advantages=s["advantages"]) for name in ("new", "second")
+    )
+    counts: dict[str, list[int]] = {}
+    for (stratum, channel), read in one.residual.items():
+        pairs = ((read, one.gated[stratum, channel]), (two.residual[stratum, channel], two.gated[stratum, channel]))
+        words = [
+            ["passed" if g == r else "zeroed" if g == 0 else "other" for r, g in zip(*p, strict=True)] for p in pairs
+        ]
+        known = counts.setdefault(stratum, [0, 0])
+        known[0] += sum(a != b for a, b in zip(*words, strict=True))
+        known[1] += len(read)
+    difference = (s["second"] - s["new"])[s["mask"]].abs()
+    total, size = (sum(c[i] for c in counts.values()) for i in (0, 1))
+    return {
+        "pass/log_prob_difference": float(difference.mean()),
+        "pass/log_prob_difference_max": float(difference.max()),
+        "pass/changed": total / size,
+        **{f"pass/changed/{stratum}": n / size for stratum, (n, size) in counts.items()},
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_passes_are_compared_over_the_whole_step(ranks):
+    expected = compared(operator(), budgets(), **LABELS)
+    assert all(share > 0 for share in expected.values())
+
+    def run(window: Window, mine: dict[str, Tensor]) -> Any:
+        window.coefficients(mine["new"])
+        return window.compare(mine["second"]), window.compare(mine["new"])
+
+    parts = spread(ranks, run)
+    for found, same in parts:
+        assert found == parts[0][0]  # the same bits on every rank
+        assert found == pytest.approx(expected, rel=1e-12)
+        changed = [name for name in found if "changed" in name]
+        assert [found[name] for name in changed] == [expected[name] for name in changed]
+        assert same == dict.fromkeys(expected, 0.0)
+
+
+def test_one_process_sends_nothing_and_finds_the_same():
+    s = step()
+    window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
+    window.coefficients(s["new"])
+    assert window.compare(s["second"]) == pytest.approx(compared(operator(), budgets(), **LABELS), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gspo", "grpo", "dapo"])
+def test_gates_that_read_advantages_have_them(name):
+    s, op = step(), operator(name)
+    window = Window(op, s["mask"], s["old"], s["advantages"][:, None], {}, weights=s["weights"][:, :1].nan_to_num(1))
+    window.coefficients(s["new"])
+    expected = compared(op, None)
+    assert window.compare(s["second"]) == pytest.approx(expected, rel=1e-12) and expected["pass/changed"] > 0
+
+
+def test_a_fresh_step_is_compared_with_the_old_log_probs():
+    s = step()
+    window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
+    window.coefficients(None)
+    found = window.compare(s["new"])
+    assert found["pass/log_prob_difference"] == pytest.approx(float((s["new"] - s["old"])[s["mask"]].abs().mean()))
+    regimes = [
+        float(m)
+        for k, m in window.coefficients(s["new"]).metrics.items()
+        if k.startswith("trajectory/") and k.endswith("/passed")
+    ]
+    assert found["pass/changed/trajectory"] == pytest.approx(1 - sum(regimes) / 2)
+
+
+def test_nothing_is_compared_before_there_are_coefficients():
+    s = step()
+    assert Window(operator(), s["mask"], s["old"], s["advantages"], LABELS).compare(s["new"]) == {}
+
+
+@pytest.mark.parametrize("share", [0.01, 0.011])
+def test_a_warning_names_the_worst_stratum_once(share):
+    found = {"pass/log_prob_difference": 1.6e-5, "pass/log_prob_difference_max": 0.24, "pass/changed": 0.009}
+    found |= {"pass/changed/token": 0.0005, "pass/changed/domain": share}
+    if share == 0.01:
+        assert not warned(found)
+        return
+    with pytest.warns(UserWarning, match=r"1.1% of the elements of domain .* 1.6e-05 nats on average, by 2.4e-01"):
+        assert warned(found)
+    assert warned(found, True)  # an error, if it warned again
+    assert warned({}, True) and not warned({})
+
+
+def test_names_of_metrics():
+    s = step()
+    window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
+    metrics = window.coefficients(s["new"]).metrics
+    levels, every = (named(metrics, which) for which in ("levels", "all"))
+    assert every == {f"fibration/{k}": float(m) for k, m in metrics.items() if math.isfinite(float(m))}
+    assert levels == {k: v for k, v in every.items() if "[" not in k} != every
+    assert levels["fibration/trajectory/+/rolled_back"] > 0 and "fibration/trajectory/+/passed[domain=math]" in every
+    passes = window.compare(s["second"])
+    assert named(passes) == {f"fibration/{k}": v for k, v in passes.items()}
+    with pytest.raises(TrainerError, match="metrics='some'"):
+        named(metrics, "some")
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mask": torch.ones(B)}, "the mask of a window"),
+        ({"advantages": torch.ones(B, 2)}, r"advantages have shape \[24, 2\]"),
+        ({"advantages": torch.ones(B, dtype=torch.int64)}, "advantages: torch.int64"),
+        ({"advantages": [1.0] * B}, "advantages: a list"),
+        ({"weights": torch.ones(T)}, r"importance weights have shape \[10\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, says):
+    given = {"mask": step()["mask"], "advantages": step()["advantages"], "weights": None, **change}
+    with pytest.raises(TrainerError, match=says):
+        Window(operator(), given["mask"], step()["old"], given["advantages"], LABELS, weights=given["weights"])
+
+
+def test_what_does_not_fit_on_one_rank_is_refused_on_all():
+    def work(group: Any) -> None:
+        s = step()
+        old = None if group.rank == 1 else s["old"]
+        Window(operator(), s["mask"], old, s["advantages"], LABELS, group=group)
+
+    ran = try_on_ranks(2, work)
+    assert all(isinstance(error, RanksError) and "old log-probs" in str(error) for error in ran.errors)
+
+    def compare(group: Any) -> None:
+        s = step()
+        window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, group=group)
+        window.coefficients(s["new"])
+        window.compare(s["new"][: B - group.rank])
+
+    ran = try_on_ranks(2, compare)
+    assert all(isinstance(error, TrainerError) and "log-probs of pass 2" in str(error) for error in ran.errors)
+
+
+def test_weights_per_token_under_a_gate_that_reads_the_advantage_of_a_row():
+    s = step()
+    window = Window(operator("gspo"), s["mask"], s["old"], s["advantages"], {}, weights=s["weights"])
+    with pytest.raises(BatchError, match="the advantages vary within a trajectory") as caught:
+        window.coefficients(s["new"])
+    assert caught.value.__notes__ == [
+        "the importance weights are part of the advantages: where a gate above the tokens reads these, give one "
+        "weight per row"
+    ]
+    alike = s["weights"][:, :1].nan_to_num(1).expand(B, T)  # per token, and the same in a row
+    window = Window(operator("gspo"), s["mask"], s["old"], s["advantages"], {}, weights=alike)
+    expected = gradient(operator("gspo"), s, s["advantages"] * alike[:, 0])
+    assert torch.allclose(window.coefficients(s["new"]).values, expected, rtol=1e-14)
+
+
+def test_a_stratum_called_group():
+    token, trajectory, called = strata("token trajectory group")
+    h = Hierarchy(
+        name="named",
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, called, uniform())],
+        gates={
+            called: clip_gate(0.05),
+            trajectory: clip_gate(0.05),
+            token: clip_gate(0.2),
+        },
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+    s, op, labels = step(), support.operator(h), {"group": LABELS["domain"]}
+    found = Window(op, s["mask"], s["old"], s["advantages"], labels).coefficients(s["new"]).values
+    assert torch.equal(found, gradient(op, s, s["advantages"], **labels))
+    with pytest.raises(TrainerError, match="a stratum of 'named' is called 'group'"):
+        on_ranks(1, lambda group: Window(op, s["mask"], s["old"], s["advantages"], labels, group=group))
