@@ -1077,7 +1077,7 @@ TRAINERS = (
     ),
     slip(
         "elements above the tokens are counted once per rank", "trainers/test_window",
-        "leaves = self.index.leaves  # whose", "leaves = self._strata  # whose",
+        "leaves = [self._strata.index(leaf) for leaf in self.index.leaves]", "leaves = list(range(len(self._strata)))",
     ),
     slip(
         "tokens of other ranks are left out of what changed", "trainers/test_window",
@@ -1089,7 +1089,7 @@ TRAINERS = (
     ),
     slip(
         "the mean difference of a step is one rank's", "trainers/test_window",
-        '"pass/log_prob_difference": float(sums.sum()) / self.tokens', '"pass/log_prob_difference": float(sums[0]) / self.tokens',
+        "torch.stack([parts[:, 0].sum(), parts[:, 1].amax()])", "torch.stack([parts[0, 0], parts[:, 1].amax()])",
     ),
     slip(
         "rows of one key are trajectories of their own", "trainers/test_window",

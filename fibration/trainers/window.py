@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fibration.errors import BatchError, TrainerError, an
+from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
 from fibration.runtime.metrics import Mean, Metric
 from fibration.runtime.operator import Coefficients, Operator
@@ -129,13 +130,15 @@ class Window:
         second, first = log_probs.detach().double(), self._first.double()
         differs = torch.where(self.mask, (second - first).abs(), 0.0)
         most = differs.amax() if differs.numel() else differs.new_zeros(())
-        sums, greatest = self._gathered(torch.stack([differs.sum(), most]), "log-probs of both passes").unbind(1)
-        changed = self._changed(first, second) if float(greatest.amax()) else dict.fromkeys(self._strata, (0, 1))
+        parts = self._gathered(torch.stack([differs.sum(), most]), "log-probs of both passes")
+        total, greatest = torch.stack([parts[:, 0].sum(), parts[:, 1].amax()]).tolist()
+        changed = self._changed(first, second) if greatest else dict.fromkeys(self._strata, (0.0, 1.0))
         shares = {f"{CHANGED}/{stratum}": n / size for stratum, (n, size) in changed.items() if size}
+        n, size = (sum(ends) for ends in zip(*changed.values(), strict=True))
         return {
-            "pass/log_prob_difference": float(sums.sum()) / self.tokens,
-            "pass/log_prob_difference_max": float(greatest.amax()),
-            CHANGED: sum(n for n, _ in changed.values()) / sum(size for _, size in changed.values()),
+            "pass/log_prob_difference": total / self.tokens,
+            "pass/log_prob_difference_max": greatest,
+            CHANGED: n / size,
             **shares,
         }
 
@@ -143,22 +146,25 @@ class Window:
     def _strata(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.op.hierarchy.order)
 
-    def _changed(self, first: Tensor, second: Tensor) -> dict[str, tuple[int, int]]:
+    def _changed(self, first: Tensor, second: Tensor) -> dict[str, tuple[float, float]]:
         """Per stratum, elements in another regime and all of them, in every channel, of the whole step."""
         assert self.index is not None
         old = first if self.old_log_probs is None else self.old_log_probs.double()
-        passes = [
-            self.op.levels(now - old, self.index, self.parameters, advantages=self.advantages)
-            for now in (first, second)
-        ]
-        counts = {s: torch.zeros(2, dtype=torch.float64, device=self.mask.device) for s in self._strata}
-        for key in passes[0].gated:
-            one, other = (_regimes(levels.residual[key], levels.gated[key]) for levels in passes)
-            counts[key[0]] += torch.stack([(one != other).sum(), one.new_tensor(len(one))])
-        leaves = self.index.leaves  # whose elements are this rank's; all others are everybody's
-        sums = self._gathered(torch.stack([counts[leaf] for leaf in leaves]), "regimes of tokens").sum(0)
-        counts |= dict(zip(leaves, sums, strict=True))
-        return {s: (int(n), int(size)) for s, (n, size) in ((s, c.tolist()) for s, c in counts.items())}
+        passes = [self._regimes(self.index, now - old) for now in (first, second)]
+        counts = torch.zeros(len(self._strata), 2, dtype=torch.float64, device=self.mask.device)
+        for (stratum, channel), one in passes[0].items():
+            of_stratum = counts[self._strata.index(stratum)]
+            of_stratum[0] += (one != passes[1][stratum, channel]).sum()
+            of_stratum[1] += len(one)
+        leaves = [self._strata.index(leaf) for leaf in self.index.leaves]
+        counts[leaves] = self._gathered(counts[leaves], "regimes of tokens").sum(0)  # all others are everybody's
+        return {stratum: (n, size) for stratum, (n, size) in zip(self._strata, counts.tolist(), strict=True)}
+
+    def _regimes(self, index: Index, log_ratio: Tensor) -> dict[tuple[str, str], Tensor]:
+        """Of every element: 0 where its gate returned what it read, 1 where it returned 0, 2 otherwise."""
+        levels = self.op.levels(log_ratio, index, self.parameters, advantages=self.advantages)
+        pairs = ((key, levels.residual[key], gave) for key, gave in levels.gated.items())
+        return {key: torch.where(gave == read, 0, torch.where(gave == 0, 1, 2)).byte() for key, read, gave in pairs}
 
     def _gathered(self, values: Tensor, what: str) -> Tensor:
         """What every rank has: [ranks, ...]."""
@@ -215,11 +221,6 @@ class _Alone:
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         return [obj]
-
-
-def _regimes(read: Tensor, gave: Tensor) -> Tensor:
-    """0 where a gate returned what it read, 1 where it returned 0, 2 otherwise."""
-    return torch.where(gave == read, 0, torch.where(gave == 0, 1, 2))
 
 
 def _by_row(what: str, values: Any, mask: Tensor) -> Tensor:

@@ -341,6 +341,17 @@ def test_one_process_sends_nothing_and_finds_the_same():
     assert window.compare(s["second"]) == pytest.approx(compared(operator(), budgets(), **LABELS), rel=1e-12)
 
 
+def test_every_element_of_a_long_step_is_counted():
+    mask, old = torch.ones(40, 50), torch.zeros(40, 50)
+    window = Window(operator("gspo"), mask, old, torch.ones(40), {})
+    window.coefficients(old)
+    found = window.compare(old + 0.5)  # which gates of rows clip
+    assert (
+        found["pass/changed/trajectory"] == 1
+        and found["pass/changed"] == (40 + 2000 * found["pass/changed/token"]) / 2040
+    )
+
+
 @pytest.mark.parametrize("name", ["gspo", "grpo", "dapo"])
 def test_gates_that_read_advantages_have_them(name):
     s, op = step(), operator(name)
