@@ -1097,8 +1097,8 @@ TRAINERS = (
     ),
     slip(
         "a step without tokens is an error", "trainers/test_window",
-        "self.index = op.index(mask=mask, **labels, **spread) if self.tokens else None",
-        "self.index = op.index(mask=mask, **labels, **spread)",
+        "self.index = op.index(mask=mask, attributes=attributes, **labels, **spread) if self.tokens else None",
+        "self.index = op.index(mask=mask, attributes=attributes, **labels, **spread)",
     ),
     slip(
         "a warning comes at every step", "trainers/test_window",

@@ -33,10 +33,10 @@ class Window:
     """One optimizer step's part of a rank: the rows of its micro-batches, one after the other, padded to one width.
 
     `mask`: bool or 0/1 `[B, T]`. `old_log_probs`: `[B, T]`, or None where the weights that sampled all rows are the
-    weights now and nobody kept any. `advantages`: `[B]`, `[B, 1]` or `[B, T]`. `labels`: per stratum a label for every
-    row, or for every token where `op.index` takes that; of the rows' own stratum keys, which are equal for the rows of
-    one trajectory. `weights`: importance weights of what sampled against `old_log_probs`, `[B]`, `[B, 1]` or `[B, T]`;
-    they become part of the advantages, since behind the gates the gradient would be another.
+    weights now and nobody kept any. `advantages`: `[B]`, `[B, 1]` or `[B, T]`. `labels`, `attributes`: as `op.index`
+    takes them, per row or per token of this part; of the rows' own stratum keys, which are equal for the rows of one
+    trajectory. `weights`: importance weights of what sampled against `old_log_probs`, `[B]`, `[B, 1]` or `[B, T]`; they
+    become part of the advantages, since behind the gates the gradient would be another.
 
     What is under the mask is never read: NaN there is harmless. Rows, ranks and whole steps may be without an unmasked
     token; their coefficients are 0. `group`: the ranks among which the step's rows are spread, as `op.index` takes it;
@@ -54,6 +54,7 @@ class Window:
         weights: Tensor | None = None,
         group: Any = None,
         parameters: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.ranks = None if group is None else as_group(group)
         if self.ranks is None and labels.get(op.hierarchy.rows.name) is not None:
@@ -76,7 +77,7 @@ class Window:
         tokens = self._gathered(self.mask.sum().reshape(1).double(), "tokens of a window")
         self.tokens = int(tokens.sum())  # unmasked, on all ranks
         spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}
-        self.index = op.index(mask=mask, **labels, **spread) if self.tokens else None
+        self.index = op.index(mask=mask, attributes=attributes, **labels, **spread) if self.tokens else None
         self.coef: Coefficients | None = None  # the last that were computed
         self._first: Tensor | None = None  # what they were computed from
 

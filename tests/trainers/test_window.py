@@ -14,14 +14,18 @@ from thread_ranks import on_ranks, try_on_ranks
 from torch import Tensor
 
 from fibration import (
+    Attribute,
     BatchError,
     Fibration,
     Hierarchy,
+    MarkovKernel,
     RanksError,
     TrainerError,
     clip_gate,
     log_ratio,
     strata,
+    token_mean,
+    total,
     trajectory_mean,
     uniform,
 )
@@ -259,14 +263,51 @@ def test_a_score_estimator_has_its_gradient_without_log_probs():
         assert torch.equal(Window(op, s["mask"], old, s["advantages"], {}).coefficients(None).values, expected)
 
 
-def test_labels_may_be_per_token():
-    s, op = step(), operator("fiberpo_turns")
-    turn = torch.arange(B)[:, None] * 10 + torch.arange(T) // 3
-    labels = {"turn": turn.where(s["mask"], -1), "prompt_group": LABELS["prompt_group"]}
-    tight = {f"C_{level}": 0.02 for level in ("turn", "trajectory", "prompt_group")}
-    found = Window(op, s["mask"], s["old"], s["advantages"], labels, parameters=tight).coefficients(s["new"])
-    assert float(found.metrics["turn/+/zeroed"]) * float(found.metrics["trajectory/-/zeroed"]) > 0
-    assert torch.equal(found.values, gradient(op, s, s["advantages"], tight, **labels))
+PLACES = torch.arange(B * T).reshape(B, T)
+FINER: dict[str, dict[str, Tensor]] = {  # labels per token, and masks of leaves
+    "fiberpo_turns": {"turn": PLACES // 3 + 1000 * (PLACES // T)},
+    "fiberpo_experts": {"expert": PLACES % 5},
+    "fiberpo_modal": {"image_token": PLACES % 3 == 0},
+}
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.parametrize("name", FINER)
+def test_strata_beside_and_below_the_rows_and_several_leaves(name, ranks):
+    s, op = step(), operator(name)
+    labels = {**FINER[name], **{stratum: LABELS[stratum] for stratum in wanted(op.hierarchy) if stratum in LABELS}}
+    tight = {p: 0.02 for p in op.hierarchy.parameters if p.startswith("C_")}
+
+    def work(group: Any) -> Any:
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        mine = {name: shares(t, size, rank) for name, t in s.items()}
+        given = {name: shares(t, size, rank) for name, t in labels.items()}
+        window = Window(op, mine["mask"], mine["old"], mine["advantages"], given, group=group, parameters=tight)
+        return window.coefficients(mine["new"]), window.compare(mine["second"])
+
+    parts = [work(None)] if ranks is None else on_ranks(ranks, work)
+    expected, passes = gradient(op, s, s["advantages"], tight, **labels), compared(op, tight, **labels)
+    for stratum in (s.name for s in op.hierarchy.order if s not in op.hierarchy.leaves):
+        assert float(parts[0][0].metrics[f"{stratum}/+/zeroed"]) + float(parts[0][0].metrics[f"{stratum}/-/zeroed"]) > 0
+    for rank, (found, differences) in enumerate(parts):
+        assert torch.allclose(found.values, shares(expected, len(parts), rank), rtol=1e-10, atol=1e-14)
+        assert differences == pytest.approx(passes, rel=1e-12)
+
+
+def test_attributes_are_those_of_the_index():
+    token, trajectory = strata("token trajectory")
+    weight = Attribute("weight", on=token)
+    h = Hierarchy(
+        name="weighed",
+        fibrations=[Fibration(token, trajectory, MarkovKernel(weight / total(weight, over=trajectory)))],
+        gates={trajectory: clip_gate(0.05), token: clip_gate(0.2)},
+        decomposition=log_ratio(),
+        objective=token_mean(),
+    )
+    s, op, given = step(), support.operator(h), {"weight": 1.0 + PLACES % 4}
+    found = Window(op, s["mask"], s["old"], s["advantages"], {}, attributes=given).coefficients(s["new"])
+    index = op.index(mask=s["mask"], attributes=given)
+    assert torch.equal(found.values, op.coefficients(s["new"], s["old"], s["advantages"], index).values)
 
 
 def test_rows_may_be_called_otherwise():
