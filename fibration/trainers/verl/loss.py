@@ -1,4 +1,4 @@
-"""The policy loss `fibration`: `-c·log π` added up over all tokens of all ranks, with coefficients for advantages.
+"""The policy loss `fibration`: `-c·r` added up over the tokens of all ranks, with coefficients for advantages, r = 1.
 
 Its gradient is that of the whole mini-batch, `-Σ c ∇log π`; its value, which verl logs as `pg_loss`, is `-J`. Entropy
 and KL terms stay verl's, with the reduction `loss_agg_mode`.
@@ -6,12 +6,12 @@ and KL terms stay verl's, with the reduction `loss_agg_mode`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fibration.errors import TrainerError
@@ -21,19 +21,20 @@ HERE = "actor_rollout_ref.actor.policy_loss"
 TARGET = "fibration.trainers.verl.FibrationPolicyLossConfig"
 
 
+@dataclass
 class Step:
     """A mini-batch between its coefficients and its backward passes, of one rank.
 
-    `mask`: bool `[B, T]`. `objective`: J of the whole mini-batch. `ranks`: how many have a part of it. `scale`: what
-    the engine multiplies every loss by before `backward`, and takes off gradients again; None leaves it unmeasured.
+    `objective`: J of the whole mini-batch, of which `ranks` have a part. `log_probs`: `[B, T]`, pass 2's, as far as it
+    has come. `watched`: what `Scale.expects` makes of the coefficients of a micro-batch and its mask.
     """
 
-    def __init__(self, mask: Tensor, objective: Tensor, ranks: int, scale: float | None) -> None:
-        self.objective, self.ranks, self.scale = objective, ranks, scale
-        self.rows: Tensor | None = None  # of the micro-batch at hand, int64 [b]
-        self.log_probs = torch.zeros(mask.shape, device=mask.device)  # of pass 2, as far as it has come
-        self.seen = torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
-        self.measured = False
+    objective: Tensor
+    ranks: int
+    log_probs: Tensor
+    watched: Callable[[Tensor, Tensor], Tensor]
+    rows: Tensor | None = None  # of the micro-batch at hand, int64 [b]
+    seen: set[int] = field(default_factory=set)
 
     def saw(self, log_prob: Tensor) -> float:
         """Keep a micro-batch's log-probs `[b, t]`, t ≤ T; returns its share of the rank's rows."""
@@ -43,23 +44,10 @@ class Step:
                 required="micro-batches that the worker's own loss function sees first",
                 remedy="leave the worker's loss function as verl sets it",
             )
-        rows = self.rows.to(self.seen.device)
-        if log_prob.dtype == torch.float64:
-            self.log_probs = self.log_probs.double()
+        rows = self.rows.to(self.log_probs.device)
         self.log_probs[rows, : log_prob.shape[1]] = log_prob.detach().to(self.log_probs)
-        self.seen[rows] = True
-        return len(rows) / len(self.seen)
-
-    def measure(self, gradient: Tensor) -> None:
-        """What backward brings to the loss of a micro-batch: verl multiplied it by that."""
-        self.measured, found = True, float(gradient)
-        if self.scale is not None and abs(found / self.scale - 1) > 1e-6:
-            raise TrainerError(
-                f"the engine multiplies the policy loss by {found:g} before its backward pass",
-                required=f"{self.scale:g}: a sum over tokens has no factor, or gradients are too large or too small",
-                found=f"{found / self.scale:g} times that",
-                remedy="actor.strategy=fsdp or fsdp2, with verl's own engine",
-            )
+        self.seen.update(self.rows.tolist())
+        return len(rows) / len(self.log_probs)
 
 
 _step: ContextVar[Step | None] = ContextVar("a mini-batch of which the coefficients are known", default=None)
@@ -109,8 +97,6 @@ def policy_loss(
             remedy="actor.strategy=fsdp or fsdp2, with verl's own engine",
         )
     share = step.saw(log_prob)
-    loss: Tensor = agg_loss(-advantages * log_prob, response_mask, "token-sum", dp_size=ranks)
-    loss = loss - loss.detach() - share * step.objective.to(loss)
-    if loss.requires_grad and step.scale is not None and not step.measured:
-        loss.register_hook(step.measure)
-    return loss, {}
+    ratio = 1 + log_prob - log_prob.detach()  # and not its exp, whose derivative is NaN where a masked token has -inf
+    loss: Tensor = agg_loss(-step.watched(advantages, response_mask) * ratio, response_mask, "token-sum", dp_size=ranks)
+    return loss - loss.detach() - share * step.objective.to(loss), {}

@@ -26,6 +26,8 @@ from fibration.errors import TrainerError, listed
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
+from fibration.trainers.dropout import dropout
+from fibration.trainers.scale import Scale
 from fibration.trainers.verl.loss import HERE, NAME, TARGET, Step, opened
 from fibration.trainers.window import Window, named, warned
 
@@ -50,13 +52,13 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
     loss_fn: Any
     settings: FibrationPolicyLossConfig | None = None
-    _measured = False  # whether the engine's factor on the loss is known to be right
+    _scale: Scale
     _warned = False  # whether the user knows that the passes differ
 
     @_as(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
         super().set_loss_fn(loss_fn)
-        self.settings = _settings(loss_fn)
+        self.settings, self._scale = _settings(loss_fn), Scale("verl's engine")
         if self.settings is not None and self.engine_config.strategy not in STRATEGIES:
             raise TrainerError(
                 f"actor.strategy={self.engine_config.strategy} with policy_loss.loss_mode={NAME}",
@@ -73,19 +75,19 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         self._complete(data)
         with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):
             tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
-            if not self._measured:
-                _refuse_dropout(self.engine.module)
+            _refuse_dropout(self.engine.module)
             window = self._window(data)
             log_probs = self._log_probs(data)
             coef = window.coefficients(log_probs)
-            step = self._step(window, coef.objective)
+            step = self._step(log_probs, coef.objective)
             own, self.loss_fn = self.loss_fn, partial(_seen, step, self.loss_fn)
             try:
                 with opened(step):
                     output = super().train_batch(_trained_on(data, coef.values))
             finally:
                 self.loss_fn = own
-            self._check(step)
+            _refuse_left_out(step)
+            self._scale.checked(window.ranks)
             passes = window.compare(step.log_probs)
             self._warned = warned(passes, self._warned)
         if output is not None:
@@ -129,26 +131,15 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             parameters=self.settings.parameters or None,
         )
 
-    def _step(self, window: Window, objective: Tensor) -> Step:
-        scaler = getattr(self.engine, "scaler", None)
-        scale = None if self._measured else 1.0 if scaler is None else float(scaler.get_scale())
-        return Step(window.mask, objective, as_group(self.engine.get_data_parallel_group()).size, scale)
+    def _step(self, log_probs: Tensor, objective: Tensor) -> Step:
+        ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)
+        expected = ranks if scaler is None else ranks * scaler.get_scale()  # gradients are averaged, and unscaled
+        self._scale.counts = {"ranks": ranks}
 
-    def _check(self, step: Step) -> None:
-        """Raise TrainerError if verl trained on anything else than the loss of every row."""
-        if not bool(step.seen.all()):
-            raise TrainerError(
-                f"verl trained on {int(step.seen.sum())} of the {len(step.seen)} rows of a mini-batch",
-                required="all of them, each once: the coefficients are those of the whole",
-                remedy="leave actor_rollout_ref.actor and its engine as verl has them",
-            )
-        if not (self._measured or step.measured):
-            raise TrainerError(
-                "verl took no gradient of the policy loss 'fibration'",
-                required="a backward pass through what the policy loss returns",
-                remedy="look for what replaces the loss of actor.policy_loss",
-            )
-        self._measured = True
+        def watched(coefficients: Tensor, mask: Tensor) -> Tensor:
+            return self._scale.expects(coefficients, expected, mask)
+
+        return Step(objective, ranks, torch.zeros_like(log_probs), watched)
 
 
 def _settings(loss_fn: Any) -> FibrationPolicyLossConfig | None:
@@ -184,17 +175,22 @@ def _settings(loss_fn: Any) -> FibrationPolicyLossConfig | None:
 
 
 def _refuse_dropout(module: torch.nn.Module) -> None:
-    """Both passes run in training mode, where dropout would give them, and old log-probs, different policies."""
-    for name, part in module.named_modules():
-        for key, value in {"p": getattr(part, "p", 0), **vars(part)}.items():
-            dropout = "dropout" in key or (key == "p" and "dropout" in type(part).__name__.lower())
-            if dropout and isinstance(value, float) and value > 0 and part.training:
-                raise TrainerError(
-                    f"the model has dropout: {name}.{key} = {value:g}",
-                    required="none: log-probs of both passes, and old ones, are those of one policy",
-                    remedy="set it to 0: actor_rollout_ref.model.override_config.attention_dropout=0, or what the "
-                    "model's config calls it",
-                )
+    for found in dropout(module):
+        raise TrainerError(
+            f"the model has dropout: {found}",
+            required="none: coefficients would come from a forward pass that drops other units than the one that is "
+            "trained, and old log-probs from one that drops none",
+            remedy="set it to 0: actor_rollout_ref.model.override_config.attention_dropout=0, or as the model calls it",
+        )
+
+
+def _refuse_left_out(step: Step) -> None:
+    if len(step.seen) < len(step.log_probs):
+        raise TrainerError(
+            f"verl trained on {len(step.seen)} of the {len(step.log_probs)} rows of a mini-batch",
+            required="all of them: the coefficients are those of the whole",
+            remedy="leave the worker's loss function and the engine as verl has them",
+        )
 
 
 def _seen(step: Step, own: Callable[..., Any], model_output: Any, data: TensorDict, dp_group: Any = None) -> Any:
