@@ -44,13 +44,23 @@ def check_words(window: str, metrics: str) -> None:
             raise TrainerError(f"{name}={shown(value)}", required=" or ".join(map(repr, known)))
 
 
-def check(trainer: Any, given: Mapping[str, Any], columns: Mapping[str, str | Labels]) -> None:
-    """What can be known before a model is loaded, from the arguments that TRL's trainer is `given`."""
+def check(trainer: Any, given: Mapping[str, Any], columns: Mapping[str, str | Labels], rows: str) -> None:
+    """What can be known before a model is loaded, from the arguments that TRL's trainer is `given`.
+
+    `columns`: where labels are. `rows`: the stratum of which every completion is an element.
+    """
     if getattr(trainer, "loss_is_scaled_for_ga", None) is not True:
         raise TrainerError(
             "this release of TRL leaves it to transformers to divide its loss by the accumulation steps",
             required="a GRPOTrainer that divides by tokens itself (loss_is_scaled_for_ga), as that of trl 1.16",
             remedy="pip install 'fibration[trl]'",
+        )
+    if rows in columns:
+        raise TrainerError(
+            f"labels for '{rows}', of which every completion is one",
+            required="labels for strata above it",
+            found=f"{rows}={shown(columns[rows])}: all completions of a line of the dataset would be one {rows}",
+            remedy=f"leave {rows} out",
         )
     config = given.get("args")
     if config is not None:  # all defaults will do
@@ -175,7 +185,7 @@ def no_column(stratum: str, column: object, known: Iterable[str], where: str = "
 
 def generation_inside(length: int, left: int) -> TrainerError:
     return TrainerError(
-        f"an optimizer step of {length} micro-batches begins {left} before completions are sampled anew",
+        f"an optimizer step of {length} micro-batches begins where completions are sampled anew after {left}",
         required="steps whose rows are all there when they begin",
         remedy="training was broken off within a step: make another trainer, and resume from a checkpoint",
     )

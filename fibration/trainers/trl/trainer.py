@@ -13,7 +13,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.operator import Operator
+from fibration.runtime.operator import Coefficients, Operator
 from fibration.trainers.labels import as_operator, sources
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
@@ -37,10 +37,11 @@ class Step:
     """One optimizer step of a rank: its window, laid out in slices, and which slice a micro-batch has."""
 
     window: Window
+    coef: Coefficients
     first: Tensor | None  # log-probs of the window, where there are any yet
     places: list[int]  # of micro-batches, among the window's slices
     scale: float  # of coefficients
-    forwards: int
+    forwards: int  # in pass 1
     second: list[Tensor] = field(default_factory=list)  # log-probs of the micro-batches so far
 
     @property
@@ -49,8 +50,7 @@ class Step:
 
     def coefficients(self, rows: int) -> Tensor:
         """Of the micro-batch that comes next, which has so many rows."""
-        assert self.window.coef is not None
-        return self.window.coef.values.split(rows)[self.places[len(self.second)]] * self.scale
+        return self.coef.values.split(rows)[self.places[len(self.second)]] * self.scale
 
     def compare(self) -> dict[str, float]:
         """Pass 2 beside pass 1; slices that this step does not train on are as in pass 1."""
@@ -130,7 +130,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self.operator = as_operator(hierarchy, backend)
         known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
         self.label_columns = sources(self.operator.hierarchy, labels, known)
-        refusals.check(GRPOTrainer, given, self.label_columns)
+        refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy.rows.name)
         self.hierarchy_parameters = parameters
         self.window_kind, self.metrics_kind = window, metrics
         self._fibration_step: Step | None = None
@@ -140,7 +140,10 @@ class FibrationGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         refusals.check_model(self)
         counts = {"accumulation steps": self.args.gradient_accumulation_steps, "ranks": self.accelerator.num_processes}
-        self._fibration_scale = Scale("TRL's loss", counts=counts)
+        scaled_inside = (
+            self.is_deepspeed_enabled and self.accelerator.mixed_precision == "fp16"
+        )  # by what it keeps to itself
+        self._fibration_scale = Scale("TRL's loss", windows=0 if scaled_inside else 2, counts=counts)
 
     # ------------------------------------------------------------ labels
 
@@ -194,10 +197,10 @@ class FibrationGRPOTrainer(GRPOTrainer):
                 raise refusals.no_old_log_probs()
             passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
             first = torch.cat([passes[i] for i in laid])
-        window.coefficients(None if fresh else first)
+        coef = window.coefficients(None if fresh else first)
         places = trained if self.window_kind == "generation" else list(range(length))
         scale = slices / length if self.window_kind == "generation" else 1.0
-        return Step(window, first, places, scale, 0 if fresh else len(passes))
+        return Step(window, coef, first, places, scale, 0 if fresh else len(passes))
 
     def _window(self, given: list[dict[str, Any]]) -> Window:
         def joined(name: str) -> Any:
@@ -247,9 +250,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         if self._fibration_step is None or self._fibration_step.done:
             self._fibration_step = self._begin(model)
         step, length = self._fibration_step, self.current_gradient_accumulation_steps
-        assert step.window.coef is not None
-        values = step.coefficients(len(inputs[ROWS]))
-        loss, log_probs = self._loss(model, inputs, values, step.window.coef.objective / length)
+        loss, log_probs = self._loss(model, inputs, step.coefficients(len(inputs[ROWS])), step.coef.objective / length)
         step.second.append(log_probs)
         if step.done:
             self._report(step)
@@ -265,7 +266,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
             divisor = divisor * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         given = {name: value for name, value in inputs.items() if name not in (ROWS, "old_per_token_logps")}
         given["advantages"] = coefficients * divisor
-        if training:
+        if training and self._fibration_scale.windows:
             scaler = self.accelerator.scaler  # of gradients in float16
             factor = ranks / divisor * (1.0 if scaler is None else scaler.get_scale())
             given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(inputs))
@@ -292,11 +293,10 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def _report(self, step: Step) -> None:
         """Put the metrics of a step, and what pass 2 made of it, where TRL logs its own."""
-        assert step.window.coef is not None
         compared = step.compare()
         self._fibration_warned = warned(compared, self._fibration_warned)
-        more = {"objective": float(step.window.coef.objective), "extra_forwards": float(step.forwards), **compared}
-        for name, value in named({**step.window.coef.metrics, **more}, self.metrics_kind).items():
+        more = {"objective": float(step.coef.objective), "extra_forwards": float(step.forwards), **compared}
+        for name, value in named({**step.coef.metrics, **more}, self.metrics_kind).items():
             self._metrics["train"][name].append(value)
 
 
