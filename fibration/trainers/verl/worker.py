@@ -28,6 +28,7 @@ from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.dropout import dropout
 from fibration.trainers.scale import Scale
+from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, TARGET, Step, opened
 from fibration.trainers.window import Window, named, warned
 
@@ -53,18 +54,39 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     loss_fn: Any
     settings: FibrationPolicyLossConfig | None = None
     _scale: Scale
+    _known: Known
     _warned = False  # whether the user knows that the passes differ
 
     @_as(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
         super().set_loss_fn(loss_fn)
-        self.settings, self._scale = _settings(loss_fn), Scale("verl's engine")
+        self.settings, self._scale, self._known = _settings(loss_fn), Scale("verl's engine"), Known()
         if self.settings is not None and self.engine_config.strategy not in STRATEGIES:
             raise TrainerError(
                 f"actor.strategy={self.engine_config.strategy} with policy_loss.loss_mode={NAME}",
                 required=listed(STRATEGIES),
                 remedy="other engines rescale the loss for their schedules, or have log-probs on some ranks only",
             )
+        if self.settings is not None and self.settings.reuse_old_log_probs and self._sequence_parallel > 1:
+            raise TrainerError(
+                f"{HERE}.reuse_old_log_probs with ulysses_sequence_parallel_size={self._sequence_parallel}",
+                required="ranks that have what they computed: verl keeps log-probs on one of those that share rows",
+                remedy=f"{HERE}.reuse_old_log_probs=false, which takes one more forward pass",
+            )
+
+    @property
+    def _sequence_parallel(self) -> int:
+        return int(self.engine_config.get("ulysses_sequence_parallel_size", 1))
+
+    @_as(TrainingWorker.infer_batch)
+    def infer_batch(self, data: TensorDict) -> TensorDict:
+        """verl's own; what old log-probs it gave is remembered where they may be used again."""
+        own = not tu.get(data, key="no_lora_adapter", default=False)  # else it is the reference model
+        output = super().infer_batch(data)
+        if self.settings is not None and self.settings.reuse_old_log_probs and own and "log_probs" in output:
+            log_probs = no_padding_2_padding(output["log_probs"], data)
+            self._known.add(self.engine.module, _temperature(data), log_probs)
+        return output
 
     @_as(TrainingWorker.train_batch)
     def train_batch(self, data: TensorDict) -> TensorDict:
@@ -77,21 +99,23 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
             _refuse_dropout(self.engine.module)
             window = self._window(data)
-            log_probs = self._log_probs(data)
+            log_probs, forwards = (None, 0) if self._is_known(window, data) else self._log_probs(data)
             coef = window.coefficients(log_probs)
-            step = self._step(log_probs, coef.objective)
+            step = self._step(window, coef.objective)
             own, self.loss_fn = self.loss_fn, partial(_seen, step, self.loss_fn)
             try:
                 with opened(step):
                     output = super().train_batch(_trained_on(data, coef.values))
             finally:
                 self.loss_fn = own
+                self._known.forget()
             _refuse_left_out(step)
             self._scale.checked(window.ranks)
             passes = window.compare(step.log_probs)
             self._warned = warned(passes, self._warned)
         if output is not None:
-            tu.get(output, key="metrics").update(named({**coef.metrics, **passes}, self.settings.metrics))
+            more = {"objective": float(coef.objective), "extra_forwards": float(forwards), **passes}
+            tu.get(output, key="metrics").update(named({**coef.metrics, **more}, self.settings.metrics))
         return output
 
     def _complete(self, data: TensorDict) -> None:
@@ -105,12 +129,23 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         }
         tu.assign_non_tensor(data, **{key: value for key, value in known.items() if key not in data})
 
-    def _log_probs(self, data: TensorDict) -> Tensor:
-        """Pass 1: log π of the responses `[B, T]`, of the same module in the same mode and micro-batches as pass 2."""
+    def _is_known(self, window: Window, data: TensorDict) -> bool:
+        """Whether the weights gave the old log-probs of the whole mini-batch; ranks decide it together."""
+        assert self.settings is not None and window.ranks is not None and window.old_log_probs is not None
+        if not self.settings.reuse_old_log_probs:
+            return False
+        known = self._known.has(self.engine.module, _temperature(data), window.old_log_probs, window.mask)
+        return bool(window.ranks.all_gather(torch.tensor([int(known)]), "whether old log-probs are known").all())
+
+    def _log_probs(self, data: TensorDict) -> tuple[Tensor, int]:
+        """Pass 1: log π of the responses `[B, T]`, of the same module in the same mode and micro-batches as pass 2.
+
+        And how many forward passes it took.
+        """
         data = data.copy()
         tu.assign_non_tensor(data, calculate_entropy=False, calculate_sum_pi_squared=False)
-        output = self.engine.infer_batch(data)["model_output"]["log_probs"]
-        return _wide(no_padding_2_padding(output, data))
+        output = self.engine.infer_batch(data)
+        return _wide(no_padding_2_padding(output["model_output"]["log_probs"], data)), len(output["loss"])
 
     def _window(self, data: TensorDict) -> Window:
         assert self.settings is not None
@@ -131,7 +166,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             parameters=self.settings.parameters or None,
         )
 
-    def _step(self, log_probs: Tensor, objective: Tensor) -> Step:
+    def _step(self, window: Window, objective: Tensor) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)
         expected = ranks if scaler is None else ranks * scaler.get_scale()  # gradients are averaged, and unscaled
         self._scale.counts = {"ranks": ranks}
@@ -139,7 +174,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         def watched(coefficients: Tensor, mask: Tensor) -> Tensor:
             return self._scale.expects(coefficients, expected, mask)
 
-        return Step(objective, ranks, torch.zeros_like(log_probs), watched)
+        log_probs = torch.zeros(window.mask.shape, dtype=torch.float64, device=window.mask.device)
+        return Step(objective, ranks, log_probs, watched)
 
 
 def _settings(loss_fn: Any) -> FibrationPolicyLossConfig | None:
@@ -217,6 +253,11 @@ def _padded(data: TensorDict, key: str) -> Tensor:
         )
     given: Tensor = data[key]
     return given.to_padded_tensor(0) if given.is_nested else given
+
+
+def _temperature(data: TensorDict) -> Any:
+    found = tu.get(data, key="temperature")
+    return tuple(found.tolist()) if isinstance(found, Tensor) else found
 
 
 def _wide(log_probs: Tensor) -> Tensor:
