@@ -19,7 +19,7 @@ from torch import Tensor
 from fibration.errors import BatchError, TrainerError, an
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
-from fibration.runtime.metrics import Mean, Metric
+from fibration.runtime.metrics import Extreme, Mean, Metric
 from fibration.runtime.operator import Coefficients, Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
@@ -181,7 +181,7 @@ def named(metrics: Mapping[str, Metric | float], which: str = "levels") -> dict[
     if which not in METRICS:
         raise TrainerError(f"metrics={which!r}", required=f"one of {', '.join(map(repr, METRICS))}")
     chosen = {name: m for name, m in metrics.items() if which == "all" or "[" not in name}
-    measured = {name: m for name, m in chosen.items() if not isinstance(m, float)}
+    measured = {name: m for name, m in chosen.items() if isinstance(m, Mean | Extreme)}
     if measured:
         parts = [
             (m.sum, m.count) if isinstance(m, Mean) else (m.value, torch.ones_like(m.value)) for m in measured.values()
