@@ -1,0 +1,16 @@
+"""A trainer that is not installed is named, with what installs it."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from fibration import MissingDependency
+
+
+def test_trl(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("fibration.trainers.trl")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"pip install 'fibration\[trl\]'"):
+        importlib.import_module("fibration.trainers.trl")
