@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -85,7 +86,7 @@ def narrow(op: Operator, at: Index, log_ratio: Tensor) -> dict[str, Any]:
     return chosen
 
 
-def every_regime(metrics: dict[str, Metric]) -> None:
+def every_regime(metrics: Mapping[str, Metric | float]) -> None:
     """On each channel elements of every level pass, are rolled back and zeroed; tokens pass and are limited."""
     met = [f"{level}/{channel}/{regime}" for level in LEVELS for channel in "+-" for regime in REGIMES]
     met += [f"token/{channel}/{regime}" for channel in "+-" for regime in ("passed", "limited")]

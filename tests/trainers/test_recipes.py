@@ -1,0 +1,196 @@
+"""The recipes of `docs/trainers/others.md`, as they stand there, inside of stand-ins for their trainers."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import stand_ins
+import support
+import torch
+import training
+from stand_ins import Data, Imported, Model
+from thread_ranks import ThreadGroup, on_ranks
+from torch import Tensor
+
+from fibration.runtime.metrics import Metric
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trainers" / "others.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SIZE, T = 24, 10  # rows of an optimizer step
+EXACT, WRONG = 1e-13, 1e-3
+A_LITTLE = 1e-9  # what NeMo-RL adds to its counts
+DRIVEN: dict[str, tuple[Callable[[], dict[str, ModuleType]], Any]] = {  # one process has all rows
+    "skyrl_hierarchy": (stand_ins.skyrl, stand_ins.run_skyrl),
+    "nemo_hierarchy": (stand_ins.nemo, stand_ins.run_nemo),
+}
+SPREAD: dict[str, tuple[Callable[[], dict[str, ModuleType]], Any]] = {
+    "openrlhf_hierarchy": (dict, stand_ins.run_openrlhf),
+    "slime_hierarchy": (stand_ins.slime, stand_ins.run_slime),
+    "areal_hierarchy": (stand_ins.areal, stand_ins.run_areal),
+}
+RECIPES = {**DRIVEN, **SPREAD}
+
+
+def rollout(fresh: bool = False) -> Data:
+    """Rows of three optimizer steps, some without a token; old log-probs are of other weights, unless the first is fresh."""
+    make = torch.Generator().manual_seed(2)
+    rows = 3 * SIZE
+    mask = torch.rand(rows, T, generator=make) < 0.8
+    mask[[5, 22, 30, 60]] = False
+    tokens = torch.randint(1, stand_ins.WORDS, (rows, T), generator=make)
+    sampler = Model()
+    with torch.no_grad():
+        sampler.weights += (0 if fresh else 0.12) * torch.randn(6, generator=make, dtype=torch.float64)
+        old = sampler(tokens)
+    advantages = torch.randn(rows, generator=make, dtype=torch.float64)
+    ends = ((8, 16), (4, 16), (12, 20))  # of the first and second domain, in each step
+    domain = [("math", "code", "maps")[sum(i % SIZE >= end for end in ends[i // SIZE])] for i in range(rows)]
+    return Data(tokens, mask, old, advantages, [i // 4 for i in range(rows)], domain)
+
+
+class Narrow:
+    """The operator, with budgets of each step with which elements of every level pass, are rolled back and zeroed."""
+
+    def __init__(self, budgets: list[dict[str, Any]] | None) -> None:
+        self.op = support.operator(support.spec("fiberpo_domain"), "c")
+        self.hierarchy, self.index = self.op.hierarchy, self.op.index
+        self.given, self.budgets = budgets, list[dict[str, Any]]()
+        self.metrics: list[dict[str, Metric]] = []
+
+    def coefficients(self, now: Tensor, old: Tensor, advantages: Tensor, index: Any, *_: Any, **more: Any) -> Any:
+        if self.given is not None:
+            self.budgets.append(self.given[min(len(self.budgets), len(self.given) - 1)])
+        else:
+            self.budgets.append({} if torch.equal(now, old) else training.narrow(self.op, index, now - old))
+        found = self.op.coefficients(now, old, advantages, index, self.budgets[-1], **more)
+        self.metrics.append(found.metrics)
+        return found
+
+
+@functools.cache
+def budgets(name: str) -> list[dict[str, Any]]:
+    """Of each step, where one rank has all rows."""
+    _, _, (op,) = ran(name, 1, block(name), None)
+    steps = [metrics for metrics, chosen in zip(op.metrics, op.budgets, strict=True) if chosen]
+    assert len(steps) >= len(op.budgets) - 1  # of slime's, the first is on policy
+    training.every_regime({m: max(float(metrics[m]) for metrics in steps) for m in steps[0]})
+    return op.budgets
+
+
+def block(name: str) -> str:
+    (found,) = [b for b in BLOCKS if b.startswith(f'"""{name}.py"""')]
+    return found
+
+
+def ran(name: str, ranks: int, text: str, chosen: Any) -> tuple[list[Model], Data, list[Narrow]]:
+    """The recipe in its trainer, over a rollout: models of all ranks, what was trained on, the operators."""
+    modules, run = RECIPES[name]
+    data, ops = rollout(fresh=name == "slime_hierarchy"), [Narrow(chosen) for _ in range(ranks)]
+
+    def work(rank: int, group: Any) -> Model:
+        scope: dict[str, Any] = {}
+        exec(compile(text, f"{name}.py", "exec"), scope)
+        scope["op"] = ops[rank]
+        model = Model(group if isinstance(group, ThreadGroup) else None)
+        run(scope, model, data, SIZE, group)
+        return model
+
+    with Imported(modules()):
+        models = [work(0, ranks)] if name in DRIVEN else on_ranks(ranks, lambda group: work(group.rank, group))
+    return models, data, ops
+
+
+def errors(name: str, ranks: int, text: str) -> list[float]:
+    """Of each optimizer step, relative to the gradient of `op.loss` on its rows at the weights of the step."""
+    models, data, (op, *_) = ran(name, ranks, text, budgets(name))
+    assert all(torch.equal(model.weights, models[0].weights) for model in models)
+    assert len(models[0].steps) == len(budgets(name))
+    found = []
+    for at, (weights, grad) in enumerate(models[0].steps):
+        rows = slice(at * SIZE % len(data), at * SIZE % len(data) + SIZE)
+        model = Model()
+        with torch.no_grad():
+            model.weights.copy_(weights)
+        labels = {"prompt_group": data.prompt_group[rows], "domain": data.domain[rows]}
+        index = op.index(mask=data.mask[rows], **labels)
+        loss = op.op.loss(model(data.tokens[rows]), data.old[rows], data.advantages[rows], index, budgets(name)[at])
+        loss.loss.backward()
+        assert model.weights.grad is not None
+        found.append(float((grad - model.weights.grad).norm() / model.weights.grad.norm()))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_optimizer_step_has_the_gradient_of_the_whole_step(name, ranks):
+    assert max(errors(name, ranks, block(name))) <= (A_LITTLE if name == "nemo_hierarchy" else EXACT)
+
+
+def test_the_first_step_of_slime_needs_no_forward_pass():
+    (model, _), _, _ = ran("slime_hierarchy", 2, block("slime_hierarchy"), budgets("slime_hierarchy"))
+    assert model.forwards == 3 * SIZE // 2  # rows of the second and third step, and of that in another stage
+
+
+MISTAKES = [
+    ("skyrl_hierarchy", "loss_mask).sum(), {}", "loss_mask).mean(), {}"),
+    ("skyrl_hierarchy", "coefficients(now)", "coefficients(None)"),
+    ("skyrl_hierarchy", "self.uids[start:end]", "self.uids[: end - start]"),
+    ("openrlhf_hierarchy", ', group=strategy.ds_device_mesh["dp"].get_group()', ""),
+    ("openrlhf_hierarchy", "islice(micro_batches, strategy.accumulated_gradient)", "islice(micro_batches, 1)"),
+    ("openrlhf_hierarchy", "given[0].detach()", "given[1]"),
+    ("openrlhf_hierarchy", "count=window.tokens", "count=window.tokens, accumulation=strategy.accumulated_gradient"),
+    ("openrlhf_hierarchy", "count=window.tokens", "count=mask.sum()"),
+    ("openrlhf_hierarchy", "coefficients(now)", "coefficients(None)"),
+    ("slime_hierarchy", ", group=mpu.get_data_parallel_group()", ""),
+    ("slime_hierarchy", ', "lengths": data["rollout_mask_sums"][rows]', ""),
+    ("slime_hierarchy", 'data.pop("log_probs")', 'data["log_probs"]'),
+    ("slime_hierarchy", "if step_id > 0:", "if step_id > 1:"),
+    ("slime_hierarchy", 'sum(data["num_microbatches"][:step_id])', "0"),
+    ("areal_hierarchy", ", group=self.data_parallel_group", ""),
+    ("areal_hierarchy", '{**data, "prox_logp": logprobs.detach()}', "data"),
+    ("areal_hierarchy", "count=window.tokens", "count=mask.sum()"),
+    ("areal_hierarchy", "pad(now,", "pad(old[:, : now.shape[1]],"),
+    ("nemo_hierarchy", ' * step["sample_mask"][:, None]', ""),
+    ("nemo_hierarchy", "given[first : first + size]", "given[:size]"),
+    ("nemo_hierarchy", "count=window.tokens", "count=len(mask)"),
+    ("nemo_hierarchy", 'coefficients(self.get_logprobs(step)["logprobs"])', "coefficients(None)"),
+]
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES)
+def test_mistakes_in_a_recipe_are_no_rounding(name, right, wrong):
+    assert block(name).count(right) == 1
+    assert max(errors(name, 2, block(name).replace(right, wrong))) > WRONG
+
+
+def test_what_all_of_them_have_in_common_runs():
+    data, model = rollout(), Model()
+    with torch.no_grad():
+        now = model(data.tokens)
+    scope = {
+        "op": support.operator(support.spec("fiberpo_domain"), "c"),
+        "mask": data.mask,
+        "old_log_probs": data.old,
+        "advantages": data.advantages,
+        "uids": data.prompt_group,
+        "sources": data.domain,
+        "data_parallel_group": None,
+        "log_probs": now,
+    }
+    exec(BLOCKS[0], scope)
+    new = now.clone().requires_grad_()
+    (-(scope["a"] * (new - now).exp() * data.mask).sum() / data.mask.sum()).backward()
+    torch.testing.assert_close(new.grad, -scope["c"], rtol=1e-13, atol=0)
+    assert (scope["c"] != 0).any()
+
+
+def test_the_page_has_a_recipe_for_each():
+    assert [re.match(r'"""(\w+)\.py"""', b).group(1) for b in BLOCKS[1:]] == [
+        "skyrl_hierarchy", "openrlhf_hierarchy", "slime_hierarchy", "areal_hierarchy", "nemo_hierarchy"
+    ]  # fmt: skip
