@@ -88,7 +88,9 @@ class FibrationGRPOTrainer(GRPOTrainer):
     values. `prompt_group` needs none: the completions of one sampled prompt are a group. A stratum of another name that
     is made so has `BY_PROMPT` for its column.
 
-    `parameters`: values of the hierarchy's parameters, where they are not its defaults, in the units of its gates.
+    `parameters`: values of the hierarchy's parameters, where they are not its defaults, in the units of its gates, as
+    `op.loss` takes them. They are kept as `hierarchy_parameters`, which a callback may change between steps, on every
+    rank alike.
 
     `window`: which rows make up the batch of the hierarchy. `"step"`: those of an optimizer step. TRL shuffles the rows
     of a generation, so if it has more slices (`steps_per_generation`) than a step takes
