@@ -53,11 +53,14 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         if self.loss_mode != NAME:
-            bypass = "algorithm.rollout_correction.bypass_mode puts its own loss in the place of this one; "
+            bypass = (
+                "bypass_mode puts its own loss in the place of this one; algorithm.rollout_correction.bypass_mode=true "
+                f"beside loss_mode={NAME} gates ratios to what the rollout engine sampled with"
+            )
             raise TrainerError(
                 f"{HERE}.loss_mode={self.loss_mode} with the config of '{NAME}'",
                 required=f"loss_mode={NAME}",
-                remedy=(bypass if self.loss_mode == "bypass_mode" else "") + "or leave _target_ as verl has it",
+                remedy=bypass if self.loss_mode == "bypass_mode" else "or leave _target_ as verl has it",
             )
         if not self.hierarchy:
             raise TrainerError(
@@ -69,6 +72,12 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
             raise TrainerError(f"{HERE}.metrics={shown(self.metrics)}", required="'levels' or 'all'")
         with located(HERE):
             hierarchy = self.operator.hierarchy
+            if hierarchy.rows.name in self.labels:
+                raise TrainerError(
+                    f"labels for '{hierarchy.rows.name}', the rows",
+                    required="their keys as trajectory",
+                    remedy=f"+{HERE}.trajectory={self.labels[hierarchy.rows.name]}",
+                )
             sources(hierarchy, self.fields, KNOWN)
             _check(hierarchy, self.parameters)
         install()

@@ -8,13 +8,13 @@ compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 from verl.single_controller.base.decorator import MAGIC_ATTR, register
 from verl.utils import tensordict_utils as tu
@@ -64,7 +64,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if self.settings is not None and self.engine_config.strategy not in STRATEGIES:
             raise TrainerError(
                 f"actor.strategy={self.engine_config.strategy} with policy_loss.loss_mode={NAME}",
-                required=listed(STRATEGIES),
+                required=" or ".join(STRATEGIES),
                 remedy="other engines rescale the loss for their schedules, or have log-probs on some ranks only",
             )
         if self.settings is not None and self.settings.reuse_old_log_probs and self._sequence_parallel > 1:
@@ -153,8 +153,14 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         mask = _padded(data, "response_mask").to(self.device_name).bool()
         weights = _padded(data, "rollout_is_weights").to(self.device_name) if "rollout_is_weights" in data else None
         group = self.engine.get_data_parallel_group()
-        with agreed(as_group(group), "the labels of a mini-batch"):
-            labels = _labels(self.settings, data, mask)
+        ranks, sessions = as_group(group), ["uid", "session_id"]
+        with agreed(ranks, "the labels of a mini-batch"):
+            labels = {stratum: _column(data, source, stratum) for stratum, source in self.settings.sources().items()}
+            asked = self.settings.trajectory is None and all(name in data for name in sessions)
+            found = _column(data, sessions, "trajectory") if asked else ()
+        if self.settings.trajectory is None:
+            used = {row: key for row, key in enumerate(found) if mask[row].any()}
+            _refuse_several(ranks.all_gather_object(used, "sessions of a mini-batch"))
         return Window(
             self.settings.operator,
             mask,
@@ -264,14 +270,6 @@ def _wide(log_probs: Tensor) -> Tensor:
     return log_probs if log_probs.dtype == torch.float64 else log_probs.float()
 
 
-def _labels(settings: FibrationPolicyLossConfig, data: TensorDict, mask: Tensor) -> dict[str, Sequence[Any]]:
-    """A label per row for every stratum that takes one."""
-    labels = {stratum: _column(data, source, stratum) for stratum, source in settings.sources().items()}
-    if settings.trajectory is None and "session_id" in data and "uid" in data:
-        _refuse_several(_column(data, ["uid", "session_id"], "trajectory"), mask)
-    return labels
-
-
 def _column(data: TensorDict, source: str | Sequence[str], stratum: str) -> Sequence[Any]:
     if not isinstance(source, str):
         return list(zip(*(_column(data, one, stratum) for one in source), strict=True))
@@ -279,7 +277,7 @@ def _column(data: TensorDict, source: str | Sequence[str], stratum: str) -> Sequ
         raise TrainerError(
             f"the labels of '{stratum}' are the field '{source}', which the mini-batch lacks",
             required="a field with one label per row",
-            found=f"fields {listed(sorted(data.keys()))}",
+            found=f"fields of labels: {listed(sorted(k for k in data if _has_labels(data.get(k)))) or 'none'}",
             remedy=f"give the data set a column '{source}', or name another: +{HERE}.labels.{stratum}=FIELD",
         )
     found = tu.get(data, key=source)
@@ -294,14 +292,22 @@ def _column(data: TensorDict, source: str | Sequence[str], stratum: str) -> Sequ
     return found if isinstance(found, list) else [found] * len(data)  # verl keeps what is equal in all rows once
 
 
-def _refuse_several(keys: Sequence[Any], mask: Tensor) -> None:
-    """Several rows of one trajectory are one element or several: only the user knows."""
-    used = mask.any(1).tolist()
-    rows: dict[Any, int] = {}
-    for row, key in enumerate(keys):
-        if used[row] and rows.setdefault(key, row) != row:
-            raise TrainerError(
-                f"rows {rows[key]} and {row} are outputs of one session, uid and session_id {key}",
-                required="to know whether several outputs of an agent loop are one trajectory, or each its own",
-                remedy=f"+{HERE}.trajectory=[uid,session_id] makes them one, and =[] leaves each its own",
-            )
+def _has_labels(field: Any) -> bool:
+    """Whether it has a label or a number for every row."""
+    return isinstance(field, NonTensorStack) or (isinstance(field, Tensor) and not field.is_nested and field.ndim == 1)
+
+
+def _refuse_several(sessions: Sequence[Mapping[int, Any]]) -> None:
+    """Several rows of one session, on one rank or several, are one element or several: only the user knows."""
+    met: dict[Any, tuple[int, int]] = {}
+    for rank, keys in enumerate(sessions):
+        for row, key in keys.items():
+            first, other = met.setdefault(key, (rank, row)), (rank, row)
+            if first != other:
+                where = [f"row {n} of rank {of}" for of, n in (first, other)]
+                raise TrainerError(
+                    f"{f'rows {first[1]} and {row}' if first[0] == rank else listed(where)} are outputs of one session",
+                    required="to know whether several outputs of an agent loop are one trajectory, or each its own",
+                    found=f"uid and session_id {key} on rank {rank}",
+                    remedy=f"+{HERE}.trajectory=[uid,session_id] makes them one, and =[] leaves each its own",
+                )
