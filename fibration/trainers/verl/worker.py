@@ -277,7 +277,7 @@ def _column(data: TensorDict, source: str | Sequence[str], stratum: str) -> Sequ
         raise TrainerError(
             f"the labels of '{stratum}' are the field '{source}', which the mini-batch lacks",
             required="a field with one label per row",
-            found=f"fields of labels: {listed(sorted(k for k in data if _has_labels(data.get(k)))) or 'none'}",
+            found=f"fields of labels: {listed(sorted(k for k, field in data.items() if _has_labels(field))) or 'none'}",
             remedy=f"give the data set a column '{source}', or name another: +{HERE}.labels.{stratum}=FIELD",
         )
     found = tu.get(data, key=source)
