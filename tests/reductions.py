@@ -121,10 +121,18 @@ def clipped(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tenso
     return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
 
 
-def gradient(reduce: Reduction, s: Batch, advantages: Tensor, ranks: int, weights: Tensor | None = None) -> Tensor:
-    """Minus that of a trainer's loss, in which old log-probs are the new ones: `[B, T]`."""
+def gradient(
+    reduce: Reduction,
+    s: Batch,
+    advantages: Tensor,
+    ranks: int,
+    weights: Tensor | None = None,
+    old: Tensor | None = None,
+) -> Tensor:
+    """Minus that of a trainer's loss, in which old log-probs are the new ones, or those that are given: `[B, T]`."""
     new = s.new.clone().requires_grad_()
-    loss = clipped(new, new.detach(), advantages, s.mask) * (1 if weights is None else weights.where(s.mask, 0))
+    loss = clipped(new, new.detach() if old is None else old, advantages, s.mask)
+    loss = loss * (1 if weights is None else weights.where(s.mask, 0))
     pieces = [[Piece(loss[rows], s.mask[rows], rows) for rows in mine] for mine in parted(ranks)]
     (found,) = torch.autograd.grad(reduce(pieces), new)
     return -found

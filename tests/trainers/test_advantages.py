@@ -156,6 +156,30 @@ def test_a_reduction_is_not_undone_by_another(reduce):
             assert error(reduce, placed(values(2), pieces, local), 2) > WRONG
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("reduce", "name", "bound"),
+    [
+        (reductions.openrlhf, "dapo", EXACT),
+        (reductions.areal, "dapo", EXACT),
+        (reductions.nemo, "dapo", 1e-9),  # whose own counts are 1e-8 larger
+        (reductions.openrlhf_rows, "grpo", 1e-8),
+    ],
+)
+def test_the_trainers_own_loss_for_a_hierarchy_changes_nothing(reduce, name, bound, ranks):
+    """Neither the gradient off policy, nor the advantages of fresh rows."""
+    s, op = step(), support.operator(support.spec(name), "c")
+    window = Window(op, s.mask, s.old, s.advantages, {}, parameters={"epsilon_low": 0.2, "epsilon_high": 0.28})
+    own = s.advantages[:, None].expand(B, T).where(s.mask, 0)
+    fresh = placed(window.coefficients(None).values, on_each(ranks), WHOLE[reduce])
+    torch.testing.assert_close(fresh, own, rtol=1e-8, atol=0)
+    a = placed(window.coefficients(s.new).values, on_each(ranks), WHOLE[reduce])
+    found = reductions.gradient(reduce, s, a, ranks)
+    theirs = reductions.gradient(reduce, s, own, ranks, old=s.old)
+    assert float((found - theirs).norm() / theirs.norm()) <= bound
+    assert (a[s.mask] == 0).any() and not torch.allclose(a, own)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", [torch.bool, torch.int64, torch.float32])
 def test_the_result_is_like_the_coefficients_without_a_graph_and_0_under_the_mask(dtype, mask):
