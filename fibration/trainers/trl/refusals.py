@@ -152,22 +152,24 @@ def check_model(trainer: Any) -> None:
     config = trainer.args
     if config.gradient_accumulation_steps == config.steps_per_generation * config.num_iterations:
         return  # the weights that sampled are those that train, and coefficients come from no forward pass
-    for name, module in trainer.model.named_modules():
-        for word, value in _dropout(module):
-            raise TrainerError(
-                f"dropout in '{name}' ({word}={value}): coefficients would come from a forward pass that drops other "
-                "units than the one that is trained",
-                required="a model without dropout, or gradient_accumulation_steps as many as steps_per_generation * "
-                "num_iterations, which needs no second pass",
-                remedy="disable_dropout=True in GRPOConfig, and no dropout in the model's config and in peft's",
-            )
+    found = [(f"'{name}'", *noise) for name, module in trainer.model.named_modules() for noise in _noise(module)]
+    if config.neftune_noise_alpha:
+        found.append(("the embeddings", "neftune_noise_alpha", config.neftune_noise_alpha))
+    for where, word, value in found:
+        raise TrainerError(
+            f"noise in {where} ({word}={value}): coefficients would come from a forward pass in which it is another "
+            "than in the one that is trained",
+            required="a model that computes the same twice, or gradient_accumulation_steps as many as "
+            "steps_per_generation * num_iterations, which needs no second pass",
+            remedy="disable_dropout=True in GRPOConfig, and no dropout or jitter in the model's config and in peft's",
+        )
 
 
-def _dropout(module: nn.Module) -> Iterator[tuple[str, float]]:
-    """Its probabilities of dropout that are not 0: of the layers for it, and of attention, which has a number alone."""
+def _noise(module: nn.Module) -> Iterator[tuple[str, float]]:
+    """What is random of it in training: layers for dropout, and numbers that say so, of attention and of routers."""
+    layer = isinstance(module, nn.modules.dropout._DropoutNd)
     for word, value in vars(module).items():
-        is_one = "drop" in word or (word == "p" and isinstance(module, nn.modules.dropout._DropoutNd))
-        if is_one and isinstance(value, float) and value > 0:
+        if isinstance(value, float) and value > 0 and ("drop" in word or "jitter" in word or (layer and word == "p")):
             yield word, value
 
 
