@@ -1,0 +1,124 @@
+"""Trainings that are watched, as data: what of `GRPOConfig` and of the trainer each of them sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SOFT = f"{Path(__file__).parent / 'spec.py'}:soft"
+# With these, elements of every level pass, are rolled back and zeroed (domains from 5 budgets on, others from 2), on both channels: after
+# an update on the same rows, and after one on other rows, which moves these less.
+FAR = {
+    "C_domain": {"algebra": 0.01, "code": {"+": 0.1, "-": 0.15}, "logic": 2.0, "maps": {"+": 0.08, "-": 0.2}},
+    "C_prompt_group": {"+": 0.05, "-": 0.1},
+    "C_trajectory": {"+": 0.15, "-": 0.2},
+    "epsilon": 0.1,
+}
+NEAR = {
+    "C_domain": {"algebra": 0.006, "code": {"+": 0.04, "-": 0.06}, "logic": 2.0, "maps": {"+": 0.03, "-": 0.08}},
+    "C_prompt_group": {"+": 0.03, "-": 0.03},
+    "C_trajectory": {"+": 0.02, "-": 0.03},
+    "epsilon": 0.1,
+}
+PER_DEVICE = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """`slices`: how many a generation has, of which an optimizer step takes `accumulation`."""
+
+    slices: int = 3
+    accumulation: int = 3
+    iterations: int = 2
+    config: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    hierarchy: str = SOFT
+    budgets: dict[str, Any] = field(default_factory=lambda: FAR)
+    exact: bool = True  # float64, and log-probs in it; else float32, as the trainer computes them
+    steps: int = 4  # 0: two epochs of one generation each
+    fresh: tuple[bool, ...] = ()  # which windows train on what the weights of now sampled
+    holes: bool = False  # tokens of tools
+    endless: bool = False  # on the last rank no completion ends
+    sampled: bool = False  # by the trainer's own `generate`
+    weights: str = ""  # how an engine's importance weights are made
+    resume: int = 0  # after so many steps
+    twice: bool = False  # every prompt is two lines of the data
+    stream: bool = False  # data that are known by and by
+    again: int = 0  # trained on to so many steps, by the same trainer
+    every_regime: bool = True
+    ranks: tuple[int, ...] = (1, 2)
+
+    @property
+    def samples(self) -> dict[int, int]:
+        """Completions per prompt, by the number of ranks: with two of them, a group lies on both."""
+        return {1: 3, 2: 4 if self.slices == 3 else 8}
+
+    def prompts(self, ranks: int) -> int:
+        """In one generation."""
+        return PER_DEVICE * self.slices * ranks // self.samples[ranks]
+
+
+T, F = True, False
+CASES = {
+    "fresh windows": Case(iterations=1, steps=2, exact=False, fresh=(T, T), every_regime=False),
+    "two iterations": Case(fresh=(T, F, T, F)),
+    "three iterations": Case(iterations=3, fresh=(T, F, F, T)),
+    "twice as many slices": Case(slices=6, iterations=1, budgets=NEAR, fresh=(T, F, T, F)),
+    "twice as many slices, two iterations": Case(slices=6, steps=5, fresh=(T, F, F, F, T)),
+    "a window that goes around": Case(accumulation=6, steps=2, exact=False, fresh=(T, T), every_regime=False),
+    "a last window that is shorter": Case(
+        slices=6, accumulation=4, iterations=1, steps=0, budgets=NEAR, fresh=(T, F, T, F)
+    ),
+    "resumed in the middle of a generation": Case(slices=6, resume=1, iterations=1, budgets=NEAR, fresh=(T, F, T)),
+    "truncated completions": Case(config={"mask_truncated_completions": True}, fresh=(T, F, T, F)),
+    "a rank with nothing": Case(
+        config={"mask_truncated_completions": True}, endless=True, ranks=(2,), fresh=(T, F, T, F)
+    ),
+    "nothing at all": Case(
+        config={"mask_truncated_completions": True}, endless=True, ranks=(1,), every_regime=False, fresh=(T, F, T, F)
+    ),
+    "tokens of tools": Case(holes=True, fresh=(T, F, T, F)),
+    "a reference model": Case(config={"beta": 0.3, "use_bias_correction_kl": False}, fresh=(T, F, T, F)),
+    "a bonus for entropy": Case(config={"entropy_coef": 0.2}, fresh=(T, F, T, F)),
+    "weights per token": Case(weights="token_truncate", fresh=(T, F, T, F)),
+    "weights per row": Case(weights="sequence_truncate", slices=6, iterations=1, budgets=NEAR, fresh=(T, F, T, F)),
+    "weights that are zero": Case(weights="token_mask", fresh=(T, F, T, F)),
+    "evaluation between updates": Case(
+        slices=6,
+        iterations=1,
+        budgets=NEAR,
+        config={"eval_strategy": "steps", "eval_steps": 1, "mask_truncated_completions": True},
+        fresh=(T, F, T, F),
+    ),
+    "window of a generation": Case(slices=6, trainer={"window": "generation"}, steps=5, fresh=(T, F, F, F, T)),
+    "window of a generation, a shorter last step": Case(
+        slices=6,
+        accumulation=4,
+        iterations=1,
+        steps=0,
+        budgets=NEAR,
+        trainer={"window": "generation"},
+        fresh=(T, F, T, F),
+    ),
+    "all metrics": Case(trainer={"metrics": "all"}, fresh=(T, F, T, F)),
+    "a stream": Case(stream=True, fresh=(T, F, T, F)),
+    "trained again": Case(slices=6, iterations=1, steps=3, budgets=NEAR, again=4, fresh=(T, F, T, F, T, F, T)),
+    "as it is installed": Case(exact=False, slices=6, steps=4, fresh=(T, F, F, F)),
+    "completions of its own": Case(
+        exact=False,
+        sampled=True,
+        budgets=NEAR,
+        config={"remove_unused_columns": True, "activation_checkpointing": True},
+        fresh=(T, F, T, F),
+    ),
+    "half precision": Case(exact=False, config={"bf16": True}, fresh=(T, F, T, F)),
+    "a prompt that comes twice": Case(twice=True, fresh=(T, F, T, F)),
+    "groups by a column": Case(trainer={"labels": {"domain": "domain", "prompt_group": "line"}}, fresh=(T, F, T, F)),
+    "a shipped name": Case(
+        hierarchy="fiberpo_domain", trainer={"backend": "torch"}, every_regime=False, fresh=(T, F, T, F)
+    ),
+    "the trainer's own loss": Case(
+        hierarchy="dapo", budgets={"epsilon_high": 0.2}, exact=False, every_regime=False, fresh=(T, F, T, F)
+    ),
+}

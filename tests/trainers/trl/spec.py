@@ -1,0 +1,40 @@
+"""FiberPO-Domain with a slower rollback, so that few elements are enough for some of each regime."""
+
+from fibration import (
+    Fibration,
+    Hierarchy,
+    Parameter,
+    aggregate_gate,
+    clip_gate,
+    count,
+    proportional,
+    signed_log_ratio,
+    strata,
+    trajectory_mean,
+    uniform,
+)
+
+token, trajectory, prompt_group, domain = strata("token trajectory prompt_group domain")
+
+
+def gate(level, rollback=1):
+    budget = Parameter(f"C_{level.name}", per_channel=True, default={"+": 0.2, "-": 0.1})
+    return aggregate_gate(budget, rollback=rollback)
+
+
+soft = Hierarchy(
+    name="soft",
+    fibrations=[
+        Fibration(token, trajectory, kernel=uniform()),
+        Fibration(trajectory, prompt_group, kernel=uniform()),
+        Fibration(prompt_group, domain, kernel=proportional(count(trajectory))),
+    ],
+    gates={
+        domain: gate(domain, rollback=0.25).per(count(trajectory)),
+        prompt_group: gate(prompt_group).per(count(trajectory)),
+        trajectory: gate(trajectory),
+        token: clip_gate(Parameter("epsilon", default=0.05)).per(1 / count(token, over=trajectory)),
+    },
+    decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
+    objective=trajectory_mean(),
+)

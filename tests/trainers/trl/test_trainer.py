@@ -1,0 +1,181 @@
+"""`FibrationGRPOTrainer` in processes of its own, under torchrun with gloo: the gradient of every optimizer step beside
+that of `op.loss` on all of its rows, on all ranks, in one backward pass. What is done there is in `worker.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import CASES
+from filelock import FileLock
+from refused import REFUSED
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+RANKS = (1, 2)
+RUNS = [(ranks, name) for ranks in RANKS for name, case in CASES.items() if ranks in case.ranks]
+LEVELS = ("domain", "prompt_group", "trajectory")
+REGIMES = ("passed", "rolled_back", "zeroed")
+every_run = pytest.mark.parametrize(("ranks", "name"), RUNS, ids=lambda given: str(given).replace(" ", "_"))
+every_size = pytest.mark.parametrize("ranks", RANKS)
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank found, by what was run."""
+
+    def of(ranks: int, name: str) -> list[dict[str, Any]]:
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"trl_{ranks}"
+        with FileLock(f"{folder}.lock"):  # one run for all processes of the tests
+            if not (folder / "done").exists():
+                folder.mkdir(exist_ok=True)
+                env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *path()])}
+                start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+                done = subprocess.run([*start, HERE / "worker.py", folder], env=env, capture_output=True, text=True)
+                (folder / "done").write_text(done.stdout + done.stderr)
+        said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+        assert all(name in one for one in said), (folder / "done").read_text()[-4000:]
+        return [one[name] for one in said]
+
+    return of
+
+
+def path() -> list[str]:
+    return [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+
+
+@pytest.fixture
+def updates(found: Any) -> Any:
+    """Of every rank, one optimizer step after the other."""
+
+    def of(ranks: int, name: str) -> list[dict[str, Any]]:
+        for one in found(ranks, name):
+            assert "raised" not in one, one["traceback"]
+            assert [update["fresh"] for update in one["updates"]] == list(CASES[name].fresh)
+        return [update for one in found(ranks, name) for update in one["updates"]]
+
+    return of
+
+
+def bound(name: str) -> float:
+    return 1e-12 if CASES[name].exact else 1e-6
+
+
+@every_run
+def test_the_gradient_of_an_optimizer_step_is_that_of_the_whole_window(updates, ranks, name):
+    half = "bf16" in CASES[name].config  # the backward pass itself rounds to 1 in 256
+    for update in updates(ranks, name):
+        assert update["error"] <= (1e-2 if half else bound(name))
+        assert name == "nothing at all" or update["fresh"] == (update["differs"] < 1e-5)
+
+
+@every_run
+def test_what_is_compared_has_elements_of_every_regime(updates, ranks, name):
+    """On both channels of every level, off policy; a test on policy would find nothing."""
+    if not CASES[name].every_regime:
+        pytest.skip("all of it is on policy, or has other levels")
+    off = [update["metrics"] for update in updates(ranks, name) if not update["fresh"]]
+    wanted = [f"{level}/{channel}/{regime}" for level in LEVELS for channel in "+-" for regime in REGIMES]
+    assert [metric for metric in wanted if not any(one[metric] > 0 for one in off)] == []
+
+
+@every_run
+def test_no_forward_pass_is_added_where_the_weights_that_sampled_are_those_of_now(updates, ranks, name):
+    case = CASES[name]
+    for update in updates(ranks, name):
+        laid = case.slices if case.trainer.get("window") == "generation" else update["micro_batches"]
+        assert update["forwards"] == (0 if update["fresh"] else laid)
+        assert update["logged"]["fibration/extra_forwards"] == update["forwards"]
+
+
+@every_run
+def test_the_loss_is_that_of_the_whole_window(updates, ranks, name):
+    for update in updates(ranks, name):
+        assert update["value_error"] <= bound(name)
+        if not {"beta", "entropy_coef"} & set(CASES[name].config):
+            assert update["logged"]["fibration/objective"] == pytest.approx(-update["value"], abs=bound(name))
+
+
+@every_run
+def test_metrics_are_those_of_the_whole_window_and_stand_in_for_clip_ratios(updates, ranks, name):
+    for update in updates(ranks, name):
+        assert update["metrics_error"] <= (1e-9 if CASES[name].exact else 1e-5)
+        of_elements = CASES[name].trainer.get("metrics") == "all"
+        assert [metric for metric in update["missing"] if of_elements or "[" not in metric] == []
+        assert [metric for metric in update["logged"] if "clip_ratio" in metric] == []
+
+
+@every_run
+def test_both_passes_have_the_same_log_probs(updates, ranks, name):
+    """Up to what a product of matrices makes of where they lie in memory."""
+    for update in updates(ranks, name):
+        apart = {key: value for key, value in update["logged"].items() if key.startswith("fibration/pass/")}
+        assert update["fresh"] or name == "nothing at all" or "fibration/pass/log_prob_difference" in apart
+        assert max((value for key, value in apart.items() if "log_prob" in key), default=0.0) <= bound(name) / 10
+        assert not any(value for key, value in apart.items() if "changed" in key)
+
+
+@every_size
+def test_evaluation_is_on_policy_and_leaves_training_alone(found, ranks):
+    for one in found(ranks, "evaluation between updates"):
+        assert len(one["evaluations"]) >= 4
+        assert max(abs(wanted) for _, wanted in one["evaluations"]) > 0.01
+        for value, wanted in one["evaluations"]:
+            assert value == pytest.approx(wanted, abs=1e-12)
+
+
+@every_size
+def test_a_loss_that_is_scaled_otherwise_stops_the_training(found, ranks):
+    for one in found(ranks, "a loss that is scaled otherwise"):
+        assert one["raised"].startswith("TrainerError") and "1/3" in one["raised"]
+
+
+@every_size
+def test_a_loss_of_something_else_than_coefficients_stops_the_training(found, ranks):
+    for one in found(ranks, "advantages that are not used"):
+        assert one["raised"].startswith("TrainerError") and "no gradient" in one["raised"]
+
+
+@every_size
+def test_passes_that_differ_are_measured_and_warned_of(found, ranks):
+    for one in found(ranks, "two passes that differ"):
+        for update in one["updates"]:
+            apart = update["logged"].get("fibration/pass/log_prob_difference", 0.0)
+            assert update["fresh"] == (apart == 0.0) and apart < 0.05
+            assert update["fresh"] == (update["logged"].get("fibration/pass/changed", 0.0) == 0.0)
+        assert len([said for said in one["warnings"] if "pass" in said]) == 1
+
+
+# Which windows a mistake that is planted shows itself in; on policy, only those that scale.
+PLANTED = {
+    "aggregates per micro-batch": (False, True, False, True),
+    "weights behind the loss": (False, True, False, True),
+    "coefficients divided by accumulation": (True, True, True, True),
+    "advantages overwritten": (False, True, False, True),
+    "coefficients of an earlier iteration": (False, True, False, True),
+    "aggregates per rank": (False, True, False, True),
+    "groups of a rank": (False, True, False, True),
+}
+OF_RANKS = ("aggregates per rank", "groups of a rank")
+PLANTS = [(ranks, name) for ranks in RANKS for name in PLANTED if ranks > 1 or name not in OF_RANKS]
+
+
+@pytest.mark.parametrize(("ranks", "name"), PLANTS)
+def test_a_planted_mistake_is_found(found, ranks, name):
+    for one in found(ranks, name):
+        assert "raised" not in one, one["traceback"]
+        for update, shows in zip(one["updates"], PLANTED[name], strict=True):
+            assert not shows or update["error"] > 1e-3
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_train_something_else_is_refused(found, name):
+    (one,) = found(1, name)
+    assert "Error: " in one["raised"] and [word for word in REFUSED[name].words if word not in one["raised"]] == []

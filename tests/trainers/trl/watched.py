@@ -1,0 +1,390 @@
+"""A trainer of TRL that is watched: each optimizer step's gradient, beside that of `op.loss` on the whole window.
+
+Nothing here is the trainer's own reckoning. What a window trained on is copied when it was generated; a row's labels are
+those of its line of the data set; log-probs come from a forward pass over whole rows, padded on the right.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+
+DOMAINS = ("algebra", "code", "logic", "maps")
+LEVELS, CHANNELS = ("domain", "prompt_group", "trajectory"), "+-"
+WORDS = [f"w{n}" for n in range(28)]
+LONGEST = 8
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<pad>", "<end>", "<unk>", *WORDS]
+    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
+
+
+def model(dtype: torch.dtype = torch.float64, **config: Any) -> LlamaForCausalLM:
+    """Two layers, and logits that differ enough for a policy to have something to lose."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(LlamaConfig(vocab_size=3 + len(WORDS), max_position_embeddings=64, **sizes, **config))
+        with torch.no_grad():
+            made.lm_head.weight.mul_(20)
+    return made.to(dtype)
+
+
+def lines(number: int) -> list[dict[str, Any]]:
+    """Prompts of one to four words, one domain after another."""
+    draw = random.Random(5)
+    texts: list[str] = []
+    while len(texts) < number:
+        text = " ".join(draw.choices(WORDS, k=draw.randint(1, 4)))
+        texts += [text] if text not in texts else []
+    return [{"prompt": text, "domain": DOMAINS[n % 4], "line": n} for n, text in enumerate(texts)]
+
+
+def reward(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """Of even tokens more than of odd ones, and of long completions a little more than of short ones."""
+    return [sum(n % 2 == 0 for n in ids) / len(ids) + 0.05 * len(ids) for ids in completion_ids]
+
+
+class Rollouts:
+    """Completions drawn at random, of 1 to 8 tokens, some of which do not end; and what an engine says of them.
+
+    `holes`: tokens of tools between the model's, and one row of nothing else. `endless`: on the last rank none ends.
+    """
+
+    def __init__(self, words: PreTrainedTokenizerFast, holes: bool = False, endless: bool = False) -> None:
+        self.words, self.holes, self.draw = words, holes, random.Random(rank())
+        self.ends = not endless or rank() < len(everyone(0)) - 1
+
+    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "prompt_ids": [self.words(text)["input_ids"] for text in prompts],
+            "completion_ids": [self.completion() for _ in prompts],
+        }
+        rows = [Row(0, 0, (0, 0), 0, *ids, [], 0.0, None, None) for ids in zip(*said.values(), strict=True)]
+        with torch.no_grad():
+            likely, _ = scores(trainer.policy, rows, trainer.temperature)
+        said["logprobs"] = [[float(v) + self.draw.gauss(0, 0.3) for v in values] for values in likely]
+        if self.holes:
+            said["env_mask"] = [[int(self.draw.random() > 0.3) for _ in ids] for ids in said["completion_ids"]]
+            said["env_mask"][0] = [0] * len(said["completion_ids"][0])
+        return said
+
+    def completion(self) -> list[int]:
+        ids = [self.draw.randrange(3, 3 + len(WORDS)) for _ in range(self.draw.randint(1, LONGEST - 1))]
+        return ids + [1] * (self.draw.random() > 0.3 and self.ends)
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def everyone(mine: Any) -> list[Any]:
+    """What all ranks have, in their order."""
+    if not dist.is_initialized():
+        return [mine]
+    given = [None] * dist.get_world_size()
+    dist.all_gather_object(given, mine)
+    return given
+
+
+@dataclass
+class Row:
+    """One sampled sequence as it was generated. Lists hold a value per token of the completion."""
+
+    line: int
+    part: int  # the slice of its generation
+    batch: tuple[int, int]  # the micro-batch: its rank, and where it stands in the window
+    start: int  # the prompt's first position, after its padding
+    prompt: list[int]
+    completion: list[int]
+    mask: list[bool]
+    advantage: float
+    old: list[float] | None
+    weights: list[float] | None
+
+
+def rows_of(given: dict[str, Any], part: int, number: int = 0) -> list[Row]:
+    """The rows of one slice, without their padding; those that are masked as a whole have no token left."""
+    ids, prompts = given["completion_ids"], given["prompt_mask"].bool()
+    there = given["completion_mask"].bool()
+    unmasked = there & given["tool_mask"].bool() if "tool_mask" in given else there
+
+    def tokens(name: str, n: int) -> list[float] | None:
+        return given[name].expand(ids.shape)[n][there[n]].tolist() if name in given else None
+
+    return [
+        Row(
+            line=line,
+            part=part,
+            batch=(rank(), number),
+            start=int((~prompts[n]).sum()),
+            prompt=given["prompt_ids"][n][prompts[n]].tolist(),
+            completion=ids[n][there[n]].tolist(),
+            mask=unmasked[n][there[n]].tolist(),
+            advantage=float(given["advantages"][n]),
+            old=tokens("old_per_token_logps", n),
+            weights=tokens("importance_sampling_ratio", n),
+        )
+        for n, line in enumerate(given["line"].tolist())
+    ]
+
+
+def scores(policy: nn.Module, rows: Sequence[Row], temperature: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-probs of every token of each row's completion, and entropies of what could have been there.
+
+    Rotations depend on a position by their rounding, in float32 too.
+    """
+    texts = [torch.tensor(row.prompt + row.completion) for row in rows]
+    ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    at = torch.arange(ids.shape[1]) + torch.tensor([[row.start] for row in rows])
+    logits = policy(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=at).logits[:, :-1]
+    likely = (logits / temperature).log_softmax(-1)
+    both = likely.gather(-1, ids[:, 1:, None])[..., 0], -(likely.exp() * likely).sum(-1)
+    cuts = [slice(len(row.prompt) - 1, len(row.prompt) - 1 + len(row.completion)) for row in rows]
+    said, entropies = ([values[n, cut] for n, cut in enumerate(cuts)] for values in both)
+    return said, entropies
+
+
+@dataclass
+class Expected:
+    """What `op.loss` says of one window, with the policy as it is."""
+
+    gradient: list[Tensor]
+    value: float
+    metrics: dict[str, float]
+    differs: float  # how far log-probs are from those that sampled, in nats
+
+
+def expected(
+    op: Any,
+    policy: nn.Module,
+    rows: Sequence[Row],
+    parts: Sequence[int] | None,
+    parameters: dict[str, Any],
+    temperature: float,
+    scale: float = 1.0,
+    reference: tuple[nn.Module, float] | None = None,
+    bonus: float = 0.0,
+) -> Expected:
+    """In one backward pass over the rows of all ranks.
+
+    `parts`: the slices that are trained on, where the window has others too, and `scale`: of their part of the objective.
+    Where it is None, `reference`: a model, and the factor of the divergence from it that is added, summed over tokens;
+    and `bonus`: the factor of a micro-batch's mean entropy, averaged over these.
+    """
+    rows = [row for row in rows if any(row.mask)]
+    if not rows:
+        return Expected([torch.zeros_like(p) for p in policy.parameters()], 0.0, {}, 0.0)
+    masks = [torch.tensor(row.mask) for row in rows]
+    now, entropies = ([v[kept] for v, kept in zip(s, masks, strict=True)] for s in scores(policy, rows, temperature))
+    cut = torch.tensor([0, *map(len, now)]).cumsum(0)
+
+    def joined(values: Callable[[Row], Any]) -> Tensor:
+        each = [torch.tensor(values(row), dtype=now[0].dtype)[kept] for row, kept in zip(rows, masks, strict=True)]
+        return torch.cat(each)
+
+    new = torch.cat(now)
+    fresh = rows[0].old is None
+    old = new.detach() if fresh else joined(lambda row: row.old)
+    advantages = joined(lambda row: [row.advantage * w for w in row.weights or [1.0] * len(row.mask)])
+    labels = {"prompt_group": [row.line for row in rows], "domain": [DOMAINS[row.line % 4] for row in rows]}
+    strata = {stratum.name for stratum in op.hierarchy.strata}
+    index = op.index(offsets=cut, **{k: v for k, v in labels.items() if k in strata})
+    whole = op.loss(new, old, advantages, index, parameters)
+    value = loss = whole.loss
+    if parts is not None:
+        trained = torch.cat([torch.full((len(v),), row.part in parts) for v, row in zip(now, rows, strict=True)])
+        coef = op.coefficients(new.detach(), old, advantages, index, parameters).values
+        loss = -(coef * new)[trained].sum() * scale
+    if reference is not None:
+        other, factor = reference
+        with torch.no_grad():
+            said, _ = scores(other, rows, temperature)
+        theirs = torch.cat([v[kept] for v, kept in zip(said, masks, strict=True)])
+        apart = ((theirs - new).exp() - (theirs - new) - 1).sum() * factor
+        value, loss = value + apart, loss + apart
+    if bonus:
+        batches: dict[tuple[int, int], list[Tensor]] = {}
+        for row, entropy in zip(rows, entropies, strict=True):
+            batches.setdefault(row.batch, []).append(entropy)
+        mean = torch.stack([torch.cat(each).mean() for each in batches.values()]).mean()
+        value, loss = value - bonus * mean, loss - bonus * mean
+    gradient = torch.autograd.grad(loss, list(policy.parameters()))
+    metrics = {name: float(metric) for name, metric in whole.metrics.items()}
+    return Expected(list(gradient), float(value.detach()), metrics, float((new - old).abs().max().detach()))
+
+
+def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Of whole gradients, relative to the one that is wanted where that is not 0."""
+    difference = sum(float((f - w).double().pow(2).sum()) for f, w in zip(found, wanted, strict=True))
+    return (difference / (sum(float(w.double().pow(2).sum()) for w in wanted) or 1.0)) ** 0.5
+
+
+@dataclass
+class Update:
+    """What one optimizer step did, and how far it is from what it should be."""
+
+    fresh: bool
+    error: float
+    value: float
+    value_error: float
+    forwards: int  # of the policy, beside one per micro-batch
+    micro_batches: int
+    differs: float
+    metrics: dict[str, float]
+    logged: dict[str, float]  # the trainer's other numbers since it last logged
+    metrics_error: float
+    missing: list[str] = field(default_factory=list)
+
+
+class Look(TrainerCallback):
+    """Looks at gradients when all of a window is in them, and before they are used."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.trainer.look()
+
+
+def watched(trainer: type) -> type:
+    """The trainer with a memory of its own."""
+
+    class Watched(trainer):  # type: ignore[misc]
+        def __init__(self, *given: Any, op: Any, budgets: dict[str, Any], of_generations: bool, **more: Any) -> None:
+            self.op, self.budgets, self.of_generations = op, budgets, of_generations
+            self.updates: list[Update] = []
+            self.evaluations: list[tuple[float, float]] = []
+            self.generation: list[dict[str, Any]] = []
+            self.generations = self.since = self.forwards = 0
+            self.counting, self.version = False, -1
+            self.window: list[int] = []
+            self.values: list[float] = []
+            super().__init__(*given, **more)
+            self.line = {line["prompt"]: line["line"] for line in lines(64)}
+            self.add_callback(Look(self))
+            self.model.register_forward_pre_hook(self.count)
+            self.first = copy.deepcopy(self.model.state_dict())
+
+        def count(self, *_: Any) -> None:
+            self.forwards += self.counting
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            counting, self.counting = self.counting, False
+            found = super()._generate_and_score_completions(inputs)
+            self.counting = counting
+            self.generations += 1
+            found["line"] = torch.tensor([x.get("line", self.line[x["prompt"]]) for x in inputs])
+            return found
+
+        def _prepare_inputs(self, batch: Any) -> Any:
+            before = self.generations
+            given = super()._prepare_inputs(batch)
+            if not self.model.training:
+                self.evaluated = copy.deepcopy(given)
+                return given
+            if self.generations > before:
+                self.generation, self.since = copy.deepcopy(self._buffered_inputs), 0
+                self.version = self.state.global_step
+            self.window.append(self.since % len(self.generation))
+            self.since += 1
+            return given
+
+        def training_step(self, *given: Any, **more: Any) -> Tensor:
+            self.counting = True
+            value = super().training_step(*given, **more)
+            self.counting = False
+            self.values.append(float(value))
+            return value
+
+        def prediction_step(self, *given: Any, **more: Any) -> Any:
+            found = super().prediction_step(*given, **more)
+            rows = [row for part in everyone(rows_of(self.evaluated, 0)) for row in part]
+            for row in rows:
+                row.old = None
+            with torch.enable_grad():
+                wanted = expected(self.op, self.policy, rows, None, self.budgets, self.temperature)
+            self.evaluations.append((sum(everyone(float(found[0]))) / len(everyone(0)), wanted.value))
+            return found
+
+        @property
+        def policy(self) -> Any:
+            return self.accelerator.unwrap_model(self.model)
+
+        def look(self) -> None:
+            generation = self.of_generations
+            parts = range(len(self.generation)) if generation else self.window
+            mine = [row for n, p in enumerate(parts) for row in rows_of(self.generation[p], p, n)]
+            rows = [row for theirs in everyone(mine) for row in theirs]
+            tokens = sum(everyone(sum(sum(r.mask) for p in self.generation for r in rows_of(p, 0))))
+            length, slices = len(self.window), len(self.generation)
+            reference = None
+            if self.beta:
+                other = copy.deepcopy(self.ref_model)
+                other.load_state_dict(self.first)
+                reference = other, self.beta * slices / (tokens * length)
+            wanted = expected(
+                self.op,
+                self.policy,
+                rows,
+                self.window if generation else None,
+                self.budgets,
+                self.temperature,
+                slices / length,
+                reference,
+                self.entropy_coef,
+            )
+            logged = {k: sum(v) / len(v) for k, v in self._metrics["train"].items() if v}
+            ours = {k.removeprefix("fibration/"): v for k, v in logged.items() if k.startswith("fibration/")}
+            pairs = [(ours[name], value) for name, value in wanted.metrics.items() if name in ours and value == value]
+            value = sum(everyone(sum(self.values))) / len(everyone(0))
+            self.updates.append(
+                Update(
+                    fresh=self.version == self.state.global_step,
+                    error=distance([p.grad for p in self.policy.parameters()], wanted.gradient),
+                    value=value,
+                    value_error=abs(value - wanted.value),
+                    forwards=self.forwards - length,
+                    micro_batches=length,
+                    differs=wanted.differs,
+                    metrics=wanted.metrics,
+                    logged={k: v for k, v in logged.items() if k.removeprefix("fibration/") not in wanted.metrics},
+                    metrics_error=max((abs(f - w) / max(1.0, abs(w)) for f, w in pairs), default=0.0),
+                    missing=[name for name in wanted.metrics if name not in ours],
+                )
+            )
+            self.window, self.values, self.forwards = [], [], 0
+
+    return Watched
+
+
+def dataset(number: int, twice: bool = False) -> Dataset:
+    """With `twice`, a prompt comes again four lines on, so that its domain is the same."""
+    found = lines(number)
+    for line in found if twice else ():
+        line["prompt"] = found[line["line"] & ~4]["prompt"]
+    return Dataset.from_list(found)
+
+
+def saved(folder: Path, dtype: torch.dtype = torch.float64) -> Path:
+    """A folder that the policy and its reference are loaded from."""
+    if rank() == 0 and not (folder / "config.json").exists():
+        model(dtype).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+    everyone(None)
+    return folder
