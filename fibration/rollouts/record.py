@@ -200,7 +200,11 @@ def load_model() -> tuple[Any, Any]:
     weights = next(Path(package.origin).parent.glob("*.gguf"))
     here: dict[str, Any] = {"gguf_file": weights.name, "local_files_only": True}
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, **here)
-    model = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, dtype=torch.float32, **here)
+    read = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, dtype=torch.float32, **here)
+    # Weights read from such a file are dense, but the model counts as quantized, and trainers refuse it.
+    vars(read.config).pop("quantization_config", None)
+    model = transformers.AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
     return model.eval(), tokenizer
 
 

@@ -10,7 +10,6 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from fibration.errors import FibrationError, MissingDependency
@@ -74,6 +73,7 @@ class Question:
 
     task: Task
     prompt: str
+    completion: str  # as an example would answer it
     dataset: Any
     entry: Mapping[str, Any]
 
@@ -102,17 +102,15 @@ def questions(task: Task, count: int, seed: int, examples: int = EXAMPLES) -> li
             found=f"{len(entries)} among {len(dataset)}",
             remedy="ask for fewer, or widen Task.config",
         )
-    solved = ""
-    for text, entry in islice(entries.items(), examples):
-        names = {**entry["metadata"], "question": text, "answer": entry["answer"]}
-        solved += f"{_ask(text)} {task.completion.format(**names)}\n\n"
+    asked = [(f"Question: {text}\nAnswer:", _completion(task, text, entry), entry) for text, entry in entries.items()]
+    solved = "".join(f"{prompt} {completion}\n\n" for prompt, completion, _ in asked[:examples])
     return [
-        Question(task, solved + _ask(text), dataset, entry) for text, entry in islice(entries.items(), examples, None)
+        Question(task, solved + prompt, completion, dataset, entry) for prompt, completion, entry in asked[examples:]
     ]
 
 
-def _ask(question: str) -> str:
-    return f"Question: {question}\nAnswer:"
+def _completion(task: Task, question: str, entry: Mapping[str, Any]) -> str:
+    return task.completion.format(**{**entry["metadata"], "question": question, "answer": entry["answer"]})
 
 
 def _text(task: Task, entry: Mapping[str, Any]) -> str:

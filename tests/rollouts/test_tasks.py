@@ -57,6 +57,7 @@ def test_questions_are_different_ones_behind_the_same_answered_ones() -> None:
     asked = tasks.questions(SUM, 3, seed=4, examples=2)
     solved = "Question: 4 + 1\nAnswer: 4 + 1 = 5 since 1\n\nQuestion: 5 + 1\nAnswer: 5 + 1 = 6 since 1\n\n"
     assert [q.prompt for q in asked] == [f"{solved}Question: {a} + 1\nAnswer:" for a in (6, 7, 8)]
+    assert [q.completion for q in asked] == [f"{a} + 1 = {a + 1} since 1" for a in (6, 7, 8)]
     assert [q.prompt for q in tasks.questions(SUM, 5, seed=4, examples=2)][:3] == [q.prompt for q in asked]
 
 
