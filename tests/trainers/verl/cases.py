@@ -1,0 +1,346 @@
+"""Mini-batches of every kind, trained on by verl's own worker with the policy loss `fibration`; and mistakes in it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import rollouts
+import torch
+import torch.distributed as dist
+import watched  # before anything of verl.workers
+from rollouts import Row, Terms
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.padding import no_padding_2_padding
+from watched import Watched, dynamic
+
+PACKED = {"model.use_remove_padding": True}
+KL = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.3, "actor.entropy_coeff": 0.1}
+FIVE = {"actor.ppo_micro_batch_size_per_gpu": 5}
+EVERY = {**FIVE, "actor.policy_loss.metrics": "all"}
+
+
+def spread(rows: list[Row]) -> list[Row]:
+    """Every other row: no prompt group is on one rank alone."""
+    return rows[dist.get_rank() :: dist.get_world_size()]
+
+
+def filled_up(rows: list[Row]) -> list[Row]:
+    """Rows of padding between the others, as many on each rank."""
+    mine, first = spread(rows), 1000 * (dist.get_rank() + 1)
+    return [rollouts.padding(first), *mine[:4], *(rollouts.padding(first + n) for n in (1, 2)), *mine[4:]]
+
+
+def on_one_rank(rows: list[Row]) -> list[Row]:
+    """The first rank has all rows, the others padding; alone, it has a mini-batch of padding after the others."""
+    nothing = [rollouts.padding(1000 * (dist.get_rank() + 1) + n) for n in range(len(rows))]
+    if dist.get_world_size() == 1:
+        return [*rows, *nothing]
+    return nothing if dist.get_rank() else rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """`changes` of the options, of the `terms` of the loss, and of how rows are given."""
+
+    changes: dict[str, Any] = field(default_factory=lambda: FIVE)
+    layout: str = "padded"
+    dtype: torch.dtype = torch.float64
+    pieces: bool = False
+    part: Callable[[list[Row]], list[Row]] = spread
+    terms: Terms = field(default_factory=Terms)
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "fixed, padded": Case(),
+    "fixed, nested": Case(layout="nested"),
+    "fixed, packed, recomputed": Case(FIVE | PACKED | {"model.enable_gradient_checkpointing": True}, "nested"),
+    "fixed, float32": Case(dtype=torch.float32),
+    "one row in a micro-batch, every metric": Case(EVERY | {"actor.ppo_micro_batch_size_per_gpu": 1}, "nested"),
+    "old log-probs of other weights": Case(FIVE | {"actor.policy_loss.reuse_old_log_probs": True}),
+    "dynamic, padded": Case(dynamic(32)),
+    "dynamic, nested, packed": Case(dynamic(40) | PACKED, "nested"),
+    "dynamic, nested, float32": Case(dynamic(32), "nested", torch.float32),
+    "mini-batches and epochs": Case(said={"mini_batch_size": 10, "epochs": 2, "shuffle": True}),
+    "mini-batches, dynamic": Case(dynamic(24), "nested", said={"mini_batch_size": 10, "shuffle": True, "seed": 3}),
+    "padding rows": Case(FIVE | {"actor.ppo_micro_batch_size_per_gpu": 1}, part=filled_up),
+    "padding rows, dynamic, nested": Case(dynamic(32), "nested", part=filled_up),
+    "a rank of padding": Case(part=on_one_rank),
+    "a rank of padding, dynamic, nested": Case(dynamic(64), "nested", part=on_one_rank),
+    "rows of one trajectory": Case(FIVE | {"actor.policy_loss.trajectory": ["uid", "session_id"]}, pieces=True),
+    "rows of one trajectory, dynamic": Case(
+        dynamic(32) | {"actor.policy_loss.trajectory": ["uid", "session_id"]}, "nested", pieces=True
+    ),
+    "weights": Case(terms=Terms(weighted=True)),
+    "weights, dynamic, nested": Case(dynamic(32), "nested", terms=Terms(weighted=True)),
+    "KL and entropy": Case(FIVE | KL, terms=Terms(kl=0.3, entropy=0.1)),
+    "a temperature": Case(FIVE | PACKED, "nested", terms=Terms(temperature=0.75)),  # verl rounds it to float32
+    "KL and entropy, weights, dynamic": Case(dynamic(32) | KL | PACKED, "nested", terms=Terms(True, 0.3, 0.1)),
+}
+
+
+class Rollouts:
+    """The rows, and budgets with which every regime is met; made once."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.rows = {pieces: rollouts.rows(pieces) for pieces in (False, True)}
+        self.budgets = {pieces: rollouts.narrow(rows) for pieces, rows in self.rows.items()}
+
+    def watched(self, case: Case) -> Watched:
+        changes = {"actor.policy_loss.parameters": self.budgets[case.pieces]} | case.changes
+        return Watched(self.model, changes, case.dtype)
+
+    def train(self, found: Watched, case: Case) -> dict[str, Any]:
+        rows = case.part(self.rows[case.pieces])
+        data = rollouts.carried(rows, case.layout, case.dtype, case.terms.weighted)
+        said = dict(case.said)
+        if case.part is on_one_rank and dist.get_world_size() == 1:
+            said["mini_batch_size"] = len(rows) // 2
+        return found.train(data, temperature=case.terms.temperature, **said)
+
+    def results(self, case: Case) -> list[dict[str, Any]]:
+        """What each optimizer step made, beside what is right."""
+        found = self.watched(case)
+        said = self.train(found, case)
+        return [self.judged(case, step, n, said) for n, step in enumerate(found.steps)]
+
+    def judged(self, case: Case, step: watched.Step, number: int, said: dict[str, Any]) -> dict[str, Any]:
+        """`said`: what `update_actor` returned of all steps."""
+        logged = {key.removeprefix("fibration/"): value for key, value in step.metrics.items()}
+        result: dict[str, Any] = {"rows": len(step.rows), "layout": step.layout, "forwards": step.forwards}
+        result |= {name: said[key][number] for name, key in {"loss": "loss", "pg_loss": "actor/pg_loss"}.items()}
+        result |= {name: logged.pop(name) for name in ("objective", "extra_forwards")}
+        result["passes"] = {name: logged.pop(name) for name in list(logged) if name.startswith("pass/")}
+        result["logged"] = logged
+        rows = {row.number: row for row in self.rows[case.pieces]}
+        given = [rows[number] for number in step.rows if number in rows]
+        if not given:
+            return result | {"largest": max(float(g.abs().max()) for g in step.gradients.values())}
+        right = rollouts.wanted(step.weights, given, self.budgets[case.pieces], case.terms)
+        metrics = {name: float(value) for name, value in right.metrics.items()}
+        return result | {
+            "distance": rollouts.distance(step.gradients, right.gradients),
+            "wanted": {"pg_loss": -right.objective, "loss": right.loss},
+            "metrics": {name: value for name, value in metrics.items() if value == value},
+            "missing": rollouts.missing(right.metrics),
+        }
+
+
+# ------------------------------------------------------------ beside them
+
+
+def two_passes(data: Rollouts) -> dict[str, Any]:
+    """The pass that is trained with has logits a quarter larger than the one before it."""
+
+    def larger(module: Any, args: Any, output: Any) -> Any:
+        if torch.is_grad_enabled():
+            output.logits = output.logits * 1.25
+        return output
+
+    case = Case(dynamic(32), "nested", said={"epochs": 2})
+    found = data.watched(case)
+    found.engine.module.register_forward_hook(larger)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        said = data.train(found, case)
+    first, second = (
+        rollouts.wanted(found.steps[0].weights, data.rows[False], data.budgets[False], Terms(temperature=t))
+        for t in (1, 0.8)
+    )
+    apart = (first.log_probs - second.log_probs).abs()
+    other = {
+        key: rollouts.regimes(first.levels, key) != rollouts.regimes(second.levels, key) for key in first.levels.gated
+    }
+    strata = {stratum: torch.cat([other[key] for key in other if key[0] == stratum]) for stratum, _ in other}
+    wanted = {"log_prob_difference": apart.mean(), "log_prob_difference_max": apart.max()}
+    wanted["changed"] = torch.cat(list(other.values())).double().mean()
+    wanted |= {f"changed/{stratum}": of.double().mean() for stratum, of in strata.items()}
+    logged = {key.removeprefix("fibration/pass/"): v[0] for key, v in said.items() if key.startswith("fibration/pass/")}
+    words = [str(one.message) for one in heard if "another regime" in str(one.message)]
+    return {"logged": logged, "wanted": {name: value.item() for name, value in wanted.items()}, "warnings": words}
+
+
+def sampled_now(data: Rollouts) -> list[dict[str, Any]]:
+    """Old log-probs that the worker computed itself, before the first of four mini-batches."""
+    reuse = {"actor.policy_loss.reuse_old_log_probs": True, "actor.optim.lr": 0.02}
+    case = Case(dynamic(32) | reuse, "nested", said={"mini_batch_size": 10, "epochs": 2})
+    found, mine = data.watched(case), spread(data.rows[False])
+    given = rollouts.carried(mine, case.layout, case.dtype)
+    tu.assign_non_tensor(given, temperature=1.0, compute_loss=False, calculate_entropy=False)
+    computed = no_padding_2_padding(tu.get(found.worker.compute_log_prob(given), "log_probs"), given).tolist()
+    sampled = [replace(row, old=old[: len(row.mask)]) for row, old in zip(mine, computed, strict=True)]
+    rows = sorted((row for part in watched.everyone(sampled) for row in part), key=lambda row: row.number)
+    now = copy(data)
+    now.rows = {False: rows}
+    said = now.train(found, case)
+    return [now.judged(case, step, n, said) for n, step in enumerate(found.steps)]
+
+
+def other_losses(data: Rollouts) -> dict[str, Any]:
+    """verl's own loss in our worker and in verl's: the gradients of both, and how often the first was entered."""
+    plain = {"_target_": "verl.workers.config.PolicyLossConfig", "loss_mode": "vanilla"}
+    plain |= dict.fromkeys(("hierarchy", "backend", "parameters"))
+    case = Case(FIVE | {f"actor.policy_loss.{key}": value for key, value in plain.items()} | {"actor.clip_ratio": 0.1})
+    data.watched(Case())
+    ours, found = ActorRolloutRefWorker.actor_worker_cls, []
+    for worker in (ours, TrainingWorker):
+        with patch.object(ActorRolloutRefWorker, "actor_worker_cls", worker):
+            found.append(data.watched(case))
+            data.train(found[-1], case)
+    one, other = (made.steps[0].gradients for made in found)
+    return {
+        "workers": [type(made.actor).__name__ for made in found],
+        "forwards": [made.steps[0].forwards for made in found],
+        "equal": all(torch.equal(one[name], other[name]) for name in one),
+        "largest": max(float(g.abs().max()) for g in one.values()),
+    }
+
+
+def in_verls_log(data: Rollouts) -> dict[str, Any]:
+    """What verl's trainer logs of an update of several mini-batches."""
+    case = CASES["mini-batches, dynamic"]
+    said = data.train(data.watched(case), case)
+    return {"given": dict(said), "logged": reduce_metrics(rename_dict(said, "actor/"))}
+
+
+# ------------------------------------------------------------ mistakes
+
+
+def each_on_its_own(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
+    """`op.loss` of every micro-batch."""
+
+    def loss(model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        tensors = {
+            k: data[k] for k in ("response_mask", "old_log_probs", "advantages", "rollout_is_weights") if k in data
+        }
+        dense = {key: t.to_padded_tensor(0.0) if t.is_nested else t for key, t in tensors.items()}
+        op, mask = rollouts.operator(), dense["response_mask"].bool()
+        at = op.index(mask=mask, prompt_group=list(data["uid"]), domain=list(data["data_source"]))
+        log_probs = no_padding_2_padding(model_output["log_probs"], data)
+        a = dense["advantages"] * (dense["rollout_is_weights"] if terms.weighted else 1)
+        return op.loss(log_probs, dense["old_log_probs"], a, at, budgets).loss * data["dp_size"], {"actor/pg_loss": 0.0}
+
+    budgets = data.budgets[False]
+    found.actor.set_loss_fn(loss)
+    yield
+
+
+def in_the_window(change: Callable[[Any, dict[str, Any]], None]) -> Any:
+    """What the worker says of a mini-batch is changed: `change(labels, keywords)`."""
+
+    def planted(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
+        from fibration.trainers.verl import worker
+
+        def window(op: Any, mask: Any, old: Any, advantages: Any, labels: Any, **more: Any) -> Any:
+            labels = dict(labels)
+            weights = more.get("weights")
+            change(labels, more)
+            made = own(op, mask, old, advantages, labels, **more)
+            if weights is not None and more["weights"] is None:
+                inside = made.coefficients
+
+                def behind(*args: Any, **kwargs: Any) -> Any:
+                    coef = inside(*args, **kwargs)
+                    return replace(coef, values=torch.where(made.mask, coef.values * weights, 0))
+
+                made.coefficients = behind
+            return made
+
+        own = worker.Window
+        with patch.object(worker, "Window", window):
+            yield
+
+    return planted
+
+
+def in_the_loss(change: Callable[[torch.Tensor, Any, Watched], torch.Tensor]) -> Any:
+    """What the policy loss returns is changed."""
+
+    def planted(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+        own = POLICY_LOSS_REGISTRY["fibration"]
+
+        def loss(**kwargs: Any) -> Any:
+            value, metrics = own(**kwargs)
+            return change(value, kwargs["config"], found), metrics
+
+        with patch.dict(POLICY_LOSS_REGISTRY, {"fibration": loss}):
+            yield
+
+    return planted
+
+
+def unrestored(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
+    """The first pass leaves its rows in the order of the micro-batches."""
+    from verl.workers.engine import utils
+
+    with patch.object(utils, "restore_dynamic_batch", lambda given, indices: given):
+        yield
+
+
+def of_another_size(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
+    """An engine that says of its ranks that there is one, and has two in its group."""
+    found.engine.get_data_parallel_size = lambda: 1
+    yield
+
+
+class Alone:
+    """What a rank is to itself."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor]
+
+    def all_gather_object(self, given: Any) -> list[Any]:
+        return [given]
+
+
+def other_rows(labels: dict[str, Any], more: dict[str, Any]) -> None:
+    labels |= {stratum: [*of[1:], of[0]] for stratum, of in labels.items()}
+
+
+WEIGHTED = CASES["weights, dynamic, nested"]
+# Mistakes, the case that they are made in, and how many ranks it takes.
+MISTAKES: dict[str, tuple[Any, Case, int]] = {
+    "each micro-batch on its own": (each_on_its_own, CASES["fixed, nested"], 1),
+    "each rank on its own": (each_on_its_own, Case({"actor.ppo_micro_batch_size_per_gpu": 10}), 2),
+    "a group of one rank": (in_the_window(lambda labels, more: more.update(group=Alone())), WEIGHTED, 2),
+    "ranks of another number": (of_another_size, Case(said={"mini_batch_size": 10}), 2),
+    "weights behind the loss": (in_the_window(lambda labels, more: more.update(weights=None)), WEIGHTED, 1),
+    "labels of other rows": (in_the_window(other_rows), CASES["dynamic, padded"], 1),
+    "log-probs of other rows": (unrestored, CASES["dynamic, padded"], 1),
+    "divided by micro-batches": (in_the_loss(lambda loss, config, found: loss / 4), CASES["fixed, padded"], 1),
+    "not times the ranks": (
+        in_the_loss(lambda loss, config, found: loss / config.global_batch_info["dp_size"]),
+        CASES["fixed, padded"],
+        2,
+    ),
+}
+
+
+def mistaken(data: Rollouts, name: str) -> dict[str, Any]:
+    """How far gradients are off, or the error by which the mistake was found."""
+    make, case, _ = MISTAKES[name]
+    found = data.watched(case)
+    with contextmanager(partial(make, found, data, case.terms))():
+        try:
+            data.train(found, case)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    step, rows = found.steps[0], data.rows[case.pieces]
+    right = rollouts.wanted(step.weights, rows, data.budgets[case.pieces], case.terms)
+    return {"distance": rollouts.distance(step.gradients, right.gradients)}

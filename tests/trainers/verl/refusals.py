@@ -1,0 +1,162 @@
+"""What is refused, and what is said of it: each function of `REFUSALS` raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import rollouts
+import torch
+from cases import Case, Rollouts, spread
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import PolicyLossConfig
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+LOSS = "actor.policy_loss."
+
+
+def configured(**changes: Any) -> Callable[[Rollouts], Any]:
+    """Options of the policy loss that its config, or the worker, refuses."""
+    return lambda data: data.watched(Case({LOSS + key: value for key, value in changes.items()}))
+
+
+def optioned(changes: dict[str, Any]) -> Callable[[Rollouts], Any]:
+    return lambda data: data.watched(Case(changes))
+
+
+def trained(data: Rollouts, changes: dict[str, Any], **more: Any) -> Any:
+    """A mini-batch that is refused; a field in `more` that is None is taken out of it."""
+    rows = rollouts.carried(data.rows[False], "padded", torch.float64)
+    for name, value in more.items():
+        rows = rows.exclude(name)
+        if value is not None:
+            rows[name] = value
+    return data.watched(Case(changes)).train(rows)
+
+
+def elsewhere(data: Rollouts) -> Any:
+    """In a worker that computes no coefficients."""
+    with patch.object(ActorRolloutRefWorker, "actor_worker_cls", TrainingWorker):
+        made = data.watched(Case())  # puts ours in its place
+        ActorRolloutRefWorker.actor_worker_cls = TrainingWorker
+        theirs = TrainingWorker(config=made.actor.config)
+    theirs.reset()
+    theirs.set_loss_fn(made.actor.loss_fn)
+    made.actor = made.worker.actor = theirs
+    return made.train(rollouts.carried(data.rows[False], "padded", torch.float64))
+
+
+def beside_another_worker(data: Rollouts) -> Any:
+    class Other(TrainingWorker):
+        pass
+
+    with patch.object(ActorRolloutRefWorker, "actor_worker_cls", Other):
+        return data.watched(Case())
+
+
+def another_engine(data: Rollouts) -> Any:
+    made = data.watched(Case())
+    object.__setattr__(made.actor.engine_config, "strategy", "veomni")
+    return made.actor.set_loss_fn(made.actor.loss_fn)
+
+
+def distilled(data: Rollouts) -> Any:
+    def distillation_ppo_loss(**_: Any) -> None:
+        raise AssertionError("never called")
+
+    made = data.watched(Case())
+    return made.actor.set_loss_fn(partial(distillation_ppo_loss, config=made.actor.loss_fn.keywords["config"]))
+
+
+def lost_rows(data: Rollouts) -> Any:
+    """An engine that trains on the first micro-batches alone."""
+    from verl.workers.engine.fsdp import transformer_impl as engine
+
+    def fewer(**given: Any) -> Any:
+        pieces, order = own(**given)
+        return (pieces[:-1] if torch.is_grad_enabled() else pieces), order
+
+    own = engine.prepare_micro_batches
+    with patch.object(engine, "prepare_micro_batches", fewer):
+        return trained(data, {})
+
+
+def replaced_loss(data: Rollouts) -> Any:
+    """A loss in whose gradient the policy loss has no part."""
+    made = data.watched(Case())
+    own = POLICY_LOSS_REGISTRY["fibration"]
+
+    def detached(**given: Any) -> Any:
+        value, metrics = own(**given)
+        return value.detach() + given["log_prob"].sum(), metrics
+
+    with patch.dict(POLICY_LOSS_REGISTRY, {"fibration": detached}):
+        return made.train(rollouts.carried(data.rows[False], "padded", torch.float64))
+
+
+def of_pieces(data: Rollouts) -> Any:
+    """Several rows of one session, and nothing said of them."""
+    return data.watched(Case(pieces=True)).train(rollouts.carried(spread(data.rows[True]), "padded", torch.float64))
+
+
+# What is refused, and words that the error has.
+REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
+    "no hierarchy": (configured(hierarchy=""), ("policy_loss.hierarchy is not set", "path.py:NAME")),
+    "an unknown hierarchy": (configured(hierarchy="fiberpo_domian"), ("fiberpo_domian", "fiberpo_domain")),
+    "an unknown parameter": (configured(parameters={"C_family": 0.1}), ("C_family", "C_domain")),
+    "a parameter out of bounds": (configured(parameters={"epsilon": -1.0}), ("epsilon", "-1")),
+    "labels of no stratum": (configured(labels={"family": "uid"}), ("family", "domain")),
+    "unknown metrics": (configured(metrics="some"), ("'some'", "'levels' or 'all'")),
+    "another backend": (configured(backend="cobol"), ("cobol", "torch")),
+    "another loss mode": (configured(loss_mode="gspo"), ("loss_mode=gspo", "loss_mode=fibration")),
+    "bypass_mode": (configured(loss_mode="bypass_mode"), ("bypass_mode puts its own loss in the place of this one",)),
+    "verl's own config": (
+        configured(
+            _target_=f"{PolicyLossConfig.__module__}.PolicyLossConfig", hierarchy=None, backend=None, parameters=None
+        ),
+        ("loss_mode=fibration with the config PolicyLossConfig", "_target_=fibration.trainers.verl"),
+    ),
+    "a clip of verl's": (optioned({"actor.clip_ratio": 0.3}), ("actor.clip_ratio=0.3", "0.2")),
+    "a clip of another loss": (configured(clip_cov_ub=9.0), ("clip_cov_ub=9.0", "5.0")),
+    "dropout": (
+        lambda data: trained(data, {"model.override_config.attention_dropout": 0.1}),
+        ("the model has dropout", "attention_dropout=0.1", "override_config.attention_dropout=0"),
+    ),
+    "a field that lacks": (
+        lambda data: trained(data, {}, data_source=None),
+        ("'domain'", "'data_source'", "labels.domain"),
+    ),
+    "a field of tokens": (
+        lambda data: trained(data, {LOSS + "labels": {"domain": "advantages"}}),
+        ("'advantages'", "several numbers per row"),
+    ),
+    "no old log-probs": (lambda data: trained(data, {}, old_log_probs=None), ("no field 'old_log_probs'",)),
+    "several rows of a session": (
+        of_pieces,
+        ("rows 0 and 1 are outputs of one session", "trajectory=[uid,session_id]"),
+    ),
+    "another worker's advantages": (elsewhere, ("advantages that are no coefficients", "_target_")),
+    "beside another worker": (beside_another_worker, ("Other already", "FibrationTrainingWorker")),
+    "another engine": (another_engine, ("actor.strategy=veomni", "fsdp")),
+    "distillation": (distilled, ("distillation_ppo_loss", "ppo_loss alone")),
+    "rows that are not trained on": (lost_rows, ("18 of the 20 rows",)),
+    "another loss in its place": (replaced_loss, ("no gradient came to the advantages of 4 of 4 micro-batches",)),
+}
+
+
+# What ranks refuse together, and the words of that.
+TOGETHER = {"several rows of a session": ("row 0 of rank 0 and row 0 of rank 1 are outputs of one session",)}
+
+
+def refused(data: Rollouts, name: str) -> dict[str, Any]:
+    own = ActorRolloutRefWorker.actor_worker_cls
+    try:
+        REFUSALS[name][0](data)
+    except Exception as error:
+        chain = [error, error.__cause__, error.__context__]
+        return {"error": " ".join(f"{type(e).__name__}: {e}" for e in chain if e is not None)}
+    finally:
+        ActorRolloutRefWorker.actor_worker_cls = own
+    return {"error": None}

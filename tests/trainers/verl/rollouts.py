@@ -1,0 +1,281 @@
+"""Rows as a rollout leaves them, as verl carries them, and the gradient of `op.loss` on all of them in one process.
+
+Nothing here is the plugin's: log-probs come from one forward pass per row, without padding, in float64.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import left_right_2_no_padding
+
+import fibration
+from fibration.runtime.index.index import Index
+from fibration.runtime.operator import Levels, Operator
+
+LEVELS, CHANNELS = ("domain", "prompt_group", "trajectory"), "+-"
+WORDS, LONGEST_PROMPT, LONGEST = 24, 4, 8
+GROUPS = (("math", 4), ("math", 3), ("math", 2), ("code", 4), ("code", 2), ("logic", 3), ("logic", 2))  # 20 rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence; lists hold a value per token of the response."""
+
+    number: int
+    uid: str
+    session: int
+    source: str
+    prompt: list[int]
+    response: list[int]
+    mask: list[int]
+    advantages: list[float]
+    shift: list[float]  # of the log-probs since it was sampled
+    weights: list[float]  # of what sampled it, against what is trained
+    old: list[float] = field(default_factory=list)
+    ref: list[float] = field(default_factory=list)
+
+
+def config() -> LlamaConfig:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaConfig(vocab_size=WORDS, max_position_embeddings=256, tie_word_embeddings=False, **sizes)
+
+
+def model() -> LlamaForCausalLM:
+    """Of weights that every process draws the same; logits differ enough for a policy to have something to lose."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(config())
+        with torch.no_grad():
+            made.lm_head.weight.mul_(10)
+    return made
+
+
+def save(folder: Path) -> None:
+    model().save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(WORDS)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1").save_pretrained(folder)
+
+
+def rows(pieces: bool = False) -> list[Row]:
+    """Off policy: domains, prompt groups, trajectories and tokens each moved; with `pieces`, a trajectory's turns are rows.
+
+    A part of the tokens is a tool's, and one row is a tool's alone.
+    """
+    draw = random.Random(3)
+    found: list[Row] = []
+    of_domain = {source: draw.uniform(-0.2, 0.2) for source, _ in GROUPS}
+    for group, (source, samples) in enumerate(GROUPS):
+        of_group, prompt = (
+            draw.uniform(-0.2, 0.2),
+            [draw.randrange(2, WORDS) for _ in range(draw.randint(1, LONGEST_PROMPT))],
+        )
+        for sample in range(samples):
+            n, of_row = draw.randint(1, LONGEST), draw.uniform(-0.3, 0.3)
+            advantage = draw.uniform(-1.5, 1.5)
+            found.append(
+                Row(
+                    number=len(found),
+                    uid=f"prompt {group}",
+                    session=sample // 2 if pieces else sample,
+                    source=source,
+                    prompt=prompt,
+                    response=[draw.randrange(1, WORDS) for _ in range(n)],
+                    mask=[int(draw.random() > 0.2) for _ in range(n)],
+                    advantages=[advantage + 0.2 * draw.uniform(-1, 1) for _ in range(n)],
+                    shift=[of_domain[source] + of_group + of_row + draw.uniform(-0.4, 0.4) for _ in range(n)],
+                    weights=[draw.uniform(0.4, 1.8) for _ in range(n)],
+                )
+            )
+    found[4] = replace(found[4], mask=[0] * len(found[4].mask))
+    return with_log_probs(found)
+
+
+def with_log_probs(given: list[Row]) -> list[Row]:
+    """What they were sampled with, and what a reference model gives, from the weights now."""
+    now = [log_probs(model().double(), row)[0].tolist() for row in given]
+    draw = random.Random(4)
+    return [
+        replace(
+            row, old=[x - s for x, s in zip(xs, row.shift, strict=True)], ref=[x + draw.uniform(-0.3, 0.3) for x in xs]
+        )
+        for row, xs in zip(given, now, strict=True)
+    ]
+
+
+def padding(number: int, uid: str = "pad0") -> Row:
+    """As verl fills up a batch: the source of another row, an uid of its own, and a response that is masked."""
+    nan, zero = [float("nan")], [0.0]
+    return Row(number, uid, number, "math", [1] * 3, [1], [0], nan, zero, nan, old=nan, ref=zero)
+
+
+def log_probs(policy: nn.Module, row: Row, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """`log π` of the response's tokens, and the entropies of what they were drawn from: [T] each."""
+    ids = torch.tensor([row.prompt + row.response])
+    logits = policy(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 : -1] / temperature
+    every = logits.log_softmax(-1)
+    return every.gather(1, torch.tensor(row.response)[:, None])[:, 0], -(every.exp() * every).sum(-1)
+
+
+# ------------------------------------------------------------ as verl carries them
+
+
+def carried(given: Sequence[Row], layout: str, dtype: torch.dtype, weighted: bool = False) -> TensorDict:
+    data = {"padded": padded, "nested": nested}[layout](given, dtype)
+    return data if weighted else data.exclude("rollout_is_weights")
+
+
+def padded(given: Sequence[Row], dtype: torch.dtype) -> TensorDict:
+    """Prompts padded on the left, responses on the right; then as the trainer of verl's v0 sends it to its workers."""
+    ids, attention, values = [], [], {key: [] for key in ("response_mask", *PER_TOKEN)}
+    for row in given:
+        left, right = LONGEST_PROMPT - len(row.prompt), LONGEST - len(row.response)
+        ids.append([0] * left + row.prompt + row.response + [0] * right)
+        attention.append([0] * left + [1] * (len(row.prompt) + len(row.response)) + [0] * right)
+        for key, value in per_token(row).items():
+            values[key].append([*value, *[0] * right])
+    inputs, seen = torch.tensor(ids), torch.tensor(attention)
+    tensors = {key: torch.tensor(value, dtype=dtype if key in PER_TOKEN else None) for key, value in values.items()}
+    tensors |= {"input_ids": inputs, "attention_mask": seen, "position_ids": (seen.cumsum(1) - 1).clamp(min=0)}
+    tensors |= {"prompts": inputs[:, :LONGEST_PROMPT], "responses": inputs[:, LONGEST_PROMPT:]}
+    return left_right_2_no_padding(tu.get_tensordict(tensors | labels(given)))
+
+
+def nested(given: Sequence[Row], dtype: torch.dtype) -> TensorDict:
+    """Rows of their own lengths, as the trainer of verl's v1 keeps them."""
+    fields: dict[str, list[Tensor]] = {}
+    for row in given:
+        values = per_token(row) | {"prompts": row.prompt, "responses": row.response}
+        values |= {"input_ids": row.prompt + row.response, "position_ids": range(len(row.prompt + row.response))}
+        values["loss_mask"] = values["response_mask"]
+        for key, value in values.items():
+            fields.setdefault(key, []).append(torch.tensor(list(value), dtype=dtype if key in PER_TOKEN else None))
+    tensors = {key: torch.nested.as_nested_tensor(value, layout=torch.jagged) for key, value in fields.items()}
+    return tu.get_tensordict(tensors | labels(given))
+
+
+PER_TOKEN = {"old_log_probs": "old", "advantages": "advantages", "ref_log_prob": "ref", "rollout_is_weights": "weights"}
+
+
+def per_token(row: Row) -> dict[str, Any]:
+    return {"response_mask": row.mask} | {key: getattr(row, name) for key, name in PER_TOKEN.items()}
+
+
+def labels(given: Sequence[Row]) -> dict[str, Any]:
+    """Per row; `row` is the tests' own, and tells which rows an optimizer step was given."""
+    said = {"uid": [row.uid for row in given], "data_source": [row.source for row in given]}
+    return said | {"session_id": [row.session for row in given], "row": torch.tensor([row.number for row in given])}
+
+
+# ------------------------------------------------------------ what is right
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a step's loss is made of, beside the hierarchy's objective."""
+
+    weighted: bool = False
+    kl: float = 0.0
+    entropy: float = 0.0
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    gradients: dict[str, Tensor]
+    objective: float
+    loss: float  # -J, with the KL and entropy terms
+    metrics: dict[str, Any]
+    log_probs: Tensor  # of the unmasked tokens
+    levels: Levels
+    index: Index
+
+
+def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[str, Any], terms: Terms) -> Wanted:
+    """By `op.loss` on the whole mini-batch in one process, through the model in one backward pass, in float64."""
+    policy = model().double()
+    policy.load_state_dict(weights)
+    given = sorted((row for row in given if any(row.mask)), key=lambda row: (row.uid, row.session, row.number))
+    found = [log_probs(policy, row, terms.temperature) for row in given]
+    keys = [(row.uid, row.session) for row in given]
+    first = [n for n, key in enumerate(keys) if n == 0 or keys[n - 1] != key]  # of each trajectory's rows
+    ends = torch.tensor([0, *(len(row.mask) for row in given)]).cumsum(0)
+    offsets = torch.stack([ends[n] for n in first] + [ends[-1]])
+    op = operator()
+    mask = torch.tensor([kept for row in given for kept in row.mask], dtype=torch.bool)
+    at = op.index(
+        offsets=offsets,
+        mask=mask,
+        prompt_group=[given[n].uid for n in first],
+        domain=[given[n].source for n in first],
+    )
+
+    def tokens(name: str) -> Tensor:
+        return torch.tensor([x for row in given for x in getattr(row, name)], dtype=torch.float64)
+
+    now, entropy = (torch.cat(part) for part in zip(*found, strict=True))
+    advantages = tokens("advantages") * (tokens("weights") if terms.weighted else 1)
+    result = op.loss(now, tokens("old"), advantages, at, parameters)
+    behind = tokens("ref") - now
+    k3 = (behind.exp() - behind - 1)[mask].mean()
+    loss = result.loss + terms.kl * k3 - terms.entropy * entropy[mask].mean()
+    loss.backward()
+    gradients = {name: p.grad for name, p in policy.named_parameters()}
+    now = now.detach()
+    levels = op.levels(now - tokens("old"), at, parameters)
+    return Wanted(gradients, -result.loss.item(), loss.item(), result.metrics, now[mask], levels, at)
+
+
+def operator() -> Operator:
+    return fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+
+
+def narrow(given: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Budgets with which elements of every level and channel pass, are rolled back and zeroed.
+
+    An element of middling drift overspends its budget by half of its rollback: some pass then, and others are zeroed.
+    """
+    found = wanted(model().double().state_dict(), given, {}, Terms())
+    chosen: dict[str, dict[str, float]] = {}
+    for (level, channel), residual in found.levels.residual.items():
+        if level in found.index.leaves:
+            continue
+        drift = residual.abs()
+        there = drift.argsort()[-int((drift > 1e-9).sum()) :]  # what alone has a parent deviates by nothing
+        middle = int(there[len(there) // 2])
+        tokens = float(found.index.count("token", level)[middle])
+        over = 1 + 0.5 / tokens if channel == "+" or len(there) > 2 else 3.0
+        chosen.setdefault(f"C_{level}", {})[channel] = float(drift[middle]) / over
+    return chosen
+
+
+def missing(metrics: dict[str, Any]) -> list[str]:
+    """The regimes in which no element is, of every level and channel, and of tokens."""
+    met = [
+        f"{level}/{c}/{regime}" for level in LEVELS for c in CHANNELS for regime in ("passed", "rolled_back", "zeroed")
+    ]
+    met += [f"token/{c}/{regime}" for c in CHANNELS for regime in ("passed", "limited")]
+    return [name for name in met if not float(metrics[name]) > 0]
+
+
+def regimes(found: Levels, key: tuple[str, str]) -> Tensor:
+    """0 where a gate returned what it read, 1 where it returned 0, 2 otherwise."""
+    read, gave = found.residual[key], found.gated[key]
+    return torch.where(gave == read, 0, torch.where(gave == 0, 1, 2))
+
+
+def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Of the whole gradients, relative to the expected one."""
+    assert found.keys() == expected.keys()
+    apart = sum(float((found[k].double() - e).square().sum()) for k, e in expected.items())
+    return (apart / sum(float(e.square().sum()) for e in expected.values())) ** 0.5

@@ -1,0 +1,207 @@
+"""Optimizer steps of verl's own worker under gloo, in one process and in two, beside `op.loss` on the whole mini-batch.
+
+Always off policy: elements of every level and channel pass, are rolled back and zeroed. verl knows float32 as its widest
+type; with float64 in its place (`on_cpu.of`) gradients are compared to their last bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import CASES, MISTAKES
+from filelock import FileLock
+from refusals import REFUSALS, TOGETHER
+from rollouts import LEVELS
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent.parent
+RANKS = (1, 2)
+WHOLE = [name for name, case in CASES.items() if "mini_batch_size" not in case.said and case.terms.temperature == 1]
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank wrote, by the number of ranks."""
+
+    def of(ranks: int) -> list[dict[str, Any]]:
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{ranks}_ranks_of_verl"
+        with FileLock(f"{folder}.lock"):  # one run for all processes of the tests
+            if not (folder / "done").exists():
+                folder.mkdir(exist_ok=True)
+                start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+                env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+                command = [*start, str(HERE / "worker.py"), str(folder)]
+                done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+                assert done.returncode == 0, done.stdout + done.stderr
+                (folder / "done").touch()
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    return of
+
+
+def steps(found: Any, ranks: int, name: str) -> list[dict[str, Any]]:
+    (first, *others) = (one["cases"][name] for one in found(ranks))
+    assert "raised" not in first, first["raised"]
+    for other in others:
+        assert "raised" not in other, other["raised"]
+        for mine, theirs in zip(first, other, strict=True):
+            assert {**mine, "layout": None} == {**theirs, "layout": None}
+    return first
+
+
+every_case = pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for name in CASES for ranks in RANKS])
+
+
+@every_case
+def test_gradients_are_those_of_the_whole_mini_batch(found, ranks, name):
+    for step in steps(found, ranks, name):
+        if "distance" in step:
+            assert step["distance"] <= (1e-6 if "float32" in name else 1e-14)
+        else:
+            assert step["largest"] == 0  # of padding alone
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_regime_is_met(found, ranks, name):
+    assert steps(found, ranks, name)[0]["missing"] == []
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
+def test_elements_are_zeroed_and_others_pass_in_parts_of_the_batch_too(found, ranks, name):
+    made = steps(found, ranks, name)
+    for level in LEVELS:
+        for regime in ("passed", "zeroed"):
+            assert any(step["metrics"][f"{level}/{channel}/{regime}"] > 0 for step in made for channel in "+-"), level
+    assert all({word for word in step["missing"] if word.startswith("token/")} == set() for step in made)
+
+
+@every_case
+def test_the_loss_logged_is_minus_j_with_verls_own_terms(found, ranks, name):
+    near = 1e-6 if "float32" in name else 1e-14
+    for step in steps(found, ranks, name):
+        wanted = step.get("wanted", {"pg_loss": 0.0, "loss": 0.0})
+        assert step["pg_loss"] == pytest.approx(wanted["pg_loss"], abs=near)
+        assert step["objective"] == pytest.approx(-wanted["pg_loss"], abs=near)
+        assert step["loss"] == pytest.approx(
+            wanted["loss"], rel=2e-7, abs=1e-9 if near < 1e-6 else near
+        )  # verl rounds it
+    if "KL" in name:
+        assert abs(wanted["loss"] - wanted["pg_loss"]) > 0.1
+
+
+@every_case
+def test_metrics_are_those_of_the_whole_mini_batch(found, ranks, name):
+    every = CASES[name].changes.get("actor.policy_loss.metrics") == "all"
+    for step in steps(found, ranks, name):
+        wanted = {key: v for key, v in step.get("metrics", {}).items() if every or "[" not in key}
+        assert set(step["logged"]) == set(wanted)
+        assert "[domain=math]" in str(wanted) or not every
+        for key, value in wanted.items():
+            assert step["logged"][key] == pytest.approx(value, rel=1e-5 if "float32" in name else 1e-13, abs=1e-13), key
+
+
+@every_case
+def test_one_pass_more_and_as_verl_would_pack_it(found, ranks, name):
+    """The pass before has the same micro-batches: its log-probs are those of the pass that is trained with."""
+    case = CASES[name]
+    for step in steps(found, ranks, name):
+        assert (step["forwards"], step["extra_forwards"]) == (1, len(step["layout"]))
+        assert set(step["passes"].values()) <= {0.0}
+        assert len(step["passes"]) == ("distance" in step) * (
+            3 + len(("domain", "prompt_group", "trajectory", "token"))
+        )
+        numbers = [number for rows in step["layout"] for number in rows]
+        assert len(step["layout"]) > 1 or "mini_batch_size" in case.said
+        if "actor.use_dynamic_bsz" in case.changes:
+            assert sorted(numbers) != numbers, "rows in their order"
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_mini_batches_and_epochs_have_coefficients_of_their_own(found, ranks):
+    made = steps(found, ranks, "mini-batches and epochs")
+    assert [step["rows"] for step in made] == [10] * 4
+    assert len({step["pg_loss"] for step in made}) == 4
+
+
+# Mistakes that the plugin finds itself; gradients show the others.
+SAID = {
+    "ranks of another number": "gradients are averaged over 1 ranks, and the mini-batch is spread over 2",
+    "divided by micro-batches": "1/4 of it on every token",
+    "not times the ranks": "1/2 of it on every token",
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(ranks, name) for name, (_, _, least) in MISTAKES.items() for ranks in RANKS if ranks >= least]
+)
+def test_mistakes_are_found(found, ranks, name):
+    for one in found(ranks):
+        mistake = one["mistakes"][name]
+        if name in SAID:
+            assert SAID[name] in mistake["error"]
+        else:
+            assert mistake["distance"] > 0.1
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_what_a_second_pass_changes_is_measured_and_said_once(found, ranks):
+    for rank, one in enumerate(found(ranks)):
+        passes = one["beside"]["two_passes"]
+        assert passes["logged"] == {name: pytest.approx(value, rel=1e-12) for name, value in passes["wanted"].items()}
+        assert passes["wanted"]["changed"] > 0.1 and passes["wanted"]["log_prob_difference"] > 0.1
+        assert len(passes["warnings"]) == 1, rank
+        assert "of the elements of domain are in another regime" in passes["warnings"][0]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_old_log_probs_of_the_weights_at_hand_need_no_pass(found, ranks):
+    """And those of weights before an update do: three of the four mini-batches."""
+    for one in found(ranks):
+        made = one["beside"]["sampled_now"]
+        assert [step["forwards"] for step in made] == [0, 1, 1, 1]
+        assert [step["extra_forwards"] for step in made] == [0] + [len(step["layout"]) for step in made[1:]]
+        for step in made:
+            assert step["distance"] <= 1e-14
+            assert step["passes"]["pass/log_prob_difference_max"] <= 1e-14
+        assert any(v < 1 for step in made for key, v in step["metrics"].items() if key.endswith("/passed"))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_other_losses_are_verls_own_in_our_worker(found, ranks):
+    for one in found(ranks):
+        plain = one["beside"]["other_losses"]
+        assert plain["workers"] == ["FibrationTrainingWorker", "TrainingWorker"]
+        assert (plain["forwards"], plain["equal"]) == ([0, 0], True)
+        assert plain["largest"] > 0
+
+
+def test_verls_trainer_logs_the_mean_of_mini_batches(found):
+    log = found(2)[0]["beside"]["in_verls_log"]
+    ours = {key: values for key, values in log["given"].items() if key.startswith("fibration/")}
+    assert len(ours) > 50 and all(len(values) == 2 for values in ours.values())
+    for key, values in ours.items():
+        expected = max(values) if "max" in key else min(values) if "/min" in key else sum(values) / 2
+        assert log["logged"][f"actor/{key}"] == pytest.approx(expected), key
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_say_what_is_wrong(found, name):
+    error = found(1)[0]["refusals"][name]["error"]
+    assert error is not None
+    for words in REFUSALS[name][1]:
+        assert words in error
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_every_rank_refuses_what_ranks_find_together(found, name):
+    for one in found(2):
+        assert all(words in one["refusals"][name]["error"] for words in TOGETHER[name])

@@ -1,0 +1,54 @@
+"""What every process of a group does for the tests: `worker.py FOLDER`, with RANK, WORLD_SIZE and the like set.
+
+All of it in one run, since verl takes seconds to start. Each rank writes what it found to `FOLDER/RANK.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cases
+import refusals
+import rollouts
+import torch.distributed as dist
+
+
+def tried(what: Callable[[], Any]) -> Any:
+    """What it returns, or what it raised: another case shall not fail for it."""
+    try:
+        return what()
+    except Exception:
+        return {"raised": traceback.format_exc()}
+
+
+def main(folder: Path, chosen: list[str]) -> None:
+    dist.init_process_group("gloo")
+    model = folder / "model"
+    if dist.get_rank() == 0:
+        rollouts.save(model)
+    dist.barrier()
+    data = cases.Rollouts(model)
+    found: dict[str, Any] = {"cases": {}, "mistakes": {}, "beside": {}, "refusals": {}}
+    for name, case in cases.CASES.items():
+        if not chosen or name in chosen:
+            found["cases"][name] = tried(lambda case=case: data.results(case))  # type: ignore[misc]
+    for name, (_, _, ranks) in cases.MISTAKES.items():
+        if dist.get_world_size() >= ranks and (not chosen or name in chosen):
+            found["mistakes"][name] = tried(lambda name=name: cases.mistaken(data, name))  # type: ignore[misc]
+    for beside in (cases.two_passes, cases.sampled_now, cases.other_losses, cases.in_verls_log):
+        if not chosen or beside.__name__ in chosen:
+            found["beside"][beside.__name__] = tried(lambda beside=beside: beside(data))  # type: ignore[misc]
+    for name in refusals.REFUSALS if dist.get_world_size() == 1 else refusals.TOGETHER:
+        if not chosen or name in chosen:
+            found["refusals"][name] = refusals.refused(data, name)
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found, default=float))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
