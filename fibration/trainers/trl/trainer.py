@@ -94,9 +94,9 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     `window`: which rows make up the batch of the hierarchy. `"step"`: those of an optimizer step. TRL shuffles the rows
     of a generation, so if it has more slices (`steps_per_generation`) than a step takes
-    (`gradient_accumulation_steps`), a step has some rows of each prompt group. `"generation"`: all rows of the
+    (`gradient_accumulation_steps`), a step has parts of prompt groups. `"generation"`: all rows of the
     generation, so that groups are whole. An optimizer step trains on its own rows' part of that batch's gradient, times
-    slices per step: the steps that go through a generation once have the whole's gradient for their mean.
+    the number of steps that go through a generation once: the mean of these is the whole's gradient.
 
     `metrics`: `"levels"`, or `"all"` for single elements too (`fibration/domain/+/drift[domain=math]`).
 
