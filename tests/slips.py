@@ -1105,6 +1105,23 @@ TRAINERS = (
         "if before or not shares:", "if not shares:",
     ),
     slip(
+        "dropout of attention is no noise", "trainers/test_noise",
+        'draws = "drop" in word or "jitter" in word or (layer and word == "p")',
+        'draws = "jitter" in word or (layer and word == "p")',
+    ),
+    slip(
+        "log-probs of weights that have changed since are known", "trainers/test_known",
+        "return self._by == (_weights(model), temperature) and", "return self._by is not None and",
+    ),
+    slip(
+        "rows of other weights stay known", "trainers/test_known",
+        "self._by, self._rows = by, set()\n", "self._by = by\n",
+    ),
+    slip(
+        "of the rows asked for one has to be known", "trainers/test_known",
+        "all(row in self._rows for row in _rows(used))", "any(row in self._rows for row in _rows(used))",
+    ),
+    slip(
         "what is known outranks what the user says", "trainers/test_labels",
         "given[name] if name in given else known[name]", "known[name] if name in known else given[name]",
     ),

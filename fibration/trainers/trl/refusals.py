@@ -7,9 +7,8 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from torch import nn
-
 from fibration.errors import TrainerError, listed, shown
+from fibration.trainers.noise import noise
 from fibration.trainers.window import METRICS
 
 WINDOWS = ("step", "generation")
@@ -152,7 +151,7 @@ def check_model(trainer: Any) -> None:
     config = trainer.args
     if config.gradient_accumulation_steps == config.steps_per_generation * config.num_iterations:
         return  # the weights that sampled are those that train, and coefficients come from no forward pass
-    found = [(f"'{name}'", *noise) for name, module in trainer.model.named_modules() for noise in _noise(module)]
+    found = [(f"'{name}'", word, value) for name, word, value in noise(trainer.model)]
     if config.neftune_noise_alpha:
         found.append(("the embeddings", "neftune_noise_alpha", config.neftune_noise_alpha))
     for where, word, value in found:
@@ -163,14 +162,6 @@ def check_model(trainer: Any) -> None:
             "steps_per_generation * num_iterations, which needs no second pass",
             remedy="disable_dropout=True in GRPOConfig, and no dropout or jitter in the model's config and in peft's",
         )
-
-
-def _noise(module: nn.Module) -> Iterator[tuple[str, float]]:
-    """What is random of it in training: layers for dropout, and numbers that say so, of attention and of routers."""
-    layer = isinstance(module, nn.modules.dropout._DropoutNd)
-    for word, value in vars(module).items():
-        if isinstance(value, float) and value > 0 and ("drop" in word or "jitter" in word or (layer and word == "p")):
-            yield word, value
 
 
 # ------------------------------------------------------------ while it trains

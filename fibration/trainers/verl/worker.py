@@ -26,7 +26,7 @@ from fibration.errors import TrainerError, listed
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
-from fibration.trainers.dropout import dropout
+from fibration.trainers.noise import noise
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, TARGET, Step, opened
@@ -97,7 +97,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         self._complete(data)
         with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):
             tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
-            _refuse_dropout(self.engine.module)
+            _refuse_noise(self.engine.module)
             window = self._window(data)
             log_probs, forwards = (None, 0) if self._is_known(window, data) else self._log_probs(data)
             coef = window.coefficients(log_probs)
@@ -216,12 +216,12 @@ def _settings(loss_fn: Any) -> FibrationPolicyLossConfig | None:
     return found
 
 
-def _refuse_dropout(module: torch.nn.Module) -> None:
-    for found in dropout(module):
+def _refuse_noise(module: torch.nn.Module) -> None:
+    for name, word, value in noise(module):
         raise TrainerError(
-            f"the model has dropout: {found}",
-            required="none: coefficients would come from a forward pass that drops other units than the one that is "
-            "trained, and old log-probs from one that drops none",
+            f"the model has dropout or jitter: {name}.{word}={value:g}",
+            required="none: coefficients would come from a forward pass in which it is another than in the one that is "
+            "trained, and old log-probs from one without any",
             remedy="set it to 0: actor_rollout_ref.model.override_config.attention_dropout=0, or as the model calls it",
         )
 
