@@ -63,12 +63,13 @@ class Narrow:
         self.given, self.budgets = budgets, list[dict[str, Any]]()
         self.metrics: list[dict[str, Metric]] = []
 
-    def coefficients(self, now: Tensor, old: Tensor, advantages: Tensor, index: Any, *_: Any, **more: Any) -> Any:
+    def coefficients(self, now: Tensor, old: Tensor, advantages: Tensor, index: Any, *_: Any, **__: Any) -> Any:
         if self.given is not None:
             self.budgets.append(self.given[min(len(self.budgets), len(self.given) - 1)])
         else:
             self.budgets.append({} if torch.equal(now, old) else training.narrow(self.op, index, now - old))
-        found = self.op.coefficients(now, old, advantages, index, self.budgets[-1], **more)
+        looked_at = self.given is None  # metrics cost as much again
+        found = self.op.coefficients(now, old, advantages, index, self.budgets[-1], metrics=looked_at)
         self.metrics.append(found.metrics)
         return found
 
@@ -76,7 +77,8 @@ class Narrow:
 @functools.cache
 def budgets(name: str) -> list[dict[str, Any]]:
     """Of each step, where one rank has all rows."""
-    _, _, (op,) = ran(name, 1, block(name), None)
+    (model,), _, (op,) = ran(name, 1, block(name), None)
+    assert (name == "skyrl_hierarchy") == ("fibration/trajectory/+/zeroed" in model.logged)
     steps = [metrics for metrics, chosen in zip(op.metrics, op.budgets, strict=True) if chosen]
     assert len(steps) >= len(op.budgets) - 1  # of slime's, the first is on policy
     training.every_regime({m: max(float(metrics[m]) for metrics in steps) for m in steps[0]})
