@@ -35,7 +35,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
       that give several outputs; `[]`: every row is a trajectory of its own, whatever its fields.
     - `reuse_old_log_probs`: where this worker computed a mini-batch's old log-probs with the weights that it has still,
       as for the first of each batch, take them for those of pass 1, and leave that pass out. verl computes them in
-      other micro-batches and in evaluation mode; `fibration/pass/...` says by how much they differ from pass 2's.
+      other micro-batches and in evaluation mode; `actor/fibration/pass/...` says by how much they differ from pass 2's.
     - `backend`: as in `fibration.compile`. `metrics`: `levels`, or `all` for those of single domains too.
 
     Building it raises what is wrong with the hierarchy and its parameters, before a model is loaded, and makes our

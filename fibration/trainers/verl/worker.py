@@ -140,8 +140,11 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     def _log_probs(self, data: TensorDict) -> tuple[Tensor, int]:
         """Pass 1: log π of the responses `[B, T]`, of the same module in the same mode and micro-batches as pass 2.
 
-        And how many forward passes it took.
+        And how many forward passes it took. Where activations are offloaded it is in evaluation mode, since verl's
+        hooks count layers forth and back in training, and here there is no way back.
         """
+        if self.model_config.get("enable_activation_offload", False):
+            self.engine.module.eval()
         data = data.copy()
         tu.assign_non_tensor(data, calculate_entropy=False, calculate_sum_pi_squared=False)
         output = self.engine.infer_batch(data)
