@@ -1,0 +1,159 @@
+"""What an optimizer step takes in verl with a hierarchy for its loss, beside verl's own: `overhead.py --rounds 7`
+
+Workers of one process, on CPUs, take turns in an order that changes from round to round. Each takes two steps on the
+same rows with a learning rate of 0: a fresh one, whose old log-probs the worker has just computed (that is not timed),
+and one that is taken for off policy. Where verl's own loss is the same in both, it shows how much the machine wavers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import rollouts
+import torch
+import torch.distributed as dist
+import watched  # before anything of verl.workers
+from rollouts import Row
+from transformers import LlamaConfig, LlamaForCausalLM
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.padding import no_padding_2_padding
+
+KINDS = ("fresh", "off policy")
+SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+PROMPT, RESPONSE, GROUPS, SAMPLES = 32, 64, 8, 4
+SETTING = {"actor.optim.lr": 0.0, "actor.ppo_micro_batch_size_per_gpu": 8, "model.use_remove_padding": False}
+VERL = "verl"  # its own loss, in its own worker
+
+
+def rows() -> list[Row]:
+    draw = random.Random(0)
+
+    def text(length: int) -> list[int]:
+        return [draw.randrange(2, rollouts.WORDS) for _ in range(length)]
+
+    found = []
+    for group in range(GROUPS):
+        prompt = text(PROMPT)
+        for sample in range(SAMPLES):
+            n, advantage = draw.randint(RESPONSE // 4, RESPONSE), draw.uniform(-1, 1)
+            values = {"advantages": [advantage] * n, "old": [0.0] * n, "ref": [0.0] * n, "weights": [1.0] * n}
+            row = Row(
+                len(found),
+                f"prompt {group}",
+                sample,
+                f"domain {group // 2}",
+                prompt,
+                text(n),
+                [1] * n,
+                shift=[0.0] * n,
+                **values,
+            )
+            found.append(row)
+    return found
+
+
+def made(model: Path, loss: str) -> ActorRolloutRefWorker:
+    fibration = {"actor.policy_loss.hierarchy": loss, "actor.policy_loss.reuse_old_log_probs": True}
+    fibration["actor.policy_loss.backend"] = "auto"
+    plain: dict[str, Any] = {"_target_": "verl.workers.config.PolicyLossConfig", "loss_mode": "vanilla"}
+    plain |= dict.fromkeys(("hierarchy", "backend"))
+    own = {f"actor.policy_loss.{key}": value for key, value in plain.items()} | {
+        "actor.loss_agg_mode": "seq-mean-token-mean"
+    }
+    worker = ActorRolloutRefWorker(
+        config=watched.options(model, SETTING | (own if loss == VERL else fibration)), role="actor"
+    )
+    if loss == VERL:
+        with patch.object(ActorRolloutRefWorker, "actor_worker_cls", TrainingWorker):
+            worker.init_model()
+    else:
+        worker.init_model()
+    return worker
+
+
+def times(worker: ActorRolloutRefWorker, given: list[Row]) -> dict[str, Any]:
+    """Seconds of both steps, and how many further forward passes each took."""
+    data = rollouts.nested(given, torch.float32)
+    tu.assign_non_tensor(data, temperature=1.0, compute_loss=False, calculate_entropy=False)
+    computed = no_padding_2_padding(tu.get(worker.compute_log_prob(data), "log_probs"), data).tolist()
+    given = [replace(row, old=old[: len(row.mask)]) for row, old in zip(given, computed, strict=True)]
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        data = rollouts.nested(given, torch.float32)
+        tu.assign_non_tensor(
+            data,
+            temperature=1.0,
+            global_batch_size=len(given),
+            mini_batch_size=len(given),
+            epochs=1,
+            seed=1,
+            compute_loss=True,
+            calculate_entropy=False,
+            dataloader_kwargs={"shuffle": False},
+        )
+        start = time.perf_counter()
+        output = worker.update_actor(data)
+        found[kind] = time.perf_counter() - start
+        found[f"{kind}: extra forwards"] = sum(tu.get(output, "metrics").get("fibration/extra_forwards", []))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--losses", nargs="+", default=[VERL, "grpo", "fiberpo_domain"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="where all samples go")
+    said = parser.parse_args()
+    os.environ |= {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29513",
+    }
+    dist.init_process_group("gloo")
+    given, samples = rows(), []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        rollouts.save(model)
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(vocab_size=8192, max_position_embeddings=256, **SIZES)).save_pretrained(model)
+        workers = {loss: made(model, loss) for loss in said.losses}
+        for worker in workers.values():
+            times(worker, given)  # allocations and caches
+        for k in range(said.rounds):
+            for loss in said.losses if k % 2 else reversed(said.losses):
+                samples.append({"round": k, "loss": loss, **times(workers[loss], given)})
+    dist.destroy_process_group()
+    beside = said.losses[0]
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {said.rounds} rounds\n")
+    print(f"| | {' | '.join(f'{kind}, s | / {beside} | extra forwards' for kind in KINDS)} |")
+    print("|---" * (1 + 3 * len(KINDS)) + "|")
+    by_loss = {loss: [s for s in samples if s["loss"] == loss] for loss in said.losses}
+    for loss, mine in by_loss.items():
+        cells = []
+        for kind in KINDS:
+            ratio = median(s[kind] / b[kind] for s, b in zip(mine, by_loss[beside], strict=True))
+            cells += [
+                f"{median(s[kind] for s in mine):.2f}",
+                f"{ratio:.3f}",
+                f"{mine[0][f'{kind}: extra forwards']:.0f}",
+            ]
+        print("|", loss, "|", " | ".join(cells), "|")
+    if said.json:
+        said.json.write_text(json.dumps({"threads": torch.get_num_threads(), "samples": samples}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
