@@ -46,6 +46,10 @@ REFUSED = {
         {"gradient_accumulation_steps": 6, "num_iterations": 1},
     ),
     "dropout": Refused(("dropout", "0.1", "disable_dropout"), model={"attention_dropout": 0.1}),
+    "noise in embeddings": Refused(("neftune_noise_alpha", "5"), {"neftune_noise_alpha": 5.0}),
+    "labels for completions": Refused(
+        ("trajectory", "line"), trainer={"labels": {"domain": "domain", "trajectory": "line"}}
+    ),
     "a column that lacks": Refused(("train_dataset", "domain"), without="domain"),
     "a column that lacks, in a stream": Refused(("domain",), without="domain", streamed=True, trains=True),
     "a window that is none": Refused(("window", "batch", "step", "generation"), trainer={"window": "batch"}),
@@ -70,4 +74,13 @@ REFUSED = {
         for kind in ("tp", "cp", "sp")
     },
     "a hierarchy that is none": Refused(("no_such_loss",), trainer={"hierarchy": "no_such_loss"}),
+}
+
+# What looks like some of these, and is not.
+ALLOWED = {
+    "dropout, and one pass": Refused((), {"num_iterations": 1}, model={"attention_dropout": 0.1}),
+    "a generation after the last window": Refused(
+        (), {"gradient_accumulation_steps": 2, "num_iterations": 1, "max_steps": 1}
+    ),
+    "a divergence without correction": Refused((), {"use_bias_correction_kl": True}),
 }

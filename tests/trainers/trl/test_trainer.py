@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import CASES
 from filelock import FileLock
-from refused import REFUSED
+from refused import ALLOWED, REFUSED
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -90,7 +90,8 @@ def test_what_is_compared_has_elements_of_every_regime(updates, ranks, name):
 def test_no_forward_pass_is_added_where_the_weights_that_sampled_are_those_of_now(updates, ranks, name):
     case = CASES[name]
     for update in updates(ranks, name):
-        laid = case.slices if case.trainer.get("window") == "generation" else update["micro_batches"]
+        whole = case.trainer.get("window") == "generation"
+        laid = case.slices if whole else min(case.slices, update["micro_batches"])  # each slice once
         assert update["forwards"] == (0 if update["fresh"] else laid)
         assert update["logged"]["fibration/extra_forwards"] == update["forwards"]
 
@@ -173,6 +174,12 @@ def test_a_planted_mistake_is_found(found, ranks, name):
         assert "raised" not in one, one["traceback"]
         for update, shows in zip(one["updates"], PLANTED[name], strict=True):
             assert not shows or update["error"] > 1e-3
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_trains_the_same_is_not_refused(found, name):
+    (one,) = found(1, name)
+    assert one["raised"] == "nothing", one["traceback"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -174,7 +174,7 @@ def expected(
     op: Any,
     policy: nn.Module,
     rows: Sequence[Row],
-    parts: Sequence[int] | None,
+    parts: list[int] | None,
     parameters: dict[str, Any],
     temperature: float,
     scale: float = 1.0,
@@ -208,9 +208,9 @@ def expected(
     whole = op.loss(new, old, advantages, index, parameters)
     value = loss = whole.loss
     if parts is not None:
-        trained = torch.cat([torch.full((len(v),), row.part in parts) for v, row in zip(now, rows, strict=True)])
+        times = torch.cat([torch.full((len(v),), parts.count(row.part)) for v, row in zip(now, rows, strict=True)])
         coef = op.coefficients(new.detach(), old, advantages, index, parameters).values
-        loss = -(coef * new)[trained].sum() * scale
+        loss = -(coef * new * times).sum() * scale
     if reference is not None:
         other, factor = reference
         with torch.no_grad():

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from cases import CASES, FAR, PER_DEVICE, SOFT, Case
 from planted import PLANTS
-from refused import REFUSED
+from refused import ALLOWED, REFUSED
 from trl import GRPOConfig, GRPOTrainer
 from watched import Rollouts, dataset, everyone, model, rank, reward, saved, tokenizer, watched
 
@@ -143,7 +143,7 @@ def planted(name: str, folder: Path) -> dict[str, Any]:
 
 def refused(name: str, folder: Path) -> dict[str, Any]:
     """As a user has it: without a memory, and with completions of its own."""
-    of = REFUSED[name]
+    of = {**REFUSED, **ALLOWED}[name]
     args = configuration(CASES["two iterations"], folder, **of.config)
     data = dataset(24).remove_columns([of.without] if of.without else [])
     ours = {"hierarchy": SOFT, "labels": {"domain": "domain"}, "parameters": FAR, **of.trainer}
@@ -169,7 +169,7 @@ def main() -> None:
     works = {name: partial(run, case) for name, case in CASES.items() if RANKS in case.ranks}
     works |= {name: partial(planted, name) for name, plant in PLANTS.items() if RANKS in plant.ranks}
     if RANKS == 1:
-        works |= {name: partial(refused, name) for name in REFUSED}
+        works |= {name: partial(refused, name) for name in (*REFUSED, *ALLOWED)}
     found = {}
     for number, (name, work) in enumerate(works.items()):
         if not chosen or name in chosen:
