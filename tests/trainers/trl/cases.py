@@ -21,6 +21,7 @@ NEAR = {
     "C_trajectory": {"+": 0.02, "-": 0.03},
     "epsilon": 0.1,
 }
+SMALL = {**FAR, "C_prompt_group": {"+": 0.025, "-": 0.1}}  # groups of a larger generation
 PER_DEVICE = 10
 
 
@@ -67,7 +68,7 @@ CASES = {
     "twice as many slices": Case(slices=6, iterations=1, budgets=NEAR, fresh=(T, F, T, F)),
     "twice as many slices, two iterations": Case(slices=6, steps=5, fresh=(T, F, F, F, T)),
     "a window that goes around": Case(accumulation=6, steps=2, exact=False, fresh=(T, T), every_regime=False),
-    "windows over the end of an iteration": Case(slices=6, accumulation=4, fresh=(T, F, F, T)),
+    "windows over the end of an iteration": Case(slices=6, accumulation=4, budgets=SMALL, fresh=(T, F, F, T)),
     "a slice that comes twice": Case(accumulation=4, iterations=4, fresh=(T, F, F, T)),
     "a last window that is shorter": Case(
         slices=6, accumulation=4, iterations=1, steps=0, budgets=NEAR, fresh=(T, F, T, F)
@@ -104,7 +105,7 @@ CASES = {
         fresh=(T, F, T, F),
     ),
     "window of a generation, over the end of an iteration": Case(
-        slices=6, accumulation=4, trainer={"window": "generation"}, fresh=(T, F, F, T)
+        slices=6, accumulation=4, budgets=SMALL, trainer={"window": "generation"}, fresh=(T, F, F, T)
     ),
     "window of a generation that goes around": Case(
         accumulation=4, iterations=4, trainer={"window": "generation"}, fresh=(T, F, F, T)
