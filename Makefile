@@ -53,7 +53,8 @@ test: lint
 test-ranks: setup
 	@FIBRATION_ALL_TESTS=1 $(BIN)/python -m pytest -n 0 tests/processes
 
-# The trainers themselves, each in an environment of its own, since they need different releases of transformers.
+# The trainers themselves, each in an environment of its own, since they need different releases of transformers. verl needs
+# Python < 3.13.
 test-trainers: $(TRAINERS:%=test-%)
 
 $(TRAINERS:%=test-%): test-%: .venv-%/.ready
