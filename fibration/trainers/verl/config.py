@@ -28,7 +28,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     - `hierarchy`: a shipped name (`fiberpo_domain`), `/path/to/file.py:NAME` or `/path/to/file.json`; the path is one
       that every node has, best absolute.
     - `parameters`: values of the hierarchy's parameters, as in `op.coefficients(parameters=)`: `{epsilon: 0.05,
-      C_domain: {math: {"+": 0.3, "-": 0.2}, code: 0.1}}`. verl's `clip_ratio` and the like have no effect.
+      C_domain: {math: {"+": 0.3, "-": 0.2}, code: 0.1}}`. verl's `clip_ratio` and the like are refused.
     - `labels`: `{stratum: field}`, the field of verl's data with a label per row; by itself `prompt_group: uid` and
       `domain: data_source`. Several fields, `[a, b]`, make pairs.
     - `trajectory`: the fields that name a trajectory, where several rows are one: `[uid, session_id]` for agent loops

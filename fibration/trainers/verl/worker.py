@@ -158,9 +158,10 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         group = self.engine.get_data_parallel_group()
         ranks, sessions = as_group(group), ["uid", "session_id"]
         with agreed(ranks, "the labels of a mini-batch"):
-            labels = {stratum: _column(data, source, stratum) for stratum, source in self.settings.sources().items()}
+            rows, sources = self.settings.operator.hierarchy.rows.name, self.settings.sources().items()
+            labels = {stratum: _column(data, source, stratum, stratum == rows) for stratum, source in sources}
             asked = self.settings.trajectory is None and all(name in data for name in sessions)
-            found = _column(data, sessions, "trajectory") if asked else ()
+            found = _column(data, sessions, rows, True) if asked else ()
         if self.settings.trajectory is None:
             used = {row: key for row, key in enumerate(found) if mask[row].any()}
             _refuse_several(ranks.all_gather_object(used, "sessions of a mini-batch"))
@@ -273,15 +274,17 @@ def _wide(log_probs: Tensor) -> Tensor:
     return log_probs if log_probs.dtype == torch.float64 else log_probs.float()
 
 
-def _column(data: TensorDict, source: str | Sequence[str], stratum: str) -> Sequence[Any]:
+def _column(data: TensorDict, source: str | Sequence[str], stratum: str, keys: bool) -> Sequence[Any]:
+    """A label per row, or a key of the rows' own."""
     if not isinstance(source, str):
-        return list(zip(*(_column(data, one, stratum) for one in source), strict=True))
+        return list(zip(*(_column(data, one, stratum, keys) for one in source), strict=True))
+    option = f"+{HERE}.trajectory=[FIELD]" if keys else f"+{HERE}.labels.{stratum}=FIELD"
     if source not in data:
         raise TrainerError(
             f"the labels of '{stratum}' are the field '{source}', which the mini-batch lacks",
             required="a field with one label per row",
             found=f"fields of labels: {listed(sorted(k for k, field in data.items() if _has_labels(field))) or 'none'}",
-            remedy=f"give the data set a column '{source}', or name another: +{HERE}.labels.{stratum}=FIELD",
+            remedy=f"give the data set a column '{source}', or name another: {option}",
         )
     found = tu.get(data, key=source)
     if isinstance(found, Tensor):
@@ -289,7 +292,7 @@ def _column(data: TensorDict, source: str | Sequence[str], stratum: str) -> Sequ
             raise TrainerError(
                 f"the labels of '{stratum}' are the field '{source}', which has several numbers per row",
                 required="one label per row",
-                remedy=f"+{HERE}.labels.{stratum}=FIELD",
+                remedy=option,
             )
         return found.reshape(-1).tolist()
     return found if isinstance(found, list) else [found] * len(data)  # verl keeps what is equal in all rows once
