@@ -119,7 +119,12 @@ class Rollouts:
     def judged(self, case: Case, step: watched.Step, number: int, said: dict[str, Any]) -> dict[str, Any]:
         """`said`: what `update_actor` returned of all steps."""
         logged = {key.removeprefix("fibration/"): value for key, value in step.metrics.items()}
-        result: dict[str, Any] = {"rows": len(step.rows), "layout": step.layout, "forwards": step.forwards}
+        result: dict[str, Any] = {
+            "rows": len(step.rows),
+            "layout": step.layout,
+            "forwards": step.forwards,
+            "kept": step.kept,
+        }
         result |= {name: said[key][number] for name, key in {"loss": "loss", "pg_loss": "actor/pg_loss"}.items()}
         result |= {name: logged.pop(name) for name in ("objective", "extra_forwards")}
         result["passes"] = {name: logged.pop(name) for name in list(logged) if name.startswith("pass/")}
@@ -172,20 +177,36 @@ def two_passes(data: Rollouts) -> dict[str, Any]:
     return {"logged": logged, "wanted": {name: value.item() for name, value in wanted.items()}, "warnings": words}
 
 
-def sampled_now(data: Rollouts) -> list[dict[str, Any]]:
-    """Old log-probs that the worker computed itself, before the first of four mini-batches."""
+def sampled_now(data: Rollouts, otherwise: str = "") -> list[dict[str, Any]]:
+    """Old log-probs that the worker computed itself, before the first of four mini-batches; or `otherwise`, which is one
+    of `OTHERWISE`: then they are not those of the weights at hand."""
     reuse = {"actor.policy_loss.reuse_old_log_probs": True, "actor.optim.lr": 0.02}
-    case = Case(dynamic(32) | reuse, "nested", said={"mini_batch_size": 10, "epochs": 2})
+    temperature = 0.75 if otherwise == "at another temperature" else 1.0
+    said = {"mini_batch_size": 10, "epochs": 1 if otherwise else 2}
+    case = Case(dynamic(32) | reuse, "nested", terms=Terms(temperature=temperature), said=said)
     found, mine = data.watched(case), spread(data.rows[False])
     given = rollouts.carried(mine, case.layout, case.dtype)
     tu.assign_non_tensor(given, temperature=1.0, compute_loss=False, calculate_entropy=False)
     computed = no_padding_2_padding(tu.get(found.worker.compute_log_prob(given), "log_probs"), given).tolist()
     sampled = [replace(row, old=old[: len(row.mask)]) for row, old in zip(mine, computed, strict=True)]
+    if otherwise == "one row's of others":
+        sampled = [row if row.number else replace(row, old=[x - 0.5 for x in row.old]) for row in sampled]
+    if otherwise == "weights moved since":
+        with torch.no_grad():
+            next(iter(found.engine.module.parameters())).mul_(1.01)
     rows = sorted((row for part in watched.everyone(sampled) for row in part), key=lambda row: row.number)
     now = copy(data)
     now.rows = {False: rows}
-    said = now.train(found, case)
-    return [now.judged(case, step, n, said) for n, step in enumerate(found.steps)]
+    logged = now.train(found, case)
+    return [now.judged(case, step, n, logged) for n, step in enumerate(found.steps)]
+
+
+OTHERWISE = ("one row's of others", "weights moved since", "at another temperature")
+
+
+def sampled_otherwise(data: Rollouts) -> dict[str, list[int]]:
+    """How many passes each mini-batch took."""
+    return {how: [step["forwards"] for step in sampled_now(data, how)] for how in OTHERWISE}
 
 
 def other_losses(data: Rollouts) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES, MISTAKES
+from cases import CASES, MISTAKES, OTHERWISE
 from filelock import FileLock
 from refusals import REFUSALS, TOGETHER
 from rollouts import LEVELS
@@ -111,9 +111,10 @@ def test_metrics_are_those_of_the_whole_mini_batch(found, ranks, name):
 
 @every_case
 def test_one_pass_more_and_as_verl_would_pack_it(found, ranks, name):
-    """The pass before has the same micro-batches: its log-probs are those of the pass that is trained with."""
+    """The pass before has the micro-batches of the one that is trained with, and its log-probs. Data are left as given."""
     case = CASES[name]
     for step in steps(found, ranks, name):
+        assert step["kept"]
         assert (step["forwards"], step["extra_forwards"]) == (1, len(step["layout"]))
         assert set(step["passes"].values()) <= {0.0}
         assert len(step["passes"]) == ("distance" in step) * (
@@ -173,6 +174,12 @@ def test_old_log_probs_of_the_weights_at_hand_need_no_pass(found, ranks):
             assert step["distance"] <= 1e-14
             assert step["passes"]["pass/log_prob_difference_max"] <= 1e-14
         assert any(v < 1 for step in made for key, v in step["metrics"].items() if key.endswith("/passed"))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_other_old_log_probs_take_the_pass_on_every_rank(found, ranks, how):
+    assert [one["beside"]["sampled_otherwise"][how] for one in found(ranks)] == [[1, 1]] * ranks
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -74,6 +74,7 @@ class Step:
     weights: dict[str, Tensor]  # before the update, float64
     gradients: dict[str, Tensor]  # before they are clipped
     metrics: dict[str, float] = field(default_factory=dict)  # the hierarchy's
+    kept: bool = False  # whether what was given has its advantages and its fields still
 
 
 def rank() -> int:
@@ -111,7 +112,9 @@ class Watched:
     def _train_batch(self, inside: Callable[..., Any], data: TensorDict) -> Any:
         self._rows = data["row"].tolist()
         self._layouts = []
+        advantages, fields = data["advantages"], set(data.keys())
         output = inside(data)
+        self.steps[-1].kept = data["advantages"] is advantages and fields - {"fibration_rows"} <= set(data.keys())
         said = tu.get(output, "metrics")
         self.steps[-1].metrics = {key: value for key, value in said.items() if key.startswith("fibration/")}
         return output
