@@ -23,15 +23,15 @@ def mean(values: list[float]) -> float:
 
 
 def draw(logs: dict[str, list[dict[str, float]]], columns: dict[str, str], window: int = 5) -> Figure:
-    """A panel per column: every generation as a dot, and the mean of the last `window` of them as a line."""
+    """A panel per column: every generation as a dot, and the mean of each `window` of them in a row as a line."""
     figure = Figure(figsize=(2.6 * len(columns), 2.9), layout="constrained")
     for axes, (column, title) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
         for (name, lines), colour in zip(logs.items(), COLOURS, strict=False):
             steps, values = [line["step"] for line in lines], [line[column] for line in lines]
-            smooth = [mean(values[max(0, k + 1 - window) : k + 1]) for k in range(len(values))]
+            smooth = [mean(values[k : k + window]) for k in range(len(values) - window + 1)]
             axes.plot(steps, values, ".", color=colour, alpha=0.35, markersize=5)
-            axes.plot(steps, smooth, color=colour, label=name)
-        axes.set_title(title, fontsize=10)
+            axes.plot(steps[window - 1 :], smooth, color=colour, label=name)
+        axes.set_title(title if column == "reward" else f"{title}, share right", fontsize=10)
         axes.set_xlabel("optimizer step")
         axes.set_ylim(0, None if column == "reward" else 1.03)
         axes.spines[["top", "right"]].set_visible(False)

@@ -15,6 +15,7 @@ from fibration.rollouts.tasks import Question
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import held_out  # noqa: E402
 import reward_curves  # noqa: E402
 import trainer_overhead  # noqa: E402
 import trl_reasoning  # noqa: E402
@@ -37,7 +38,8 @@ def small(monkeypatch):
         model.lm_head.weight.data.mul_(10)  # so that an update takes ratios past their bounds
         return model, tokenizer
 
-    monkeypatch.setattr(trl_reasoning, "load_model", load)
+    for script in (trl_reasoning, held_out):
+        monkeypatch.setattr(script, "load_model", load)
     monkeypatch.setitem(trl_reasoning.CONFIG, "learning_rate", 0.02)
     monkeypatch.setattr(Question, "reward", lambda self, completion: float(len(completion) % 2))
 
@@ -59,7 +61,11 @@ def test_a_run_that_goes_on_is_the_one_that_was_not_broken_off(small, monkeypatc
     assert run(monkeypatch, tmp_path / "parts", "fiberpo_domain", 4, "--resume") == whole
     monkeypatch.setattr(sys, "argv", ["reward_curves.py", *map(str, tmp_path.glob("*/log.jsonl"))])
     reward_curves.main()
+    checkpoint = str(tmp_path / "whole" / "checkpoint-4")
+    monkeypatch.setattr(sys, "argv", ["held_out.py", checkpoint, "--steps", "4", "--questions", "2"])
+    held_out.main()
     printed = capsys.readouterr().out
+    assert [line.count("|") for line in printed.splitlines() if line.startswith(("| before", "| whole"))] == [7, 7, 7]
     for domain in trl_reasoning.TASKS:
         assert f" {domain} " in printed
 
