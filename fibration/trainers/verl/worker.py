@@ -9,9 +9,8 @@ compute the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import NonTensorStack, TensorDict
@@ -19,27 +18,20 @@ from torch import Tensor
 from verl.single_controller.base.decorator import MAGIC_ATTR, register
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
-from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from fibration.errors import TrainerError, listed
-from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.noise import noise
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.known import Known
-from fibration.trainers.verl.loss import HERE, NAME, TARGET, Step, opened
+from fibration.trainers.verl.loss import HERE, NAME, Step, opened
+from fibration.trainers.verl.settings import Settings, settings_of
 from fibration.trainers.window import Window, named, warned
-
-if TYPE_CHECKING:
-    from fibration.trainers.verl.config import FibrationPolicyLossConfig
 
 ROWS = "fibration_rows"  # a field of ours: where a micro-batch's rows lie in the mini-batch
 STRATEGIES = ("fsdp", "fsdp2")
-# Options of verl's other losses, which a hierarchy does not read.
-UNREAD = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
-UNREAD_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
 
 
 def _as(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +44,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     """The actor's worker of a config with `loss_mode=fibration`; with any other loss it is verl's own."""
 
     loss_fn: Any
-    settings: FibrationPolicyLossConfig | None = None
+    settings: Settings | None = None
     _scale: Scale
     _known: Known
     _warned = False  # whether the user knows that the passes differ
@@ -60,7 +52,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     @_as(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
         super().set_loss_fn(loss_fn)
-        self.settings, self._scale, self._known = _settings(loss_fn), Scale("verl's engine"), Known()
+        self.settings, self._scale, self._known = settings_of(loss_fn), Scale("verl's engine"), Known()
         if self.settings is not None and self.engine_config.strategy not in STRATEGIES:
             raise TrainerError(
                 f"actor.strategy={self.engine_config.strategy} with policy_loss.loss_mode={NAME}",
@@ -186,38 +178,6 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
         log_probs = torch.zeros(window.mask.shape, dtype=torch.float64, device=window.mask.device)
         return Step(objective, ranks, log_probs, watched)
-
-
-def _settings(loss_fn: Any) -> FibrationPolicyLossConfig | None:
-    """Our config, in what verl makes of it, or None for another loss. Raises TrainerError where both do not fit."""
-    config = getattr(loss_fn, "keywords", {}).get("config")
-    given = getattr(config, "policy_loss", None)
-    if given is None or given.get("loss_mode") != NAME:
-        return None
-    if not isinstance(getattr(given, "operator", None), Operator):
-        raise TrainerError(
-            f"{HERE}.loss_mode={NAME} with the config {type(given).__qualname__}",
-            required="the config that has the hierarchy",
-            remedy=f"{HERE}._target_={TARGET}",
-        )
-    if loss_fn.func is not ppo_loss:
-        raise TrainerError(
-            f"{HERE}.loss_mode={NAME} inside of {loss_fn.func.__name__}",
-            required="verl's ppo_loss alone",
-            remedy="leave distillation out: its own policy gradient would have no coefficients",
-        )
-    where: str
-    options: Any
-    for where, options, names in (("actor", config, UNREAD), (HERE, given, UNREAD_LOSS)):
-        for option in fields(options):
-            if option.name in names and option.default is not MISSING and options[option.name] != option.default:
-                raise TrainerError(
-                    f"{where}.{option.name}={options[option.name]} with loss_mode={NAME}",
-                    required=f"verl's default, {option.default}: the hierarchy alone decides what is clipped",
-                    remedy=f"leave it out, and say it in {HERE}.parameters",
-                )
-    found: FibrationPolicyLossConfig = given
-    return found
 
 
 def _refuse_noise(module: torch.nn.Module) -> None:

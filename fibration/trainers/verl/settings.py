@@ -1,0 +1,63 @@
+"""What the worker reads of the policy loss's config, and where it finds it in what verl hands it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Protocol
+
+from verl.workers.utils.losses import ppo_loss
+
+from fibration.errors import TrainerError
+from fibration.runtime.operator import Operator
+from fibration.trainers.verl.loss import HERE, NAME, TARGET
+
+# Options of verl's other losses, which a hierarchy does not read.
+UNREAD = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
+UNREAD_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
+
+
+class Settings(Protocol):
+    """`FibrationPolicyLossConfig`, which puts the worker in place, and so is not imported by it."""
+
+    parameters: Mapping[str, Any]
+    trajectory: list[str] | None
+    reuse_old_log_probs: bool
+    metrics: str
+
+    @property
+    def operator(self) -> Operator: ...
+
+    def sources(self) -> Mapping[str, Any]: ...
+
+
+def settings_of(loss_fn: Any) -> Settings | None:
+    """Our config, in what verl makes of it, or None for another loss. Raises TrainerError where both do not fit."""
+    config = getattr(loss_fn, "keywords", {}).get("config")
+    given = getattr(config, "policy_loss", None)
+    if given is None or given.get("loss_mode") != NAME:
+        return None
+    if not isinstance(getattr(given, "operator", None), Operator):
+        raise TrainerError(
+            f"{HERE}.loss_mode={NAME} with the config {type(given).__qualname__}",
+            required="the config that has the hierarchy",
+            remedy=f"{HERE}._target_={TARGET}",
+        )
+    if loss_fn.func is not ppo_loss:
+        raise TrainerError(
+            f"{HERE}.loss_mode={NAME} inside of {loss_fn.func.__name__}",
+            required="verl's ppo_loss alone",
+            remedy="leave distillation out: its own policy gradient would have no coefficients",
+        )
+    where: str
+    options: Any
+    for where, options, names in (("actor", config, UNREAD), (HERE, given, UNREAD_LOSS)):
+        for option in fields(options):
+            if option.name in names and option.default is not MISSING and options[option.name] != option.default:
+                raise TrainerError(
+                    f"{where}.{option.name}={options[option.name]} with loss_mode={NAME}",
+                    required=f"verl's default, {option.default}: the hierarchy alone decides what is clipped",
+                    remedy=f"leave it out, and say it in {HERE}.parameters",
+                )
+    found: Settings = given
+    return found
