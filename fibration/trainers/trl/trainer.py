@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Coefficients, Operator
 from fibration.trainers.labels import as_operator, sources
+from fibration.trainers.parameters import check_parameters
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
@@ -132,6 +133,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self.operator = as_operator(hierarchy, backend)
         known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
         self.label_columns = sources(self.operator.hierarchy, labels, known)
+        check_parameters(self.operator.hierarchy, parameters or {})
         refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy.rows.name)
         self.hierarchy_parameters = parameters
         self.window_kind, self.metrics_kind = window, metrics

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Optional
 
 from verl.workers.config import PolicyLossConfig
 
-from fibration.errors import ParameterError, TrainerError, listed, located, shown
-from fibration.language.hierarchy import Hierarchy
+from fibration.errors import TrainerError, located, shown
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, sources
+from fibration.trainers.parameters import check_parameters
 from fibration.trainers.verl.loss import HERE, NAME
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # the fields in which verl has labels by itself
@@ -79,7 +78,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                     remedy=f"+{HERE}.trajectory={self.labels[hierarchy.rows.name]}",
                 )
             sources(hierarchy, self.fields, KNOWN)
-            _check(hierarchy, self.parameters)
+            check_parameters(hierarchy, self.parameters)
         install()
 
     @property
@@ -101,34 +100,6 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
 @lru_cache(maxsize=8)
 def _compiled(hierarchy: str, backend: str | None) -> Operator:
     return as_operator(hierarchy, backend)
-
-
-def _check(hierarchy: Hierarchy, parameters: Mapping[str, Any]) -> None:
-    """Raise ParameterError for what needs no batch to be wrong: names, missing values, numbers out of bounds."""
-    for name in parameters:
-        if name not in hierarchy.parameters:
-            raise ParameterError(
-                f"'{hierarchy.name}' has no parameter '{name}'",
-                required=f"one of {listed(hierarchy.parameters) or 'none'}",
-            )
-    for name, parameter in hierarchy.parameters.items():
-        if name in parameters:
-            for number in _numbers(parameters[name]):
-                parameter.check(number, "a value")
-        elif parameter.default is None:
-            raise ParameterError(
-                f"parameter '{name}' of '{hierarchy.name}' has no value",
-                required="a default or a value",
-                remedy=f"+{HERE}.parameters.{name}=...",
-            )
-
-
-def _numbers(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for one in value.values():
-            yield from _numbers(one)
-    else:
-        yield value
 
 
 def install() -> None:

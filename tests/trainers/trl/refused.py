@@ -73,6 +73,8 @@ REFUSED = {
         )
         for kind in ("tp", "cp", "sp")
     },
+    "a parameter that is none": Refused(("C_domian", "C_domain"), trainer={"parameters": {"C_domian": 0.1}}),
+    "a parameter out of bounds": Refused(("epsilon", "-0.1"), trainer={"parameters": {"epsilon": -0.1}}),
     "a hierarchy that is none": Refused(("no_such_loss",), trainer={"hierarchy": "no_such_loss"}),
 }
 
