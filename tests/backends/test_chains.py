@@ -58,7 +58,7 @@ def on_backends(seeds, slow=()):
 
 
 @pytest.mark.usefixtures("quick_c")
-@on_backends([s for s in range(CHAINS) if ALL or s % 5 == 1], slow=range(0, CHAINS, 1 if ALL else 10))
+@on_backends([s for s in range(CHAINS) if ALL or s % 8 == 1], slow=range(0, CHAINS, 1 if ALL else 20))
 def test_random_chains_match_the_interpreter(seed, backend):
     """Value and coefficients of each; metrics and gates of each on torch, and of every third where building takes time."""
     kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")

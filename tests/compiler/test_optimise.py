@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oracles.interpreted import Interpreter
 from oracles.programs import program, run, x, y
 from support import Batch, cases, raw_programs
+from thorough import examples
 
 from fibration import Gate, exp, identity_gate, log, residual, sqrt, where
 from fibration.compiler.ir import Const, Map, Program, Push, arg, const, count_input, scalar
@@ -19,7 +20,7 @@ from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import MEANING
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(case=cases())
 def test_optimising_keeps_every_output(case):
     hierarchy, batch = case
