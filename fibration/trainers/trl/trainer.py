@@ -114,7 +114,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
     of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch.
 
     Raises TrainerError when it is made, for options, models and data with which gradients would be others, and while it
-    trains, where that shows only then: in the first two steps, what TRL's loss makes of an advantage is measured too.
+    trains, where that shows only then: in the first two steps of every length, what TRL's loss makes of an advantage is
+    measured too.
     """
 
     def __init__(
@@ -143,11 +144,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self._fibration_warned = False
         super().__init__(*args, **kwargs)
         refusals.check_model(self)
-        counts = {"accumulation steps": self.args.gradient_accumulation_steps, "ranks": self.accelerator.num_processes}
-        scaled_inside = (
-            self.is_deepspeed_enabled and self.accelerator.mixed_precision == "fp16"
-        )  # by what it keeps to itself
-        self._fibration_scale = Scale("TRL's loss", windows=0 if scaled_inside else 2, counts=counts)
+        self._fibration_scales: dict[int, Scale] = {}  # by the micro-batches of a step
 
     # ------------------------------------------------------------ labels
 
@@ -288,6 +285,16 @@ class FibrationGRPOTrainer(GRPOTrainer):
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]
         return loss + rest.to(loss.dtype), heard[0]
+
+    @property
+    def _fibration_scale(self) -> Scale:
+        """That of steps as long as this one: the last of an epoch may be shorter, and is divided otherwise."""
+        length = self.current_gradient_accumulation_steps
+        if length not in self._fibration_scales:
+            counts = {"accumulation steps": length, "ranks": self.accelerator.num_processes}
+            hidden = self.is_deepspeed_enabled and self.accelerator.mixed_precision == "fp16"  # the scaler's factor
+            self._fibration_scales[length] = Scale("TRL's loss", windows=0 if hidden else 2, counts=counts)
+        return self._fibration_scales[length]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
