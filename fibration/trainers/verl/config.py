@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Optional
 
+from verl.trainer.config import RolloutCorrectionConfig
 from verl.workers.config import PolicyLossConfig
 
 from fibration.errors import TrainerError, located, shown
@@ -27,7 +29,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     - `hierarchy`: a shipped name (`fiberpo_domain`), `/path/to/file.py:NAME` or `/path/to/file.json`; the path is one
       that every node has, best absolute.
     - `parameters`: values of the hierarchy's parameters, as in `op.coefficients(parameters=)`: `{epsilon: 0.05,
-      C_domain: {math: {"+": 0.3, "-": 0.2}, code: 0.1}}`. verl's `clip_ratio` and the like are refused.
+      C_domain: {math: {+: 0.3, -: 0.2}, code: 0.1}}`. verl's `clip_ratio` and the like are refused.
     - `labels`: `{stratum: field}`, the field of verl's data with a label per row; by itself `prompt_group: uid` and
       `domain: data_source`. Several fields, `[a, b]`, make pairs.
     - `trajectory`: the fields that name a trajectory, where several rows are one: `[uid, session_id]` for agent loops
@@ -54,7 +56,8 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
         if self.loss_mode != NAME:
             bypass = (
                 "bypass_mode puts its own loss in the place of this one; algorithm.rollout_correction.bypass_mode=true "
-                f"beside loss_mode={NAME} gates ratios to what the rollout engine sampled with"
+                f"beside loss_mode={NAME} gates ratios to what the rollout engine sampled with, without its rollout_is "
+                "and rollout_rs, which are that loss's"
             )
             raise TrainerError(
                 f"{HERE}.loss_mode={self.loss_mode} with the config of '{NAME}'",
@@ -67,6 +70,20 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                 required="a shipped name, path.py:NAME or path.json",
                 remedy=f"+{HERE}.hierarchy=fiberpo_domain",
             )
+        if self.rollout_correction != RolloutCorrectionConfig():
+            raise TrainerError(
+                f"{HERE}.rollout_correction={shown(self.rollout_correction)} with loss_mode={NAME}",
+                required="verl's default: what stands here is read by its loss bypass_mode alone",
+                remedy=f"leave it out; algorithm.rollout_correction.rollout_is and rollout_rs act beside {NAME}, "
+                "with bypass_mode=false",
+            )
+        for option in ("parameters", "labels"):
+            if not isinstance(self[option], Mapping):
+                raise TrainerError(
+                    f"{HERE}.{option}={shown(self[option])}",
+                    required="a mapping of " + {"parameters": "{name: value}", "labels": "{stratum: field}"}[option],
+                    remedy="leave it out, or {}",
+                )
         if self.metrics not in ("levels", "all"):
             raise TrainerError(f"{HERE}.metrics={shown(self.metrics)}", required="'levels' or 'all'")
         with located(HERE):
@@ -77,7 +94,8 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                     required="their keys as trajectory",
                     remedy=f"+{HERE}.trajectory={self.labels[hierarchy.rows.name]}",
                 )
-            sources(hierarchy, self.fields, KNOWN)
+            found = sources(hierarchy, self.fields, KNOWN)
+            _refuse_coarse_rows(found, hierarchy.rows.name)
             check_parameters(hierarchy, self.parameters)
         install()
 
@@ -95,6 +113,31 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     def sources(self) -> dict[str, Any]:
         """Per stratum, the field or the fields that have its labels."""
         return sources(self.operator.hierarchy, self.fields, KNOWN)
+
+
+def _names(stratum: str, source: Any) -> frozenset[str]:
+    """The fields of a source of labels, or of keys."""
+    names = [source] if isinstance(source, str) else source
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+        raise TrainerError(
+            f"the labels of '{stratum}' are in {shown(source)}",
+            required="the name of a field, or [several]",
+        )
+    return frozenset(names)
+
+
+def _refuse_coarse_rows(found: Mapping[str, Any], rows: str) -> None:
+    """Rows of one key are one trajectory: keys that a coarser stratum's label holds make each of its elements one."""
+    strata = {stratum: _names(stratum, source) for stratum, source in found.items()}
+    keys = strata.pop(rows, None)
+    for stratum, names in [*strata.items(), *((stratum, frozenset([name])) for stratum, name in KNOWN.items())]:
+        if keys is not None and keys <= names:
+            raise TrainerError(
+                f"{HERE}.trajectory=[{','.join(sorted(keys))}], which names a {stratum}: all its samples would be one "
+                f"{rows}",
+                required="fields that name one sample",
+                remedy=f"+{HERE}.trajectory=[uid,session_id], or =[] where every row is a {rows} of its own",
+            )
 
 
 @lru_cache(maxsize=8)

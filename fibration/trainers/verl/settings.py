@@ -15,6 +15,7 @@ from fibration.trainers.verl.loss import HERE, NAME, TARGET
 # Options of verl's other losses, which a hierarchy does not read.
 UNREAD = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
 UNREAD_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
+UNREAD_TERMS = ("loss_agg_mode", "loss_scale_factor")
 
 
 class Settings(Protocol):
@@ -33,7 +34,7 @@ class Settings(Protocol):
 
 def settings_of(loss_fn: Any) -> Settings | None:
     """Our config, in what verl makes of it, or None for another loss. Raises TrainerError where both do not fit."""
-    config = getattr(loss_fn, "keywords", {}).get("config")
+    config: Any = getattr(loss_fn, "keywords", {}).get("config")
     given = getattr(config, "policy_loss", None)
     if given is None or given.get("loss_mode") != NAME:
         return None
@@ -58,6 +59,14 @@ def settings_of(loss_fn: Any) -> Settings | None:
                     f"{where}.{option.name}={options[option.name]} with loss_mode={NAME}",
                     required=f"verl's default, {option.default}: the hierarchy alone decides what is clipped",
                     remedy=f"leave it out, and say it in {HERE}.parameters",
+                )
+    if not (config.use_kl_loss or config.entropy_coeff):
+        for option in fields(config):
+            if option.name in UNREAD_TERMS and config[option.name] != option.default:
+                raise TrainerError(
+                    f"actor.{option.name}={config[option.name]} with loss_mode={NAME}, without KL and entropy losses",
+                    required=f"verl's default, {option.default}: it is theirs alone, and the hierarchy adds up tokens",
+                    remedy="leave it out",
                 )
     found: Settings = given
     return found

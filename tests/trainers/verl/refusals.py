@@ -118,6 +118,29 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         ),
         ("loss_mode=fibration with the config PolicyLossConfig", "_target_=fibration.trainers.verl"),
     ),
+    "the corrections of another loss": (
+        configured(rollout_correction={"bypass_mode": True, "rollout_rs": "seq_mean_k1"}),
+        ("rollout_correction={", "seq_mean_k1", "leave it out"),
+    ),
+    "trajectories as coarse as prompts": (
+        configured(trajectory=["uid"]),
+        ("trajectory=[uid], which names a prompt_group", "trajectory=[uid,session_id]"),
+    ),
+    "trajectories that are labels of one field of two": (
+        configured(hierarchy="fiberpo_domain", labels={"domain": ["ability", "task"]}, trajectory=["task"]),
+        ("trajectory=[task], which names a domain",),
+    ),
+    "trajectories as coarse as prompts that have no gate": (
+        configured(hierarchy="gspo", parameters={}, trajectory=["uid"]),
+        ("trajectory=[uid], which names a prompt_group",),
+    ),
+    "no mapping of parameters": (configured(parameters=[["epsilon", 0.1]]), ("parameters=[[", "{name: value}")),
+    "labels of nothing": (configured(labels={"domain": []}), ("labels of 'domain' are in []", "name of a field")),
+    "a reduction of tokens": (
+        optioned({"actor.loss_agg_mode": "seq-mean-token-mean"}),
+        ("actor.loss_agg_mode=seq-mean-token-mean", "token-mean"),
+    ),
+    "a divisor of tokens": (optioned({"actor.loss_scale_factor": 512}), ("actor.loss_scale_factor=512", "None")),
     "a clip of verl's": (optioned({"actor.clip_ratio": 0.3}), ("actor.clip_ratio=0.3", "0.2")),
     "a clip of another loss": (configured(clip_cov_ub=9.0), ("clip_cov_ub=9.0", "5.0")),
     "dropout": (
