@@ -1106,8 +1106,12 @@ TRAINERS = (
     ),
     slip(
         "dropout of attention is no noise", "trainers/test_noise",
-        'draws = "drop" in word or "jitter" in word or (layer and word == "p")',
-        'draws = "jitter" in word or (layer and word == "p")',
+        '("drop" in word or "jitter" in word)', '"jitter" in word',
+    ),
+    slip(
+        "dropout that a forward pass reads of its config is no noise", "trainers/test_noise",
+        "config if isinstance(config, Mapping) else getattr(config, \"__dict__\", {})",
+        "config if isinstance(config, Mapping) else {}",
     ),
     slip(
         "log-probs of weights that have changed since are known", "trainers/test_known",

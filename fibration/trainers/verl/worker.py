@@ -8,7 +8,7 @@ compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
-from fibration.errors import TrainerError, listed
+from fibration.errors import TrainerError, listed, shown
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.noise import noise
@@ -65,6 +65,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 required="ranks that have what they computed: verl keeps log-probs on one of those that share rows",
                 remedy=f"{HERE}.reuse_old_log_probs=false, which takes one more forward pass",
             )
+        if self.settings is not None:
+            _refuse_noise(self.engine.module)
 
     @property
     def _sequence_parallel(self) -> int:
@@ -89,7 +91,6 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         self._complete(data)
         with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):
             tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
-            _refuse_noise(self.engine.module)
             window = self._window(data)
             log_probs, forwards = (None, 0) if self._is_known(window, data) else self._log_probs(data)
             coef = window.coefficients(log_probs)
@@ -151,12 +152,13 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         ranks, sessions = as_group(group), ["uid", "session_id"]
         with agreed(ranks, "the labels of a mini-batch"):
             rows, sources = self.settings.operator.hierarchy.rows.name, self.settings.sources().items()
-            labels = {stratum: _column(data, source, stratum, stratum == rows) for stratum, source in sources}
+            used = [row for row, unmasked in enumerate(mask.any(1).tolist()) if unmasked]
+            labels = {stratum: _column(data, source, stratum, stratum == rows, used) for stratum, source in sources}
             asked = self.settings.trajectory is None and all(name in data for name in sessions)
-            found = _column(data, sessions, rows, True) if asked else ()
+            found = _column(data, sessions, rows, True, used) if asked else ()
         if self.settings.trajectory is None:
-            used = {row: key for row, key in enumerate(found) if mask[row].any()}
-            _refuse_several(ranks.all_gather_object(used, "sessions of a mini-batch"))
+            keys = {row: found[row] for row in used} if asked else {}
+            _refuse_several(ranks.all_gather_object(keys, "sessions of a mini-batch"))
         return Window(
             self.settings.operator,
             mask,
@@ -186,7 +188,8 @@ def _refuse_noise(module: torch.nn.Module) -> None:
             f"the model has dropout or jitter: {name}.{word}={value:g}",
             required="none: coefficients would come from a forward pass in which it is another than in the one that is "
             "trained, and old log-probs from one without any",
-            remedy="set it to 0: actor_rollout_ref.model.override_config.attention_dropout=0, or as the model calls it",
+            remedy=f"set it to 0: +actor_rollout_ref.model.override_config.{word.removeprefix('config.')}=0, or as the "
+            "model's config calls it",
         )
 
 
@@ -234,10 +237,12 @@ def _wide(log_probs: Tensor) -> Tensor:
     return log_probs if log_probs.dtype == torch.float64 else log_probs.float()
 
 
-def _column(data: TensorDict, source: str | Sequence[str], stratum: str, keys: bool) -> Sequence[Any]:
-    """A label per row, or a key of the rows' own."""
+def _column(
+    data: TensorDict, source: str | Sequence[str], stratum: str, keys: bool, used: Sequence[int]
+) -> Sequence[Any]:
+    """A label per row, or a key of the rows' own; the rows that are used have one indeed."""
     if not isinstance(source, str):
-        return list(zip(*(_column(data, one, stratum, keys) for one in source), strict=True))
+        return list(zip(*(_column(data, one, stratum, keys, used) for one in source), strict=True))
     option = f"+{HERE}.trajectory=[FIELD]" if keys else f"+{HERE}.labels.{stratum}=FIELD"
     if source not in data:
         raise TrainerError(
@@ -254,8 +259,18 @@ def _column(data: TensorDict, source: str | Sequence[str], stratum: str, keys: b
                 required="one label per row",
                 remedy=option,
             )
-        return found.reshape(-1).tolist()
-    return found if isinstance(found, list) else [found] * len(data)  # verl keeps what is equal in all rows once
+        found = found.reshape(-1).tolist()
+    elif not isinstance(data.get(source), NonTensorStack):
+        found = [found] * len(data)  # verl keeps what is equal in all rows once
+    for row in used:
+        label = found[row]
+        if label is None or not isinstance(label, Hashable) or label != label:
+            raise TrainerError(
+                f"row {row} has {shown(label)} in the field '{source}', of which the labels of '{stratum}' are",
+                required="one text or number per row, and no NaN",
+                remedy=f"give such rows a label in the data set, or drop them; or name another field: {option}",
+            )
+    return found
 
 
 def _has_labels(field: Any) -> bool:

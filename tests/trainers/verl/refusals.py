@@ -10,6 +10,7 @@ from unittest.mock import patch
 import rollouts
 import torch
 from cases import Case, Rollouts, spread
+from tensordict import NonTensorData, NonTensorStack
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -34,6 +35,14 @@ def trained(data: Rollouts, changes: dict[str, Any], **more: Any) -> Any:
         if value is not None:
             rows[name] = value
     return data.watched(Case(changes)).train(rows)
+
+
+def labelled(data: Rollouts, label: Any) -> Any:
+    """Row 3's domain is `label`, and that of a row that is not trained on is none."""
+    given = [row.source if any(row.mask) else None for row in data.rows[False]]
+    assert None in given[:3] or None in given[4:]
+    given[3] = label
+    return trained(data, {}, data_source=NonTensorStack(*(NonTensorData(one) for one in given)))
 
 
 def elsewhere(data: Rollouts) -> Any:
@@ -144,7 +153,7 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "a clip of verl's": (optioned({"actor.clip_ratio": 0.3}), ("actor.clip_ratio=0.3", "0.2")),
     "a clip of another loss": (configured(clip_cov_ub=9.0), ("clip_cov_ub=9.0", "5.0")),
     "dropout": (
-        lambda data: trained(data, {"model.override_config.attention_dropout": 0.1}),
+        optioned({"model.override_config.attention_dropout": 0.1}),
         ("the model has dropout", "attention_dropout=0.1", "override_config.attention_dropout=0"),
     ),
     "a field that lacks": (
@@ -155,6 +164,17 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         lambda data: trained(data, {LOSS + "labels": {"domain": "advantages"}}),
         ("'advantages'", "several numbers per row"),
     ),
+    "labels that are lists": (
+        lambda data: labelled(data, ["math", "sums"]),
+        ("row 3 has ['math', 'sums'] in the field 'data_source'", "labels of 'domain'", "labels.domain=FIELD"),
+    ),
+    "the same list in every row": (
+        lambda data: trained(data, {}, data_source=NonTensorData(["math"] * 20, batch_size=[20])),
+        ("row 0 has ['math', 'math',", "'data_source'"),
+    ),
+    "labels that are dicts": (lambda data: labelled(data, {"of": "math"}), ("row 3 has {'of': 'math'}",)),
+    "no label": (lambda data: labelled(data, None), ("row 3 has None in the field 'data_source'",)),
+    "a label that is NaN": (lambda data: labelled(data, float("nan")), ("row 3 has nan in the field 'data_source'",)),
     "no old log-probs": (lambda data: trained(data, {}, old_log_probs=None), ("no field 'old_log_probs'",)),
     "several rows of a session": (
         of_pieces,
