@@ -1130,6 +1130,24 @@ TRAINERS = (
         "given[name] if name in given else known[name]", "known[name] if name in known else given[name]",
     ),
     slip(
+        "NaN is a label", "trainers/test_labels",
+        "return None if isinstance(value, Tensor) or value != value else value",
+        "return None if isinstance(value, Tensor) else value",
+    ),
+    slip(
+        "trajectories of a trainer have labels", "trainers/test_parameters",
+        "if node.over not in wanted(hierarchy):", 'if node.over == "batch":',
+    ),
+    slip(
+        "at a ratio of 1 one value is everyone's", "trainers/test_parameters",
+        "{**dict.fromkeys(labels, next(iter(value.values()))), **value}",
+        "{**value, **dict.fromkeys(labels, next(iter(value.values())))}",
+    ),
+    slip(
+        "a window that was broken off counts", "trainers/test_scale",
+        "        self._handed = []\n", "        self._handed = self._handed\n",
+    ),
+    slip(
         "strata below the rows are labelled by row", "trainers/test_labels",
         "if stratum not in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum):",
         "if stratum in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum) and not hierarchy.gates:",

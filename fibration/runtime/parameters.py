@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,12 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
     A value is a number, one per channel (`{"+": 0.2, "-": 0.1}`), or one of these per element of the parameter's
     stratum, by label (`{"math": {"+": 0.3, "-": 0.2}, "code": 0.1}`) or as a tensor in element order.
     """
+    values = given_values(hierarchy, program, given)
+    return {node: _numbers(hierarchy.parameters[node.key[0]], node, value, index) for node, value in values.items()}
+
+
+def given_values(hierarchy: Hierarchy, program: Program, given: Mapping[str, Any]) -> dict[Input, Any]:
+    """What is given for every parameter input, or else its default; raises ParameterError where that is nothing."""
     if not isinstance(given, Mapping):
         raise ParameterError(
             f"parameters are {given!r}", required="a mapping from name to value", remedy="{'epsilon': 0.05}"
@@ -36,7 +42,7 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
         if name not in hierarchy.parameters:
             known = ", ".join(hierarchy.parameters) or "none"
             raise ParameterError(f"'{hierarchy.name}' has no parameter '{name}'", required=f"one of {known}")
-    result: dict[Input, Sequence[float]] = {}
+    result: dict[Input, Any] = {}
     for node in program.inputs:
         if node.kind == "parameter":
             parameter = hierarchy.parameters[node.key[0]]
@@ -53,7 +59,7 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
                     required="a default or a value",
                     remedy=f"pass parameters={{'{parameter.name}': ...}}",
                 )
-            result[node] = _numbers(parameter, node, value, index)
+            result[node] = value
     return result
 
 
@@ -102,9 +108,9 @@ def _numbers(parameter: Parameter, node: Input, value: Any, index: Index) -> Seq
                 required=f"a number, or one per {stratum}: [{size}]",
             )
         return [parameter.check(v, f"the value of {stratum} {i}") for i, v in enumerate(_on_host(value).tolist())]
-    if isinstance(value, Mapping) and not _is_channels(value):
+    if isinstance(value, Mapping) and not is_channels(value):
         return _per_element(parameter, stratum, channel, value, index)
-    return [_in_channel(parameter, channel, value, "the value")]
+    return [in_channel(parameter, channel, value, "the value")]
 
 
 _READ = WeakTensorKeyDictionary()
@@ -122,11 +128,11 @@ def _on_host(value: Any) -> Any:
     return numbers
 
 
-def _is_channels(value: Mapping[Any, Any]) -> bool:
+def is_channels(value: Mapping[Any, Any]) -> bool:
     return set(value) <= {"+", "-"} and bool(value)
 
 
-def _in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> float:
+def in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> float:
     if isinstance(value, Mapping):
         if not channel:
             raise ParameterError(
@@ -148,18 +154,28 @@ def _per_element(
 ) -> list[float]:
     numbers = index.element_numbers.get(stratum)
     if numbers is None:
-        raise ParameterError(
-            f"parameter '{parameter.name}' is given per element: {', '.join(map(repr, list(value)[:3]))}",
-            required="one number",
-            found=f"it is read on '{stratum}', whose elements have no labels",
-            remedy=f"declare Parameter('{parameter.name}', on=...) with the stratum over which it varies",
-        )
-    # A value for an element that this batch lacks is fine: domains come and go from batch to batch.
-    lacking = [k for k in numbers if k not in value]
+        raise without_labels(parameter, stratum, value)
+    refuse_lacking(parameter, stratum, value, numbers, "this batch")
+    return [in_channel(parameter, channel, value[label], f"the value of {stratum} {label!r}") for label in numbers]
+
+
+def without_labels(parameter: Parameter, stratum: str, value: Mapping[Any, Any]) -> ParameterError:
+    return ParameterError(
+        f"parameter '{parameter.name}' is given per element: {', '.join(map(repr, list(value)[:3]))}",
+        required="one number",
+        found=f"it is read on '{stratum}', whose elements have no labels",
+        remedy=f"declare Parameter('{parameter.name}', on=...) with the stratum over which it varies",
+    )
+
+
+def refuse_lacking(
+    parameter: Parameter, stratum: str, value: Mapping[Any, Any], labels: Collection[Any], of: str
+) -> None:
+    """A value for an element that is not there is fine: domains come and go from batch to batch."""
+    lacking = [label for label in labels if label not in value]
     if lacking:
         raise ParameterError(
             f"parameter '{parameter.name}' has no value for the {stratum} {lacking[0]!r}",
-            required=f"one value for each {stratum} of this batch: {', '.join(map(repr, list(numbers)[:8]))}",
-            found=f"values for {', '.join(map(repr, list(value)[:8]))}",
+            required=f"one value for each {stratum} of {of}: {', '.join(map(repr, list(labels)[:8]))}",
+            found=f"values for {', '.join(map(repr, list(value)[:8])) or 'none'}",
         )
-    return [_in_channel(parameter, channel, value[label], f"the value of {stratum} {label!r}") for label in numbers]

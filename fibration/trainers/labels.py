@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from fibration.errors import TrainerError, an, listed, shown
 from fibration.language.atoms import BATCH
@@ -21,24 +23,51 @@ def wanted(hierarchy: Hierarchy) -> tuple[str, ...]:
     return tuple(s.name for s in reversed(hierarchy.order) if s not in (*leaves, rows) and s.name != BATCH)
 
 
+def as_label(value: Any) -> Any:
+    """A label that a row of the data has, as Python has it; None where it is none: nothing, NaN, a list, a mapping."""
+    if isinstance(value, Tensor) and not value.ndim:
+        value = value.item()
+    try:
+        hash(value)
+    except TypeError:
+        return None
+    return None if isinstance(value, Tensor) or value != value else value
+
+
+def option(stratum: str) -> str:
+    """How Python says where the labels of a stratum are."""
+    return f"labels={{{stratum!r}: COLUMN}}"
+
+
 def sources(
-    hierarchy: Hierarchy, given: Mapping[str, Source] | None = None, known: Mapping[str, Source] | None = None
+    hierarchy: Hierarchy,
+    given: Mapping[str, Source] | None = None,
+    known: Mapping[str, Source] | None = None,
+    say: Callable[[str], str] = option,
 ) -> dict[str, Source]:
     """Where the labels of every stratum come from: what the user says, and else what the trainer knows by itself.
 
     The rows may have a source too, of keys: rows of one key are pieces of one trajectory. What is known and not wanted
-    is left out. Raises TrainerError for a stratum without a source, for a source of what is no such stratum, and for a
-    hierarchy that reads more of a batch than labels of rows.
+    is left out. `say`: of a stratum, what the user writes to give it a source. Raises TrainerError for a stratum
+    without a source, for a source of what is no such stratum, and for a hierarchy that reads more of a batch than
+    labels of rows.
     """
-    given, known = given or {}, known or {}
+    given, known = {} if given is None else given, known or {}
+    if not isinstance(given, Mapping):
+        raise TrainerError(
+            f"labels are {shown(given)}",
+            required="a mapping from a stratum to the field of the data that has its labels",
+            remedy=next((say(name) for name in wanted(hierarchy) if name not in known), "leave labels out"),
+        )
     rows, names = hierarchy.rows.name, wanted(hierarchy)
     refuse_finer(hierarchy)
     for name in given:
         if name not in (*names, rows):
             raise TrainerError(
                 f"labels for '{name}', which is no stratum of '{hierarchy.name}' that takes any",
-                required=f"labels for {listed(names or ('nothing',))}, or keys for the rows, '{rows}'",
+                required=f"labels for {listed(names)}" if names else f"none: '{hierarchy.name}' takes no labels",
                 found=f"{name}={shown(given[name])}",
+                remedy="" if names else "leave labels out",
             )
     found = {name: given[name] if name in given else known[name] for name in (*names, rows) if name in {*given, *known}}
     for name in names:
@@ -47,7 +76,7 @@ def sources(
                 f"no labels for '{name}' of '{hierarchy.name}'",
                 required="a source of labels for every stratum above the rows",
                 found=f"sources for {listed(found or ('nothing',))}",
-                remedy=f"say which field of the data has them: labels={{{name!r}: ...}}",
+                remedy=f"say which field of the data has them: {say(name)}",
             )
     return found
 

@@ -1,41 +1,66 @@
-"""Parameters of a hierarchy, looked at before a trainer loads its model and samples."""
+"""Parameters of a hierarchy: looked at before a trainer loads its model, and filled up where gates read none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from fibration.compiler.lower import lower
 from fibration.errors import ParameterError, listed
 from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.index.index import Index
+from fibration.runtime.parameters import given_values, in_channel, is_channels, refuse_lacking, without_labels
+from fibration.trainers.labels import wanted
 
 
 def check_parameters(hierarchy: Hierarchy, parameters: Mapping[str, Any]) -> None:
-    """Raise ParameterError for what needs no batch to be wrong: names, missing values, numbers out of bounds."""
-    for name in parameters:
-        if name not in hierarchy.parameters:
-            raise ParameterError(
-                f"'{hierarchy.name}' has no parameter '{name}'",
-                required=f"one of {listed(hierarchy.parameters) or 'none'}",
-            )
-    for name, parameter in hierarchy.parameters.items():
-        if name in parameters:
-            for number in _numbers(parameters[name]):
+    """Raise ParameterError for what needs no batch to be wrong: names, missing values, numbers out of bounds, channels,
+    and values by label of what has no labels.
+    """
+    for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
+        parameter, channel = hierarchy.parameters[node.key[0]], node.key[1]
+        if isinstance(value, Tensor) and value.ndim:
+            for number in value.flatten().tolist():
                 parameter.check(number, "a value")
-        elif parameter.default is None:
-            raise ParameterError(
-                f"parameter '{name}' of '{hierarchy.name}' has no value",
-                required="a default or a value",
-                remedy=f"parameters={{{name!r}: ...}}",
-            )
+        elif _is_by_label(value):
+            if {"+", "-"} & set(value):
+                raise ParameterError(
+                    f"parameter '{parameter.name}' has channels and others: {listed(map(repr, value))}",
+                    required="'+' and '-', or labels alone, each with a number or with both channels",
+                )
+            if node.over not in wanted(hierarchy):
+                raise without_labels(parameter, node.over, value)
+            for label, one in value.items():
+                in_channel(parameter, channel, one, f"the value of {node.over} {label!r}")
+        else:
+            in_channel(parameter, channel, value, "the value")
 
 
-def _numbers(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for one in value.values():
-            yield from _numbers(one)
-    elif isinstance(value, Tensor):
-        yield from value.flatten().tolist()
-    else:
-        yield value
+def check_labelled(
+    hierarchy: Hierarchy, parameters: Mapping[str, Any], stratum: str, labels: Collection[Any], of: str
+) -> None:
+    """Raise ParameterError where values by label lack one of all `labels` that the data have, of `of` in words."""
+    for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
+        if node.over == stratum and _is_by_label(value):
+            refuse_lacking(hierarchy.parameters[node.key[0]], stratum, value, labels, of)
+
+
+def at_ratio_one(parameters: Mapping[str, Any], index: Index) -> dict[str, Any]:
+    """Values for the labels of any batch, where ratios are 1: an element without a value takes one of the others'.
+
+    Gates leave a ratio of 1 as it is, whatever their parameters are.
+    """
+    labels = [label for numbers in index.element_numbers.values() for label in numbers]
+    found = dict(parameters)
+    for name, value in parameters.items():
+        if _is_by_label(value):
+            found[name] = {**dict.fromkeys(labels, next(iter(value.values()))), **value}
+        elif isinstance(value, Tensor) and value.numel():
+            found[name] = value.flatten()[0]
+    return found
+
+
+def _is_by_label(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and not is_channels(value)

@@ -35,6 +35,10 @@ class Scale:
         self.what, self.windows, self.counts = what, windows, counts or {}
         self._handed: list[_Handed] = []
 
+    def begin(self) -> None:
+        """Another window begins: forget what was handed over for one that was broken off before it was checked."""
+        self._handed = []
+
     def expects(
         self, advantages: Tensor, expected: float | Tensor, mask: Tensor, dtype: torch.dtype = torch.float32
     ) -> Tensor:

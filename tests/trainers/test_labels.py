@@ -2,10 +2,11 @@
 
 import pytest
 import support
+import torch
 
 from fibration import Attribute, Fibration, Hierarchy, MarkovKernel, TrainerError, identity_gate, log_ratio, token_mean
 from fibration.language.atoms import strata, total
-from fibration.trainers.labels import as_operator, sources, wanted
+from fibration.trainers.labels import as_label, as_operator, sources, wanted
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}
 
@@ -43,6 +44,39 @@ def test_a_stratum_without_a_source():
 def test_a_source_of_what_takes_no_labels(spec, name):
     with pytest.raises(TrainerError, match=f"labels for '{name}', which is no stratum"):
         sources(support.spec(spec), {name: "column"}, KNOWN)
+
+
+def test_what_a_user_writes_is_said_by_the_trainer():
+    h = support.spec("fiberpo_domain")
+    with pytest.raises(TrainerError) as caught:
+        sources(h, {}, {"domain": "source"})
+    assert "labels={'prompt_group': COLUMN}" in caught.value.remedy
+    with pytest.raises(TrainerError) as caught:
+        sources(h, {}, {"domain": "source"}, "+labels.{}=FIELD".format)
+    assert "+labels.prompt_group=FIELD" in caught.value.remedy and "COLUMN" not in caught.value.remedy
+
+
+def test_a_hierarchy_without_labels_says_so():
+    with pytest.raises(TrainerError) as caught:
+        sources(support.spec("grpo"), {"domain": "source"})
+    assert (caught.value.required, caught.value.remedy) == ("none: 'grpo' takes no labels", "leave labels out")
+
+
+@pytest.mark.parametrize("given", ["domain", ["domain"], 3])
+def test_labels_that_are_no_mapping(given):
+    with pytest.raises(TrainerError, match="labels are") as caught:
+        sources(support.spec("fiberpo_domain"), given, {"prompt_group": "uid"})
+    assert caught.value.remedy == "labels={'domain': COLUMN}"
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), torch.tensor(float("nan")), ["a"], {"a": 1}, torch.arange(2)])
+def test_what_is_no_label(value):
+    assert as_label(value) is None
+
+
+@pytest.mark.parametrize(("value", "label"), [("a", "a"), (0, 0), (("a", 1), ("a", 1)), (torch.tensor(3), 3), ("", "")])
+def test_what_is_one(value, label):
+    assert as_label(value) == label and not isinstance(as_label(value), torch.Tensor)
 
 
 def weighted():

@@ -17,7 +17,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.trainers.parameters import check_parameters
+from fibration.trainers.parameters import at_ratio_one, check_labelled, check_parameters
 
 SHIPPED = fibration.load("fiberpo_domain")
 WRONG = [
@@ -26,6 +26,16 @@ WRONG = [
     ({"C_domain": {"math": {"+": 0.3, "-": -2.0}}}, ("C_domain", "-2")),
     ({"C_domain": torch.tensor([0.1, -3.0])}, ("C_domain", "-3")),
     ({"epsilon": "much"}, ("epsilon", "much")),
+    ({"C_domain": {"+": 0.1}}, ("C_domain", "lacks a channel", "'+'")),
+    ({"C_domain": {"algebra": {"+": 0.1}}}, ("C_domain", "domain 'algebra' lacks a channel")),
+    ({"C_domain": {"+": 0.1, "_": 0.1}}, ("C_domain", "'+' and '_'")),
+    ({"C_domain": {}}, ("C_domain", "lacks a channel", "none")),
+    ({"epsilon": {"algebra": 0.1}}, ("epsilon", "'algebra'", "one number", "on=")),
+    ({"C_trajectory": {"first": 0.1}}, ("C_trajectory", "'first'", "no labels")),
+    ({"epsilon": {"+": 0.1, "-": 0.2}}, ("epsilon", "not declared per channel")),
+    ({"epsilon": None}, ("epsilon", "leave it out to use the default")),
+    ([("epsilon", 0.1)], ("parameters are [('epsilon', 0.1)]", "a mapping")),
+    (None, ("parameters are None", "a mapping")),
 ]
 
 
@@ -62,3 +72,30 @@ def test_one_without_a_value_is_asked_for():
     with pytest.raises(ParameterError, match=r"'C' of 'asking' has no value[\s\S]*parameters=\{'C'"):
         check_parameters(h, {})
     check_parameters(h, {"C": 0.1})
+
+
+BUDGETS = {"C_domain": {"algebra": {"+": 0.3, "-": 0.2}, "maps": 0.1}, "epsilon": 0.1}
+
+
+def test_labels_of_the_data_all_have_a_value():
+    check_labelled(SHIPPED, BUDGETS, "domain", ["maps", "algebra"], "train_dataset")
+    check_labelled(SHIPPED, BUDGETS, "prompt_group", ["one", "two"], "train_dataset")
+    with pytest.raises(ParameterError, match="'C_domain' has no value for the domain 'algbra'") as raised:
+        check_labelled(SHIPPED, BUDGETS, "domain", ["maps", "algbra"], "train_dataset")
+    assert "of train_dataset: 'maps', 'algbra'" in str(raised.value)
+
+
+def test_at_ratio_one_values_are_there_for_any_label_and_change_nothing():
+    op = fibration.compile(SHIPPED, "torch")
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
+    labels = ["maps", "elsewhere", "nowhere"]
+    index = op.index(mask=mask, prompt_group=[0, 1, 2], domain=labels)
+    likely, advantages = torch.randn(3, 3), torch.tensor([1.0, -2.0, 0.5])
+    plain = op.coefficients(likely, likely, advantages, index, {"C_domain": dict.fromkeys(labels, 0.1)})
+    for given in (BUDGETS, {"C_domain": torch.tensor([0.1, 0.2])}):
+        with pytest.raises(ParameterError):
+            op.coefficients(likely, likely, advantages, index, given)
+        filled = at_ratio_one(given, index)
+        found = op.coefficients(likely, likely, advantages, index, filled)
+        assert torch.equal(found.values, plain.values) and torch.equal(found.objective, plain.objective)
+    assert at_ratio_one({"C_domain": {"algebra": 0.3, "maps": 0.1}}, index)["C_domain"]["maps"] == 0.1

@@ -156,6 +156,19 @@ def test_two_backward_passes_add_up():
         scale.checked()
 
 
+def test_a_window_that_was_broken_off_is_forgotten():
+    scale = Scale("the loss")
+    _, c, mask = micro_batch(0)
+    scale.expects(c, FACTOR, mask)  # and no backward pass
+    scale.begin()
+    window(scale)
+    scale.checked()
+    scale.expects(c, FACTOR, mask)
+    window(scale)
+    with pytest.raises(TrainerError, match="no gradient came to the advantages of 1 of 4"):
+        scale.checked()
+
+
 def test_it_is_off_after_some_windows():
     scale = Scale("the loss", windows=2)
     for _ in range(2):

@@ -12,7 +12,7 @@ if find_spec("trl") is None:
         "there is no trainer of TRL to build on",
         required="the package trl",
         found="it is not installed",
-        remedy="pip install 'fibration[trl]'",
+        remedy="install fibration with its extra: pip install '.[trl]' in its checkout",
     )
 
 from fibration.trainers.trl.refusals import BY_PROMPT

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from enum import Enum
 from typing import Any
 
 from fibration.errors import TrainerError, listed, shown
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import shipped
+from fibration.trainers.labels import as_label, option
 from fibration.trainers.noise import noise
+from fibration.trainers.parameters import check_labelled
 from fibration.trainers.window import METRICS
 
 WINDOWS = ("step", "generation")
@@ -26,7 +30,7 @@ BY_PROMPT = Labels.BY_PROMPT
 OPTIONS: dict[str, tuple[Any, str]] = {
     "loss_type": ("dapo", "the hierarchy is the loss, and this the sum over tokens that its coefficients are given to"),
     "importance_sampling_level": ("token", "what lies above the tokens are strata of the hierarchy, as in 'gspo'"),
-    "delta": (None, "bounds of ratios are gates of the hierarchy: give them as parameters={...}"),
+    "delta": (None, "bounds of ratios are gates of the hierarchy, which parameters={...} are for"),
     "top_entropy_quantile": (1.0, "tokens would be masked behind the gates, where that removes no element"),
     "off_policy_mask_threshold": (None, "rows would be masked behind the gates, where that removes no element"),
 }
@@ -43,16 +47,33 @@ def check_words(window: str, metrics: str) -> None:
             raise TrainerError(f"{name}={shown(value)}", required=" or ".join(map(repr, known)))
 
 
-def check(trainer: Any, given: Mapping[str, Any], columns: Mapping[str, str | Labels], rows: str) -> None:
+def label_option(stratum: str) -> str:
+    """How a user says where the labels of a stratum are; of one that may be the prompts, what else there is to say."""
+    if "prompt" not in stratum:
+        return option(stratum)
+    return (
+        f"{option(stratum)}; or, where it is the completions of one sampled prompt, call it prompt_group, or "
+        f"labels={{{stratum!r}: BY_PROMPT}} (from fibration.trainers.trl)"
+    )
+
+
+def check(
+    trainer: Any,
+    given: Mapping[str, Any],
+    columns: Mapping[str, str | Labels],
+    hierarchy: Hierarchy,
+    parameters: Mapping[str, Any],
+) -> None:
     """What can be known before a model is loaded, from the arguments that TRL's trainer is `given`.
 
-    `columns`: where labels are. `rows`: the stratum of which every completion is an element.
+    `columns`: where labels are.
     """
+    rows = hierarchy.rows.name
     if getattr(trainer, "loss_is_scaled_for_ga", None) is not True:
         raise TrainerError(
             "this release of TRL leaves it to transformers to divide its loss by the accumulation steps",
             required="a GRPOTrainer that divides by tokens itself (loss_is_scaled_for_ga), as that of trl 1.16",
-            remedy="pip install 'fibration[trl]'",
+            remedy="install fibration with its extra: pip install '.[trl]' in its checkout",
         )
     if rows in columns:
         raise TrainerError(
@@ -68,14 +89,24 @@ def check(trainer: Any, given: Mapping[str, Any], columns: Mapping[str, str | La
         check_steps(config, given.get("train_dataset"))
     if given.get("rollout_func") is None:  # which may add fields to the rows
         for name in ("train_dataset", "eval_dataset"):
-            for dataset in _datasets(given.get(name)):
-                check_columns(name, dataset, columns)
+            for where, dataset in _datasets(name, given.get(name)):
+                check_columns(where, dataset, columns)
+                for stratum, labels in _labels(where, dataset, columns):
+                    if name == "train_dataset":  # in evaluation gates read no parameters
+                        check_labelled(hierarchy, parameters, stratum, labels, where)
 
 
 def check_options(config: Any) -> None:
     for name, (must, why) in OPTIONS.items():
         if (value := getattr(config, name, must)) != must:
-            raise TrainerError(f"{name}={shown(value)}", required=f"{name}={must!r}", remedy=why)
+            own = (
+                f"; for the loss of that name, hierarchy={value!r}"
+                if name == "loss_type" and value in shipped()
+                else ""
+            )
+            raise TrainerError(
+                f"{name}={shown(value)}", required=f"{name}={must!r}: {why}", remedy=f"leave {name} out{own}"
+            )
     defaults = {field.name: field.default for field in fields(config)}
     for name in BOUNDS:
         if (value := getattr(config, name, None)) != defaults.get(name):
@@ -85,12 +116,13 @@ def check_options(config: Any) -> None:
                 remedy="give those as parameters={...}",
             )
     if config.beta and getattr(config, "use_bias_correction_kl", False):
+        default = " (TRL's default)" if defaults.get("use_bias_correction_kl") else ""
         raise TrainerError(
-            f"use_bias_correction_kl=True with beta={config.beta}",
+            f"beta={config.beta:g} with use_bias_correction_kl=True{default}",
             required="use_bias_correction_kl=False",
             found="a divergence from the reference model that is multiplied by the ratio, which is 1 where TRL gets "
             "coefficients for its advantages",
-            remedy="switch the correction off, or leave beta at 0",
+            remedy=f"GRPOConfig(beta={config.beta:g}, use_bias_correction_kl=False), or leave beta at 0",
         )
 
 
@@ -127,8 +159,12 @@ def check_steps(config: Any, dataset: Any) -> None:
         )
 
 
-def _datasets(given: Any) -> Iterator[Any]:
-    yield from given.values() if isinstance(given, Mapping) else () if given is None else (given,)
+def _datasets(name: str, given: Any) -> Iterator[tuple[str, Any]]:
+    """Each, and what a user calls it."""
+    if isinstance(given, Mapping):
+        yield from ((f"{name}[{key!r}]", dataset) for key, dataset in given.items())
+    elif given is not None:
+        yield name, given
 
 
 def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) -> None:
@@ -137,6 +173,20 @@ def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) 
         for stratum, column in columns.items():
             if column is not BY_PROMPT and column not in known:
                 raise no_column(stratum, column, known, name)
+
+
+def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> Iterator[tuple[str, Collection[Any]]]:
+    """Of every stratum whose labels are in a table, all that there are; raises TrainerError where one is none."""
+    if not hasattr(dataset, "unique") or dataset.format["type"] == "custom" or not len(dataset):
+        return
+    for stratum, column in columns.items():
+        if not isinstance(column, Labels):
+            first = dataset[0][column]  # a table has one type per column, and of lists there is no `unique`
+            labels = [first] if as_label(first) is None else dataset.unique(column)
+            for label in labels:
+                if as_label(label) is None:
+                    raise no_label(stratum, column, label, where)
+            yield stratum, labels
 
 
 def check_model(trainer: Any) -> None:
@@ -173,6 +223,14 @@ def no_column(stratum: str, column: object, known: Iterable[str], where: str = "
         required="a column with the label of every row",
         found=f"columns {listed(known)}",
         remedy=f"labels={{{stratum!r}: ...}}",
+    )
+
+
+def no_label(stratum: str, column: str, value: Any, where: str = "the dataset") -> TrainerError:
+    return TrainerError(
+        f"{where} has {shown(value)} in the column {column!r}, which labels of '{stratum}' are in",
+        required="a label for every row: a string, a number or a tuple, and no list, None or NaN",
+        remedy="dataset.filter leaves such rows out, and dataset.map gives them a label",
     )
 
 

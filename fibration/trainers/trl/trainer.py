@@ -14,8 +14,10 @@ from trl import GRPOTrainer
 
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Coefficients, Operator
-from fibration.trainers.labels import as_operator, sources
-from fibration.trainers.parameters import check_parameters
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.ranks.group import as_group
+from fibration.trainers.labels import as_label, as_operator, sources
+from fibration.trainers.parameters import at_ratio_one, check_parameters
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
@@ -133,9 +135,10 @@ class FibrationGRPOTrainer(GRPOTrainer):
         refusals.check_words(window, metrics)
         self.operator = as_operator(hierarchy, backend)
         known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
-        self.label_columns = sources(self.operator.hierarchy, labels, known)
-        check_parameters(self.operator.hierarchy, parameters or {})
-        refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy.rows.name)
+        self.label_columns = sources(self.operator.hierarchy, labels, known, refusals.label_option)
+        used = {} if parameters is None else parameters
+        check_parameters(self.operator.hierarchy, used)
+        refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy, used)
         self.hierarchy_parameters = parameters
         self.window_kind, self.metrics_kind = window, metrics
         self._fibration_step: Step | None = None
@@ -157,17 +160,24 @@ class FibrationGRPOTrainer(GRPOTrainer):
         each = self.num_generations if self.model.training else self.num_generations_eval
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         first = self.accelerator.process_index * len(inputs)
-        output[ROWS] = [
-            Row(self._fibration_steps, self._labels(row, (first + i) // each)) for i, row in enumerate(inputs)
-        ]
+        group = self._group
+        with agreed(None if group is None else as_group(group), "the labels of a generation"):
+            output[ROWS] = [
+                Row(self._fibration_steps, self._labels(row, (first + i) // each)) for i, row in enumerate(inputs)
+            ]
         return output
 
     def _labels(self, row: Mapping[str, Any], group: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for stratum, column in self.label_columns.items():
-            if not isinstance(column, Labels) and column not in row:
+            if isinstance(column, Labels):
+                found[stratum] = group
+                continue
+            if column not in row:
                 raise refusals.no_column(stratum, column, row)
-            found[stratum] = group if isinstance(column, Labels) else row[column]
+            found[stratum] = as_label(row[column])
+            if found[stratum] is None:
+                raise refusals.no_label(stratum, column, row[column])
         return found
 
     # ------------------------------------------------------------ windows
@@ -178,6 +188,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         self._fibration_step = None  # another optimizer step begins, if the last one was broken off too
+        for scale in self._fibration_scales.values():
+            scale.begin()
         return super().get_batch_samples(*args, **kwargs)
 
     def _begin(self, model: Any) -> Step:
@@ -246,6 +258,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
             window = self._window([inputs])
+            if window.parameters and window.index is not None:
+                window.parameters = at_ratio_one(window.parameters, window.index)
             coef = window.coefficients(None)
             return self._loss(model, inputs, coef.values, coef.objective)[0]
         if self._fibration_step is None or self._fibration_step.done:

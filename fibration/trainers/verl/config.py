@@ -94,7 +94,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                     required="their keys as trajectory",
                     remedy=f"+{HERE}.trajectory={self.labels[hierarchy.rows.name]}",
                 )
-            found = sources(hierarchy, self.fields, KNOWN)
+            found = sources(hierarchy, self.fields, KNOWN, lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
             _refuse_coarse_rows(found, hierarchy.rows.name)
             check_parameters(hierarchy, self.parameters)
         install()

@@ -87,6 +87,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         """verl's own, on coefficients; metrics of the hierarchy are beside verl's, under `fibration/`."""
         if self.settings is None:
             return super().train_batch(data)
+        self._scale.begin()
         data = data.copy()  # whoever gave it keeps the advantages
         self._complete(data)
         with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):

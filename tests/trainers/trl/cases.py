@@ -46,6 +46,7 @@ class Case:
     resume: int = 0  # after so many steps
     twice: bool = False  # every prompt is two lines of the data
     stream: bool = False  # data that are known by and by
+    broken: bool = False  # off within the first micro-batch, and trained again
     again: int = 0  # trained on to so many steps, by the same trainer
     every_regime: bool = True
     ranks: tuple[int, ...] = (1, 2)
@@ -113,6 +114,7 @@ CASES = {
     "all metrics": Case(trainer={"metrics": "all"}, fresh=(T, F, T, F)),
     "a stream": Case(stream=True, fresh=(T, F, T, F)),
     "trained again": Case(slices=6, iterations=1, steps=3, budgets=NEAR, again=4, fresh=(T, F, T, F, T, F, T)),
+    "broken off and trained again": Case(broken=True, fresh=(T, F, T, F)),
     "as it is installed": Case(exact=False, slices=6, steps=4, fresh=(T, F, F, F)),
     "completions of its own": Case(
         exact=False,

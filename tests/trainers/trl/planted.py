@@ -148,6 +148,19 @@ def unused() -> Iterator[None]:
 
 
 @contextmanager
+def unlabelled() -> Iterator[None]:
+    """The last rank's rows lose their column of domains."""
+    labels = trainer.FibrationGRPOTrainer._labels
+
+    def without(self: Any, row: Any, group: int) -> Any:
+        last = rank() == self.accelerator.num_processes - 1
+        return labels(self, {k: v for k, v in row.items() if k != "domain"} if last else row, group)
+
+    with patch.object(trainer.FibrationGRPOTrainer, "_labels", without):
+        yield
+
+
+@contextmanager
 def apart() -> Iterator[None]:
     """Pass 1 has other log-probs than pass 2, by up to 0.05 nats."""
     compute = GRPOTrainer._get_per_token_logps_and_entropies
@@ -182,5 +195,6 @@ PLANTS = {
     "groups of a rank": Plant(OFF, lambda: window(GroupsOfRanks), (2,)),
     "a loss that is scaled otherwise": Plant(OFF, scaled),
     "advantages that are not used": Plant(OFF, unused),
+    "a column that one rank lacks": Plant(OFF, unlabelled),
     "two passes that differ": Plant(replace(OFF, exact=False), apart),
 }

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from cases import FAR
+from watched import dataset
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,7 @@ class Refused:
     trainer: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     without: str = ""  # a column that the data lack
+    rows: Callable[[Any], Any] = lambda data: data  # what is made of the data
     streamed: bool = False  # data that are known by and by
     trains: bool = False  # only training shows it
     how: Callable[[Any], Any] = lambda config: nullcontext()  # makes it so, of the configuration
@@ -23,9 +28,34 @@ class Refused:
 
 def losses() -> dict[str, Refused]:
     kinds = ("grpo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")
-    return {f"loss_type={kind}": Refused(("loss_type", kind, "dapo"), {"loss_type": kind}) for kind in kinds}
+    own = {kind: f"hierarchy='{kind}'" for kind in ("grpo", "dr_grpo", "cispo", "sapo")}
+    return {
+        f"loss_type={kind}": Refused(
+            ("loss_type", kind, "dapo", "leave loss_type out", own.get(kind, "")), {"loss_type": kind}
+        )
+        for kind in kinds
+    }
 
 
+def where_code(value: Any) -> Callable[[Any], Any]:
+    """The column of domains with another value where it says `code`."""
+    return lambda data: data.map(lambda row: {"domain": value if row["domain"] == "code" else row["domain"]})
+
+
+def numbers(data: Any) -> Any:
+    return data.map(lambda row: {"domain": float("nan") if row["line"] % 3 else 1.0})
+
+
+def lists(data: Any) -> Any:
+    return data.map(lambda row: {"domain": [row["domain"]] * 8})  # as long as a completion
+
+
+def evaluated(**data: Any) -> dict[str, Any]:
+    return {"eval_dataset": data}
+
+
+HERE = Path(__file__).parent / "spec.py"
+WITHOUT = {**FAR, "C_domain": {"algebra": 0.01, "logic": 2.0, "maps": 0.1}}  # no code
 REFUSED = {
     **losses(),
     "importance_sampling_level": Refused(
@@ -34,7 +64,9 @@ REFUSED = {
     "delta": Refused(("delta", "2.0"), {"delta": 2.0}),
     "top_entropy_quantile": Refused(("top_entropy_quantile", "0.5"), {"top_entropy_quantile": 0.5}),
     "off_policy_mask_threshold": Refused(("off_policy_mask_threshold",), {"off_policy_mask_threshold": 0.5}),
-    "use_bias_correction_kl": Refused(("use_bias_correction_kl",), {"use_bias_correction_kl": True, "beta": 0.1}),
+    "use_bias_correction_kl": Refused(
+        ("TRL's default", "GRPOConfig(beta=0.1, use_bias_correction_kl=False)"), {"beta": 0.1}
+    ),
     "epsilon": Refused(("epsilon", "0.3", "parameters"), {"epsilon": 0.3}),
     "epsilon_high": Refused(("epsilon_high", "0.28", "parameters"), {"epsilon_high": 0.28}),
     "a generation inside a window": Refused(
@@ -73,6 +105,31 @@ REFUSED = {
         )
         for kind in ("tp", "cp", "sp")
     },
+    "a row without a label": Refused(("train_dataset", "'domain'", "None", "filter"), rows=where_code(None)),
+    "a label that is no number": Refused(("train_dataset", "'domain'", "nan", "map"), rows=numbers),
+    "labels per token": Refused(("train_dataset", "'domain'", "['algebra'"), rows=lists),
+    **{
+        f"{kind}, in a stream": Refused(("'domain'", word, "filter"), rows=rows, streamed=True, trains=True)
+        for kind, word, rows in (
+            ("a row without a label", "None", where_code(None)),
+            ("a label that is no number", "nan", numbers),
+            ("labels per token", "['", lists),
+        )
+    },
+    "a label without a value": Refused(
+        ("C_domain", "no value for the domain 'code'", "train_dataset"), trainer={"parameters": WITHOUT}
+    ),
+    "an evaluation without labels": Refused(
+        ("eval_dataset['b']", "domain"), trainer=evaluated(a=dataset(8), b=dataset(8).remove_columns("domain"))
+    ),
+    "an evaluation with a row without a label": Refused(
+        ("eval_dataset['b']", "'domain'", "None"), trainer=evaluated(a=dataset(8), b=where_code(None)(dataset(8)))
+    ),
+    "a prompt without labels": Refused(
+        ("prompt_group", "{'prompt': BY_PROMPT}", "fibration.trainers.trl"),
+        trainer={"hierarchy": f"{HERE}:of_prompts", "parameters": {}, "labels": {}},
+    ),
+    "labels that are one": Refused(("labels are 'domain'", "labels={'domain': COLUMN}"), trainer={"labels": "domain"}),
     "a parameter that is none": Refused(("C_domian", "C_domain"), trainer={"parameters": {"C_domian": 0.1}}),
     "a parameter out of bounds": Refused(("epsilon", "-0.1"), trainer={"parameters": {"epsilon": -0.1}}),
     "a hierarchy that is none": Refused(("no_such_loss",), trainer={"hierarchy": "no_such_loss"}),
@@ -83,6 +140,16 @@ ALLOWED = {
     "dropout, and one pass": Refused((), {"num_iterations": 1}, model={"attention_dropout": 0.1}),
     "a generation after the last window": Refused(
         (), {"gradient_accumulation_steps": 2, "num_iterations": 1, "max_steps": 1}
+    ),
+    "a value that no label of the data has": Refused(
+        (), {"max_steps": 1}, trainer={"parameters": {**FAR, "C_domain": {**FAR["C_domain"], "other": 0.1}}}
+    ),
+    "labels in tensors": Refused(
+        (),
+        {"max_steps": 1},
+        trainer={"labels": {"domain": "line", "prompt_group": "line"}, "parameters": {}},
+        rows=lambda data: data.with_format("torch"),
+        trains=True,
     ),
     "a divergence without correction": Refused((), {"use_bias_correction_kl": True}),
 }

@@ -14,7 +14,7 @@ from fibration import (
     uniform,
 )
 
-token, trajectory, prompt_group, domain = strata("token trajectory prompt_group domain")
+token, trajectory, prompt_group, prompt, domain = strata("token trajectory prompt_group prompt domain")
 
 
 def gate(level, rollback=1):
@@ -22,6 +22,14 @@ def gate(level, rollback=1):
     return aggregate_gate(budget, rollback=rollback)
 
 
+clip = clip_gate(Parameter("epsilon", default=0.05)).per(1 / count(token, over=trajectory))
+of_prompts = Hierarchy(
+    name="of_prompts",
+    fibrations=[Fibration(token, trajectory, kernel=uniform()), Fibration(trajectory, prompt, kernel=uniform())],
+    gates={prompt: gate(prompt).per(count(trajectory)), trajectory: gate(trajectory), token: clip},
+    decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
+    objective=trajectory_mean(),
+)
 soft = Hierarchy(
     name="soft",
     fibrations=[
@@ -33,7 +41,7 @@ soft = Hierarchy(
         domain: gate(domain, rollback=0.25).per(count(trajectory)),
         prompt_group: gate(prompt_group).per(count(trajectory)),
         trajectory: gate(trajectory),
-        token: clip_gate(Parameter("epsilon", default=0.05)).per(1 / count(token, over=trajectory)),
+        token: clip,
     },
     decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),

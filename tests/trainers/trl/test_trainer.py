@@ -145,6 +145,13 @@ def test_a_loss_of_something_else_than_coefficients_stops_the_training(found, ra
 
 
 @every_size
+def test_a_column_that_one_rank_lacks_is_said_by_all(found, ranks):
+    for one in found(ranks, "a column that one rank lacks"):
+        who = f"rank {ranks - 1}: " if ranks > 1 else ""
+        assert one["raised"].startswith(f"TrainerError: {who}a row of the dataset has no column 'domain'")
+
+
+@every_size
 def test_passes_that_differ_are_measured_and_warned_of(found, ranks):
     for one in found(ranks, "two passes that differ"):
         for update in one["updates"]:

@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,7 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
         reward,
         args,
         train_dataset=data.to_iterable_dataset() if case.stream else data,
-        eval_dataset=dataset(8) if args.eval_strategy != "no" else None,
+        eval_dataset=elsewhere(8) if args.eval_strategy != "no" else None,
         processing_class=words,
         rollout_func=None if case.sampled else Rollouts(words, case.holes, case.endless),
         op=as_operator(case.hierarchy),
@@ -111,6 +111,11 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
     return trainer
 
 
+def elsewhere(number: int) -> Any:
+    """Data of which some lines are of a domain that no budget is given for."""
+    return dataset(number).map(lambda row: {"domain": "atlases" if row["domain"] == "maps" else row["domain"]})
+
+
 class Engine:
     def sync_weights(self) -> None:
         """Nothing to do: completions are drawn without the policy."""
@@ -123,6 +128,8 @@ def run(case: Case, folder: Path, base: type = FibrationGRPOTrainer) -> dict[str
         if case.resume:
             make(case, folder, base, save_strategy="steps", save_steps=1, max_steps=case.resume).train()
         trainer = make(case, folder, base)
+        if case.broken:
+            break_off(trainer)
         trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{case.resume}") if case.resume else None)
         if case.again:
             trainer.args.max_steps = case.again
@@ -135,6 +142,13 @@ def run(case: Case, folder: Path, base: type = FibrationGRPOTrainer) -> dict[str
     }
 
 
+def break_off(trainer: Any) -> None:
+    """Within its first micro-batch, after the forward pass; then it has no memory of it."""
+    with patch.object(trainer.accelerator, "backward", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
+        trainer.train()
+    trainer.counting, trainer.window, trainer.values, trainer.forwards = False, [], [], 0
+
+
 def planted(name: str, folder: Path) -> dict[str, Any]:
     plant = PLANTS[name]
     with plant.how():
@@ -145,7 +159,7 @@ def refused(name: str, folder: Path) -> dict[str, Any]:
     """As a user has it: without a memory, and with completions of its own."""
     of = {**REFUSED, **ALLOWED}[name]
     args = configuration(CASES["two iterations"], folder, **of.config)
-    data = dataset(24).remove_columns([of.without] if of.without else [])
+    data = of.rows(dataset(24).remove_columns([of.without] if of.without else []))
     ours = {"hierarchy": SOFT, "labels": {"domain": "domain"}, "parameters": FAR, **of.trainer}
     with of.how(args):
         policy, rows = model(torch.float32, **of.model), data.to_iterable_dataset() if of.streamed else data
