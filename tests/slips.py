@@ -1136,7 +1136,7 @@ TRAINERS = (
     ),
     slip(
         "trajectories of a trainer have labels", "trainers/test_parameters",
-        "if node.over not in wanted(hierarchy):", 'if node.over == "batch":',
+        "if node.over not in labelled:", 'if node.over == "batch":',
     ),
     slip(
         "at a ratio of 1 one value is everyone's", "trainers/test_parameters",

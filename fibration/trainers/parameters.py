@@ -15,10 +15,15 @@ from fibration.runtime.parameters import given_values, in_channel, is_channels, 
 from fibration.trainers.labels import wanted
 
 
-def check_parameters(hierarchy: Hierarchy, parameters: Mapping[str, Any]) -> None:
+def check_parameters(
+    hierarchy: Hierarchy, parameters: Mapping[str, Any], labelled: Collection[str] | None = None
+) -> None:
     """Raise ParameterError for what needs no batch to be wrong: names, missing values, numbers out of bounds, channels,
     and values by label of what has no labels.
+
+    `labelled`: the strata whose labels a user knows; by itself, all that take any.
     """
+    labelled = wanted(hierarchy) if labelled is None else labelled
     for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
         parameter, channel = hierarchy.parameters[node.key[0]], node.key[1]
         if isinstance(value, Tensor) and value.ndim:
@@ -30,7 +35,7 @@ def check_parameters(hierarchy: Hierarchy, parameters: Mapping[str, Any]) -> Non
                     f"parameter '{parameter.name}' has channels and others: {listed(map(repr, value))}",
                     required="'+' and '-', or labels alone, each with a number or with both channels",
                 )
-            if node.over not in wanted(hierarchy):
+            if node.over not in labelled:
                 raise without_labels(parameter, node.over, value)
             for label, one in value.items():
                 in_channel(parameter, channel, one, f"the value of {node.over} {label!r}")

@@ -74,6 +74,13 @@ def test_one_without_a_value_is_asked_for():
     check_parameters(h, {"C": 0.1})
 
 
+def test_labels_that_a_user_cannot_know_have_no_values():
+    given = {"C_prompt_group": {0: 0.1}, "C_domain": {"maps": 0.1}}
+    check_parameters(SHIPPED, given)
+    with pytest.raises(ParameterError, match="'C_prompt_group' is given per element: 0"):
+        check_parameters(SHIPPED, given, ["domain"])
+
+
 BUDGETS = {"C_domain": {"algebra": {"+": 0.3, "-": 0.2}, "maps": 0.1}, "epsilon": 0.1}
 
 

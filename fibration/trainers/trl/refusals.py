@@ -7,6 +7,8 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
+from datasets import Dataset
+
 from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
@@ -177,7 +179,7 @@ def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) 
 
 def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> Iterator[tuple[str, Collection[Any]]]:
     """Of every stratum whose labels are in a table, all that there are; raises TrainerError where one is none."""
-    if not hasattr(dataset, "unique") or dataset.format["type"] == "custom" or not len(dataset):
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom" or not len(dataset):
         return
     for stratum, column in columns.items():
         if not isinstance(column, Labels):

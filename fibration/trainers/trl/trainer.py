@@ -113,7 +113,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
     scale. Importance weights of vLLM are moved into the advantages: behind the gates, the gradient would be another.
 
     **Logs.** The loss is `-J`, and what TRL adds to it. Metrics of the hierarchy are logged as `fibration/...`, instead
-    of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch.
+    of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch; its
+    labels need no values of parameters, which gates do not read there.
 
     Raises TrainerError when it is made, for options, models and data with which gradients would be others, and while it
     trains, where that shows only then: in the first two steps of every length, what TRL's loss makes of an advantage is
@@ -137,7 +138,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
         known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
         self.label_columns = sources(self.operator.hierarchy, labels, known, refusals.label_option)
         used = {} if parameters is None else parameters
-        check_parameters(self.operator.hierarchy, used)
+        columns = [name for name, column in self.label_columns.items() if not isinstance(column, Labels)]
+        check_parameters(self.operator.hierarchy, used, columns)
         refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy, used)
         self.hierarchy_parameters = parameters
         self.window_kind, self.metrics_kind = window, metrics

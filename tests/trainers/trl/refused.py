@@ -119,6 +119,16 @@ REFUSED = {
     "a label without a value": Refused(
         ("C_domain", "no value for the domain 'code'", "train_dataset"), trainer={"parameters": WITHOUT}
     ),
+    "a value per sampled prompt": Refused(
+        ("C_prompt_group", "no labels"), trainer={"parameters": {"C_prompt_group": {0: 0.1}}}
+    ),
+    "channels that are none": Refused(
+        ("C_domain", "'+' and '_'"), trainer={"parameters": {"C_domain": {"+": 0.1, "_": 0.1}}}
+    ),
+    "a channel that lacks": Refused(
+        ("C_domain", "'code'", "lacks a channel"),
+        trainer={"parameters": {"C_domain": {**FAR["C_domain"], "code": {"+": 0.1}}}},
+    ),
     "an evaluation without labels": Refused(
         ("eval_dataset['b']", "domain"), trainer=evaluated(a=dataset(8), b=dataset(8).remove_columns("domain"))
     ),
@@ -143,6 +153,14 @@ ALLOWED = {
     ),
     "a value that no label of the data has": Refused(
         (), {"max_steps": 1}, trainer={"parameters": {**FAR, "C_domain": {**FAR["C_domain"], "other": 0.1}}}
+    ),
+    "labels of a transform": Refused(
+        (),
+        {"max_steps": 1},
+        rows=lambda data: where_code(None)(data).with_transform(
+            lambda rows: {**rows, "domain": [name or "code" for name in rows["domain"]]}
+        ),
+        trains=True,
     ),
     "labels in tensors": Refused(
         (),
