@@ -12,5 +12,5 @@ def test_trl(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("fibration.trainers.trl")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"pip install 'fibration\[trl\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[trl\]'"):
         importlib.import_module("fibration.trainers.trl")
