@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
 
 from torch import nn
 
-HEADS = ("classif", "summary")  # whose dropout is a layer, in models that have such a head
-
 
 def noise(model: nn.Module) -> Iterator[tuple[str, str, float]]:
-    """Every module that draws, or whose config says so, what its number is called, and the number.
+    """Every module that draws, what its number is called, and the number.
 
-    Layers of dropout, attention and routers have it as attributes. What a forward pass reads of a `config` cannot be
-    told from what it leaves alone, so every such number there counts, with `config.` before its name, but those of
-    heads; a number under any other name is not seen.
+    Layers of dropout, attention and routers have it as attributes. Of a `config` those numbers count that a method of
+    the module names, other than `__init__`, which makes layers of them; they have `config.` before their name. A number
+    under a name without "drop" or "jitter" is not seen.
     """
-    configs: dict[int, object] = {}
+    seen: set[tuple[int, str]] = set()
     for name, module in model.named_modules():
         own, layer = vars(module), isinstance(module, nn.modules.dropout._DropoutNd)
-        said = {word: value for word, value in own.items() if _draws(word) or (layer and word == "p")}
-        config = own.get("config")
-        if id(config) not in configs:
-            configs[id(config)] = config  # of most modules, the model's
-            fields = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
-            said |= {f"config.{word}": value for word, value in fields.items() if _draws(word, HEADS)}
+        said = {word: value for word, value in own.items() if _draws(word, value) or (layer and word == "p" and value)}
+        config = own.get("config")  # of most modules the model's, of which each number is said once
+        fields = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+        for word in [word for word, value in fields.items() if _draws(word, value) and (id(config), word) not in seen]:
+            if re.search(rf"config(\.|\[.){word}\b", _methods(type(module))):
+                seen.add((id(config), word))
+                said[f"config.{word}"] = fields[word]
         for word, value in said.items():
-            if isinstance(value, float) and value > 0:
-                yield name or type(module).__name__, word, value
+            yield name or type(module).__name__, word, value
 
 
-def _draws(word: object, but: tuple[str, ...] = ()) -> bool:
-    return isinstance(word, str) and ("drop" in word or "jitter" in word) and not word.startswith(but)
+def _draws(word: object, value: object) -> bool:
+    return isinstance(word, str) and ("drop" in word or "jitter" in word) and isinstance(value, float) and value > 0
+
+
+@lru_cache
+def _methods(kind: Any) -> str:
+    """The source of a module's methods, without those that every module has, and without how it is made."""
+    own = [vars(base) for base in inspect.getmro(kind) if base not in nn.Module.__mro__]
+    methods = [f for base in own for f in base.values() if isinstance(f, FunctionType) and f.__name__ != "__init__"]
+    return "\n".join(map(inspect.getsource, methods))

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from torch import nn
+from torch.nn.functional import dropout
 
 from fibration.trainers.noise import noise
 
@@ -23,30 +24,37 @@ def test_what_is_switched_off_or_means_something_else_is_no_noise():
     assert list(noise(nn.Sequential(nn.Dropout(0.0), Block(0.0, 0.0, 0.5)))) == []
 
 
-class Configured(nn.Module):
+class Made(nn.Module):
+    """Makes a layer of a number, as transformers' GPT2 does; `disable_dropout` of TRL sets the layer's to 0."""
+
     def __init__(self, config: object, *inside: nn.Module) -> None:
         super().__init__()
         self.config, self.inside = config, nn.ModuleList(inside)
+        self.layer = nn.Dropout(getattr(config, "resid_pdrop", 0.0))
 
 
-def test_numbers_of_each_config_are_named_once():
-    """Whether a forward pass reads them nobody can see."""
-    whole = SimpleNamespace(dropout=0.1, attention_dropout=0.0, layer_norm_eps=1e-5)
-    tower, routers = SimpleNamespace(resid_pdrop=0.2, dropout="none"), {"router_jitter_noise": 0.01, 0: 0.5}
-    model = Configured(whole, Configured(tower), Configured(whole), Configured(routers))
-    assert list(noise(model)) == [
-        ("Configured", "config.dropout", 0.1),
-        ("inside.0", "config.resid_pdrop", 0.2),
-        ("inside.2", "config.router_jitter_noise", 0.01),
-    ]
+class Reads(Made):
+    def forward(self, x):
+        return self.noisy(dropout(x, self.config.dropout, self.training))
+
+    def noisy(self, x):
+        return x * self.config["router_jitter_noise"]
 
 
-def test_configs_that_switch_it_off_or_mean_a_head_are_silent():
-    llama = {
-        "classifier_dropout": 0.1,
-        "attention_dropout": 0.0,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "drop_last": True,
-    }
-    assert list(noise(Configured(SimpleNamespace(**llama), Configured(None), Configured(object())))) == []
+class Inherits(Reads):
+    pass
+
+
+def test_numbers_of_a_config_that_a_forward_pass_reads_are_named_once():
+    whole = SimpleNamespace(dropout=0.1, attention_dropout=0.2, layer_norm_eps=1e-5)
+    routers = {"router_jitter_noise": 0.01, 0: 0.5, "dropout": "none"}
+    model = Made(whole, Inherits(whole), Reads(whole), Reads(routers), Reads(SimpleNamespace(dropout=0.0)))
+    found = [("inside.0", "config.dropout", 0.1), ("inside.2", "config.router_jitter_noise", 0.01)]
+    assert list(noise(model)) == found
+
+
+def test_numbers_of_which_layers_are_made_are_those_of_the_layers():
+    model = Made(SimpleNamespace(resid_pdrop=0.1, classifier_dropout=0.1))
+    assert list(noise(model)) == [("layer", "p", 0.1)]
+    model.layer.p = 0.0
+    assert list(noise(model)) == []
