@@ -26,7 +26,7 @@ def noise(model: nn.Module) -> Iterator[tuple[str, str, float]]:
         config = own.get("config")  # of most modules the model's, of which each number is said once
         fields = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
         for word in [word for word, value in fields.items() if _draws(word, value) and (id(config), word) not in seen]:
-            if re.search(rf"config(\.|\[.){word}\b", _methods(type(module))):
+            if re.search(rf"config(\.|\[.){word}\b", _methods(type(module))):  # type: ignore[arg-type]
                 seen.add((id(config), word))
                 said[f"config.{word}"] = fields[word]
         for word, value in said.items():
