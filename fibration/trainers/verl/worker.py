@@ -8,7 +8,7 @@ compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 from fibration.errors import TrainerError, listed, shown
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
+from fibration.trainers.labels import as_label
 from fibration.trainers.noise import noise
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.known import Known
@@ -264,10 +265,9 @@ def _column(
     elif not isinstance(data.get(source), NonTensorStack):
         found = [found] * len(data)  # verl keeps what is equal in all rows once
     for row in used:
-        label = found[row]
-        if label is None or not isinstance(label, Hashable) or label != label:
+        if as_label(found[row]) is None:
             raise TrainerError(
-                f"row {row} has {shown(label)} in the field '{source}', of which the labels of '{stratum}' are",
+                f"row {row} has {shown(found[row])} in the field '{source}', of which the labels of '{stratum}' are",
                 required="one text or number per row, and no NaN",
                 remedy=f"give such rows a label in the data set, or drop them; or name another field: {option}",
             )
