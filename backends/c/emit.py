@@ -45,6 +45,7 @@ _DOUBLE, _FLOAT = (
 )
 FUNCTIONS = [op for op in SCALAR_ARITY if op in _DOUBLE & _FLOAT]
 OPERATORS = {
+    "stop": "{}",
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
     **{function: f"{function}_T({{}})" for function in sorted(_DOUBLE & _FLOAT)},

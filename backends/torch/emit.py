@@ -22,7 +22,8 @@ from fibration.errors import BackendError
 # One row per scalar operator of the IR, but for the choice.
 OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
-    "exp": "torch.exp({})", "log": "torch.log({})", "expm1": "torch.expm1({})", "log1p": "torch.log1p({})",
+    "stop": "{}.detach()", "exp": "torch.exp({})",
+    "log": "torch.log({})", "expm1": "torch.expm1({})", "log1p": "torch.log1p({})",
     "tanh": "torch.tanh({})", "sigmoid": "torch.sigmoid({})", "sqrt": "torch.sqrt({})",
     "softplus": "torch.nn.functional.softplus({}, threshold=40.0)", "atan": "torch.atan({})",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",

@@ -25,7 +25,7 @@ FUNCTIONS = [name for name, text in HELPERS.items() if f"def {name}(x):" in text
 # One row per scalar operator of the IR, but for the choice. Functions that Triton has not are those of functions.py.
 OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
-    "exp": "tl.exp({})", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
+    "stop": "{}", "exp": "tl.exp({})", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
     **{function: f"{function}({{}})" for function in FUNCTIONS},
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip

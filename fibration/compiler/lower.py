@@ -22,11 +22,13 @@ from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
 from fibration.language.atoms import (
     BATCH,
+    Aggregate,
     Attribute,
     Component,
     Count,
     Density,
     Gated,
+    LogProb,
     Parameter,
     Reading,
     Stratum,
@@ -191,6 +193,8 @@ class _Lowering:
 
     def objective(self, ratios: dict[str, Node]) -> Node:
         """`J = Σ μ 𝒢 A`: summed over each row first, so that no partial sum runs over the whole batch of tokens."""
+        if self.h.objective.formulas:
+            raise SpecError(f"hierarchy '{self.h.name}' weighs tokens, and no backend does", required="μ alone")
         weight = self.map(self.h.objective.spelled_out(self.h.leaves, self.h.rows), self.rows)
         sums = []
         for leaf, ratio in ratios.items():
@@ -247,6 +251,8 @@ class _Lowering:
             return Input(f"{atom.name}_{stratum}", stratum, atom.name)
         if isinstance(atom, Density):
             return self.density[atom.stratum.name, atom.channel or ""]
+        if isinstance(atom, (Aggregate, LogProb)):
+            raise SpecError(f"hierarchy '{self.h.name}' reads {atom}, which no backend computes")
         place = home(self.h, atom) or stratum
         if isinstance(atom, Count):
             return Const(1.0, place) if atom.of.name == place else ir.count_input(atom.of.name, place)

@@ -80,6 +80,7 @@ lt, le, both, either, no = (partial(scalar, op) for op in ("lt", "le", "and", "o
 select = partial(scalar, "select")
 
 RULES: tuple[Rule, ...] = (
+    Rule(scalar("stop", X), X),  # derivatives have been taken
     Rule(add(X, neg(Y)), sub(X, Y)),
     Rule(add(select(C, ZERO, X), select(C, Y, Z)), select(C, Y, add(X, Z))),
     Rule(add(select(C, X, ZERO), select(C, Y, Z)), select(C, add(X, Y), Z)),

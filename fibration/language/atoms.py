@@ -9,17 +9,17 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from fibration.errors import ParameterError, SpecError, shown
-from fibration.language.expressions import Expression
+from fibration.language.expressions import Expression, Number, Operand, as_expression
 from fibration.language.operators import CALLED
-from fibration.language.traversal import transform
+from fibration.language.traversal import atoms, transform
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
 BATCH = "batch"
@@ -28,7 +28,8 @@ BATCH = "batch"
 RESERVED = frozenset({
     *CALLED, "and", "or", "not",
     "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "source", "target",
-    "objective", "coefficients", "log_ratio", "log_prob", "cotangent", "torch",
+    "channel_sign", "pull", "current", "old", "mean", "largest", "some", "quantile",
+    "objective", "coefficients", "log_ratio", "log_prob", "old_log_prob", "cotangent", "torch",
 })  # fmt: skip
 INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
 NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
@@ -99,6 +100,47 @@ def strata(names: str) -> tuple[Stratum, ...]:
             f"strata({names!r})", required="one or more different names", remedy="strata('token trajectory')"
         )
     return tuple(Stratum(n) for n in words)
+
+
+class Policy(Declared):
+    """A policy whose log-probs of the sampled tokens a call is given: `current` is trained, all others are frozen.
+
+    `current` and `old` are those of every call; others are passed by name, `policies={"rollout": log_probs}`.
+    """
+
+    name: str
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name if name in (CURRENT, OLD) else check_name(name, "a policy"))  # type: ignore[call-arg]
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.name != CURRENT
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether a call has to be given it beside the log-probs that all calls take."""
+        return self.name not in (CURRENT, OLD)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+CURRENT, OLD = "current", "old"
+
+
+def policies(names: str) -> tuple[Policy, ...]:
+    """Declare policies: `current, old, rollout = policies("current old rollout")`.
+
+    `current` is π_θ, `old` the one that ratios are taken to, others are the user's: the rollout engine's, a reference.
+    """
+    given: object = names.replace(",", " ").split() if isinstance(names, str) else names
+    words = list(given) if isinstance(given, Iterable) else []
+    if not words or len(set(map(str, words))) != len(words):
+        raise SpecError(
+            f"policies({names!r})", required="one or more different names", remedy="policies('current old rollout')"
+        )
+    return tuple(Policy(n) for n in words)
 
 
 @dataclass(frozen=True)
@@ -241,11 +283,16 @@ class Total(Expression):
         return f"total({self.attribute.name}{_over(self.over)})"
 
 
-def total(attribute: Attribute, over: Where = None) -> Total:
-    """Sum of `attribute` over the `over` element at or below the current one: an additive measure, like `count`."""
-    if not isinstance(attribute, Attribute):
-        raise SpecError(f"total takes an Attribute, not {attribute!r}")
-    return Total(attribute, None if over is None else _of(over, "total(..., over=)"))
+def total(summed: Attribute | Expression, over: Where = None) -> Total | Aggregate:
+    """Sum over the `over` element at or below the current one.
+
+    Of an attribute it is an additive measure, like `count`; of any other formula a statistic of tokens, detached.
+    """
+    if not isinstance(summed, Expression):
+        raise SpecError(f"total takes an Attribute or a formula, not {summed!r}", remedy="tokens are counted by count")
+    if not isinstance(summed, Attribute):
+        return _aggregate("total", summed, over)
+    return Total(summed, None if over is None else _of(over, "total(..., over=)"))
 
 
 def _as_default(value: object) -> object:
@@ -357,7 +404,8 @@ class Component(Expression):
 
 @dataclass(frozen=True, repr=False)
 class Reading(Expression):
-    """What a gate reads at its element: the residual density, the advantage, the mass; or the log ratio of a token."""
+    """What a gate reads at its element: the residual density, the advantage, the mass, the sign of its channel, what
+    pulls it; or the log ratio of a token."""
 
     name: str
 
@@ -370,6 +418,113 @@ advantage = Reading("advantage")
 token_log_ratio = Reading("token_log_ratio")
 # `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times this.
 mass = Reading("mass")
+# 1, and -1 on the channel "-": in a decomposition split by sign, which way the channel moves the ratio.
+channel_sign = Reading("channel_sign")
+# What pulls the density of the element up, detached; only its sign has a meaning (`Hierarchy.pull`).
+pull = Reading("pull")
+
+
+@dataclass(frozen=True, repr=False)
+class LogProb(Expression):
+    """The log-probability of a sampled token under a policy, in nats; never above 0. Written `log_prob(policy)`."""
+
+    policy: Policy
+
+    def text(self) -> str:
+        return f"log_prob({self.policy!r})"
+
+
+def log_prob(policy: Policy) -> LogProb:
+    """log π of the token under a policy: `exp(log_prob(old) - log_prob(rollout))` is a ratio of two of them."""
+    if not isinstance(policy, Policy):
+        remedy = "declare it: current, old, rollout = policies('current old rollout')"
+        raise SpecError(f"log_prob takes a policy, not {policy!r}", remedy=remedy)
+    return LogProb(policy)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Aggregate(Expression):
+    """A statistic of a formula over all tokens that lie over an element; no gradient flows through it.
+
+    `formula` is read at the tokens, the statistic at the elements of `over` (None: at the current one). `level` is the
+    fraction of a quantile.
+    """
+
+    kind: str  # total, mean, largest, some, quantile
+    formula: Expression
+    over: Where = None
+    level: Expression | None = None
+    depth: int = field(init=False)
+    size: int = field(init=False)
+    _hash: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", 1 + self.formula.depth)
+        object.__setattr__(self, "size", 1 + self.formula.size)
+        object.__setattr__(self, "_hash", hash((self.kind, self.formula, self.over, self.level)))
+
+    @property
+    def is_condition(self) -> bool:  # type: ignore[override]
+        return self.kind == "some"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        mine = (self.kind, self.formula, self.over, self.level)
+        return self is other or (
+            isinstance(other, Aggregate)
+            and self._hash == other._hash
+            and mine == (other.kind, other.formula, other.over, other.level)
+        )
+
+    def text(self) -> str:
+        level = "" if self.level is None else f", {self.level}"
+        return f"{self.kind}({self.formula}{level}{_over(self.over)})"
+
+
+def _aggregate(kind: str, formula: object, over: object, level: object = None) -> Aggregate:
+    value = as_expression(formula, f"the formula of {kind}")
+    if value.is_condition is not (kind == "some"):
+        wanted = "a condition" if kind == "some" else "a number"
+        remedy = "" if kind == "some" else "write where(condition, 1, 0)"
+        raise SpecError(f"{kind} takes {wanted}, not {value}", required=wanted, remedy=remedy)
+    place = None if over is None else _of(over, f"{kind}(..., over=)")
+    return Aggregate(kind, value, place, None if level is None else as_expression(level, f"the level of {kind}"))
+
+
+def mean(formula: Operand, over: Where = None) -> Aggregate:
+    """The mean of a formula over the tokens that lie over the `over` element at or below the current one, detached."""
+    return _aggregate("mean", formula, over)
+
+
+def largest(formula: Operand, over: Where = None) -> Aggregate:
+    """The largest value of a formula on those tokens, detached; the least is `-largest(-formula)`."""
+    return _aggregate("largest", formula, over)
+
+
+def some(condition: Expression, over: Where = None) -> Aggregate:
+    """Whether a condition holds on some of those tokens; on all of them is `~some(~condition)`."""
+    return _aggregate("some", condition, over)
+
+
+def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
+    """The quantile of a formula on those tokens, detached: between the two values next to `level·(n - 1)`, linearly.
+
+    As `numpy.quantile` and `torch.quantile` do by default, so that equal values need no order. `level` is a number
+    from 0 to 1, or a Parameter whose bounds lie in there.
+    """
+    made = _aggregate("quantile", formula, over, level)
+    given = made.level
+    inside = isinstance(given, Number) and 0 <= given.value <= 1
+    if isinstance(given, Parameter):
+        inside = given.lower is not None and given.upper is not None and 0 <= given.lower < given.upper <= 1
+    if not inside:
+        raise SpecError(
+            f"the level of a quantile is {given}",
+            required="a number from 0 to 1, or a Parameter with lower=0 and upper=1, or bounds between them",
+        )
+    return made
 
 
 @dataclass(frozen=True, repr=False)
@@ -418,11 +573,21 @@ def read_at(atom: Expression) -> Where:
 
     None for what is read at the element where it stands, and for a parameter that names none.
     """
-    if isinstance(atom, (Count, Total)):
+    if isinstance(atom, (Count, Total, Aggregate)):
         return atom.over
     if isinstance(atom, (Attribute, Parameter)):
         return atom.on
     return atom.parameter.on if isinstance(atom, Component) else None
+
+
+def within(expression: Expression) -> Iterator[Expression]:
+    """The expression, and the formulas of the aggregates that it reads, however deep: those are read at tokens."""
+    yield expression
+    for atom in atoms(expression):
+        if isinstance(atom, Aggregate):
+            yield from within(atom.formula)
+            if atom.level is not None:
+                yield atom.level
 
 
 def at(expression: Expression, place: Where) -> Expression:
@@ -433,6 +598,8 @@ def at(expression: Expression, place: Where) -> Expression:
             return Count(atom.of, place)
         if isinstance(atom, Total) and atom.over is None:
             return Total(atom.attribute, place)
+        if isinstance(atom, Aggregate) and atom.over is None:
+            return replace(atom, over=place)
         return atom
 
     return transform(expression, resolve)
@@ -453,9 +620,11 @@ def put(expression: Expression, places: Callable[[Place], Stratum]) -> Expressio
 
 
 def in_channel(expression: Expression, channel: str) -> Expression:
-    """The expression as read on one sign channel: per-channel parameters and own-channel densities resolved."""
+    """The expression as read on one sign channel: its sign, its parameters and its own densities resolved."""
 
     def resolve(atom: Expression) -> Expression:
+        if atom == channel_sign:
+            return as_expression(-1 if channel == "-" else 1)
         if isinstance(atom, Parameter) and atom.per_channel:
             return Component(atom, channel)
         if isinstance(atom, Density) and atom.channel is None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from fibration.errors import SpecError
-from fibration.language.atoms import advantage, residual
-from fibration.language.expressions import Expression, as_expression
+from fibration.language.atoms import advantage, pull, residual
+from fibration.language.expressions import Expression, Operand, as_expression
 from fibration.language.operators import absolute, clip, log1p, maximum, minimum, sign, where
 from fibration.language.registry import Written, constructor
 from fibration.language.traversal import substitute
+
+PULL = pull
 
 
 class Gate(Written):
@@ -22,7 +24,7 @@ class Gate(Written):
     coarser strata. Its derivative at a breakpoint is that of the branch that holds at the breakpoint.
     """
 
-    METHODS: ClassVar = {"per": 1}
+    METHODS: ClassVar = {"per": 1, "inward": 0}
     expression: Expression
 
     def __init__(self, expression: object, **data: Any) -> None:
@@ -38,6 +40,20 @@ class Gate(Written):
         factor = as_expression(scale, "the scale of gate.per")
         inner = substitute(self.expression, {residual: residual / factor})
         return Gate(factor * inner, written=f"{self.written}.per({factor})")
+
+    def inward(self, ceiling: Operand | None = None, pull: Operand = pull) -> Gate:
+        """The same gate, only where what pulls the element pushes its residual further from 0; else it passes.
+
+        Past a budget the gradient may bring a residual back by itself: where the advantage is negative and the ratio
+        above 1, say. A roll-back turns that round, and a zero loses it; PPO's `min` leaves it alone, and so does this.
+        `ceiling` bounds what passes otherwise. `pull` is a formula of that sign (see `Hierarchy.pull`).
+        """
+        by = as_expression(pull, "what pulls an element")
+        outward = ((by > 0) & (residual > 0)) | ((by < 0) & (residual < 0))
+        passed = residual if ceiling is None else clip(residual, -as_expression(ceiling), as_expression(ceiling))
+        given = {"ceiling": ceiling, "pull": None if by == PULL else by}
+        said = ", ".join(f"{k}={as_expression(v)}" for k, v in given.items() if v is not None)
+        return Gate(where(outward, self.expression, passed), written=f"{self.written}.inward({said})")
 
 
 @constructor(Gate, examples=("aggregate_gate(C, rollback=k)",))

@@ -19,14 +19,24 @@ from typing import ClassVar, TypeVar
 
 from fibration.errors import SpecError, an, shown
 from fibration.language.atoms import (
+    CURRENT,
+    OLD,
     Place,
+    Policy,
     Stratum,
     advantage,
+    channel_sign,
     count,
     density,
     gated,
+    largest,
+    log_prob,
     mass,
+    mean,
+    pull,
+    quantile,
     residual,
+    some,
     token_log_ratio,
     total,
 )
@@ -246,8 +256,11 @@ def read(text: object, what: str = "an expression") -> Tree:
 
 
 Names = Mapping[str, object]
-_READINGS = {"residual": residual, "advantage": advantage, "token_log_ratio": token_log_ratio, "mass": mass}
-_ATOM_CALLS: dict[str, Callable[..., Expression]] = {"count": count, "total": total, "density": density, "gated": gated}
+_READINGS = {r.name: r for r in (residual, advantage, token_log_ratio, mass, channel_sign, pull)}
+_POLICIES = {name: Policy(name) for name in (CURRENT, OLD)}
+_ATOM_CALLS: dict[str, Callable[..., Expression]] = {
+    f.__name__: f for f in (count, total, density, gated, log_prob, mean, largest, some, quantile)
+}
 CALLS = (*CALLED, *_ATOM_CALLS)
 
 
@@ -300,8 +313,9 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
     def value(tree: Tree) -> object:
         if isinstance(tree, Quoted):
             return tree.text
-        if isinstance(tree, Word) and isinstance(names.get(tree.text), (Stratum, Place)):
-            return names[tree.text]
+        found = {**_POLICIES, **names}.get(tree.text) if isinstance(tree, Word) else None
+        if isinstance(found, (Stratum, Place, Policy)):
+            return found
         return build(tree, names, what)
 
     keys = [k for k, _ in call.named]

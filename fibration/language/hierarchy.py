@@ -28,16 +28,24 @@ from fibration.language.atoms import (
     Count,
     Declared,
     FrozenMap,
+    LogProb,
     Name,
     Parameter,
     Place,
+    Policy,
     Stratum,
     Total,
+    advantage,
     at,
+    channel_sign,
     check_name,
     in_channel,
     mass,
+    pull,
     read_at,
+    token_log_ratio,
+    total,
+    within,
 )
 from fibration.language.decompositions import Decomposition
 from fibration.language.document import HierarchyDocument, flat, written_assumption
@@ -46,6 +54,7 @@ from fibration.language.gates import Gate
 from fibration.language.kernels import Fibration
 from fibration.language.leaf_measure import masses
 from fibration.language.objectives import Objective
+from fibration.language.operators import exp, where
 from fibration.language.read_document import read_document, read_json, source_of
 from fibration.language.report import Verify
 from fibration.language.strata import Shape
@@ -143,7 +152,23 @@ class Hierarchy(Declared):
 
     def gate(self, stratum: Stratum) -> Expression:
         """The gate's formula with every count and total naming its stratum, and the mass in terms of these."""
-        return self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
+        g = self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
+        return substitute(g, {pull: self.pull(stratum)}) if pull in set(atoms(g)) else g
+
+    def pull(self, stratum: Stratum) -> Expression:
+        """What pulls the density of an element up: `Σ μ·w·A·r` over its tokens, in the direction of its channel.
+
+        Where the element has one advantage its sign decides, and it is read instead: on tokens, and on what lies over
+        the rows. Elsewhere it is a statistic of tokens, since advantages whose mean is 0 say nothing by it.
+        """
+        if stratum in self.leaves or self.rows in (stratum, *self.coarser(stratum)):
+            return channel_sign * advantage
+        term = self.objective.spelled_out(self.leaves, self.rows) * advantage * exp(token_log_ratio)
+        for weight in self.objective.weighed:
+            term = weight * term
+        for keep in self.objective.kept:
+            term = where(keep.condition, term, 0)
+        return channel_sign * total(term, over=stratum)
 
     def with_mass(self, expression: Expression, stratum: Stratum) -> Expression:
         """An expression read at a stratum, with its mass written out."""
@@ -161,6 +186,7 @@ class Hierarchy(Declared):
         yield self.decomposition.recovery
         yield self.decomposition.scale
         yield self.objective.weight
+        yield from self.objective.formulas
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -172,9 +198,15 @@ class Hierarchy(Declared):
         """Every attribute, by name."""
         return self._named(Attribute)
 
+    @cached_property
+    def policies(self) -> Mapping[str, Policy]:
+        """Every policy that a formula names, by name."""
+        read = (a for e in self._expressions() for inner in within(e) for a in atoms(inner))
+        return FrozenMap({a.policy.name: a.policy for a in read if isinstance(a, LogProb)})
+
     def _named(self, kind: type[Any]) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
-        for expression in self._expressions():
+        for expression in (e for read in self._expressions() for e in within(read)):
             for atom in atoms(expression):
                 value = atom.attribute if isinstance(atom, Total) else atom
                 if isinstance(value, kind):
@@ -221,7 +253,7 @@ class Hierarchy(Declared):
                 )
 
     def _check_names(self) -> None:
-        words = [*(s.name for s in self.strata), *self.parameters, *self.attributes]
+        words = [*(s.name for s in self.strata), *self.parameters, *self.attributes, *self.policies]
         for word in words:
             if words.count(word) > 1:
                 raise SpecError(f"{self._here} uses the name '{word}' for two things", required="one meaning per name")

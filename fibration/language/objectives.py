@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fibration.errors import SpecError
-from fibration.language.atoms import BATCH, Count, Place, Stratum, Total, Where, count
+from fibration.language.atoms import BATCH, Count, Declared, Place, Stratum, Total, Where, count
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.registry import Written, constructor
 from fibration.language.traversal import transform
@@ -20,16 +20,33 @@ from fibration.language.traversal import transform
 LEAF, ROWS, WHOLE = Place("leaf"), Place("rows"), Place(BATCH)
 
 
+Normaliser = Literal["all", "kept"]
+
+
+class Keep(Declared):
+    """A condition on tokens: those on which it does not hold add nothing to the objective.
+
+    `normaliser` says which tokens `μ` counts: "all", or the "kept" ones and the elements that have one.
+    """
+
+    condition: Expression
+    normaliser: Normaliser = "all"
+
+
 class Objective(Written):
     """`weight` is `μ`, in counts over a trajectory and over the batch.
+
+    `weighed` are further weights of single tokens, `kept` says which tokens count; no gradient flows through either.
 
     `estimator` says how the gated ratio enters: "ratio", `J = Σ μ·𝒢(r)·A`; or "score", `J = Σ μ·stop(𝒢(r))·A·log π`,
     whose gradient is `Σ μ·𝒢(r)·A·∇log π` and whose value is none of the true objective.
     """
 
-    METHODS: ClassVar = {"score": 0}
+    METHODS: ClassVar = {"score": 0, "weigh": 1, "keep": 1}
     weight: Expression
     estimator: Literal["ratio", "score"] = "ratio"
+    weighed: tuple[Expression, ...] = ()
+    kept: tuple[Keep, ...] = ()
 
     def __init__(self, weight: object, **data: Any) -> None:
         value = as_expression(weight, "an objective's weight")
@@ -46,6 +63,41 @@ class Objective(Written):
                 remedy=f"write {self.written}",
             )
         return self.model_copy(update={"estimator": "score", "written": f"{self.written}.score()"})
+
+    def weigh(self, formula: object) -> Objective:
+        """The same objective with every token's term times a weight, `J = Σ μ·w·𝒢·A`.
+
+        `w` is read at the token: log-probs of any policies, the advantage, counts, attributes, parameters, statistics
+        of tokens. No gradient flows through it, and it is never negative.
+        """
+        value = as_expression(formula, "a weight")
+        if value.is_condition:
+            raise SpecError(f"a weight cannot be the condition {value}", required="a number", remedy="write .keep(...)")
+        return self.model_copy(update={"weighed": (*self.weighed, value), "written": f"{self.written}.weigh({value})"})
+
+    def keep(self, condition: object, normaliser: Normaliser = "all") -> Objective:
+        """The same objective over those tokens alone on which a condition holds; it reads what weights read.
+
+        `normaliser="kept"`: `μ` counts kept tokens, and of rows and other elements those that have one, as where
+        masked tokens are taken out of the response mask. "all": it counts all of them, as where losses are set to 0.
+        """
+        value = as_expression(condition, "what is kept")
+        if not value.is_condition:
+            raise SpecError(
+                f"what is kept cannot be the number {value}",
+                required="a condition",
+                remedy="compare it: x <= bound",
+            )
+        if normaliser not in ("all", "kept"):
+            raise SpecError(f"keep(..., normaliser={normaliser!r})", required="'all' or 'kept'")
+        said = "" if normaliser == "all" else f', normaliser="{normaliser}"'
+        keep = Keep(condition=value, normaliser=normaliser)
+        return self.model_copy(update={"kept": (*self.kept, keep), "written": f"{self.written}.keep({value}{said})"})
+
+    @property
+    def formulas(self) -> tuple[Expression, ...]:
+        """Weights and conditions of single tokens, read at the leaves."""
+        return (*self.weighed, *(k.condition for k in self.kept))
 
     def spelled_out(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
         """The weight in strata of a hierarchy. Tokens are the elements of all its leaves: a count of them is a sum.

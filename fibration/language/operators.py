@@ -119,6 +119,16 @@ def _swapped(of: Callable[[Any, Any], Expression], **row: Any) -> Composed:
     )
 
 
+class Stopped(sympy.Function):  # type: ignore[misc]
+    """sympy's word for `stop`: a value without a derivative."""
+
+    nargs = 1
+    is_real = True
+
+    def fdiff(self, argindex: int = 1) -> Any:
+        return sympy.Integer(0)
+
+
 OPERATORS: dict[str, Sugar | Composed | Primitive] = {
     "+": Primitive(
         arity=2, sign="+", binding=5, latex="%s + %s", sympy=operator.add, heads=(sympy.Add,), ir="add",
@@ -167,6 +177,11 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
         arity=3, conditions=frozenset({0}), latex=r"\begin{cases} %s \end{cases}", ir="select",
         sympy=lambda c, a, b: sympy.Piecewise((a, c), (b, True)),
         exact=lambda c, a, b: a if c else b, rounded=False, numeric=np.where, domain=everywhere, slopes=None,
+    ),
+    "stop": Primitive(
+        arity=1, latex=r"\operatorname{stop}\left(%s\right)", ir="stop", cost=0, sympy=Stopped, heads=(Stopped,),
+        signs=lambda signs, x: signs(x), exact=lambda a: a, rounded=False, numeric=lambda a: a, domain=everywhere,
+        slopes=lambda a, y: (0,),
     ),
     "minimum": Sugar(
         arity=2, latex=r"\min\left(%s, %s\right)", sympy=sympy.Min, heads=(sympy.Min,),
@@ -270,6 +285,11 @@ def clip(a: Operand, low: Operand, high: Operand) -> Expression:
 def absolute(a: Operand) -> Expression:
     """`|a|`, with slope +1 at 0."""
     return apply("abs", a)
+
+
+def stop(a: Operand) -> Expression:
+    """`a`, through which no gradient flows."""
+    return apply("stop", a)
 
 
 def sign(a: Operand) -> Expression:

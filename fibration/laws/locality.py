@@ -17,6 +17,7 @@ from fibration.language.atoms import (
     Stratum,
     Total,
     advantage,
+    channel_sign,
     mass,
     residual,
     token_log_ratio,
@@ -147,7 +148,7 @@ class Reader:
         )
 
     def reading(self, atom: Reading) -> Problem | None:
-        if atom == residual:
+        if atom in (residual, channel_sign):
             return None
         if atom != advantage:
             return f"'{atom}'", "a gate sees densities, not raw log ratios", "read `residual`"

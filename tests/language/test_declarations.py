@@ -115,7 +115,7 @@ SPEC_ERRORS = {
     "density of a name": (lambda: density("trajectory"), dict(what="density takes a stratum, not 'trajectory'")),
     "count of a name": (lambda: count("token"), dict(what="count takes a stratum, not 'token'", remedy="strata(")),
     "count over a name": (lambda: count(token, over="trajectory"), dict(what="not 'trajectory'")),
-    "total of a number": (lambda: total(3), dict(what="total takes an Attribute, not 3")),
+    "total of a number": (lambda: total(3), dict(what="total takes an Attribute or a formula, not 3")),
     "total over a name": (lambda: total(Attribute("w", on=token), over="x"), dict(what="'x'")),
     "missing argument": (lambda: aggregate_gate(0.1), dict(what=("aggregate_gate", "rollback"), required="aggregate_gate(budget")),
     "unknown argument": (lambda: clip_gate(0.1, limit=1), dict(what=("clip_gate", "limit"), required="clip_gate(bound")),

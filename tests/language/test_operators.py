@@ -109,7 +109,7 @@ def test_exact_values_are_sympy_s_and_rounded_just_where_that_is_said(name: str)
         symbols = sympy.symbols(["a", "b"][: len(at)], real=True)
         with mpmath.workdps(120):
             place = [mpmath.mpf(v.numerator) / v.denominator for v in at]
-            right = sympy.lambdify(symbols, row(name).sympy(*symbols), "mpmath")(*place)
+            right = sympy.lambdify(symbols, row(name).sympy(*symbols), [{"Stopped": lambda a: a}, "mpmath"])(*place)
             errors.append(abs(mpmath.mpf(y.numerator) / y.denominator - right))
             assert errors[-1] <= abs(right) * mpmath.mpf(10) ** -45, at
     assert row(name).rounded == (max(errors) > mpmath.mpf(10) ** -100)
@@ -127,7 +127,7 @@ def test_float64_is_near_the_exact_value(name: str) -> None:
             assert compute(primitive.ir, *map(float, at)) == pytest.approx(float(y), rel=1e-15, abs=2 * steepest), at
 
 
-@pytest.mark.parametrize("op", [op for op, r in PRIMITIVES.items() if r.slopes is not None])
+@pytest.mark.parametrize("op", [op for op, r in PRIMITIVES.items() if r.slopes is not None and op != "stop"])
 def test_slopes_are_the_limits_of_differences(op: str) -> None:
     """Of exact values, so that only the step's square is left."""
     name = next(n for n, r in OPERATORS.items() if r is PRIMITIVES[op])
@@ -143,6 +143,12 @@ def test_slopes_are_the_limits_of_differences(op: str) -> None:
             slope = derivative(scalar(op, *map(arg, range(arity))), i)
             found = _interpreted(slope, [float(a) for a in at])
             assert found == pytest.approx(float(expected), rel=1e-12, abs=1e-14), (at, i)
+
+
+def test_what_is_stopped_has_its_value_and_no_slope() -> None:
+    assert compute("stop", 0.7) == 0.7
+    body = scalar("mul", scalar("stop", arg(0)), arg(0))
+    assert _interpreted(derivative(body, 0), [0.7]) == 0.7
 
 
 def _interpreted(body: Any, at: list[float]) -> float:
