@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -16,7 +16,7 @@ import networkx as nx
 
 from fibration.errors import ParameterError, SpecError, located
 from fibration.language.assumptions import Assumption
-from fibration.language.atoms import FrozenMap, Parameter, Stratum, advantage
+from fibration.language.atoms import Aggregate, FrozenMap, Parameter, Stratum, advantage
 from fibration.language.conditions import Condition, Equal, condition, strata_of
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression, as_expression
@@ -27,7 +27,7 @@ from fibration.language.limits import at_infinity
 from fibration.language.objectives import Objective
 from fibration.language.places import whole_batch
 from fibration.language.strata import Shape
-from fibration.language.traversal import atoms, substitute
+from fibration.language.traversal import atoms, substitute, transform
 
 Given = Mapping[str, str | float | Fraction]
 
@@ -239,19 +239,34 @@ def _with(
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
     infinite = {p: 1 if v > 0 else -1 for p, v in fixed.items() if p not in numbers}
 
+    def inside(a: Expression) -> Expression:
+        if not isinstance(a, Aggregate):
+            return a
+        return replace(a, formula=put(a.formula), level=None if a.level is None else put(a.level))
+
     def put(e: Expression) -> Expression:
+        e = transform(e, inside)
         for p, sign in infinite.items():
             e = at_infinity(e, p, sign, h.shape.is_chain)
         return substitute(e, {**renamed, **numbers})
 
-    objective = Objective(put(h.objective.weight))
     split = h.decomposition
     return h.replace(
         fibrations=[Fibration(f.source, f.target, MarkovKernel(put(f.kernel.weight))) for f in h.fibrations],
         gates={s: Gate(put(g.expression)) for s, g in h.gates.items()},
         decomposition=Decomposition({c: put(e) for c, e in split.densities}, put(split.recovery), put(split.scale)),
-        objective=objective.score() if h.objective.estimator == "score" else objective,
+        objective=_objective(h.objective, put),
     )
+
+
+def _objective(given: Objective, put: Callable[[Expression], Expression]) -> Objective:
+    made = Objective(put(given.weight))
+    made = made.score() if given.estimator == "score" else made
+    for w in given.weighed:
+        made = made.weigh(put(w))
+    for k in given.kept:
+        made = made.keep(put(k.condition), k.normaliser)
+    return made
 
 
 def _is_finite(p: Parameter, value: float | Fraction) -> bool:

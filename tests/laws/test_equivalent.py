@@ -44,15 +44,20 @@ from fibration import (
     equivalent,
     exp,
     identity_gate,
+    largest,
     load,
+    log_prob,
     maximum,
     minimum,
     one,
+    policies,
     residual,
+    token_mean,
     where,
 )
 from fibration.language.atoms import Reading
 from fibration.language.conditions import condition
+from fibration.language.expressions import as_expression
 from fibration.language.limits import at_infinity
 from fibration.language.loading import shipped
 from fibration.language.pairs import pair
@@ -134,6 +139,42 @@ def test_projections_are_compared_as_they_are_written():
     clipped = PROJECTED.replace(gates={**PROJECTED.gates, token: clip_gate(PROJECTED.parameters["epsilon"])})
     assert not same_loss(pair(PROJECTED, clipped)).proved
     assert difference(pair(PROJECTED, clipped), {1: 1}) is None
+
+
+old, rollout = policies("old rollout")
+RHO = exp(log_prob(old) - log_prob(rollout))
+TRUNCATED = token_mean().weigh(minimum(RHO, C))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        token_mean(),
+        token_mean().weigh(minimum(RHO, 2 * C)),
+        TRUNCATED.weigh(RHO),
+        TRUNCATED.keep(RHO <= 2),
+        TRUNCATED.score(),
+    ],
+)
+def test_weights_and_conditions_of_tokens_are_part_of_a_loss(objective):
+    """Whatever else is the same: weights that differ alone make another loss, and so do their parameters."""
+    mine, yours = (dapo.replace(name=n, objective=o) for n, o in (("mine", TRUNCATED), ("yours", objective)))
+    assert not is_the_same(pair(mine, yours))
+    assert equivalent(mine, yours).verdicts[0].status != "proved"
+
+
+def test_the_order_of_weights_is_none_of_a_loss():
+    both = [dapo.replace(objective=o) for o in (TRUNCATED.weigh(RHO), token_mean().weigh(RHO).weigh(minimum(RHO, C)))]
+    assert is_the_same(pair(*both))
+
+
+def test_a_fixed_parameter_is_fixed_in_weights_and_in_statistics():
+    """Also in what a condition reads of other tokens."""
+    filtered = dapo.replace(objective=TRUNCATED.keep(largest(minimum(RHO, C), over=trajectory) <= C + 1))
+    both = pair(filtered, filtered.replace(name="other"), parameters={"C_trajectory": 2})
+    assert not any("C_trajectory" in h.parameters for h in both)
+    (kept,) = both.first.objective.kept
+    assert kept.condition == (largest(minimum(RHO, 2), over=trajectory) <= as_expression(2) + 1)
 
 
 # ---------------------------------------------------------------- what does not match

@@ -9,6 +9,7 @@ A sum over what is constant on an element is its count times one summand.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +17,14 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError, listed
-from fibration.language.atoms import Count, Stratum, advantage, gated
+from fibration.language.atoms import Aggregate, Count, LogProb, Stratum, advantage, gated
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import Signs
 from fibration.language.pairs import Pair
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, operators
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.coordinates import X
 from fibration.laws.proof.feasible import feasible, normal
@@ -48,6 +49,8 @@ def same_loss(pair: Pair) -> Found:
     """Decide it, as far as the two arguments go."""
     if is_the_same(pair):
         return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
+    if word := word_beyond(pair):
+        return Found(False, f"of {word} only equal formulas are compared")
     if any(h.orthogonalise is not None for h in pair):
         return Found(False, "residuals of a projection are no means: only equal formulas are compared there")
     try:
@@ -65,12 +68,29 @@ def is_the_same(pair: Pair) -> bool:
 
 
 def _content(h: Hierarchy) -> object:
-    split = h.decomposition
+    split, objective = h.decomposition, h.objective
     return (
         {(f.source, f.target): f.weight for f in h.fibrations}, {s: h.gate(s) for s in h.gates},
-        split.densities, split.recovery, split.scale, h.objective.weight, h.objective.estimator, h.rows,
-        h.orthogonalise,
+        split.densities, split.recovery, split.scale, objective.weight, objective.estimator,
+        Counter(objective.weighed), Counter(objective.kept), h.rows, h.orthogonalise,
     )  # fmt: skip
+
+
+def word_beyond(pair: Pair) -> str | None:
+    """A word of one of both of which only equal formulas are compared."""
+    return next((word for h in pair for word in _words_beyond(h)), None)
+
+
+def _words_beyond(h: Hierarchy) -> Iterator[str]:
+    yield from (f".weigh({e})" for e in h.objective.weighed)
+    yield from (f".keep({k.condition})" for k in h.objective.kept)
+    split = h.decomposition
+    for e in (*(d for _, d in split.densities), split.recovery, *(h.gate(s) for s in h.order)):
+        yield from (str(a) for a in atoms(e) if isinstance(a, (LogProb, Aggregate)))
+        if "stop" in operators(e):
+            yield "stop"
+    if advantage in {a for e in (*(d for _, d in split.densities), split.recovery) for a in atoms(e)}:
+        yield "advantage in the decomposition"
 
 
 class _Comparison:
