@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
 import sys
 import traceback
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -20,15 +22,21 @@ MAX_BYTES = 1_000_000
 TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
 
 
+@functools.cache
+def _shipped() -> dict[str, Path]:
+    """The file of every shipped hierarchy by its name, which is one over all folders."""
+    files = _below(Path(str(resources.files("fibration.specs"))))
+    return {file.stem: file for file in sorted(files, key=lambda f: f.stem)}
+
+
 def shipped() -> tuple[str, ...]:
     """Names of the hierarchies that come with the package."""
-    files = resources.files("fibration.specs").iterdir()
-    return tuple(sorted(f.name[:-3] for f in files if f.name.endswith(".py") and not f.name.startswith("_")))
+    return tuple(_shipped())
 
 
 def shipped_file(name: str) -> Path:
     """Where the shipped hierarchy `name` is declared."""
-    return Path(str(resources.files("fibration.specs") / f"{name}.py"))
+    return _shipped()[name]
 
 
 def load(spec: str | Path) -> Hierarchy:
@@ -39,7 +47,8 @@ def load(spec: str | Path) -> Hierarchy:
     """
     text = str(spec)
     if text in shipped():
-        return _pick(importlib.import_module(f"fibration.specs.{text}"), text, None)
+        module = f"fibration.specs.{shipped_file(text).parent.name}.{text}"
+        return _pick(importlib.import_module(module), text, None)
     path_text, name = split(text)
     path = Path(path_text)
     if path.suffix == ".py" and path.is_file():
@@ -61,17 +70,28 @@ def split(spec: str) -> tuple[str, str | None]:
 
 
 def spec_files(spec: str | Path) -> list[str]:
-    """The .py and .json files of a folder, sorted by name; anything else is itself one spec.
+    """The .py and .json files of a folder and of those in it, sorted by path; anything else is itself one spec.
 
-    Raises NoHierarchy for a folder without such files.
+    What begins with `_` or `.` is left out. Raises NoHierarchy for a folder without such files.
     """
     path = Path(spec)
     if not path.is_dir():
         return [str(spec)]
-    files = sorted(p for p in path.iterdir() if p.suffix in (".py", ".json") and not p.name.startswith(("_", ".")))
+    files = sorted(_below(path))
     if not files:
         raise NoHierarchy(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
     return [str(f) for f in files]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Every file that may declare a hierarchy; links to folders are not followed, since they may lead back."""
+    for path in folder.iterdir():
+        if path.name.startswith(("_", ".")):
+            continue
+        if path.is_dir():
+            yield from () if path.is_symlink() else _below(path)
+        elif path.suffix in (".py", ".json"):
+            yield path
 
 
 def hierarchies(spec: str | Path) -> dict[str, Hierarchy]:

@@ -69,7 +69,7 @@ def test_trajectories_of_one_token(name, backend):
 
 # ---------------------------------------------------------------- the on-policy point
 
-LEARNING = [n for n in shipped() if n not in ("gspo", "gspo_token", "sapo", "cispo")]  # these give up first order
+LEARNING = [n for n in shipped() if n not in ("gspo", "gspo_residual", "sapo", "cispo")]  # these give up first order
 TOKEN_MEAN = ("ppo", "dapo", "truly_ppo", "apc_obj", "fiberpo_experts")
 IN_EITHER = [(n, d, b) for b in BACKENDS_HERE for n in LEARNING for d in (F64, F32) if ALL or not b.slow or d == F32]
 
@@ -97,7 +97,7 @@ def test_the_first_update_learns(name, dtype, backend):
         assert layout.read(ratio).tolist() == [1.0] * n
 
 
-@pytest.mark.parametrize("name", ["gspo", "gspo_token"])
+@pytest.mark.parametrize("name", ["gspo", "gspo_residual"])
 def test_the_first_update_of_gspo_learns_what_trajectories_can(name, backend):
     """Advantages that are constant on trajectories: the policy gradient; its first order is given up token by token."""
     batch = spread_batch(lengths=(3, 1, 7, 2, 5, 6), seed=5, per_row=True)

@@ -102,9 +102,9 @@ def truly_ppo():
     return alone(gate, gives_up={"positivity": "rolled back without end, a gated ratio falls below 0"})
 
 
-def gspo_token():
+def gspo_residual():
     return Hierarchy(
-        name="gspo_token",
+        name="gspo_residual",
         fibrations=[Fibration(token, trajectory, kernel=uniform())],
         gates={trajectory: log_clip_gate(low, high), token: identity_gate()},
         decomposition=log_ratio(scale=1 / count(token, over=trajectory)),
@@ -208,7 +208,7 @@ SPECS = {
     "apc_obj": Spec(apc(), "proved", identity=False),
     "sapo": Spec(alone(SAPO, gives_up=VALUE), "refuted", identity=False),
     "cispo": Spec(alone(minimum(residual, high), objective=trajectory_mean().score(), gives_up=VALUE), "refuted"),
-    "gspo_token": Spec(gspo_token(), "proved"),
+    "gspo_residual": Spec(gspo_residual(), "proved"),
     "truly_ppo": Spec(truly_ppo(), "proved", positivity="refuted"),
     # variants of these
     "apc, log ratios": Spec(apc(split=signed_log_ratio()), "proved", identity=False),
@@ -243,7 +243,7 @@ SPECS = {
         alone(2 * residual, objective=token_mean().score(), gives_up=VALUE), "refuted", identity=False, positivity="refuted", ok=False
     ),
     "score, trajectory level alone": Spec(
-        gspo_token().replace(
+        gspo_residual().replace(
             gates={trajectory: log_clip_gate(low, high), token: zero_gate()}, objective=trajectory_mean().score(), gives_up=VALUE
         ),
         "refuted", identity=False,
@@ -263,17 +263,17 @@ SPECS = {
         "proved", identity=False,
     ),
     "residual against the gated base": Spec(
-        gspo_token().replace(gates={trajectory: clip_gate(budget), token: Gate(residual + PULLED - BASE)}), "proved", ok=False, identity=False
+        gspo_residual().replace(gates={trajectory: clip_gate(budget), token: Gate(residual + PULLED - BASE)}), "proved", ok=False, identity=False
     ),
     "intermediate residuals dropped": Spec(three({trajectory: zero_gate()}), "refuted", "advantages constant on each group", gradient="", ok=False, identity=False),
     "half of what a trajectory drops": Spec(
-        gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + PULLED / 2)}), "refuted", gradient="", ok=False, identity=False
+        gspo_residual().replace(gates={trajectory: zero_gate(), token: Gate(residual + PULLED / 2)}), "refuted", gradient="", ok=False, identity=False
     ),
     "taken up above 0 alone": Spec(
-        gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + maximum(PULLED, 0))}), "refuted", gradient="", ok=False, identity=False
+        gspo_residual().replace(gates={trajectory: zero_gate(), token: Gate(residual + maximum(PULLED, 0))}), "refuted", gradient="", ok=False, identity=False
     ),
     "taken up at long trajectories alone": Spec(
-        gspo_token().replace(gates={trajectory: zero_gate(), token: Gate(residual + where(count(token, over=trajectory) > 2, PULLED, 0))}),
+        gspo_residual().replace(gates={trajectory: zero_gate(), token: Gate(residual + where(count(token, over=trajectory) > 2, PULLED, 0))}),
         "refuted", gradient="", ok=False, identity=False,
     ),
     "a removable singularity": Spec(alone(residual * residual / residual, log_ratio()), "refuted", gradient="", ok=False, identity=False, positivity="refuted"),

@@ -217,7 +217,7 @@ DIFFERENT = {
     "ppo and grpo, no negative advantage": Pair(ppo, grpo, ("advantage >= 0",)),
     "ppo and dapo, negative advantages": Pair(ppo, dapo, ("advantage < 0",)),
     "gspo and grpo": Pair(gspo, grpo),
-    "gspo and its variant by tokens": Pair(gspo, load("gspo_token")),
+    "gspo and its variant by tokens": Pair(gspo, load("gspo_residual")),
     "identity where zero was meant": Pair(
         gspo, gspo.replace(name="ours", gates={trajectory: log_clip_gate(low, high), token: identity_gate()})
     ),

@@ -79,7 +79,7 @@ SAID = {
     "fiberpo": "at most (2 + count(token, over=trajectory))*exp(2*epsilon + C_trajectory[+]), "
     "at least count(token, over=trajectory)*exp(C_trajectory[+]); "
     "reached: 12.2116, 122.116, 1221.16, 12211.6 with 10, 100, 1000, 10000 tokens",
-    "gspo_token": "no bound known, at least 1 + epsilon_high; reached: 22026.5 with 10 tokens",
+    "gspo_residual": "no bound known, at least 1 + epsilon_high; reached: 22026.5 with 10 tokens",
     "fiberpo_crossed": "not certified; reached: 12.2116, 122.116, 1221.16, 12211.6 with 10, 100, 1000, 10000 tokens",
 }
 

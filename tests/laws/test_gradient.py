@@ -111,8 +111,8 @@ def test_advantages_of_rows_are_enough(name):
 SLIPS = {
     "doubled": lambda g: 2 * g, "dropped": lambda g: 0 * g, "shut above 0": lambda g: minimum(g, 0), "bent": lambda g: g * (1 + g)
 }  # fmt: skip
-GATES = ["cispo token", "sapo token", "gspo trajectory", "gspo_token token", "gspo_token trajectory"]
-ON_TOKENS = "gspo_token token"  # what tokens add beyond their mean may be anything linear
+GATES = ["cispo token", "sapo token", "gspo trajectory", "gspo_residual token", "gspo_residual trajectory"]
+ON_TOKENS = "gspo_residual token"  # what tokens add beyond their mean may be anything linear
 HARMLESS = {(ON_TOKENS, "doubled"), (ON_TOKENS, "dropped"), *((g, "bent") for g in GATES if g != "sapo token")}
 HARMLESS |= {("cispo token", slip) for slip in SLIPS}  # 𝒢(1) = 1
 

@@ -149,7 +149,7 @@ def test_the_tables_are_the_metrics(batch: Gated) -> None:
     assert f"{float(metrics['ratio/min']):.3f} … {float(metrics['ratio/max']):.3f}" in output
 
 
-@pytest.mark.parametrize("name", some(["cispo", "ppo", "gspo_token", "gspo", "sapo", "truly_ppo"], 3))
+@pytest.mark.parametrize("name", some(["cispo", "ppo", "gspo_residual", "gspo", "sapo", "truly_ppo"], 3))
 def test_a_hierarchy_takes_only_the_labels_that_it_needs(name: str, file: Path, tmp_path: Path) -> None:
     code, output = invoke(name, "--rollouts", file, "--out", tmp_path)
     assert code == 0

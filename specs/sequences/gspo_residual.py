@@ -1,4 +1,4 @@
-"""GSPO-token in ratios (after Zheng et al. 2025): the trajectory's ratio is clipped, tokens keep what they add to it.
+"""GSPO by residuals (after Zheng et al. 2025): the trajectory's ratio is clipped, tokens keep what they add to it.
 
 `𝒢(r) = clip(s, 1-low, 1+high)·r/s` with `s = exp(mean log r)` of the trajectory. The advantage may vary by token, so
 the clip looks at no sign of it. All laws hold; `log 𝒢` has no bound, since nothing limits what a token adds.
@@ -29,8 +29,8 @@ token, trajectory = strata("token trajectory")
 low = Parameter("epsilon_low", default=0.0003, upper=1)
 high = Parameter("epsilon_high", default=0.0004)
 
-gspo_token = Hierarchy(
-    name="gspo_token",
+gspo_residual = Hierarchy(
+    name="gspo_residual",
     fibrations=[Fibration(token, trajectory, kernel=uniform())],
     gates={trajectory: Gate(clip(residual, log1p(-low), log1p(high))), token: identity_gate()},
     decomposition=log_ratio(scale=1 / count(token, over=trajectory)),

@@ -1,0 +1,1 @@
+"""Fibration Policy Optimization: a budget for every level of a hierarchy."""

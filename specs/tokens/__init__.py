@@ -1,0 +1,1 @@
+"""One ratio per token: PPO and what clips, weighs or bends it."""

@@ -1,0 +1,46 @@
+"""Where hierarchies are found: shipped ones by name, files of a folder and of the folders in it."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fibration import load
+from fibration.errors import NoHierarchy
+from fibration.language.loading import load_all, shipped, shipped_file, spec_files
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+
+
+def test_a_shipped_name_is_one_over_all_folders():
+    files = [f for f in SPECS.rglob("*.py") if f.name != "__init__.py"]
+    assert {n: c for n, c in Counter(f.stem for f in files).items() if c > 1} == {}
+    assert shipped() == tuple(sorted(f.stem for f in files))
+    assert {f.resolve() for f in files} == {shipped_file(n).resolve() for n in shipped()}
+
+
+def test_a_shipped_hierarchy_is_called_as_its_file():
+    assert [load(name).name for name in shipped()] == list(shipped())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b", "deep/deeper/a", "deep/c", "_kept/no", ".hidden/no", "deep/_no"):
+        file = tmp_path / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(load("ppo").replace(name=file.stem.strip("_")).model_dump_json())
+    (tmp_path / "deep" / "again").symlink_to(tmp_path)
+    (tmp_path / "deep" / "page.md").write_text("no spec")
+    return tmp_path
+
+
+def test_a_folder_has_the_specs_of_the_folders_in_it(folder):
+    found = [str(Path(f).relative_to(folder)) for f in spec_files(folder)]
+    assert found == ["b.json", "deep/c.json", "deep/deeper/a.json"]
+    assert [h.name for h in load_all(folder)] == ["b", "c", "a"]
+
+
+def test_a_folder_without_specs_is_an_error(folder):
+    (folder / "empty" / "deep").mkdir(parents=True)
+    with pytest.raises(NoHierarchy, match="holds no spec"):
+        spec_files(folder / "empty")
