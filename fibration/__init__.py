@@ -26,25 +26,17 @@ from fibration.language.assumptions import balanced, populated
 from fibration.language.atoms import (
     Attribute,
     Parameter,
-    Policy,
     Stratum,
     advantage,
     channel_sign,
     count,
     density,
     gated,
-    largest,
-    log_prob,
     mass,
-    mean,
-    policies,
     pull,
-    quantile,
     residual,
-    some,
     strata,
     token_log_ratio,
-    total,
 )
 from fibration.language.conditions import equal, on_policy, one
 from fibration.language.decompositions import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
@@ -79,7 +71,9 @@ from fibration.language.operators import (
     tanh,
     where,
 )
+from fibration.language.policies import Policy, log_prob, policies
 from fibration.language.report import Report
+from fibration.language.statistics import largest, mean, quantile, some, total
 from fibration.laws.equivalent import equivalent
 from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fibration.errors import FibrationError
-from fibration.language.atoms import NAME
+from fibration.language.declared import NAME
 from fibration.laws.equivalent import equivalent
 from fibration.printing.reports import Outcome, load_quietly
 

@@ -22,13 +22,11 @@ from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
 from fibration.language.atoms import (
     BATCH,
-    Aggregate,
     Attribute,
     Component,
     Count,
     Density,
     Gated,
-    LogProb,
     Parameter,
     Reading,
     Stratum,
@@ -43,6 +41,8 @@ from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import home, row_path
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate, substitute
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Declared, Stratum
+from fibration.language.atoms import Stratum
+from fibration.language.declared import Declared
 
 
 class Balanced(Declared):

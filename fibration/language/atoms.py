@@ -6,68 +6,21 @@ An atom of a coarser stratum means the value at the one element that lies below 
 
 from __future__ import annotations
 
-import keyword
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer
 
 from fibration.errors import ParameterError, SpecError, shown
-from fibration.language.expressions import Expression, Number, Operand, as_expression
-from fibration.language.operators import CALLED
-from fibration.language.traversal import atoms, transform
+from fibration.language.declared import Declared, FrozenMap, Name, check_name, several
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.traversal import transform
 
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
 BATCH = "batch"
-
-# Words of the expression grammar, and of the generated code, that a user's object may not take.
-RESERVED = frozenset({
-    *CALLED, "and", "or", "not",
-    "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "source", "target",
-    "channel_sign", "pull", "current", "old", "mean", "largest", "some", "quantile",
-    "objective", "coefficients", "log_ratio", "log_prob", "old_log_prob", "cotangent", "torch",
-})  # fmt: skip
 INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
-NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
-
-
-def check_name(name: object, what: str) -> str:
-    """Names become identifiers of generated code, so they are validated on entry."""
-    if not isinstance(name, str) or not NAME.match(name) or keyword.iskeyword(name) or name in RESERVED or "__" in name:
-        raise SpecError(f"{what} cannot be called {name!r}", required=NAME_RULE, remedy="choose another name")
-    return name
-
-
-Name = Annotated[str, BeforeValidator(lambda v: check_name(v, "an object of a hierarchy"))]
-
-
-class Declared(BaseModel):
-    """A frozen, validated declaration that prints as it was written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    def __str__(self) -> str:
-        return repr(self)
-
-
-class FrozenMap(dict[Any, Any]):
-    """A hashable dictionary that keeps its order and cannot be changed."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
-        return type(self), (dict(self),)
-
-    def _readonly(self, *args: object, **kwargs: object) -> None:
-        raise TypeError("what is declared is immutable: declare another, or use hierarchy.replace(...)")
-
-    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
-    __ior__ = _readonly  # type: ignore[assignment]
 
 
 class Stratum(Declared):
@@ -93,54 +46,7 @@ class Stratum(Declared):
 
 def strata(names: str) -> tuple[Stratum, ...]:
     """Declare several strata: `token, trajectory = strata("token trajectory")`."""
-    given: object = names.replace(",", " ").split() if isinstance(names, str) else names
-    words = list(given) if isinstance(given, Iterable) else []
-    if not words or len(set(map(str, words))) != len(words):
-        raise SpecError(
-            f"strata({names!r})", required="one or more different names", remedy="strata('token trajectory')"
-        )
-    return tuple(Stratum(n) for n in words)
-
-
-class Policy(Declared):
-    """A policy whose log-probs of the sampled tokens a call is given: `current` is trained, all others are frozen.
-
-    `current` and `old` are those of every call; others are passed by name, `policies={"rollout": log_probs}`.
-    """
-
-    name: str
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name if name in (CURRENT, OLD) else check_name(name, "a policy"))  # type: ignore[call-arg]
-
-    @property
-    def is_frozen(self) -> bool:
-        return self.name != CURRENT
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether a call has to be given it beside the log-probs that all calls take."""
-        return self.name not in (CURRENT, OLD)
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-CURRENT, OLD = "current", "old"
-
-
-def policies(names: str) -> tuple[Policy, ...]:
-    """Declare policies: `current, old, rollout = policies("current old rollout")`.
-
-    `current` is π_θ, `old` the one that ratios are taken to, others are the user's: the rollout engine's, a reference.
-    """
-    given: object = names.replace(",", " ").split() if isinstance(names, str) else names
-    words = list(given) if isinstance(given, Iterable) else []
-    if not words or len(set(map(str, words))) != len(words):
-        raise SpecError(
-            f"policies({names!r})", required="one or more different names", remedy="policies('current old rollout')"
-        )
-    return tuple(Policy(n) for n in words)
+    return tuple(Stratum(n) for n in several(names, "strata", "token trajectory"))
 
 
 @dataclass(frozen=True)
@@ -157,31 +63,38 @@ SOURCE, TARGET = Place("source"), Place("target")
 Where = Stratum | Place | None
 
 
-def _over(place: Where) -> str:
+def over_text(place: Where) -> str:
     return "" if place is None else f", over={place!r}"
 
 
-def _of(of: object, what: str) -> Stratum | Place:
+def of_strata(of: object, what: str) -> Stratum | Place:
     if isinstance(of, (Stratum, Place)):
         return of
     remedy = "declare it: token, trajectory = strata('token trajectory')"
     raise SpecError(f"{what} takes a stratum, not {of!r}", remedy=remedy)
 
 
+class Gathered(Expression):
+    """What is one number of all that lies over an element of `over`; None is the element at hand."""
+
+    __slots__ = ()
+    over: Where
+
+
 @dataclass(frozen=True, repr=False)
-class Count(Expression):
+class Count(Gathered):
     """How many elements of `of` lie over the current element of `over`. Written `count(of, over=...)`."""
 
     of: Stratum | Place
     over: Where = None
 
     def text(self) -> str:
-        return f"count({self.of!r}{_over(self.over)})"
+        return f"count({self.of!r}{over_text(self.over)})"
 
 
 def count(of: Stratum | Place, over: Where = None) -> Count:
     """Number of `of` elements over the `over` element at or below the current one (None: the current one itself)."""
-    return Count(_of(of, "count"), None if over is None else _of(over, "count(..., over=)"))
+    return Count(of_strata(of, "count"), None if over is None else of_strata(over, "count(..., over=)"))
 
 
 class _Named(Declared, Expression):
@@ -268,7 +181,7 @@ class Attribute(_Named):
 
 
 @dataclass(frozen=True, repr=False)
-class Total(Expression):
+class Total(Gathered):
     """The sum of an attribute over the current element of `over`. Written `total(attribute, over=...)`."""
 
     attribute: Attribute
@@ -280,19 +193,7 @@ class Total(Expression):
         return self.attribute.on
 
     def text(self) -> str:
-        return f"total({self.attribute.name}{_over(self.over)})"
-
-
-def total(summed: Attribute | Expression, over: Where = None) -> Total | Aggregate:
-    """Sum over the `over` element at or below the current one.
-
-    Of an attribute it is an additive measure, like `count`; of any other formula a statistic of tokens, detached.
-    """
-    if not isinstance(summed, Expression):
-        raise SpecError(f"total takes an Attribute or a formula, not {summed!r}", remedy="tokens are counted by count")
-    if not isinstance(summed, Attribute):
-        return _aggregate("total", summed, over)
-    return Total(summed, None if over is None else _of(over, "total(..., over=)"))
+        return f"total({self.attribute.name}{over_text(self.over)})"
 
 
 def _as_default(value: object) -> object:
@@ -425,109 +326,6 @@ pull = Reading("pull")
 
 
 @dataclass(frozen=True, repr=False)
-class LogProb(Expression):
-    """The log-probability of a sampled token under a policy, in nats; never above 0. Written `log_prob(policy)`."""
-
-    policy: Policy
-
-    def text(self) -> str:
-        return f"log_prob({self.policy!r})"
-
-
-def log_prob(policy: Policy) -> LogProb:
-    """log π of the token under a policy: `exp(log_prob(old) - log_prob(rollout))` is a ratio of two of them."""
-    if not isinstance(policy, Policy):
-        remedy = "declare it: current, old, rollout = policies('current old rollout')"
-        raise SpecError(f"log_prob takes a policy, not {policy!r}", remedy=remedy)
-    return LogProb(policy)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Aggregate(Expression):
-    """A statistic of a formula over all tokens that lie over an element; no gradient flows through it.
-
-    `formula` is read at the tokens, the statistic at the elements of `over` (None: at the current one). `level` is the
-    fraction of a quantile.
-    """
-
-    kind: str  # total, mean, largest, some, quantile
-    formula: Expression
-    over: Where = None
-    level: Expression | None = None
-    depth: int = field(init=False)
-    size: int = field(init=False)
-    _hash: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", 1 + self.formula.depth)
-        object.__setattr__(self, "size", 1 + self.formula.size)
-        object.__setattr__(self, "_hash", hash((self.kind, self.formula, self.over, self.level)))
-
-    @property
-    def is_condition(self) -> bool:  # type: ignore[override]
-        return self.kind == "some"
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        mine = (self.kind, self.formula, self.over, self.level)
-        return self is other or (
-            isinstance(other, Aggregate)
-            and self._hash == other._hash
-            and mine == (other.kind, other.formula, other.over, other.level)
-        )
-
-    def text(self) -> str:
-        level = "" if self.level is None else f", {self.level}"
-        return f"{self.kind}({self.formula}{level}{_over(self.over)})"
-
-
-def _aggregate(kind: str, formula: object, over: object, level: object = None) -> Aggregate:
-    value = as_expression(formula, f"the formula of {kind}")
-    if value.is_condition is not (kind == "some"):
-        wanted = "a condition" if kind == "some" else "a number"
-        remedy = "" if kind == "some" else "write where(condition, 1, 0)"
-        raise SpecError(f"{kind} takes {wanted}, not {value}", required=wanted, remedy=remedy)
-    place = None if over is None else _of(over, f"{kind}(..., over=)")
-    return Aggregate(kind, value, place, None if level is None else as_expression(level, f"the level of {kind}"))
-
-
-def mean(formula: Operand, over: Where = None) -> Aggregate:
-    """The mean of a formula over the tokens that lie over the `over` element at or below the current one, detached."""
-    return _aggregate("mean", formula, over)
-
-
-def largest(formula: Operand, over: Where = None) -> Aggregate:
-    """The largest value of a formula on those tokens, detached; the least is `-largest(-formula)`."""
-    return _aggregate("largest", formula, over)
-
-
-def some(condition: Expression, over: Where = None) -> Aggregate:
-    """Whether a condition holds on some of those tokens; on all of them is `~some(~condition)`."""
-    return _aggregate("some", condition, over)
-
-
-def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
-    """The quantile of a formula on those tokens, detached: between the two values next to `level·(n - 1)`, linearly.
-
-    As `numpy.quantile` and `torch.quantile` do by default, so that equal values need no order. `level` is a number
-    from 0 to 1, or a Parameter whose bounds lie in there.
-    """
-    made = _aggregate("quantile", formula, over, level)
-    given = made.level
-    inside = isinstance(given, Number) and 0 <= given.value <= 1
-    if isinstance(given, Parameter):
-        inside = given.lower is not None and given.upper is not None and 0 <= given.lower < given.upper <= 1
-    if not inside:
-        raise SpecError(
-            f"the level of a quantile is {given}",
-            required="a number from 0 to 1, or a Parameter with lower=0 and upper=1, or bounds between them",
-        )
-    return made
-
-
-@dataclass(frozen=True, repr=False)
 class Density(Expression):
     """The density of a coarser stratum below the element (`p_{<k}`, def:fgh); `channel=None` is the gate's own."""
 
@@ -573,34 +371,18 @@ def read_at(atom: Expression) -> Where:
 
     None for what is read at the element where it stands, and for a parameter that names none.
     """
-    if isinstance(atom, (Count, Total, Aggregate)):
+    if isinstance(atom, Gathered):
         return atom.over
     if isinstance(atom, (Attribute, Parameter)):
         return atom.on
     return atom.parameter.on if isinstance(atom, Component) else None
 
 
-def within(expression: Expression) -> Iterator[Expression]:
-    """The expression, and the formulas of the aggregates that it reads, however deep: those are read at tokens."""
-    yield expression
-    for atom in atoms(expression):
-        if isinstance(atom, Aggregate):
-            yield from within(atom.formula)
-            if atom.level is not None:
-                yield atom.level
-
-
 def at(expression: Expression, place: Where) -> Expression:
-    """Read the counts and totals that name no `over` at `place`."""
+    """Read the counts, totals and statistics that name no `over` at `place`."""
 
     def resolve(atom: Expression) -> Expression:
-        if isinstance(atom, Count) and atom.over is None:
-            return Count(atom.of, place)
-        if isinstance(atom, Total) and atom.over is None:
-            return Total(atom.attribute, place)
-        if isinstance(atom, Aggregate) and atom.over is None:
-            return replace(atom, over=place)
-        return atom
+        return replace(atom, over=place) if isinstance(atom, Gathered) and atom.over is None else atom  # type: ignore[type-var]
 
     return transform(expression, resolve)
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 
 from fibration.errors import SpecError
-from fibration.language.atoms import BATCH, Attribute, Count, Declared, Parameter, Stratum, Total, advantage, read_at
+from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Stratum, Total, advantage, read_at
+from fibration.language.declared import Declared
 from fibration.language.expressions import Expression
 from fibration.language.grammar import Invocation, Names, Word, arguments, build, read
 from fibration.language.traversal import atoms

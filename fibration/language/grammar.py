@@ -19,29 +19,22 @@ from typing import ClassVar, TypeVar
 
 from fibration.errors import SpecError, an, shown
 from fibration.language.atoms import (
-    CURRENT,
-    OLD,
     Place,
-    Policy,
     Stratum,
     advantage,
     channel_sign,
     count,
     density,
     gated,
-    largest,
-    log_prob,
     mass,
-    mean,
     pull,
-    quantile,
     residual,
-    some,
     token_log_ratio,
-    total,
 )
 from fibration.language.expressions import MAX_DEPTH, Expression, apply, as_expression
 from fibration.language.operators import CALLED, OPERATORS
+from fibration.language.policies import CURRENT, OLD, Policy, log_prob
+from fibration.language.statistics import largest, mean, quantile, some, total
 
 T = TypeVar("T")
 MAX_TEXT = 10_000

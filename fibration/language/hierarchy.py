@@ -26,27 +26,20 @@ from fibration.language.atoms import (
     BATCH,
     Attribute,
     Count,
-    Declared,
-    FrozenMap,
-    LogProb,
-    Name,
     Parameter,
     Place,
-    Policy,
     Stratum,
     Total,
     advantage,
     at,
     channel_sign,
-    check_name,
     in_channel,
     mass,
     pull,
     read_at,
     token_log_ratio,
-    total,
-    within,
 )
+from fibration.language.declared import Declared, FrozenMap, Name, check_name
 from fibration.language.decompositions import Decomposition
 from fibration.language.document import HierarchyDocument, flat, written_assumption
 from fibration.language.expressions import Expression
@@ -55,8 +48,10 @@ from fibration.language.kernels import Fibration
 from fibration.language.leaf_measure import masses
 from fibration.language.objectives import Objective
 from fibration.language.operators import exp, where
+from fibration.language.policies import LogProb, Policy
 from fibration.language.read_document import read_document, read_json, source_of
 from fibration.language.report import Verify
+from fibration.language.statistics import total, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, substitute
 

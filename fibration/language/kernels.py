@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from fibration.errors import SpecError, an
-from fibration.language.atoms import SOURCE, TARGET, Declared, Stratum, at, count, put
+from fibration.language.atoms import SOURCE, TARGET, Stratum, at, count, put
+from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.registry import Written, constructor
 

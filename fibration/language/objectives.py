@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fibration.errors import SpecError
-from fibration.language.atoms import BATCH, Count, Declared, Place, Stratum, Total, Where, count
+from fibration.language.atoms import BATCH, Count, Place, Stratum, Total, Where, count
+from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.registry import Written, constructor
 from fibration.language.traversal import transform

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
@@ -16,8 +16,9 @@ import networkx as nx
 
 from fibration.errors import ParameterError, SpecError, located
 from fibration.language.assumptions import Assumption
-from fibration.language.atoms import Aggregate, FrozenMap, Parameter, Stratum, advantage
+from fibration.language.atoms import Parameter, Stratum, advantage
 from fibration.language.conditions import Condition, Equal, condition, strata_of
+from fibration.language.declared import FrozenMap
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate
@@ -26,8 +27,9 @@ from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.limits import at_infinity
 from fibration.language.objectives import Objective
 from fibration.language.places import whole_batch
+from fibration.language.statistics import rewritten
 from fibration.language.strata import Shape
-from fibration.language.traversal import atoms, substitute, transform
+from fibration.language.traversal import atoms, substitute
 
 Given = Mapping[str, str | float | Fraction]
 
@@ -239,16 +241,13 @@ def _with(
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
     infinite = {p: 1 if v > 0 else -1 for p, v in fixed.items() if p not in numbers}
 
-    def inside(a: Expression) -> Expression:
-        if not isinstance(a, Aggregate):
-            return a
-        return replace(a, formula=put(a.formula), level=None if a.level is None else put(a.level))
-
-    def put(e: Expression) -> Expression:
-        e = transform(e, inside)
+    def change(e: Expression) -> Expression:
         for p, sign in infinite.items():
             e = at_infinity(e, p, sign, h.shape.is_chain)
         return substitute(e, {**renamed, **numbers})
+
+    def put(e: Expression) -> Expression:
+        return rewritten(e, change)
 
     split = h.decomposition
     return h.replace(

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fibration.errors import SpecError, shown
-from fibration.language.atoms import NAME_RULE
+from fibration.language.declared import NAME_RULE
 from fibration.language.document import AttributeDocument, FibrationDocument, HierarchyDocument, ParameterDocument
 from fibration.language.grammar import suggest
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fibration.errors import SpecError, located
-from fibration.language.atoms import Declared
+from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression, write
 from fibration.language.grammar import CALLS, Invocation, Names, Word, arguments, build, read, suggest
 

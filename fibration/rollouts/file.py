@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fibration.errors import RolloutsError, SpecError
-from fibration.language.atoms import Policy
+from fibration.language.policies import Policy
 
 FORMAT = "fibration.rollouts/1"
 SHIPPED = "data/rollouts.safetensors"

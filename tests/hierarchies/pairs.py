@@ -46,7 +46,7 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.language.atoms import FrozenMap
+from fibration.language.declared import FrozenMap
 
 
 class Pair(NamedTuple):

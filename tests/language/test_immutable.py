@@ -20,7 +20,8 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.language.atoms import FrozenMap, Stratum
+from fibration.language.atoms import Stratum
+from fibration.language.declared import FrozenMap
 
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
 weight = Attribute("weight", on=token)

@@ -5,7 +5,8 @@ import support
 import torch
 
 from fibration import Attribute, Fibration, Hierarchy, MarkovKernel, TrainerError, identity_gate, log_ratio, token_mean
-from fibration.language.atoms import strata, total
+from fibration.language.atoms import strata
+from fibration.language.statistics import total
 from fibration.trainers.labels import as_label, as_operator, sources, wanted
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}

@@ -17,12 +17,14 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError, listed
-from fibration.language.atoms import Aggregate, Count, LogProb, Stratum, advantage, gated
+from fibration.language.atoms import Count, Stratum, advantage, gated
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import Signs
 from fibration.language.pairs import Pair
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, operators
 from fibration.laws.proof.branches import Case, TooManyCases, cases

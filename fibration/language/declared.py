@@ -1,0 +1,70 @@
+"""What every declaration is: a frozen, validated object of a valid name, that prints as it was written."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from fibration.errors import SpecError
+from fibration.language.operators import CALLED
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
+
+# Words of the expression grammar, and of the generated code, that a user's object may not take.
+RESERVED = frozenset({
+    *CALLED, "and", "or", "not",
+    "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "source", "target",
+    "channel_sign", "pull", "current", "old", "mean", "largest", "some", "quantile",
+    "objective", "coefficients", "log_ratio", "log_prob", "old_log_prob", "cotangent", "torch",
+})  # fmt: skip
+NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"
+
+
+def check_name(name: object, what: str) -> str:
+    """Names become identifiers of generated code, so they are validated on entry."""
+    if not isinstance(name, str) or not NAME.match(name) or keyword.iskeyword(name) or name in RESERVED or "__" in name:
+        raise SpecError(f"{what} cannot be called {name!r}", required=NAME_RULE, remedy="choose another name")
+    return name
+
+
+Name = Annotated[str, BeforeValidator(lambda v: check_name(v, "an object of a hierarchy"))]
+
+
+class Declared(BaseModel):
+    """A frozen, validated declaration that prints as it was written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
+class FrozenMap(dict[Any, Any]):
+    """A hashable dictionary that keeps its order and cannot be changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle and deepcopy would fill it item by item
+        return type(self), (dict(self),)
+
+    def _readonly(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("what is declared is immutable: declare another, or use hierarchy.replace(...)")
+
+    __setitem__ = __delitem__ = update = pop = clear = setdefault = popitem = _readonly  # type: ignore[assignment]
+    __ior__ = _readonly  # type: ignore[assignment]
+
+
+def several(names: object, function: str, example: str) -> list[str]:
+    """The names that a function which declares several things was given, each another."""
+    given: object = names.replace(",", " ").split() if isinstance(names, str) else names
+    words = list(given) if isinstance(given, Iterable) else []
+    if not words or len(set(map(str, words))) != len(words):
+        raise SpecError(
+            f"{function}({names!r})", required="one or more different names", remedy=f"{function}({example!r})"
+        )
+    return words

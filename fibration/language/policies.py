@@ -1,0 +1,61 @@
+"""Policies, and the log-probability of a sampled token under one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fibration.errors import SpecError
+from fibration.language.declared import Declared, check_name, several
+from fibration.language.expressions import Expression
+
+CURRENT, OLD = "current", "old"
+
+
+class Policy(Declared):
+    """A policy whose log-probs of the sampled tokens a call is given: `current` is trained, all others are frozen.
+
+    `current` and `old` are those of every call; others are passed by name, `policies={"rollout": log_probs}`.
+    """
+
+    name: str
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name if name in (CURRENT, OLD) else check_name(name, "a policy"))  # type: ignore[call-arg]
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.name != CURRENT
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether a call has to be given it beside the log-probs that all calls take."""
+        return self.name not in (CURRENT, OLD)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def policies(names: str) -> tuple[Policy, ...]:
+    """Declare policies: `current, old, rollout = policies("current old rollout")`.
+
+    `current` is π_θ, `old` the one that ratios are taken to, others are the user's: the rollout engine's, a reference.
+    """
+    return tuple(Policy(n) for n in several(names, "policies", "current old rollout"))
+
+
+@dataclass(frozen=True, repr=False)
+class LogProb(Expression):
+    """The log-probability of a sampled token under a policy, in nats; never above 0. Written `log_prob(policy)`."""
+
+    policy: Policy
+
+    def text(self) -> str:
+        return f"log_prob({self.policy!r})"
+
+
+def log_prob(policy: Policy) -> LogProb:
+    """log π of the token under a policy: `exp(log_prob(old) - log_prob(rollout))` is a ratio of two of them."""
+    if not isinstance(policy, Policy):
+        remedy = "declare it: current, old, rollout = policies('current old rollout')"
+        raise SpecError(f"log_prob takes a policy, not {policy!r}", remedy=remedy)
+    return LogProb(policy)
