@@ -5,15 +5,20 @@ The gradient is `Σ c_i ∇log π_i` for any model. Nothing here uses sympy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
 from fibration.errors import SpecError
+from fibration.language.atoms import Count, Stratum, Total
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.traversal import evaluate
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.definition import Dense
 from fibration.laws.witness.duals import Dual, Real, log_of, slopes_of, value_of
+from fibration.laws.witness.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class Point:
     """A batch with a log ratio and an advantage for every token, leaf after leaf (`tokens`).
 
     The batch has the rows too, and is one element: its shape is `whole_batch(h)`, or has more strata. Where a gate
-    below the tokens reads the advantage, all tokens over its element have one. What has no value raises `NoValue`.
+    below the tokens reads the advantage, all tokens over its element have one. `log_probs` are those of frozen
+    policies, by name, where formulas read them (`Tokens`). What has no value raises `NoValue`.
     """
 
     h: Hierarchy
@@ -30,6 +36,7 @@ class Point:
     advantages: tuple[Fraction, ...]
     ratios: tuple[Fraction, ...] | None = None  # where these are rational, and the log ratios their logarithms
     strict: bool = False
+    log_probs: Mapping[str, Sequence[Real]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.h.orthogonalise is not None:
@@ -43,13 +50,20 @@ class Point:
         return Dense(self.h, self.concrete, self.strict)
 
     @cached_property
-    def _gated(self) -> list[Real]:
+    def _moving(self) -> list[Real]:
+        """Log ratios, each a variable of its own."""
         one = Fraction(1)
         if self.ratios is not None:
-            xs: list[Real] = [log_of(r, {k: one}) for k, r in enumerate(self.ratios)]
-        else:
-            xs = [Dual(x, {k: one}) for k, x in enumerate(self.log_ratios)]
-        return self.dense.ratios(xs, self.advantages)
+            return [log_of(r, {k: one}) for k, r in enumerate(self.ratios)]
+        return [Dual(x, {k: one}) for k, x in enumerate(self.log_ratios)]
+
+    @cached_property
+    def at_tokens(self) -> Tokens:
+        return self.dense.at_tokens(self._moving, self.advantages, self.log_probs)
+
+    @cached_property
+    def _gated(self) -> list[Real]:
+        return self.dense.ratios(self._moving, self.advantages, self.log_probs)
 
     @cached_property
     def gated(self) -> list[Fraction]:
@@ -63,16 +77,47 @@ class Point:
         return [[slopes_of(g).get(i, Fraction(0)) for i in n] for g in self._gated]
 
     @cached_property
+    def kept(self) -> list[bool]:
+        """Which tokens count: all conditions of the objective hold on them."""
+        return self._hold([k.condition for k in self.h.objective.kept])
+
+    @cached_property
+    def counted(self) -> list[bool]:
+        """Which tokens `μ` counts."""
+        return self._hold([k.condition for k in self.h.objective.kept if k.normaliser == "kept"])
+
+    def _hold(self, conditions: Sequence[Expression]) -> list[bool]:
+        here = self.at_tokens
+        return [all(here.value(c, k) for c in conditions) for k in range(len(self.log_ratios))]
+
+    @cached_property
     def weights(self) -> list[Fraction]:
-        """`μ_i`."""
+        """`μ_i`; 0 of a token that is not counted."""
         weight = self.h.objective.spelled_out(self.h.leaves, self.h.rows)
-        return [self.concrete.value(weight, leaf, i) for leaf, i in self.dense.tokens]
+        places = self.dense.tokens
+        if all(self.counted):
+            return [self.concrete.value(weight, leaf, i) for leaf, i in places]
+        counted = [p for p, is_counted in zip(places, self.counted, strict=True) if is_counted]
+
+        def at(place: tuple[Stratum, int]) -> Fraction:
+            value: Fraction = evaluate(weight, lambda a: _among(self.concrete, counted, a, place))
+            return value
+
+        return [at(p) if is_counted else Fraction(0) for p, is_counted in zip(places, self.counted, strict=True)]
+
+    @cached_property
+    def factors(self) -> list[Fraction]:
+        """`w_i`, the product of the objective's further weights; 0 of a token that is not kept."""
+        here, found = self.at_tokens, [Fraction(int(k)) for k in self.kept]
+        for weight in self.h.objective.weighed:
+            found = [w and w * value_of(here.value(weight, k)) for k, w in enumerate(found)]
+        return found
 
     @cached_property
     def coefficients(self) -> list[Fraction]:
-        """`c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i`; of a score estimator `μ_i·A_i·𝒢_i`."""
+        """`c_i = Σ_j μ_j·w_j·A_j·∂𝒢_j/∂log π_i`; of a score estimator `μ_i·w_i·A_i·𝒢_i`."""
         number = [self.concrete.stands_for(leaf, i) for leaf, i in self.dense.tokens]
-        weighted = [m * a for m, a in zip(self.weights, self.advantages, strict=True)]
+        weighted = [m * w * a for m, w, a in zip(self.weights, self.factors, self.advantages, strict=True)]
         if self.h.objective.estimator == "score":
             return [w * g for w, g in zip(weighted, self.gated, strict=True)]
         found = [Fraction(0)] * len(weighted)
@@ -80,3 +125,18 @@ class Point:
             for i, slope in slopes_of(g).items() if w else ():
                 found[i] += n * w * slope / number[i]
         return found
+
+
+def _among(
+    concrete: Concrete, tokens: Sequence[tuple[Stratum, int]], atom: Expression, place: tuple[Stratum, int]
+) -> Fraction:
+    """An atom of `μ` at one of these tokens, where they alone are counted, and the elements that have one of them."""
+    if not isinstance(atom, (Count, Total)) or atom.of == atom.over:
+        return concrete.atom(atom, *place)
+    assert isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum)
+    below, reach = concrete.below, concrete.shape.leaves_over(atom.of)
+    base = below(*place, atom.over)
+    there = {below(leaf, i, atom.of) for leaf, i in tokens if leaf in reach and below(leaf, i, atom.over) == base}
+    one = [Fraction(1)] * concrete.size[atom.of] if isinstance(atom, Count) else concrete.attributes[atom.attribute]
+    found = sum((concrete.stands_for(atom.of, e) * one[e] for e in there), Fraction(0))
+    return found / concrete.stands_for(atom.over, base)

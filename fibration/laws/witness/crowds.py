@@ -45,7 +45,7 @@ def pull(h: Hierarchy, concrete: Concrete, log_ratios: Sequence[Fraction], a: Fr
     """The largest `|c_i|/(μ_i·|a|)` where all advantages are `a`; 0 where something has none, or too many digits."""
     try:
         point = Point(h, concrete, tuple(log_ratios), (a,) * len(log_ratios))
-        return max(abs(c / m / a) for c, m in zip(point.coefficients, point.weights, strict=True))
+        return max((abs(c / m / a) for c, m in zip(point.coefficients, point.weights, strict=True) if m), default=a * 0)
     except (NoValue, TooLarge):
         return Fraction(0)
 

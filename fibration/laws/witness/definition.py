@@ -6,13 +6,24 @@ whole is seen to fail. Nothing here uses sympy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 from fibration.errors import an
-from fibration.language.atoms import Density, Stratum, advantage, gated, in_channel, residual, token_log_ratio
+from fibration.language.atoms import (
+    Aggregate,
+    Density,
+    LogProb,
+    Stratum,
+    advantage,
+    gated,
+    in_channel,
+    residual,
+    token_log_ratio,
+)
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -21,6 +32,7 @@ from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.batches import Concrete, Witness, rounded, rounding, shown
 from fibration.laws.witness.duals import Real, differentiate, quotient, value_of
 from fibration.laws.witness.search import concretes
+from fibration.laws.witness.tokens import Tokens
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
 MOST_TRIED = 81
@@ -107,21 +119,38 @@ class Dense:
             value -= Fraction(c) * (means[u][self.base[stratum][element][u]] or Fraction(0))
         return value
 
-    def ratios(self, log_ratios: Sequence[Real], advantages: Sequence[Fraction]) -> list[Real]:
-        """`𝒢(r)` of every token, with its slopes where log ratios have some; `NoValue` where something has none."""
-        h = self.h
+    def at_tokens(
+        self,
+        log_ratios: Sequence[Real],
+        advantages: Sequence[Fraction],
+        log_probs: Mapping[str, Sequence[Real]] | None = None,
+    ) -> Tokens:
+        """What is read at the tokens of this batch."""
+        return Tokens(self.concrete, self.tokens, log_ratios, advantages, self.read, log_probs or {})
+
+    def ratios(
+        self,
+        log_ratios: Sequence[Real],
+        advantages: Sequence[Fraction],
+        log_probs: Mapping[str, Sequence[Real]] | None = None,
+    ) -> list[Real]:
+        """`𝒢(r)` of every token, with its slopes where log ratios have some; `NoValue` where something has none.
+
+        `log_probs` are those of frozen policies, where gates read them (`Tokens`).
+        """
+        h, at_tokens = self.h, self.at_tokens(log_ratios, advantages, log_probs)
         split = h.decomposition
         means: dict[str, Values] = {}
         for channel in split.channels:
             own = []
-            for (leaf, i), x in zip(self.tokens, log_ratios, strict=True):
-                density = self.value(self.densities[channel, leaf], leaf, i, {token_log_ratio: x})
+            for (leaf, i), x, a in zip(self.tokens, log_ratios, advantages, strict=True):
+                density = self.value(self.densities[channel, leaf], leaf, i, {token_log_ratio: x, advantage: a})
                 own.append(quotient(density, self.mass[leaf][i] or Fraction(0)))
             means[channel] = self.means(own)
-        levels = {(s, ch): self._gated(s, ch, means, advantages) for s in h.order for ch in split.channels}
+        levels = {(s, ch): self._gated(s, ch, means, at_tokens) for s in h.order for ch in split.channels}
         found = []
-        for leaf, i in self.tokens:
-            bound: dict[Expression, Real] = {}
+        for (leaf, i), a in zip(self.tokens, advantages, strict=True):
+            bound: dict[Expression, Real] = {advantage: a}
             for channel in split.channels:
                 total: Real = sum(
                     (levels[s, channel][e] or Fraction(0) for s, e in self.base[leaf][i].items()), Fraction(0)
@@ -140,30 +169,35 @@ class Dense:
     def value(self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Real]) -> Real:
         """As `Concrete.value`, where what is bound may have slopes."""
         atom = self.concrete.atom
-        value: Real = differentiate(
-            expression, lambda a: bound[a] if a in bound else atom(a, stratum, element), self.strict
-        )
-        return value
+        return self.read(expression, lambda a: bound[a] if a in bound else atom(a, stratum, element))  # type: ignore[no-any-return]
 
-    def _gated(
-        self, stratum: Stratum, channel: str, means: dict[str, Values], advantages: Sequence[Fraction]
-    ) -> list[Real | None]:
+    def read(self, expression: Expression, atom: Callable[[Expression], Real]) -> Any:
+        """An expression, where atoms have these values."""
+        return differentiate(expression, atom, self.strict)
+
+    def _gated(self, stratum: Stratum, channel: str, means: dict[str, Values], at_tokens: Tokens) -> list[Real | None]:
         """`h_v = g(m·ρ)/m` at every element."""
         gate = in_channel(self.h.gate(stratum), channel)
-        read = [d for d in atoms(gate) if isinstance(d, Density)]
+        read = list(atoms(gate))
         found: list[Real | None] = []
         for element, m in enumerate(self.mass[stratum]):
             if m is None:
                 found.append(None)
                 continue
+            first = self.fibres[stratum][element][0]
             bound: dict[Expression, Real] = {
-                advantage: advantages[self.fibres[stratum][element][0]],
+                advantage: at_tokens.advantages[first],
                 residual: m * self.residual(means[channel], stratum, element),
             }
             for d in read:
-                e = self.base[stratum][element][d.stratum]
-                value = means[d.channel or ""][d.stratum][e] or Fraction(0)
-                bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
+                if isinstance(d, Aggregate):
+                    bound[d] = at_tokens.statistic(d, stratum, element)
+                elif isinstance(d, LogProb):
+                    bound[d] = at_tokens.atom(d, first)
+                elif isinstance(d, Density):
+                    e = self.base[stratum][element][d.stratum]
+                    value = means[d.channel or ""][d.stratum][e] or Fraction(0)
+                    bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
             found.append(quotient(self.value(gate, stratum, element, bound), m))
         return found
 

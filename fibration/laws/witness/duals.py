@@ -114,6 +114,13 @@ def is_exact(x: Real) -> bool:
     return x.exact if isinstance(x, Dual) else True
 
 
+def held(x: Real) -> Real:
+    """The value, with no slope: what `stop` makes of it. The logarithm of a rational stays one."""
+    if isinstance(x, LogOf):
+        return LogOf(x.value, {}, x.exact, x.ratio)
+    return Dual(x.value, {}, x.exact) if isinstance(x, Dual) else x
+
+
 def quotient(a: Real, b: Fraction) -> Real:
     return a / b if isinstance(a, Dual) else divide(a, b)
 
@@ -134,6 +141,8 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real], 
     arguments = [differentiate(a, values, strict) for a in expression.arguments]
     row = OPERATORS[operator]
     given = dict(zip(ARGUMENTS, arguments, strict=False))
+    if operator == "stop":
+        return held(arguments[0])
     if isinstance(row, Sugar):
         return differentiate(expanded(operator), given.__getitem__, strict)
     logarithms = _of_logarithms(operator, arguments) if strict else None

@@ -91,7 +91,8 @@ def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fr
     if isinstance(expression, Number):
         return enclosed(expression.value)
     if not isinstance(expression, Apply):
-        return enclosed(values(expression))
+        found = values(expression)
+        return found if expression.is_condition else enclosed(found)
     if expression.operator == "where":
         condition, value, otherwise = expression.arguments
         return enclose(value if enclose(condition, values) else otherwise, values)
@@ -131,6 +132,7 @@ EXACTLY: dict[str, Callable[..., Any]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
     "neg": lambda a: -a,
+    "stop": lambda a: a,
     "<": lambda a, b: a.is_below(b),
     "<=": lambda a, b: not b.is_below(a),
     ">": lambda a, b: b.is_below(a),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -35,9 +35,8 @@ class Certain(Dense):
 
         return {s: [inside(s, e) if ks else None for e, ks in enumerate(found)] for s, found in self.fibres.items()}
 
-    def value(self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Any]) -> Any:
-        atom = self.concrete.atom
-        return enclose(expression, lambda a: bound[a] if a in bound else atom(a, stratum, element))
+    def read(self, expression: Expression, atom: Callable[[Expression], Any]) -> Any:
+        return enclose(expression, atom)
 
 
 def ratio_not_positive(h: Hierarchy) -> Witness | None:

@@ -13,26 +13,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
+    Aggregate,
     Attribute,
     Component,
     Count,
     Density,
     Gated,
+    LogProb,
     Parameter,
     Stratum,
     Total,
+    at,
     residual,
     token_log_ratio,
+    within,
 )
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import Concrete, is_balanced, rounding
-from fibration.laws.witness.enclosures import of_its_sign
+from fibration.laws.witness.enclosures import enclose, of_its_sign
 from fibration.laws.witness.probes import between, crossings, turning, whole_crossings
 from fibration.laws.witness.shapes import Candidate, Maps, regular, regular_one, small, uneven
 
@@ -51,10 +57,15 @@ def concretes(
     """Candidates for a counterexample to what the expressions say.
 
     What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
-    `shape` has the strata of the hierarchy, and may have more. No more than `most` are made, half of them of all small
+    `shape` has the strata of the hierarchy, and may have more: where statistics are read, which may be those of rows or
+    of the batch, it has these. No more than `most` are made, half of them of all small
     shapes.
     """
-    found = _Search(hierarchy, tuple(expressions), shape or hierarchy.shape)
+    if shape is None:
+        read = any(isinstance(a, Aggregate) for e in expressions for a in atoms(e))
+        shape = whole_batch(hierarchy) if read else hierarchy.shape
+    place = next(iter(shape.leaves), None)
+    found = _Search(hierarchy, tuple(at(inner, place) for e in expressions for inner in within(e)), shape)
     first = list(itertools.islice(found.small(), None if most is None else (most + 1) // 2))
     yield from first
     yield from itertools.islice(found.large(), None if most is None else most - len(first))
@@ -127,11 +138,15 @@ class _Search:
         What `values` does not name is 1.
         """
 
-        def atom(a: Expression) -> Fraction:
-            if isinstance(a, Count):
+        def atom(a: Expression) -> Any:
+            if isinstance(a, Count) and isinstance(a.over, Stratum):
                 return Fraction(math.prod(fan[u] for u in _counted(self.shape, a)))
-            if isinstance(a, Total):
+            if isinstance(a, Total) and isinstance(a.over, Stratum):
                 return values.get(a.attribute, Fraction(1)) * math.prod(fan[u] for u in _counted(self.shape, a))
+            if isinstance(a, LogProb):
+                return Fraction(-1)
+            if isinstance(a, Aggregate):  # of what is the same at all tokens
+                return enclose(a.formula, atom)
             return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
 
         return of_its_sign(e, atom)
@@ -150,7 +165,8 @@ class _Search:
     @cached_property
     def deciding(self) -> list[Expression]:
         """What decides by its sign: about a branch, about having a value, or a formula that is to be positive."""
-        return list(dict.fromkeys([*turning(self.expressions), *self.expressions]))
+        numbers = (e for e in self.expressions if not e.is_condition)
+        return list(dict.fromkeys([*turning(self.expressions), *numbers]))
 
     @cached_property
     def attributes(self) -> list[Attribute]:
