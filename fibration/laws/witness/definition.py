@@ -14,9 +14,7 @@ from typing import Any
 
 from fibration.errors import an
 from fibration.language.atoms import (
-    Aggregate,
     Density,
-    LogProb,
     Stratum,
     advantage,
     gated,
@@ -28,6 +26,8 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.batches import Concrete, Witness, rounded, rounding, shown
 from fibration.laws.witness.duals import Real, differentiate, quotient, value_of

@@ -17,24 +17,23 @@ from typing import Any
 
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
-    Aggregate,
     Attribute,
     Component,
     Count,
     Density,
     Gated,
-    LogProb,
     Parameter,
     Stratum,
     Total,
     at,
     residual,
     token_log_ratio,
-    within,
 )
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import Concrete, is_balanced, rounding

@@ -14,8 +14,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.language.atoms import CURRENT, OLD, Aggregate, LogProb, Stratum, advantage, at, token_log_ratio
+from fibration.language.atoms import Stratum, advantage, at, token_log_ratio
 from fibration.language.expressions import Expression
+from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import evaluate
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.duals import Real, held, value_of
