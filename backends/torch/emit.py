@@ -11,13 +11,15 @@ import math
 import textwrap
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from fibration.backends.bodies import Language, call
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Program, Pull, Push
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Program, Pull, Push, Quantile
 from fibration.compiler.plan import Collective, Spread
 from fibration.compiler.schedule import Schedule, Step, schedule, schedule_spread
 from fibration.errors import BackendError
+from fibration.runtime import quantiles
 
 # One row per scalar operator of the IR, but for the choice.
 OPERATORS: Mapping[str, str] = {
@@ -29,7 +31,7 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 # Words that the skeleton uses; no value of a program is called so.
-SKELETON_WORDS = "torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over collect".split()
+SKELETON_WORDS = "torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over collect quantile".split()
 RESERVED = frozenset({*keyword.kwlist, *dir(builtins), *SKELETON_WORDS})
 
 SKELETON = '''\
@@ -93,7 +95,9 @@ def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
         a = torch.full((), a, dtype=torch.float64, device=condition.device)
     return torch.where(condition, a, b)
 
-{functions}'''
+{quantile}{functions}'''
+# The function that computes quantiles, for modules that have some.
+QUANTILE = Path(quantiles.__file__).read_text().split("\n\n\n", 1)[1]
 
 FUNCTION = '''
 def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]{collect}) -> dict[str, Tensor]:
@@ -117,7 +121,9 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
     """The source of a module with one function per schedule. `header` is a comment block."""
     functions = "\n".join(_function(name, s, titles[name]) for name, s in schedules.items())
     imports = "from collections.abc import Callable\n" if any(s.collectives for s in schedules.values()) else ""
+    found = any(isinstance(n, Quantile) for s in schedules.values() for n in s.program.nodes())
     text = SKELETON.replace("{imports}", imports).replace("{functions}", functions)
+    text = text.replace("{quantile}", f"\n{QUANTILE}\n" if found else "")
     return text.replace("{header}", header.rstrip())  # free text comes last
 
 
@@ -156,6 +162,11 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
         value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
     elif isinstance(node, Mix):
         value = f"inputs[{given[node.matrix]!r}]{'.T' if node.transposed else ''} @ {operands[0]}"
+    elif isinstance(node, Quantile):
+        fibres = [f"over[{source!r}, {node.target!r}]" for source in node.sources]
+        parents = ", ".join(f"{f}.parent" for f in fibres)
+        targets = f"len({fibres[0]}.offsets) - 1"
+        value = f"quantile([{', '.join(operands[:-1])}], [{parents}], {targets}, {operands[-1]})"
     elif isinstance(node, Map):
         shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
         before = [f"{name} = {text}" for name, text in shared]

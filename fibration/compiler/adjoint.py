@@ -3,7 +3,7 @@
     Push (sum)  ↔  Pull          the transpose of a sum over fibres is a broadcast, and the reverse
     Mix         →  Mix           of the transposed matrix
     Map(body)   →  Map(∂body)    branch by branch: the branch that holds at a point is the one differentiated
-    Detach      →  nothing
+    Detach      →  nothing       and a Quantile, which is detached, likewise
 
 The result is ordinary IR and takes the same road as the value.
 """
@@ -14,7 +14,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fibration.compiler.derivative import ZERO, derivative, times
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Scalar, arg, scalar, total
+from fibration.compiler.ir import (
+    Const,
+    Detach,
+    Input,
+    Map,
+    Mix,
+    Node,
+    Program,
+    Pull,
+    Push,
+    Quantile,
+    Scalar,
+    arg,
+    scalar,
+    total,
+)
 from fibration.compiler.keys import Key
 from fibration.errors import IRError
 
@@ -28,7 +43,7 @@ def adjoint(program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, t
     targets = {i for inputs in results.values() for i in inputs}
     depends: set[Node] = set(targets)
     for node in order:
-        if not isinstance(node, Detach) and any(o in depends for o in node.operands):
+        if not isinstance(node, (Detach, Quantile)) and any(o in depends for o in node.operands):
             depends.add(node)
 
     cotangents: dict[Node, list[Node]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Program, Pull, Push, Quantile, Scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.scalars import MEANING
 from fibration.errors import IRError
@@ -43,6 +43,10 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[Input | Matrix, 
         return np.full(sizes.size[node.stratum], node.value)
     if isinstance(node, Map):
         return value_of(node.body, lambda i: values[node.inputs[i]])
+    if isinstance(node, Quantile):
+        parents = [sizes.parents[source, node.target] for source in node.sources]
+        given = [np.broadcast_to(values[v], p.shape) for v, p in zip(node.values, parents, strict=True)]
+        return quantiles(np.concatenate(given), np.concatenate(parents), values[node.level])
     operand = values[node.operands[0]]
     if isinstance(node, Mix):
         if node.matrix not in inputs:
@@ -59,6 +63,29 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[Input | Matrix, 
             return result
         return np.bincount(parent, weights=operand, minlength=sizes.size[node.target])
     return operand
+
+
+def quantiles(x: Vector, parent: NDArray[np.int64], level: Vector) -> Vector:
+    """Of the values over each element, at its level."""
+    result = np.zeros(len(level))
+    order = np.lexsort((x, parent))  # by element, ascending, NaN last
+    ends = np.cumsum(np.bincount(parent, minlength=len(level)))
+    for b, mine in enumerate(np.split(x[order] + 0.0, ends[:-1])):
+        if len(mine):
+            place = level[b] * (len(mine) - 1)
+            low = int(place)
+            high = min(low + 1, len(mine) - 1)
+            result[b] = np.nan if np.isnan(mine[-1]) else _between(mine[low], mine[high], place - low)
+    return result
+
+
+def _between(a: float, b: float, t: float) -> float:
+    """`a + t·(b - a)`, from the nearer end as numpy does; that end itself where it is reached."""
+    if t == 0 or a == b:
+        return a
+    if np.isinf(b - a):
+        return a * (1 - t) + b * t
+    return a + (b - a) * t if t < 0.5 else b - (b - a) * (1 - t)
 
 
 def value_of(body: Scalar, argument: Callable[[int], Any]) -> Any:

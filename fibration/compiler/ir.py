@@ -1,6 +1,6 @@
 """The IR on one page: a graph of vectors over strata, with scalar bodies in its maps.
 
-A `Node` is one vector with a number for every element of a stratum. There are seven kinds:
+A `Node` is one vector with a number for every element of a stratum. There are eight kinds:
 
     Input(name)            a vector given by the caller: log ratios, advantages, counts, parameters, cotangents
     Const(value)           the same number everywhere
@@ -9,6 +9,8 @@ A `Node` is one vector with a number for every element of a stratum. There are s
     Map(body, x...)        a scalar expression, elementwise, over vectors on one stratum
     Mix(a <- b, x)         a dense linear map between coarse strata, whose matrix `[a, b]` an index computes; or its
                            transpose
+    Quantile(a... -> b, x...)  of all tokens over each element of `b`: the number at `level·(n - 1)` among their `n`
+                           values in order, linearly between two neighbours; without a derivative
     Detach(x)              x, without a derivative
 
 A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints.
@@ -237,6 +239,32 @@ class Mix(_Single):
 
 
 @dataclass(frozen=True, eq=False)
+class Quantile(Node):
+    """`values` are over leaves, a vector for each whose tokens count; `level`, from 0 to 1, is over the target.
+
+    Between the two values next to `level·(n - 1)`, as numpy.quantile does; 0 where nothing lies over an element, NaN
+    where one of the values is.
+    """
+
+    target: str
+    values: tuple[Node, ...]
+    level: Node
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return (*self.values, self.level)
+
+    @property
+    def stratum(self) -> str:
+        return self.target
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The leaves, in the order of the values."""
+        return tuple(v.stratum for v in self.values)
+
+
+@dataclass(frozen=True, eq=False)
 class Detach(_Single):
     operand: Node
 
@@ -249,6 +277,8 @@ def with_operands(node: Node, new: Mapping[Node, Node]) -> Node:
     """`node`, of other operands."""
     if isinstance(node, Map):
         return Map(node.body, tuple(new[o] for o in node.inputs))
+    if isinstance(node, Quantile):
+        return Quantile(node.target, tuple(new[o] for o in node.values), new[node.level])
     return replace(node, operand=new[node.operand]) if isinstance(node, _Single) else node  # type: ignore[call-arg]
 
 
@@ -325,8 +355,14 @@ class Program:
 
     @cached_property
     def edges(self) -> tuple[tuple[str, str], ...]:
-        """The fibrations that the program sums or broadcasts along."""
-        return tuple(dict.fromkeys((n.source, n.target) for n in self.nodes() if isinstance(n, (Push, Pull))))
+        """The fibrations that the program sums or broadcasts along, or takes quantiles over."""
+        found: dict[tuple[str, str], None] = {}
+        for n in self.nodes():
+            if isinstance(n, (Push, Pull)):
+                found[n.source, n.target] = None
+            elif isinstance(n, Quantile):
+                found.update(dict.fromkeys((s, n.target) for s in n.sources))
+        return tuple(found)
 
     def mapped(self, rule: Callable[[Node], Node], before: Callable[[Node], Node] = lambda node: node) -> Program:
         """Every node as `rule` makes it of operands that are so already; `before` may choose others first."""
@@ -373,6 +409,8 @@ def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
         return f"pull[{node.source} -> {node.target}]({shown})"
     if isinstance(node, Mix):
         return f"mix[{node.into} <- {node.of}{', transposed' if node.transposed else ''}]({shown})"
+    if isinstance(node, Quantile):
+        return f"quantile[{', '.join(node.sources)} -> {node.target}]({shown})"
     return f"map[{node.body}]({shown})" if isinstance(node, Map) else f"detach({shown})"
 
 
@@ -385,6 +423,11 @@ def _problem(node: Node) -> str:
         return f"a pull from {node.target} of a vector over {node.operand.stratum}"
     if isinstance(node, Mix) and node.operand.stratum != node.source:
         return f"a mix of {node.source} with a vector over {node.operand.stratum}"
+    if isinstance(node, Quantile):
+        if node.level.stratum != node.target:
+            return f"a quantile over {node.target} at a level over {node.level.stratum}"
+        if not node.values or len(set(node.sources)) < len(node.values):
+            return f"a quantile of {len(node.values)} vectors over {', '.join(node.sources) or 'nothing'}"
     if isinstance(node, Map):
         strata = {o.stratum for o in node.inputs}
         if len(strata) != 1:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Quantile
 from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan
 
-_KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed"}
+_KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed", Quantile: "quantile"}
 
 
 @dataclass(frozen=True)

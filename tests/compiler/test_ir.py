@@ -9,7 +9,21 @@ from oracles.programs import program, run, x, z
 from support import SPECS, raw_programs, spec
 
 from fibration import Gate, residual, where
-from fibration.compiler.ir import SCALAR_ARITY, Const, Detach, Input, Map, Program, Pull, Push, arg, const, scalar
+from fibration.compiler.interpret import quantiles
+from fibration.compiler.ir import (
+    SCALAR_ARITY,
+    Const,
+    Detach,
+    Input,
+    Map,
+    Program,
+    Pull,
+    Push,
+    Quantile,
+    arg,
+    const,
+    scalar,
+)
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
 from fibration.compiler.scalars import MEANING, compute
@@ -45,6 +59,8 @@ def test_nodes_and_scalars_are_interned():
         (Map(scalar("select", scalar("and", arg(0), arg(0)), arg(0), arg(0)), (x,)), "'arg' where a condition belongs"),
         (Map(scalar("add", scalar("lt", arg(0), arg(0)), arg(0)), (x,)), "'lt' where a number belongs"),
         (Map(arg(0), ()), "a map over several strata"),
+        (Quantile("coarse", (x,), Const(0.5, "fine")), "a quantile over coarse at a level over fine"),
+        (Quantile("coarse", (x, x), Const(0.5, "coarse")), "a quantile of 2 vectors over fine, fine"),
     ],
 )
 def test_broken_programs_are_refused(node, problem):
@@ -124,6 +140,35 @@ def test_the_interpreter_by_hand():
     assert out["constant"].tolist() == [2.5, 2.5, 2.5]
     with pytest.raises(IRError, match="no value for the input 'z'"):
         run(p, x=values)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1, 0.25, 0.5, 0.9, 1.0])
+def test_quantiles_are_those_of_numpy(level):
+    """Bit for bit, of 1, 2 and more values, with ties and every order of magnitude; NaN where one is NaN."""
+    generator = np.random.default_rng(0)
+    for n in (1, 2, 3, 7, 100):
+        for values in (
+            generator.normal(size=n), generator.integers(3, size=n) / 7, np.full(n, -0.3), 2.0 ** generator.integers(-1074, 900, n)
+        ):  # fmt: skip
+            found = quantiles(values, np.ones(n, int), np.full(3, level))
+            assert found.tolist() == [0, np.quantile(values, level), 0]
+            values[n // 2] = math.nan
+            assert math.isnan(quantiles(values, np.zeros(n, int), np.array([level]))[0])
+
+
+def test_quantiles_next_to_infinities():
+    def found(level, *values):
+        with np.errstate(all="ignore"):
+            return quantiles(np.array(values), np.zeros(len(values), int), np.array([level]))[0]
+
+    assert (
+        found(0.5, -math.inf, -math.inf, 1.0) == found(0.25, -math.inf, 1.0) == found(0.75, -math.inf, 1.0) == -math.inf
+    )
+    assert found(0.25, 1.0, math.inf) == found(0.75, 1.0, math.inf) == found(0.5, 0.0, math.inf, math.inf) == math.inf
+    assert found(0.5, -math.inf, 2.0, math.inf) == 2
+    assert math.isnan(found(0.5, -math.inf, math.inf))
+    assert found(0.5, -1.5e308, 1.5e308) == 0  # their difference is no number of float64
+    assert math.copysign(1, found(0.5, -0.0, -0.0)) == 1
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fibration import Hierarchy
 from fibration.compiler.diagnostics import levels
-from fibration.compiler.interpret import interpret
-from fibration.compiler.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Scalar
+from fibration.compiler.interpret import interpret, quantiles
+from fibration.compiler.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Quantile, Scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.scalars import MEANING
 from fibration.language.report import Report
@@ -245,6 +245,8 @@ class _Rounding:
             return self.stored(np.full(size, node.value), np.zeros(size))
         if isinstance(node, Map):
             return self.scalar(node.body, [self.results[o] for o in node.inputs], {})
+        if isinstance(node, Quantile):
+            return self.quantile(node, size)
         value, error = self.results[node.operands[0]]
         if isinstance(node, Mix):  # sums of as many terms, with a matrix that is the solution of as many equations
             matrix = np.asarray(self.inputs[node.matrix])
@@ -267,6 +269,15 @@ class _Rounding:
         if node.source in self.program.leaves and self.fine == FLOAT32 and node not in self.wide:
             bound = bound + FLOAT32 * np.minimum(terms - 1, PARTIAL) * mass
         return total, bound
+
+    def quantile(self, node: Quantile, size: int) -> tuple[Any, Any]:
+        """Values in order move no further than the value that moves furthest, and so do those between them."""
+        parents = [self.sizes.parents[source, node.target] for source in node.sources]
+        pairs = [np.broadcast_arrays(*self.results[v], p) for v, p in zip(node.values, parents, strict=True)]
+        values, errors, parent = map(np.concatenate, zip(*pairs, strict=True))
+        value, bound = quantiles(values, parent.astype(int), self.results[node.level][0]), np.zeros(size)
+        np.maximum.at(bound, parent.astype(int), errors)
+        return value, bound + 4 * FLOAT64 * np.abs(value)
 
     def scalar(self, body: Scalar, args: list[Any], done: dict[Scalar, Any]) -> tuple[Any, Any]:
         if body.op == "arg":

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import UNCHANGED
-from fibration.compiler.ir import Input, Matrix, Mix, Program, Push
+from fibration.compiler.ir import Input, Matrix, Mix, Program, Push, Quantile
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
@@ -171,7 +171,7 @@ def apart(op: Operator) -> bool:
     """Whether worlds of one batch do not see each other: no gate reads what is summed, counted or fitted over it."""
     seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.word in ("residual", "gated")}
     for node in Program("levels", op.programs["levels"].leaves, seen, {}).nodes():
-        if isinstance(node, Mix) or (isinstance(node, Push) and node.target == BATCH):
+        if isinstance(node, Mix) or (isinstance(node, (Push, Quantile)) and node.target == BATCH):
             return False
         if isinstance(node, Input) and node.kind in ("count", "total") and node.over == BATCH:
             return False

@@ -1,0 +1,28 @@
+"""Quantiles over fibres, of vectors on any device. Copied as text into modules that leave this library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def quantile(values: list[Tensor], parents: list[Tensor], targets: int, level: Tensor) -> Tensor:
+    """Of all source elements over each target: float64 [sources], int64 [sources], [targets] or [1] -> [targets].
+
+    At `level·(n - 1)` among `n` values in order, linearly between two neighbours; NaN where a value is, 0 over nothing.
+    """
+    x, parent = torch.cat([v.expand(p.shape) for v, p in zip(values, parents, strict=True)]), torch.cat(parents)
+    order = torch.argsort(x)  # NaN last
+    order = order[torch.argsort(parent[order], stable=True)]
+    x = torch.cat([x[order] + 0.0, x.new_zeros(1)])  # -0.0 is 0.0, as which of them comes first
+    sizes = torch.bincount(parent, minlength=targets)
+    first, last = sizes.cumsum(0) - sizes, (sizes - 1).clamp(min=0)
+    place = level * last
+    low = place.floor().long()
+    a, b, t = x[first + low], x[first + torch.minimum(low + 1, last)], place - low
+    gap = b - a
+    between = torch.where(t < 0.5, a + gap * t, b - gap * (1 - t))  # from the nearer end
+    between = torch.where(gap.isinf(), a * (1 - t) + b * t, between)
+    between = torch.where((t == 0) | (a == b), a, between)
+    between = torch.where(x[first + last].isnan(), torch.nan, between)
+    return torch.where(sizes > 0, between, 0.0)
