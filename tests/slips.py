@@ -50,6 +50,22 @@ LANGUAGE = (
     return Gate(clip(residual, -low, high))''',
     ),
     slip(
+        "an inward gate acts whichever way it is pulled", "test_inward",
+        "outward = ((by > 0) & (residual > 0)) | ((by < 0) & (residual < 0))", "outward = (by > 0) | (by < 0)",
+    ),
+    slip(
+        "an inward gate regards no residual below 0", "test_inward",
+        "outward = ((by > 0) & (residual > 0)) | ((by < 0) & (residual < 0))", "outward = (by > 0) & (residual > 0)",
+    ),
+    slip(
+        "a gate on the channel below is pulled as the one above", "test_inward",
+        "            return channel_sign * advantage\n", "            return advantage + 0 * channel_sign\n",
+    ),
+    slip(
+        "what an inward gate lets pass is never cut", "test_inward",
+        "passed = residual if ceiling is None else clip(", "passed = residual if True else clip(",
+    ),
+    slip(
         "0 - x is cancelled to x", "test_cancel",
         "left if d == 0 else cancel(-right)", "left if d == 0 else cancel(right)",
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Density, Stratum, advantage
+from fibration.language.atoms import Density, Stratum, advantage, in_channel, pull
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.report import Fact
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
@@ -17,7 +17,7 @@ from fibration.laws.amplification import amplification
 from fibration.laws.proof.contributions import Lines, contribution, reads_batch
 from fibration.laws.proof.coordinates import coordinate, lines
 from fibration.laws.proof.near import RHO, WORDS
-from fibration.laws.proof.pieces import Line, extremes, text
+from fibration.laws.proof.pieces import Line, Piece, extremes, text
 from fibration.laws.proof.reach import domain, is_effect, reach
 from fibration.laws.proof.subject import Subject
 
@@ -137,23 +137,28 @@ def _continuity(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
         held = f" in its residual, with {' and '.join(read)} held" if read else ""  # across a density it may jump
         how = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
         yield Fact("continuity", f"gate on {stratum}", how)
-        regions = dict.fromkeys(r for line in known for r in _regions(line, domain(h, stratum, acts_on)[0]))
+        least = domain(h, stratum, acts_on)[0]
+        regions = dict.fromkeys(r for c in h.decomposition.channels for r in _regions(h, stratum, c, table, least))
         if regions:
             why = "there the gradient opposes further drift"
             yield Fact("restorative", f"gate on {stratum}", "; ".join(regions), why)
 
 
-def _regions(line: Line, least: Any) -> Iterator[str]:
+def _regions(h: Hierarchy, stratum: Stratum, channel: str, table: Lines, least: Any) -> Iterator[str]:
     """Where a gate has negative slope, in the words of the positive side if it is the same on both.
 
     `least` is the residual below which none is: a deviation of ratios is above -1.
     """
-    signs = line.assume.extra.get(symbol(advantage))
-    when = f" where the advantage is {WORDS[signs]}" if signs in WORDS else ""
-    found = [(p.low, p.high, sympy.diff(p.value, RHO)) for p in line.restorative()]
-    for low, high, slope in found:
+    found: dict[str, list[tuple[Any, Any, Any, Line]]] = {}
+    for line in table[stratum, channel] or ():
+        for p in line.restorative():
+            when = _when(h, stratum, channel, line, p)
+            found.setdefault(when, []).append((p.low, p.high, sympy.diff(p.value, RHO), line))
+    for when, low, high, slope, line in ((when, *region) for when, regions in found.items() for region in regions):
         mirrored = any(
-            vanishes(low + h) and vanishes(high + w) and vanishes(slope - s) for w, h, s in found if oo not in (h, high)
+            vanishes(low + top) and vanishes(high + base) and vanishes(slope - steep)
+            for base, top, steep, _ in found[when]
+            if oo not in (top, high)
         )
         if mirrored and line.assume.signs(high) <= {-1, 0}:
             continue
@@ -162,6 +167,17 @@ def _regions(line: Line, least: Any) -> Iterator[str]:
         # the two channels differ only in their budgets' names
         region = f"{text(low)} < {name} < {text(high)} with slope {text(slope)}{when}"
         yield region.replace("[+]", "").replace("[-]", "")
+
+
+def _when(h: Hierarchy, stratum: Stratum, channel: str, line: Line, piece: Piece) -> str:
+    """On which batches a piece of a gate holds: for which way of the pull, if the gate asks for it, or advantages."""
+    if pull in set(atoms(h.gates[stratum].expression)):
+        side = 1 if line.assume.signs(piece.high) == {1} or piece.high == oo else -1
+        turned = {side * s for s in line.assume.signs(to_sympy(in_channel(h.pull(stratum), channel)))}
+        if turned in ({1}, {-1}):
+            return f" where the pull is {'outward' if turned == {1} else 'inward'}"
+    signs = line.assume.extra.get(symbol(advantage))
+    return f" where the advantage is {WORDS[signs]}" if signs in WORDS else ""
 
 
 def _blocks(h: Hierarchy) -> Fact:

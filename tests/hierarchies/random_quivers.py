@@ -57,7 +57,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.errors import HierarchyIndexError
-from fibration.language.atoms import BATCH, Reading, Stratum
+from fibration.language.atoms import BATCH, Stratum, pull
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.registry import CONSTRUCTORS, construct
 from fibration.language.report import Report
@@ -494,7 +494,7 @@ def _batch(h: Hierarchy, generator: np.random.Generator, small: bool, balanced: 
     if zeros != "none":
         x[generator.random(n) < (0.3 if zeros == "some" else 2)] = 0.0
     per_row = generator.random() < 0.3 or any(
-        Reading("advantage") in set(atoms(g.expression)) for s, g in h.gates.items() if s not in h.leaves
+        {advantage, pull} & set(atoms(g.expression)) for s, g in h.gates.items() if s not in h.leaves
     )
     advantages = generator.normal(size=len(cells))[row] if per_row else generator.normal(size=n)
     batch = Batch(

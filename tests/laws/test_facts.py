@@ -33,6 +33,7 @@ from fibration.laws.proof.reach import is_effect
 SHAPES = {
     "fiberpo": load("fiberpo"),
     "fiberpo_domain": load("fiberpo_domain"),
+    "fiberpo_inward": load("fiberpo_inward"),
     "dual clip": load("ppo"),
     "jump to zero": RIGHT["either bound"],
     "jump at a bound": one(where(residual > epsilon, 2 * epsilon, residual), log_ratio()),
@@ -109,7 +110,7 @@ def test_restorative_regions(name):
             }
             regions = []
             for part in filter(None, certified.get(f"gate on {stratum}", "").split("; ")):
-                said = r"(.*) < (\|ρ\||ρ) < (.*) with slope (.*?)(?: where the advantage is .*)?"
+                said = r"(.*) < (\|ρ\||ρ) < (.*) with slope (.*?)(?: where the (?:advantage|pull) is .*)?"
                 low, variable, high, slope = re.fullmatch(said, part).groups()
                 ends = number(low, values, counts), number(high, values, counts)
                 fall = _slope(slope, values, counts)
@@ -135,6 +136,20 @@ def test_where_a_gate_falls_is_said_for_each_sign_of_the_advantage():
         "epsilon < ρ < inf with slope -alpha where the advantage is at least 0; "
         "-1 < ρ < -epsilon with slope -alpha where the advantage is below 0"
     )
+
+
+def test_an_inward_gate_falls_where_the_pull_is_outward():
+    """Said once, for both channels and both signs of the advantage."""
+    h = SHAPES["fiberpo_inward"]
+    assert facts(h, "restorative") == {
+        "gate on trajectory": "C_trajectory < |ρ| < 2*C_trajectory with slope -1 where the pull is outward"
+    }
+    for channel, up in (("+", 1), ("-", -1)):
+        budget_here = parameter_values(h)[f"C_trajectory[{channel}]"]
+        for a, side in itertools.product((1, -1), (1, -1)):
+            g, rho = sampled(h, trajectory, channel, a), side * 1.5 * budget_here
+            falls = g(rho + 1e-3) < g(rho - 1e-3)
+            assert falls is (up * a * side > 0)
 
 
 def _slope(text, values, counts):

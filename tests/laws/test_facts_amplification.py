@@ -79,6 +79,9 @@ SAID = {
     "fiberpo": "at most (2 + count(token, over=trajectory))*exp(2*epsilon + C_trajectory[+]), "
     "at least count(token, over=trajectory)*exp(C_trajectory[+]); "
     "reached: 12.2116, 122.116, 1221.16, 12211.6 with 10, 100, 1000, 10000 tokens",
+    "fiberpo_inward": "at most 3*exp(2*epsilon + C_trajectory[+]), at least exp(C_trajectory[+]); "
+    "reached: 1.2214 with 10 tokens where the advantage is above 0; "
+    "r, without bound, where the advantage is below 0 and r > 1",
     "gspo_residual": "no bound known, at least 1 + epsilon_high; reached: 22026.5 with 10 tokens",
     "fiberpo_crossed": "not certified; reached: 12.2116, 122.116, 1221.16, 12211.6 with 10, 100, 1000, 10000 tokens",
 }

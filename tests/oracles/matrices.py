@@ -36,6 +36,7 @@ from fibration.language.atoms import (
     Total,
     in_channel,
     mass,
+    pull,
 )
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.traversal import atoms, evaluate
@@ -524,7 +525,8 @@ class _Dense:
             self.residuals(c, residual)
             for s, gate in h.gates.items():
                 formula = in_channel(gate.expression, c)
-                gated[s.name, c] = self.at(formula, s.name, {Reading("residual"): residual[s.name, c]})
+                given = {Reading("residual"): residual[s.name, c], pull: self.pull(s.name, c)}
+                gated[s.name, c] = self.at(formula, s.name, given)
 
         ratio = Dual(np.empty(world.n, Long), np.empty((world.n, world.n), Long))
         for leaf in world.leaves:
@@ -556,11 +558,20 @@ class _Dense:
                 found[s, c] = rho
                 left.remove(s)
 
-    def objective(self, ratio: Dual, log_prob: np.ndarray) -> Dual:
+    @functools.cached_property
+    def mu(self) -> np.ndarray:
         world, rows = self.world, self.h.rows.name
         of_row = world.exact(self.h.objective.weight, rows)
-        mu = np.array([to_long(of_row[world.number[rows][e]]) for e in world.label[rows]], Long)
-        weighted = ratio.times(mu * self.batch.advantages.astype(Long))
+        return np.array([to_long(of_row[world.number[rows][e]]) for e in world.label[rows]], Long)
+
+    def pull(self, stratum: str, c: str) -> Dual:
+        """`Σ μ·A·r` over every element, the other way on the channel "-"; without a slope."""
+        each = self.mu * self.batch.advantages.astype(Long) * np.exp(self.x.value)
+        found = np.array([each[tokens].sum() for tokens in self.world.over[stratum]], Long)
+        return Dual(-found if c == "-" else found, np.zeros((len(found), self.world.n), Long))
+
+    def objective(self, ratio: Dual, log_prob: np.ndarray) -> Dual:
+        weighted = ratio.times(self.mu * self.batch.advantages.astype(Long))
         if self.h.objective.estimator == "score":  # the ratio is a constant, and log π is differentiated
             weighted = Dual(weighted.value * log_prob.astype(Long), np.diag(weighted.value))
         return Dual(weighted.value.sum(keepdims=True), weighted.slope.sum(axis=0, keepdims=True))

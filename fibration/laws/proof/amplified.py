@@ -255,6 +255,8 @@ class Amplified:
         while 0 <= i + step < len(line.pieces) and vanishes(line.pieces[i + step].value - p.value):
             i += step  # 0 is a breakpoint of every gate
         end = line.pieces[i].low if p.high == oo else line.pieces[i].high
+        if self.known == "split" and end not in (oo, -oo) and -1 in line.assume.signs(end):
+            end = sympy.Integer(0)  # what lies below is of the other channel
         ratio = 1 + end if self.known == "deviation" else sympy.exp(end)
         size = slope if line.assume.signs(slope) == {1} else -slope
         is_ratio = self.known == "deviation" or vanishes(p.value - RHO)

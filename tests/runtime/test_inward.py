@@ -1,0 +1,225 @@
+"""Gates that know which way they are pulled, against the formula in float64 with complex steps for slopes.
+
+The reference is written from the docstrings of the specs. Pulls are what they are at the batch: no slope goes through
+them.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from support import Batch, coefficients, operator, packed, spec
+
+from fibration import (
+    Fibration,
+    Hierarchy,
+    aggregate_gate,
+    clip_gate,
+    identity_gate,
+    log_ratio,
+    ratio_deviation,
+    strata,
+    token_mean,
+    trajectory_mean,
+    uniform,
+)
+
+token, trajectory = strata("token trajectory")
+STEP = 1e-30  # of an imaginary part: what is divided by it keeps all its digits
+
+
+def rolled_back(rho, budget):
+    inside, strip = abs(rho.real) <= budget, abs(rho.real) < 2 * budget
+    return np.where(inside, rho, np.where(strip, np.sign(rho.real) * 2 * budget - rho, 0))
+
+
+def clipped(rho, budget):
+    return np.where(abs(rho.real) <= budget, rho, np.sign(rho.real) * budget)
+
+
+def inward(gate, rho, budget, pull):
+    return np.where(pull * rho.real > 0, gate(rho, budget), rho)
+
+
+def means(values, over, weights):
+    """Of values per element, over what they lie over, and how much of it each is."""
+    found = np.zeros(max(over) + 1, complex)
+    total = np.zeros(max(over) + 1)
+    np.add.at(found, over, values * weights)
+    np.add.at(total, over, weights)
+    return found / total, total
+
+
+def objective(x, batch, gate, epsilon, pulled_at=None):
+    """J at (complex) log ratios, of the levels that the batch has labels of."""
+    row, advantages = batch.row, batch.advantages
+    trajectories = len(batch.lengths)
+    mu = 1 / (trajectories * np.asarray(batch.lengths)[row])
+    pulled_at = x.real if pulled_at is None else pulled_at
+    way = np.where(x.real >= 0, 1, -1)
+    levels = [np.asarray(row)]  # of every token, the elements below it
+    for name in ("prompt_group", "domain"):
+        if name in batch.labels:
+            levels.append(np.asarray(batch.labels[name])[row])
+    level_gate = clipped if gate is clipped else rolled_back
+    log_gated = np.zeros(len(x), complex)
+    for sign, budget in ((1, 0.2), (-1, 0.1)):
+        density = np.where(way == sign, sign * x, 0)
+        below, pulls = [density], [sign * advantages]
+        for over in levels:
+            # every trajectory weighs the same, and in it every token
+            mean, _ = means(density, over, 1 / np.asarray(batch.lengths)[row])
+            below.append(mean[over])
+            pull = np.zeros(over.max() + 1)
+            np.add.at(pull, over, mu * advantages * np.exp(pulled_at))
+            pulls.append(sign * pull[over])
+        below.append(np.zeros(len(x)))
+        for k, pull in enumerate(pulls):
+            rho = below[k] - below[k + 1]
+            part = inward(clipped, rho, epsilon, pull) if k == 0 else inward(level_gate, rho, budget, pull)
+            log_gated = log_gated + sign * part
+    return (mu * advantages * np.exp(log_gated)).sum()
+
+
+def reference(batch, gate, epsilon):
+    found = []
+    for i in range(batch.tokens):
+        x = batch.x.astype(complex)
+        x[i] += 1j * STEP
+        found.append(objective(x, batch, gate, epsilon, batch.x).imag / STEP)
+    return np.array(found), objective(batch.x.astype(complex), batch, gate, epsilon).real
+
+
+def regimes(seed, labels):
+    """Rows that drift either way, inside a budget, in the strip and beyond it, with advantages of both signs and 0."""
+    rng = np.random.default_rng(seed)
+    drifts = [s * d for s in (1, -1) for d in (0.02, 0.15, 0.3, 0.7)]
+    rows = [*itertools.product(drifts, (1.5, -0.7)), (0.25, 0.0), (0.0, 1.0)]
+    rows = [rows[k] for k in rng.permutation(len(rows))]
+    lengths = [int(n) for n in rng.integers(1, 5, len(rows))]
+    x = np.concatenate(
+        [d + rng.choice([0, 0.03, -0.11, 0.4, -0.5], n) for (d, _), n in zip(rows, lengths, strict=True)]
+    )
+    groups = [k // 3 for k in range(len(rows))]
+    names = {"prompt_group": groups, "domain": [g // 2 for g in groups]}
+    advantages = np.repeat([a for _, a in rows], lengths)
+    return Batch(tuple(lengths), x, advantages, {k: names[k] for k in labels})
+
+
+SPECS = {
+    "fiberpo_inward": ((), rolled_back, 0.05),
+    "fiberpo_inward_clip": ((), clipped, 0.2),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SPECS)
+def test_coefficients_are_those_of_the_formula(name, seed):
+    labels, gate, epsilon = SPECS[name]
+    batch, op = regimes(seed, labels), operator(spec(name))
+    found, value = coefficients(op, packed(op, batch), batch)
+    expected, objective = reference(batch, gate, epsilon)
+    assert value == pytest.approx(objective, rel=1e-12)
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-13)
+
+
+# ---------------------------------------------------------------- one drift of all tokens, ten of them
+
+
+def pulled(h, drift, advantage):
+    """`c/μ` of every token, where all have one log ratio and one advantage."""
+    batch = Batch((10,), np.full(10, drift), np.full(10, advantage))
+    op = operator(h)
+    found, _ = coefficients(op, packed(op, batch), batch)
+    assert found == pytest.approx(np.full(10, found[0]), rel=1e-12)
+    return found[0] * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "drift", "above", "below"),
+    [
+        ("fiberpo", 0.1, 1.105, -1.105),
+        ("fiberpo", 0.205, -11.62, 11.62),  # pulled back, and pushed further out
+        ("fiberpo", 0.25, 0, 0),  # the gradient that would have brought it back is lost
+        ("fiberpo_inward", 0.1, 1.105, -1.105),
+        ("fiberpo_inward", 0.205, -1.215, -1.2275),
+        ("fiberpo_inward", 0.5, 0, -1.6487),
+        ("fiberpo_inward_clip", 0.205, 0, -1.2275),
+        ("fiberpo_inward_clip", 0.25, 0, -1.2840),
+        ("grpo", 0.205, 0, -1.2275),
+    ],
+)
+def test_pulls_beyond_the_budget(name, drift, above, below):
+    assert pulled(spec(name), drift, 1.0) == pytest.approx(above, rel=1e-3, abs=1e-12)
+    assert pulled(spec(name), drift, -1.0) == pytest.approx(below, rel=1e-3, abs=1e-12)
+
+
+def test_the_channel_below_is_pulled_the_other_way():
+    h = spec("fiberpo_inward")
+    assert pulled(h, -0.105, -1.0) == pytest.approx(np.exp(-0.095), rel=1e-12)  # outward, and rolled back
+    assert pulled(h, -0.105, 1.0) == pytest.approx(np.exp(-0.105), rel=1e-12)  # inward, and passes
+
+
+# ---------------------------------------------------------------- the gate itself
+
+
+def alone(gate, split):
+    return Hierarchy(name="alone", gates={token: gate}, decomposition=split, objective=token_mean())
+
+
+def gated(h, x, advantage):
+    op = operator(h)
+    batch = Batch((len(x),), np.asarray(x), np.full(len(x), advantage))
+    found, _ = coefficients(op, packed(op, batch), batch)
+    return found * len(x)
+
+
+STRIP = aggregate_gate(0.2, rollback=2)
+X = np.array([-0.35, -0.3, -0.25, -0.2, -0.1, 0.0, 0.1, 0.2, 0.25, 0.3, 0.35])
+SLOPE = np.array([0, 0, -2, 1, 1, 1, 1, 1, -2, 0, 0])  # where the pull is outward
+VALUE = np.array([0, 0, -0.1, -0.2, -0.1, 0, 0.1, 0.2, 0.1, 0, 0])
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_an_outward_pull_meets_the_gate_and_an_inward_one_passes(advantage):
+    outward = advantage * X > 0
+    slope, value = np.where(outward, SLOPE, 1), np.where(outward, VALUE, X)
+    found = gated(alone(STRIP.inward(), log_ratio()), X, advantage)
+    assert found == pytest.approx(advantage * slope * np.exp(value), abs=1e-12)
+
+
+def test_without_an_advantage_nothing_pulls():
+    assert (gated(alone(STRIP.inward(), log_ratio()), X, 0.0) == 0).all()
+
+
+def test_what_passes_is_cut_at_the_ceiling_where_there_is_one():
+    found = gated(alone(clip_gate(0.2).inward(ceiling=0.3), log_ratio()), X, -1.0)
+    inside = np.where(X > 0, X <= 0.3, X >= -0.2)
+    value = np.where(X > 0, np.minimum(X, 0.3), np.maximum(X, -0.2))
+    assert found == pytest.approx(-1.0 * inside * np.exp(value), abs=1e-12)
+
+
+def test_in_units_of_a_mass_before_or_after():
+    twice = [clip_gate(0.1).per(2).inward(), clip_gate(0.1).inward().per(2), clip_gate(0.2).inward()]
+    found = [gated(alone(gate, log_ratio()), X, -1.0) for gate in twice]
+    assert (found[0] == found[2]).all()
+    assert (found[1] == found[2]).all()
+
+
+def test_an_inward_clip_of_ratios_is_that_of_ppo():
+    low = alone(clip_gate(0.2).inward(), ratio_deviation())
+    assert gated(low, X, -1.0) == pytest.approx(-np.where(np.expm1(X) >= -0.2, np.exp(X), 0), abs=1e-12)
+    assert gated(low, X, 1.0) == pytest.approx(np.where(np.expm1(X) <= 0.2, np.exp(X), 0), abs=1e-12)
+
+
+def test_a_level_that_passes_is_left_alone():
+    gates = {trajectory: identity_gate().inward(), token: identity_gate().inward()}
+    h = Hierarchy(
+        name="passing", fibrations=[Fibration(token, trajectory, uniform())], gates=gates,
+        decomposition=log_ratio(), objective=trajectory_mean(),
+    )  # fmt: skip
+    batch = regimes(7, ())
+    op = operator(h)
+    found, _ = coefficients(op, packed(op, batch), batch)
+    mu = 1 / (len(batch.lengths) * np.asarray(batch.lengths)[batch.row])
+    assert found == pytest.approx(mu * batch.advantages * np.exp(batch.x), rel=1e-12)
