@@ -6,7 +6,7 @@ nothing: every name is looked up in the document's own tables and in the registr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,13 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from fibration.errors import SpecError, located
 from fibration.language.assumptions import Assumption, Balanced, balanced, populated
 from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Stratum, Total
+from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate
+from fibration.language.gates import Gate, GatePerChannel
 from fibration.language.grammar import MAX_TEXT
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.objectives import Objective
+from fibration.language.policies import Policy
 from fibration.language.registry import construct
+from fibration.language.statistics import within
 from fibration.language.traversal import atoms
 
 NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63)]
@@ -76,6 +79,16 @@ class PopulatedDocument(_Document):
     over: NameText
 
 
+GateText = Annotated[str, _text("a gate, or its formula", "clip_gate(epsilon)", "minimum(residual, high)")]
+
+
+class GatePerChannelDocument(_Document):
+    """A gate for each channel of a decomposition split by sign."""
+
+    plus: Annotated[GateText, Field(alias="+")]
+    minus: Annotated[GateText, Field(alias="-")]
+
+
 class HierarchyDocument(_Document):
     """A fibration gating hierarchy as `fibration` writes and reads it."""
 
@@ -84,13 +97,14 @@ class HierarchyDocument(_Document):
     parameters: Annotated[list[ParameterDocument], Field(max_length=256)] = []
     attributes: Annotated[list[AttributeDocument], Field(max_length=256)] = []
     fibrations: Annotated[list[FibrationDocument], Field(max_length=64)] = []
-    gates: dict[
-        NameText, Annotated[str, _text("a gate, or its formula", "clip_gate(epsilon)", "minimum(residual, high)")]
-    ]
+    policies: Annotated[list[NameText], Field(max_length=64)] = []
+    gates: dict[NameText, GateText | GatePerChannelDocument]
     decomposition: Annotated[
         str, _text("how ratios become densities", "signed_log_ratio(scale=1/count(token, over=trajectory))")
     ]
-    objective: Annotated[str, _text("the weights of the objective", "trajectory_mean()", "token_mean()")]
+    objective: Annotated[
+        str, _text("the weights of the objective", "trajectory_mean()", "token_mean().weigh(exp(log_prob(old)))")
+    ]
     gives_up: dict[str, Annotated[str, Field(max_length=1000)]] = {}
     assume: Annotated[list[BalancedDocument | PopulatedDocument], Field(max_length=64)] = []
     orthogonalise: Literal["projection"] | None = None
@@ -107,7 +121,12 @@ class HierarchyDocument(_Document):
                 raise SpecError(f"{here}: {what} names the stratum '{name}'", required=f"one of {', '.join(strata)}")
             return strata[name]
 
-        words = [*self.strata, *(p.name for p in self.parameters), *(a.name for a in self.attributes)]
+        words = [
+            *self.strata,
+            *(p.name for p in self.parameters),
+            *(a.name for a in self.attributes),
+            *self.policies,
+        ]
         twice = next((w for w in words if words.count(w) > 1), None)
         if twice is not None:
             raise SpecError(f"{here} declares '{twice}' twice", required="one declaration per name")
@@ -119,6 +138,16 @@ class HierarchyDocument(_Document):
         for a in self.attributes:
             with located(here):
                 names[a.name] = Attribute(**{**a.model_dump(), "on": stratum(a.on, f"attribute '{a.name}'")})
+        for name in self.policies:
+            with located(here):
+                names[name] = Policy(check_name(name, "a policy that a call is given"))
+
+        def gate(s: str, text: str | GatePerChannelDocument) -> Gate:
+            if isinstance(text, str):
+                return construct(Gate, text, names, f"{here}: gate on {s}", Gate)
+            parts = {c: gate(f"{s}, channel {c}", t) for c, t in (("+", text.plus), ("-", text.minus))}
+            return GatePerChannel(parts["+"], parts["-"])
+
         return dict(
             name=self.name,
             fibrations=[
@@ -129,10 +158,7 @@ class HierarchyDocument(_Document):
                 )
                 for f in self.fibrations
             ],
-            gates={
-                stratum(s, "a gate"): construct(Gate, g, names, f"{here}: gate on {s}", Gate)
-                for s, g in self.gates.items()
-            },
+            gates={stratum(s, "a gate"): gate(s, g) for s, g in self.gates.items()},
             decomposition=construct(Decomposition, self.decomposition, names, f"{here}: decomposition"),
             objective=construct(Objective, self.objective, names, f"{here}: objective", Objective),
             gives_up=self.gives_up,
@@ -142,20 +168,17 @@ class HierarchyDocument(_Document):
         )
 
     def check_used(self, strata: Iterable[Stratum], expressions: Iterable[Expression]) -> None:
-        """Refuse a stratum, a parameter or an attribute that the hierarchy has lost: SpecError naming it.
+        """Refuse a stratum, a parameter, an attribute or a policy that the hierarchy has lost: SpecError naming it.
 
         `strata`, `expressions`: of the hierarchy made of this document.
         """
-        read: set[object] = {*strata, Stratum(self.rows)}
-        for expression in expressions:
-            for atom in atoms(expression):
-                value = atom.attribute if isinstance(atom, Total) else atom
-                read |= {value, *_strata_of(atom), *_strata_of(value)}
-        used = {value.name for value in read if isinstance(value, (Stratum, Parameter, Attribute))}
+        read: set[object] = {*strata, Stratum(self.rows), *named(expressions)}
+        used = {value.name for value in read if isinstance(value, (Stratum, Parameter, Attribute, Policy))}
         for kind, names, rule in (
             ("stratum", self.strata, "that a fibration joins, a gate is on, or a formula names"),
             ("parameter", [p.name for p in self.parameters], "that a formula reads"),
             ("attribute", [a.name for a in self.attributes], "that a formula reads"),
+            ("policy", self.policies, "whose log_prob a formula reads"),
         ):
             idle = next((name for name in names if name not in used), None)
             if idle is not None:
@@ -167,14 +190,22 @@ class HierarchyDocument(_Document):
                 )
 
 
-def _strata_of(value: object) -> list[object]:
-    """What a symbol names: strata, places, or nothing."""
-    return [getattr(value, word, None) for word in ("of", "over", "on", "stratum")]
+def named(expressions: Iterable[Expression]) -> Iterator[object]:
+    """All that formulas name: strata, places, parameters, attributes, policies; in their order, and more than once."""
+    for atom in (a for read in expressions for e in within(read) for a in atoms(e)):
+        value = atom.attribute if isinstance(atom, Total) else atom
+        yield value
+        yield from (getattr(v, word, None) for v in (atom, value) for word in ("of", "over", "on", "stratum", "policy"))
 
 
 def flat(value: Parameter | Attribute) -> dict[str, Any]:
     """A declaration as a document has it."""
     return {**value.model_dump(mode="json"), "on": None if value.on is None else value.on.name}
+
+
+def written_gate(gate: Gate) -> str | dict[str, str]:
+    """A gate as a document has it."""
+    return {"+": gate.plus.written, "-": gate.minus.written} if isinstance(gate, GatePerChannel) else gate.written
 
 
 def written_assumption(assumption: Assumption) -> dict[str, Any]:

@@ -123,6 +123,17 @@ class Expression:
         return _adapter("sympy", "to_sympy")(self)
 
 
+def check_size(expression: Expression) -> None:
+    """Refuse what recursion and programs could not go through: SpecError."""
+    depth, size = expression.depth, expression.size
+    if depth > MAX_DEPTH or size > MAX_SIZE:
+        raise SpecError(
+            f"an expression of depth {depth} and size {size} is too large",
+            required=f"at most {MAX_DEPTH} levels and {MAX_SIZE} nodes",
+            remedy="an atomic gate or kernel weight is a scalar formula; move data into an Attribute",
+        )
+
+
 Operand = Expression | int | float | Fraction
 
 
@@ -148,14 +159,9 @@ class Apply(Expression):
         size = 1 + sum(a.size for a in self.arguments)
         if self.operator == "**" and isinstance(self.arguments[1], Number):  # counts as the product that it stands for
             size = 1 + self.arguments[0].size * int(self.arguments[1].value)
-        if depth > MAX_DEPTH or size > MAX_SIZE:
-            raise SpecError(
-                f"an expression of depth {depth} and size {size} is too large",
-                required=f"at most {MAX_DEPTH} levels and {MAX_SIZE} nodes",
-                remedy="an atomic gate or kernel weight is a scalar formula; move data into an Attribute",
-            )
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "size", size)
+        check_size(self)
         object.__setattr__(self, "_hash", hash((self.operator, self.arguments)))
 
     @property

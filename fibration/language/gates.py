@@ -5,10 +5,11 @@ To add a gate, write one function here and decorate it; its law checks, derivati
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fibration.errors import SpecError
-from fibration.language.atoms import advantage, pull, residual
+from fibration.errors import SpecError, shown
+from fibration.language.atoms import advantage, channel_sign, pull, residual
 from fibration.language.expressions import Expression, Operand, as_expression
 from fibration.language.operators import absolute, clip, log1p, maximum, minimum, sign, where
 from fibration.language.registry import Written, constructor
@@ -24,7 +25,7 @@ class Gate(Written):
     coarser strata. Its derivative at a breakpoint is that of the branch that holds at the breakpoint.
     """
 
-    METHODS: ClassVar = {"per": 1, "inward": 0}
+    METHODS: ClassVar = ("per", "inward")
     expression: Expression
 
     def __init__(self, expression: object, **data: Any) -> None:
@@ -54,6 +55,37 @@ class Gate(Written):
         given = {"ceiling": ceiling, "pull": None if by == PULL else by}
         said = ", ".join(f"{k}={as_expression(v)}" for k, v in given.items() if v is not None)
         return Gate(where(outward, self.expression, passed), written=f"{self.written}.inward({said})")
+
+
+class GatePerChannel(Gate):
+    """A gate for each channel of a decomposition split by sign; declared, printed and kept in JSON as a mapping."""
+
+    plus: Gate
+    minus: Gate
+
+    def __init__(self, plus: Gate, minus: Gate) -> None:
+        super().__init__(
+            where(channel_sign > 0, plus.expression, minus.expression),
+            plus=plus,
+            minus=minus,
+            written=f'{{"+": {plus}, "-": {minus}}}',
+        )
+
+    def per(self, scale: object) -> Gate:
+        return GatePerChannel(self.plus.per(scale), self.minus.per(scale))
+
+    def inward(self, ceiling: Operand | None = None, pull: Operand = pull) -> Gate:
+        return GatePerChannel(self.plus.inward(ceiling, pull), self.minus.inward(ceiling, pull))
+
+
+def as_gate(value: object, what: str) -> object:
+    """A mapping of two gates, `{"+": gate, "-": gate}`, as one, or a SpecError naming `what`; all else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    whole = [g for g in value.values() if isinstance(g, Gate) and not isinstance(g, GatePerChannel)]
+    if set(value) != {"+", "-"} or len(whole) != 2:
+        raise SpecError(f"{what} is {shown(value)}", required='one gate, or a mapping of two: {"+": gate, "-": gate}')
+    return GatePerChannel(value["+"], value["-"])
 
 
 @constructor(Gate, examples=("aggregate_gate(C, rollback=k)",))

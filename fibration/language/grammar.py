@@ -309,6 +309,10 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
         found = {**_POLICIES, **names}.get(tree.text) if isinstance(tree, Word) else None
         if isinstance(found, (Stratum, Place, Policy)):
             return found
+        if isinstance(tree, Word) and call.name == log_prob.__name__:
+            known = [*_POLICIES, *(n for n, v in names.items() if isinstance(v, Policy))]
+            remedy = f'name it where policies are declared: "policies": ["{tree.text}"]'
+            raise SpecError(f"{what}: no policy '{tree.text}'", required=f"one of {', '.join(known)}", remedy=remedy)
         return build(tree, names, what)
 
     keys = [k for k, _ in call.named]

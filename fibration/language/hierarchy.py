@@ -6,7 +6,7 @@ Construction checks that a declaration can be *read*: names, types, references. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,38 +20,34 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from fibration.errors import SpecError, an
-from fibration.language.assumptions import Assumption, Balanced, Populated
+from fibration.errors import SpecError
+from fibration.language.assumptions import Assumption
 from fibration.language.atoms import (
-    BATCH,
     Attribute,
-    Count,
     Parameter,
-    Place,
     Stratum,
-    Total,
     advantage,
     at,
     channel_sign,
     in_channel,
     mass,
     pull,
-    read_at,
     token_log_ratio,
 )
 from fibration.language.declared import Declared, FrozenMap, Name, check_name
 from fibration.language.decompositions import Decomposition
-from fibration.language.document import HierarchyDocument, flat, written_assumption
+from fibration.language.document import HierarchyDocument, flat, named, written_assumption, written_gate
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate
+from fibration.language.gates import Gate, as_gate
 from fibration.language.kernels import Fibration
 from fibration.language.leaf_measure import masses
 from fibration.language.objectives import Objective
 from fibration.language.operators import exp, where
-from fibration.language.policies import LogProb, Policy
+from fibration.language.policies import Policy
 from fibration.language.read_document import read_document, read_json, source_of
+from fibration.language.readable import check, check_arguments, check_elements
 from fibration.language.report import Verify
-from fibration.language.statistics import total, within
+from fibration.language.statistics import total
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, substitute
 
@@ -85,7 +81,7 @@ class Hierarchy(Declared):
         self,
         *,
         name: str,
-        gates: Mapping[Stratum, Gate],
+        gates: Mapping[Stratum, Gate | Mapping[str, Gate]],
         decomposition: Decomposition,
         objective: Objective,
         fibrations: Any = (),
@@ -99,17 +95,14 @@ class Hierarchy(Declared):
             fibrations=fibrations, gates=gates, decomposition=decomposition, objective=objective, assume=assume
         )
         given |= {"gives_up": gives_up or {}, "rows": rows or Stratum("trajectory")}
-        for argument, (what, kind, example) in _ARGUMENTS.items():
-            _expect(name, what, given[argument], kind, example)
+        check_arguments(name, given)
+        given["gates"] = {s: as_gate(g, f"hierarchy '{name}': the gate on {s}") for s, g in gates.items()}
         given |= {"fibrations": tuple(fibrations), "assume": tuple(assume)}
-        _check_elements(name, given["fibrations"], gates, given["assume"])
+        check_elements(name, given)
         if orthogonalise not in (None, "projection"):
             raise SpecError(f"hierarchy '{name}': orthogonalise={orthogonalise!r}", required="None or 'projection'")
         super().__init__(name=name, orthogonalise=orthogonalise, **given)  # type: ignore[call-arg]
-        self._check_gates()
-        self._check_names()
-        self._check_objective()
-        self._check_assumptions()
+        check(self)
         self._check_given_up()
 
     # ------------------------------------------------------------ structure
@@ -196,102 +189,24 @@ class Hierarchy(Declared):
     @cached_property
     def policies(self) -> Mapping[str, Policy]:
         """Every policy that a formula names, by name."""
-        read = (a for e in self._expressions() for inner in within(e) for a in atoms(inner))
-        return FrozenMap({a.policy.name: a.policy for a in read if isinstance(a, LogProb)})
+        return FrozenMap({p.name: p for p in named(self._expressions()) if isinstance(p, Policy)})
 
     def _named(self, kind: type[Any]) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
-        for expression in (e for read in self._expressions() for e in within(read)):
-            for atom in atoms(expression):
-                value = atom.attribute if isinstance(atom, Total) else atom
-                if isinstance(value, kind):
-                    known = found.setdefault(value.name, value)
-                    if known != value:
-                        raise SpecError(
-                            f"hierarchy '{self.name}' declares '{value.name}' twice, differently",
-                            required="one declaration per name",
-                            found=f"{_declaration(known)} and {_declaration(value)}",
-                            remedy="reuse one object, or give the second another name",
-                        )
+        for value in (v for v in named(self._expressions()) if isinstance(v, kind)):
+            known = found.setdefault(value.name, value)
+            if known != value:
+                raise SpecError(
+                    f"hierarchy '{self.name}' declares '{value.name}' twice, differently",
+                    required="one declaration per name",
+                    found=f"{_declaration(known)} and {_declaration(value)}",
+                    remedy="reuse one object, or give the second another name",
+                )
         return FrozenMap(found)
-
-    # ------------------------------------------------------------ whether it can be read
-
-    @property
-    def _here(self) -> str:
-        return f"hierarchy '{self.name}'"
-
-    def _check_gates(self) -> None:
-        """Every stratum has a gate, what has a gate is joined by a fibration, and nothing is coarser than the batch."""
-        if not self.gates:
-            raise SpecError(f"{self._here} has no gate", required="one gate per stratum")
-        for stratum in self.strata:
-            if stratum not in self.gates:
-                raise SpecError(
-                    f"{self._here} has no gate on {stratum}",
-                    required="one gate per stratum",
-                    remedy=f"add {stratum}: identity_gate() to let the level pass, or zero_gate() to remove it",
-                )
-        for f in self.fibrations:
-            if f.source.name == BATCH:
-                raise SpecError(
-                    f"{self._here} has a fibration {f}",
-                    required=f"nothing below '{BATCH}': it is the whole batch, one element",
-                    remedy=f"make {BATCH} the root, or give {f.source} another name",
-                )
-        joined = {s for f in self.fibrations for s in (f.source, f.target)}
-        for stratum in self.gates:
-            if joined and stratum not in joined:
-                raise SpecError(
-                    f"{self._here} has a gate on {stratum}, which no fibration joins",
-                    required=f"one of {', '.join(s.name for s in self.strata if s in joined)}",
-                )
-
-    def _check_names(self) -> None:
-        words = [*(s.name for s in self.strata), *self.parameters, *self.attributes, *self.policies]
-        for word in words:
-            if words.count(word) > 1:
-                raise SpecError(f"{self._here} uses the name '{word}' for two things", required="one meaning per name")
-
-    def _check_objective(self) -> None:
-        for atom in atoms(self.objective.weight):
-            if not self._is_weight(atom):
-                raise SpecError(
-                    f"{self._here}: the objective weighs tokens by {atom}",
-                    required="numbers, parameters of one value, and counts and totals over a row or the batch",
-                    remedy="weights must not change with the policy; gates are for that",
-                )
-
-    def _is_weight(self, atom: Expression) -> bool:
-        """Whether an objective may read `atom`: it is one number per row."""
-        place = read_at(atom)
-        at_row = not isinstance(place, Stratum) or place in (self.rows, *self.coarser(self.rows))
-        if isinstance(atom, Parameter):
-            return at_row and not atom.per_channel
-        if isinstance(atom, Attribute):
-            return at_row
-        if not isinstance(atom, (Count, Total)):
-            return False
-        known = isinstance(atom.of, Place) or atom.of in (*self.strata, self.rows)
-        return known and (at_row or atom.over == Stratum(BATCH))
-
-    def _check_assumptions(self) -> None:
-        for a in self.assume:
-            for s in (a.first, a.second) if isinstance(a, Balanced) else (a.stratum, a.over):
-                if s not in self.strata:
-                    raise SpecError(
-                        f"{self._here} assumes {a!r}, and has no stratum {s}",
-                        required=f"strata of the hierarchy: {', '.join(x.name for x in self.strata)}",
-                    )
-            if isinstance(a, Populated) and a.over not in self.coarser(a.stratum):
-                raise SpecError(
-                    f"{self._here} assumes {a!r}, and {a.stratum} does not lie over {a.over}",
-                    required=f"one of {', '.join(x.name for x in self.coarser(a.stratum)) or 'none: it is a root'}",
-                )
 
     def _check_given_up(self) -> None:
         for law, why in self.gives_up.items():
-            gives_up = f"{self._here} gives up '{law}'"
+            gives_up = f"hierarchy '{self.name}' gives up '{law}'"
             if law in FOUNDATIONS:
                 raise SpecError(f"{gives_up}, on which all the others rest", remedy="mend the hierarchy instead")
             if law not in CAN_BE_GIVEN_UP:
@@ -336,15 +251,18 @@ class Hierarchy(Declared):
 
     @model_serializer(mode="plain")
     def _to_json(self) -> dict[str, Any]:
+        words = (*self.strata, *named(self._expressions()))
+        passed = [p.name for p in self.policies.values() if p.is_passed]
         return {
             "name": self.name,
-            "strata": [s.name for s in self.strata],
+            "strata": list(dict.fromkeys(s.name for s in words if isinstance(s, Stratum))),
             "parameters": [flat(p) for p in self.parameters.values()],
             "attributes": [flat(a) for a in self.attributes.values()],
             "fibrations": [
                 {"source": f.source.name, "target": f.target.name, "kernel": f.kernel.written} for f in self.fibrations
             ],
-            "gates": {s.name: g.written for s, g in self.gates.items()},
+            **({"policies": passed} if passed else {}),
+            "gates": {s.name: written_gate(g) for s, g in self.gates.items()},
             "decomposition": self.decomposition.written,
             "objective": self.objective.written,
             "gives_up": dict(self.gives_up),
@@ -375,41 +293,6 @@ class Hierarchy(Declared):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return handler(HierarchyDocument.__pydantic_core_schema__)
-
-
-# What an argument is called in messages, what it has to be, and an example of one.
-_ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
-    "fibrations": ("collection of fibrations", Iterable, "fibrations=[Fibration(token, trajectory, uniform())]"),
-    "gates": ("collection of gates", Mapping, "gates={token: identity_gate()}"),
-    "decomposition": ("decomposition", Decomposition, "signed_log_ratio(scale=...)"),
-    "objective": ("objective", Objective, "trajectory_mean()"),
-    "rows": ("stratum of the rows", Stratum, "rows=trajectory, a Stratum"),
-    "gives_up": ("collection of laws given up", Mapping, "gives_up={'first_order': 'why'}"),
-    "assume": ("collection of assumptions", Iterable, "assume=[balanced(domain, modality)]"),
-}
-
-
-def _check_elements(name: str, fibrations: Any, gates: Mapping[Any, Any], assume: Any) -> None:
-    for a in assume:
-        if not isinstance(a, Assumption):
-            raise SpecError(
-                f"hierarchy '{name}' assumes {a!r}",
-                required="balanced(domain, modality), or populated(image_token, over=trajectory)",
-            )
-    for f in fibrations:
-        _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
-    for stratum, gate in gates.items():
-        _expect(name, "gated stratum", stratum, Stratum, "a Stratum as the key")
-        _expect(name, f"gate on {stratum}", gate, Gate, "Gate(expression), or a gate made by one of the functions")
-
-
-def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:
-    if not isinstance(value, kind):
-        raise SpecError(
-            f"hierarchy '{name}': the {what} is {value!r}",
-            required=an(kind.__name__),
-            remedy=f"for example {example}",
-        )
 
 
 def _declaration(value: Any) -> str:

@@ -43,7 +43,7 @@ class Objective(Written):
     whose gradient is `Σ μ·𝒢(r)·A·∇log π` and whose value is none of the true objective.
     """
 
-    METHODS: ClassVar = {"score": 0, "weigh": 1, "keep": 1}
+    METHODS: ClassVar = ("score", "weigh", "keep")
     weight: Expression
     estimator: Literal["ratio", "score"] = "ratio"
     weighed: tuple[Expression, ...] = ()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from fibration.language.atoms import BATCH, Component, Parameter, Stratum, read_at
 from fibration.language.expressions import Expression
-from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, uniform
+from fibration.language.statistics import within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
+
+if TYPE_CHECKING:
+    from fibration.language.hierarchy import Hierarchy
 
 
 def home(hierarchy: Hierarchy, atom: Expression) -> str | None:
     """The stratum at whose elements an atom has its values; None for what is read where it stands.
 
     A parameter may vary over `on`, or over the coarsest stratum that reads it (never the leaf). A kernel reads at its
-    target, since its weights are normalised over each target element. What the objective reads has one value for the
-    whole batch.
+    target, since its weights are normalised over each target element. What the objective, a decomposition or a
+    statistic reads has one value for the whole batch.
     """
     place = read_at(atom)
     if place is not None:
@@ -23,7 +30,7 @@ def home(hierarchy: Hierarchy, atom: Expression) -> str | None:
     parameter = atom.parameter if isinstance(atom, Component) else atom
     if not isinstance(parameter, Parameter):
         return None
-    if parameter in set(atoms(hierarchy.objective.weight)):
+    if parameter in set(_one_for_all(hierarchy)):
         return BATCH
     shape = hierarchy.shape
     readers = []
@@ -34,6 +41,16 @@ def home(hierarchy: Hierarchy, atom: Expression) -> str | None:
     # where strata that cross read it, it has one value for the batch
     one = readers and all(s == readers[0] or readers[0] in shape.coarser(s) for s in readers)
     return readers[0].name if one else BATCH
+
+
+def _one_for_all(h: Hierarchy) -> Iterator[Expression]:
+    """Atoms of what is no level's own: of the objective, of the decomposition, of formulas in statistics."""
+    own = [h.objective.weight, *h.objective.formulas, h.decomposition.recovery, h.decomposition.scale]
+    own += [e for _, e in h.decomposition.densities]
+    levels = [*(h.gate(s) for s in h.gates), *(f.weight for f in h.fibrations)]
+    inside = (formula for e in levels for formula in itertools.islice(within(e), 1, None))
+    for formula in (*(formula for e in own for formula in within(e)), *inside):
+        yield from atoms(formula)
 
 
 def row_path(hierarchy: Hierarchy, leaf: str) -> list[str]:

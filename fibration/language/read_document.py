@@ -161,6 +161,9 @@ def _problem(error: Any, path: Path, document: Any) -> _Problem:
         default = document["parameters"][path[1]]["default"]
         rule = "a number, one each for '+' and '-', or null"
         return _Problem(1, _where(path[:3], document), rule, shown(default))
+    if path[:1] == ("gates",) and len(path) > 1 and not isinstance(document["gates"].get(path[1], ""), str):
+        rule = "a text, or one text each for '+' and '-'"
+        return _Problem(1, _where(path[:2], document), rule, shown(document["gates"][path[1]]))
     if kind == "extra_forbidden":
         known = _fields(inside)
         what = _of(f"unknown field {path[-1]!r}", inside, document, "of")

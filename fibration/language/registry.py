@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from fibration.errors import SpecError, located
+from fibration.errors import SpecError, an, located
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression, write
 from fibration.language.grammar import CALLS, Invocation, Names, Word, arguments, build, read, suggest
@@ -24,8 +24,7 @@ class Written(Declared):
     """An object that remembers the call that made it; equal objects are written equally."""
 
     written: str = ""
-    # Methods that a written form may call on it, with the number of their arguments.
-    METHODS: ClassVar[Mapping[str, int]] = {}
+    METHODS: ClassVar[tuple[str, ...]] = ()  # those that a written form may call on it
 
     def __repr__(self) -> str:
         return self.written
@@ -97,11 +96,15 @@ def _construct(kind: type[T], text: object, names: Names, what: str, bare: Calla
 
 def _methods(value: T, methods: tuple[Invocation, ...], names: Names, what: str) -> T:
     for method in methods:
-        if type(value).METHODS.get(method.name) != len(method.positional) or method.named:
-            known = ", ".join(f".{k}({'...' if n else ''})" for k, n in type(value).METHODS.items())
-            kind = type(value).__name__.lower()
-            raise SpecError(
-                f"{what}: unknown method '.{method.name}(...)'", required=f"for a {kind}: {known or 'none'}"
-            )
-        value = getattr(value, method.name)(*(build(a, names, what) for a in method.positional))
+        known = {name: inspect.signature(getattr(value, name)) for name in type(value).METHODS}
+        forms = ", ".join(f".{name}({', '.join(form.parameters)})" for name, form in known.items())
+        required = f"for {an(type(value).__name__.lower())}: {forms or 'none'}"
+        if method.name not in known:
+            raise SpecError(f"{what}: unknown method '.{method.name}(...)'", required=required)
+        positional, named = arguments(method, names, what)
+        try:
+            known[method.name].bind(*positional, **named)
+        except TypeError:
+            raise SpecError(f"{what}: wrong arguments to '.{method.name}(...)'", required=required) from None
+        value = getattr(value, method.name)(*positional, **named)
     return value

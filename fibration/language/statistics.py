@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Gathered, Parameter, Total, Where, of_strata, over_text
-from fibration.language.expressions import Expression, Number, Operand, as_expression
+from fibration.language.expressions import Expression, Number, Operand, as_expression, check_size
 from fibration.language.traversal import atoms, transform
 
 
@@ -34,6 +34,7 @@ class Aggregate(Gathered):
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", 1 + self.formula.depth)
         object.__setattr__(self, "size", 1 + self.formula.size)
+        check_size(self)
         object.__setattr__(self, "_hash", hash((self.kind, self.formula, self.over, self.level)))
 
     @property
@@ -91,11 +92,12 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
     given = made.level
     inside = isinstance(given, Number) and 0 <= given.value <= 1
     if isinstance(given, Parameter):
-        inside = given.lower is not None and given.upper is not None and 0 <= given.lower < given.upper <= 1
+        ends = given.lower, given.upper
+        inside = not given.per_channel and all(end is not None and 0 <= end <= 1 for end in ends)
     if not inside:
         raise SpecError(
             f"the level of a quantile is {given}",
-            required="a number from 0 to 1, or a Parameter with lower=0 and upper=1, or bounds between them",
+            required="a number from 0 to 1, or a Parameter of one value with lower=0 and upper=1, or bounds between",
         )
     return made
 

@@ -143,14 +143,15 @@ def test_projections_are_compared_as_they_are_written():
 
 old, rollout = policies("old rollout")
 RHO = exp(log_prob(old) - log_prob(rollout))
-TRUNCATED = token_mean().weigh(minimum(RHO, C))
+CAP = Parameter("cap", default=2)
+TRUNCATED = token_mean().weigh(minimum(RHO, CAP))
 
 
 @pytest.mark.parametrize(
     "objective",
     [
         token_mean(),
-        token_mean().weigh(minimum(RHO, 2 * C)),
+        token_mean().weigh(minimum(RHO, 2 * CAP)),
         TRUNCATED.weigh(RHO),
         TRUNCATED.keep(RHO <= 2),
         TRUNCATED.score(),
@@ -164,15 +165,15 @@ def test_weights_and_conditions_of_tokens_are_part_of_a_loss(objective):
 
 
 def test_the_order_of_weights_is_none_of_a_loss():
-    both = [dapo.replace(objective=o) for o in (TRUNCATED.weigh(RHO), token_mean().weigh(RHO).weigh(minimum(RHO, C)))]
+    both = [dapo.replace(objective=o) for o in (TRUNCATED.weigh(RHO), token_mean().weigh(RHO).weigh(minimum(RHO, CAP)))]
     assert is_the_same(pair(*both))
 
 
 def test_a_fixed_parameter_is_fixed_in_weights_and_in_statistics():
     """Also in what a condition reads of other tokens."""
-    filtered = dapo.replace(objective=TRUNCATED.keep(largest(minimum(RHO, C), over=trajectory) <= C + 1))
-    both = pair(filtered, filtered.replace(name="other"), parameters={"C_trajectory": 2})
-    assert not any("C_trajectory" in h.parameters for h in both)
+    filtered = dapo.replace(objective=TRUNCATED.keep(largest(minimum(RHO, CAP), over=trajectory) <= CAP + 1))
+    both = pair(filtered, filtered.replace(name="other"), parameters={"cap": 2})
+    assert not any("cap" in h.parameters for h in both)
     (kept,) = both.first.objective.kept
     assert kept.condition == (largest(minimum(RHO, 2), over=trajectory) <= as_expression(2) + 1)
 

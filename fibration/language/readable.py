@@ -1,0 +1,157 @@
+"""Whether a declaration can be read: types, names, and what parts of it name of one another.
+
+Whether it is right is for the laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fibration.errors import SpecError, an
+from fibration.language.assumptions import Assumption, Balanced, Populated
+from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Place, Stratum, Total, read_at
+from fibration.language.decompositions import Decomposition
+from fibration.language.expressions import Expression
+from fibration.language.gates import Gate, GatePerChannel
+from fibration.language.kernels import Fibration
+from fibration.language.objectives import Objective
+from fibration.language.token_formulas import check_stops, check_token_formulas
+from fibration.language.traversal import atoms
+
+if TYPE_CHECKING:
+    from fibration.language.hierarchy import Hierarchy
+
+# What an argument is called in messages, what it has to be, and an example of one.
+_ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
+    "fibrations": ("collection of fibrations", Iterable, "fibrations=[Fibration(token, trajectory, uniform())]"),
+    "gates": ("collection of gates", Mapping, "gates={token: identity_gate()}"),
+    "decomposition": ("decomposition", Decomposition, "signed_log_ratio(scale=...)"),
+    "objective": ("objective", Objective, "trajectory_mean()"),
+    "rows": ("stratum of the rows", Stratum, "rows=trajectory, a Stratum"),
+    "gives_up": ("collection of laws given up", Mapping, "gives_up={'first_order': 'why'}"),
+    "assume": ("collection of assumptions", Iterable, "assume=[balanced(domain, modality)]"),
+}
+
+
+def check_arguments(name: str, given: Mapping[str, Any]) -> None:
+    """Every argument of a hierarchy is of its type."""
+    for argument, (what, kind, example) in _ARGUMENTS.items():
+        _expect(name, what, given[argument], kind, example)
+
+
+def check_elements(name: str, given: Mapping[str, Any]) -> None:
+    """And what they are collections of."""
+    for a in given["assume"]:
+        if not isinstance(a, Assumption):
+            raise SpecError(
+                f"hierarchy '{name}' assumes {a!r}",
+                required="balanced(domain, modality), or populated(image_token, over=trajectory)",
+            )
+    for f in given["fibrations"]:
+        _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
+    for stratum, gate in given["gates"].items():
+        _expect(name, "gated stratum", stratum, Stratum, "a Stratum as the key")
+        _expect(name, f"gate on {stratum}", gate, Gate, "Gate(expression), or a gate made by one of the functions")
+
+
+def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:
+    if not isinstance(value, kind):
+        raise SpecError(
+            f"hierarchy '{name}': the {what} is {value!r}",
+            required=an(kind.__name__),
+            remedy=f"for example {example}",
+        )
+
+
+def check(h: Hierarchy) -> None:
+    """Raise a SpecError for the first thing in a hierarchy that cannot be read."""
+    here = f"hierarchy '{h.name}'"
+    _check_gates(h, here)
+    _check_names(h, here)
+    _check_objective(h, here)
+    check_token_formulas(h, here)
+    check_stops(h, here)
+    _check_assumptions(h, here)
+
+
+def _check_gates(h: Hierarchy, here: str) -> None:
+    """Every stratum has a gate, what has a gate is joined by a fibration, and nothing is coarser than the batch."""
+    if not h.gates:
+        raise SpecError(f"{here} has no gate", required="one gate per stratum")
+    for stratum in h.strata:
+        if stratum not in h.gates:
+            raise SpecError(
+                f"{here} has no gate on {stratum}",
+                required="one gate per stratum",
+                remedy=f"add {stratum}: identity_gate() to let the level pass, or zero_gate() to remove it",
+            )
+    for f in h.fibrations:
+        if f.source.name == BATCH:
+            raise SpecError(
+                f"{here} has a fibration {f}",
+                required=f"nothing below '{BATCH}': it is the whole batch, one element",
+                remedy=f"make {BATCH} the root, or give {f.source} another name",
+            )
+    joined = {s for f in h.fibrations for s in (f.source, f.target)}
+    for stratum, gate in h.gates.items():
+        if joined and stratum not in joined:
+            raise SpecError(
+                f"{here} has a gate on {stratum}, which no fibration joins",
+                required=f"one of {', '.join(s.name for s in h.strata if s in joined)}",
+            )
+        if isinstance(gate, GatePerChannel) and len(h.decomposition.channels) == 1:
+            raise SpecError(
+                f"{here} has a gate per channel on {stratum}: {gate}",
+                required="a decomposition with the channels '+' and '-'",
+                found=f"{h.decomposition}, which has one channel",
+                remedy="declare one gate, or split the ratio by sign: signed_log_ratio()",
+            )
+
+
+def _check_names(h: Hierarchy, here: str) -> None:
+    words = [s.name for s in dict.fromkeys((*h.strata, h.rows))]
+    words += [*h.parameters, *h.attributes, *h.policies]
+    for word in words:
+        if words.count(word) > 1:
+            raise SpecError(f"{here} uses the name '{word}' for two things", required="one meaning per name")
+
+
+def _check_objective(h: Hierarchy, here: str) -> None:
+    for atom in atoms(h.objective.weight):
+        if not _is_weight(h, atom):
+            raise SpecError(
+                f"{here}: the objective weighs tokens by {atom}",
+                required="numbers, parameters of one value, and counts and totals over a row or the batch",
+                remedy="these normalise and never change with a policy: gates are for what does, "
+                "and objective.weigh(...) for weights of single tokens",
+            )
+
+
+def _is_weight(h: Hierarchy, atom: Expression) -> bool:
+    """Whether an objective may read `atom`: it is one number per row."""
+    place = read_at(atom)
+    at_row = not isinstance(place, Stratum) or place in (h.rows, *h.coarser(h.rows))
+    if isinstance(atom, Parameter):
+        return at_row and not atom.per_channel
+    if isinstance(atom, Attribute):
+        return at_row
+    if not isinstance(atom, (Count, Total)):
+        return False
+    known = isinstance(atom.of, Place) or atom.of in (*h.strata, h.rows)
+    return known and (at_row or atom.over == Stratum(BATCH))
+
+
+def _check_assumptions(h: Hierarchy, here: str) -> None:
+    for a in h.assume:
+        for s in (a.first, a.second) if isinstance(a, Balanced) else (a.stratum, a.over):
+            if s not in h.strata:
+                raise SpecError(
+                    f"{here} assumes {a!r}, and has no stratum {s}",
+                    required=f"strata of the hierarchy: {', '.join(x.name for x in h.strata)}",
+                )
+        if isinstance(a, Populated) and a.over not in h.coarser(a.stratum):
+            raise SpecError(
+                f"{here} assumes {a!r}, and {a.stratum} does not lie over {a.over}",
+                required=f"one of {', '.join(x.name for x in h.coarser(a.stratum)) or 'none: it is a root'}",
+            )
