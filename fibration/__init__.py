@@ -38,7 +38,7 @@ from fibration.language.atoms import (
     strata,
     token_log_ratio,
 )
-from fibration.language.conditions import equal, on_policy, one
+from fibration.language.conditions import equal, on_policy, one, same
 from fibration.language.decompositions import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.language.gates import (
     Gate,
@@ -100,8 +100,8 @@ __all__ = [
     "equivalent", "exp", "expm1", "gated", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p",
     "log_clip_gate", "log_prob", "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one",
     "pessimistic_clip_gate", "policies", "populated", "proportional", "pull", "quantile", "ratio_deviation", "residual",
-    "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt", "stop", "strata", "tanh", "token_log_ratio",
-    "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
+    "same", "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt", "stop", "strata", "tanh",
+    "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
 ]  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fibration.errors import FibrationError
-from fibration.language.declared import NAME
 from fibration.laws.equivalent import equivalent
 from fibration.printing.reports import Outcome, load_quietly
 
@@ -28,9 +27,17 @@ def compare(
 
 
 def matches(given: Sequence[str], numbers: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:
-    """`NAME=NAME` for parameters that are one, `NAME=VALUE` for those that are fixed."""
+    """`NAME=NAME` for parameters that are one, `NAME=VALUE` for those that are fixed, `NAME=FORMULA` in the other's."""
     found: dict[str, Any] = {}
     for text in given:
         name, _, value = (part.strip() for part in text.partition("="))
-        found |= {name: value} if NAME.match(value) and value not in ("inf", "infinity", "nan") else numbers([text])
+        found |= {name: value} if value and not value.startswith("{") and not _is_number(value) else numbers([text])
     return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -124,7 +124,9 @@ def compare(
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NAME|NUMBER", help="Match two parameters, or fix one (inf: it never binds)."),
+        typer.Option(
+            metavar="NAME=NAME|FORMULA|NUMBER", help="Match two parameters, or fix one (inf: it never binds)."
+        ),
     ] = None,
     format: Annotated[VerifyFormat, typer.Option("--format", "-f", help="How to report.")] = VerifyFormat.text,
     output: Annotated[
@@ -137,8 +139,9 @@ def compare(
     They are if they have the same coefficients on every batch of every size.
 
     CONDITION is a comparison that holds at every token ('advantage >= 0'), 'equal(count(token, over=trajectory))',
-    'equal(advantage, on=trajectory)' or short 'advantage=trajectory', 'one(domain)', or on_policy. Exit code 0: proved.
-    1: refuted, by the smallest batch found, or undecided. 2: the two cannot be compared, or some input is unusable.
+    'equal(advantage, on=trajectory)' or short 'advantage=trajectory', 'one(domain)', 'same(old, rollout)', on_policy.
+    FORMULA is one in parameters of the other: 'bound=1 + epsilon'. Exit code 0: proved. 1: refuted, by the smallest
+    batch found, or undecided. 2: the two cannot be compared, or some input is unusable.
     """
     from fibration.cli.compare import compare as compare_specs
     from fibration.cli.compare import matches

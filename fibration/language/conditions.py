@@ -7,19 +7,30 @@ written as they print; `advantage=trajectory` is short for `equal(advantage, on=
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fibration.errors import SpecError
-from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Stratum, Total, advantage, read_at
+from fibration.language.atoms import (
+    BATCH,
+    Attribute,
+    Count,
+    Parameter,
+    Stratum,
+    Total,
+    advantage,
+    read_at,
+    token_log_ratio,
+)
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression
 from fibration.language.grammar import Invocation, Names, Word, arguments, build, read
+from fibration.language.policies import LogProb, Policy
 from fibration.language.traversal import atoms
 
 WHOLE = Stratum(BATCH)
 REQUIRED = (
     "a comparison that holds at every token, such as advantage >= 0; equal(count(token, over=trajectory)), "
-    "equal(advantage, on=trajectory), one(domain) or on_policy"
+    "equal(advantage, on=trajectory), one(domain), same(old, rollout) or on_policy"
 )
 _SHORT = re.compile(r"\s*advantage\s*=\s*(\w+)\s*\Z")
 
@@ -43,14 +54,24 @@ class One(Declared):
         return f"one({self.stratum!r})"
 
 
+class Same(Declared):
+    """Two policies have the same log-prob of every token."""
+
+    first: Policy
+    second: Policy
+
+    def __repr__(self) -> str:
+        return f"same({self.first!r}, {self.second!r})"
+
+
 class OnPolicy(Declared):
-    """Every log ratio is exactly 0, where every first update starts."""
+    """All policies are the same, where every first update starts: every log ratio is exactly 0."""
 
     def __repr__(self) -> str:
         return "on_policy"
 
 
-Condition = Equal | One | OnPolicy | Expression
+Condition = Equal | One | Same | OnPolicy | Expression
 on_policy = OnPolicy()
 
 
@@ -72,16 +93,26 @@ def one(stratum: Stratum) -> One:
     return One(stratum=stratum)
 
 
+def same(first: Policy, second: Policy) -> Same:
+    """Ask for batches on which two policies give every token the same log-prob: `same(old, rollout)`."""
+    for given in (first, second):
+        if not isinstance(given, Policy):
+            raise SpecError(f"same takes two policies, not {given!r}", remedy="same(old, rollout)")
+    if first == second:
+        raise SpecError(f"{first!r} is the same as itself", required="two policies", remedy="same(old, rollout)")
+    return Same(first=first, second=second)
+
+
 def _check(what: str, stratum: object) -> None:
     if not isinstance(stratum, Stratum):
         raise SpecError(f"{what} takes a stratum, not {stratum!r}")
 
 
 def condition(given: object, names: Names) -> Condition:
-    """A condition, or the text of one. `names` maps words to strata, parameters and attributes."""
+    """A condition, or the text of one. `names` maps words to strata, policies, parameters and attributes."""
     if isinstance(given, str):
         given = _read(given, names)
-    if isinstance(given, (Equal, One, OnPolicy)):
+    if isinstance(given, (Equal, One, Same, OnPolicy)):
         return given
     if isinstance(given, Expression) and given.is_condition:
         wrong = [a for a in atoms(given) if not _is_known(a)]
@@ -89,7 +120,7 @@ def condition(given: object, names: Names) -> Condition:
             return given
         raise SpecError(
             f"the condition {given} reads {wrong[0]}",
-            required="the advantage, parameters, attributes, and counts and totals over a stratum",
+            required="the advantage, log-probs, parameters, attributes, and counts and totals over a stratum",
             remedy="name the stratum: count(token, over=trajectory)" if isinstance(wrong[0], (Count, Total)) else "",
         )
     raise SpecError(f"{given!r} is no condition on batches", required=REQUIRED)
@@ -98,7 +129,7 @@ def condition(given: object, names: Names) -> Condition:
 def _is_known(atom: Expression) -> bool:
     if isinstance(atom, (Count, Total)):
         return isinstance(atom.over, Stratum)
-    return atom == advantage or isinstance(atom, (Parameter, Attribute))
+    return atom in (advantage, token_log_ratio) or isinstance(atom, (LogProb, Parameter, Attribute))
 
 
 def _read(text: str, names: Names) -> object:
@@ -108,13 +139,22 @@ def _read(text: str, names: Names) -> object:
     tree = read(text, what)
     if isinstance(tree, Word) and tree.text == repr(on_policy):
         return on_policy
-    if isinstance(tree, Invocation) and tree.name in ("equal", "one") and not tree.methods:
+    made: dict[str, Callable[..., object]] = {"equal": equal, "one": one, "same": same}
+    if isinstance(tree, Invocation) and tree.name in made and not tree.methods:
         positional, named = arguments(tree, {**names, BATCH: WHOLE}, what)
         try:
-            return (equal if tree.name == "equal" else one)(*positional, **named)  # type: ignore[arg-type]
+            return made[tree.name](*positional, **named)
         except TypeError:
             raise SpecError(f"{what}: wrong arguments to '{tree.name}'", required=REQUIRED) from None
     return build(tree, {**names, BATCH: WHOLE}, what)
+
+
+def policies_of(given: Condition) -> Iterator[Policy]:
+    """Every policy that a condition names."""
+    if isinstance(given, Same):
+        yield from (given.first, given.second)
+    elif isinstance(given, Expression):
+        yield from (a.policy for a in atoms(given) if isinstance(a, LogProb))
 
 
 def strata_of(given: Condition) -> Iterator[Stratum]:

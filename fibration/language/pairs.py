@@ -1,6 +1,6 @@
 """Two hierarchies side by side: on the same batches, with the same parameters, so that what they compute compares.
 
-Strata and attributes are matched by name; parameters too, or as the user says.
+Strata, attributes and policies are matched by name; parameters too, or as the user says.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 import networkx as nx
 
 from fibration.errors import ParameterError, SpecError, located
 from fibration.language.assumptions import Assumption
 from fibration.language.atoms import Parameter, Stratum, advantage
-from fibration.language.conditions import Condition, Equal, condition, strata_of
-from fibration.language.declared import FrozenMap
+from fibration.language.conditions import Condition, Equal, condition, policies_of, strata_of
+from fibration.language.declared import NAME, FrozenMap
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate
+from fibration.language.grammar import parse
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.limits import at_infinity
 from fibration.language.objectives import Objective
 from fibration.language.places import whole_batch
+from fibration.language.policies import CURRENT, OLD, Policy
 from fibration.language.statistics import rewritten
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, substitute
@@ -41,7 +44,8 @@ class Pair:
     first: Hierarchy
     second: Hierarchy
     when: tuple[Condition, ...]
-    fixed: Mapping[str, float]
+    fixed: Mapping[str, float | str]  # a number, or a formula in parameters of the other
+    ranges: tuple[Expression, ...] = ()  # what formulas for parameters have to be, for these to allow it
 
     def __iter__(self) -> Iterator[Hierarchy]:
         yield from (self.first, self.second)
@@ -74,7 +78,14 @@ class Pair:
     def conditions(self) -> tuple[Condition, ...]:
         """What is asked, and that an advantage which a gate reads below the tokens is one."""
         read = (s for h in self for s in h.order if s not in h.leaves and advantage in set(atoms(h.gate(s))))
-        return tuple(dict.fromkeys((*self.when, *(Equal(value=advantage, on=s) for s in read))))
+        return tuple(dict.fromkeys((*self.when, *self.ranges, *(Equal(value=advantage, on=s) for s in read))))
+
+    @cached_property
+    def policies(self) -> tuple[Policy, ...]:
+        """Every policy that formulas or conditions name, beside the current one and the old one."""
+        named = [p for h in self for p in h.policies.values()]
+        named += [p for c in self.conditions for p in policies_of(c)]
+        return tuple(p for p in dict.fromkeys(named) if p.is_passed)
 
 
 def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: Given | None = None) -> Pair:
@@ -84,14 +95,20 @@ def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: G
             raise SpecError(f"{h!r} is no hierarchy", remedy="load one: fibration.load('gspo')")
     _check_strata(first, second)
     _check_attributes(first, second)
-    first, second, fixed = _matched(first, second, parameters or {})
+    first, second, fixed, ranges = _matched(first, second, parameters or {})
     names: dict[str, object] = {s.name: s for h in (first, second) for s in whole_batch(h).strata}
-    names |= {n: v for h in (first, second) for n, v in (*h.parameters.items(), *h.attributes.items())}
+    for h in (first, second):
+        names |= {**h.policies, **h.parameters, **h.attributes}
     given = [when] if isinstance(when, (str, *Condition.__args__)) else when or ()
     if not isinstance(given, Iterable):
         raise SpecError(f"when={when!r}", required="a condition on batches, or several")
-    found = Pair(first, second, tuple(condition(c, names) for c in given), FrozenMap(fixed))
+    found = Pair(first, second, tuple(condition(c, names) for c in given), FrozenMap(fixed), ranges)
+    known_policies = {Policy(CURRENT), Policy(OLD), *first.policies.values(), *second.policies.values()}
     for c in found.when:
+        for p in policies_of(c):
+            if p not in known_policies:
+                known = ", ".join(sorted(map(repr, known_policies)))
+                raise SpecError(f"the condition {c!r} names the policy {p!r}", required=f"one of {known}")
         for s in strata_of(c):
             if s not in found.shape.strata:
                 known = ", ".join(x.name for x in found.shape.strata)
@@ -152,15 +169,24 @@ def _check_alone(
 _MATCH = 'parameters={{"{mine}": "{yours}"}}, or --param {mine}={yours}; or fix one to a number'
 
 
-def _matched(first: Hierarchy, second: Hierarchy, given: Given) -> tuple[Hierarchy, Hierarchy, dict[str, float]]:
-    """Both hierarchies with one parameter for what is one, and numbers for what is fixed."""
+def _matched(
+    first: Hierarchy, second: Hierarchy, given: Given
+) -> tuple[Hierarchy, Hierarchy, dict[str, float | str], tuple[Expression, ...]]:
+    """Both hierarchies with one parameter for what is one, and numbers and formulas for what is fixed.
+
+    With what formulas have to be, for the parameters that they stand for to allow it.
+    """
     both = (first, second)
-    tied, fixed = _asked(first, second, given)
+    written = _written_out(first, second, given)
+    tied, fixed = _asked(first, second, {n: v for n, v in given.items() if n not in written})
     for a, b in tied:  # what is the same as something fixed is fixed
         fixed |= {b: fixed[a]} if a in fixed else {a: fixed[b]} if b in fixed else {}
-    free = [[n for n in h.parameters if n not in fixed] for h in both]
+    out = {(w.owner, n) for n, w in written.items()}
+    free = [[n for n in h.parameters if n not in fixed and (k, n) not in out] for k, h in enumerate(both)]
     alone = [[n for n in names if n not in {t[k] for t in tied}] for k, names in enumerate(free)]
-    _check_alone("parameter", first, second, alone[0], alone[1], _MATCH)
+    read = [{str(a) for w in written.values() if w.owner != k for a in atoms(w.formula)} for k in (0, 1)]
+    one, other = ([n for n in alone[k] if n not in read[k]] for k in (0, 1))
+    _check_alone("parameter", first, second, one, other, _MATCH)
     same = nx.Graph()
     same.add_nodes_from((k, n) for k, names in enumerate(free) for n in names)
     same.add_edges_from(((0, a), (1, b)) for a, b in (*tied, *((n, n) for n in alone[0] if n in alone[1])))
@@ -176,11 +202,54 @@ def _matched(first: Hierarchy, second: Hierarchy, given: Given) -> tuple[Hierarc
         for (k, _), (_, p) in zip(members, found, strict=True):
             if p != made:
                 renamed[k][p] = made
+    values = [{h.parameters[n]: v for n, v in fixed.items() if n in h.parameters} for h in both]
+    ranges: list[Expression] = []
+    for name, w in written.items():
+        p, k = both[w.owner].parameters[name], 1 - w.owner
+        renamed[w.owner][p] = formula = _put(w.formula, renamed[k], values[k], counts_positive=True)
+        ranges += [formula > as_expression(p.lower)] if p.lower not in (None, -math.inf) else []
+        ranges += [formula < as_expression(p.upper)] if p.upper not in (None, math.inf) else []
     hierarchies = []
-    for h, change in zip(both, renamed, strict=True):
+    for h, change, numbers in zip(both, renamed, values, strict=True):
         with located(f"hierarchy '{h.name}'"):
-            hierarchies.append(_with(h, change, {h.parameters[n]: v for n, v in fixed.items() if n in h.parameters}))
-    return hierarchies[0], hierarchies[1], {k: float(v) for k, v in fixed.items()}
+            hierarchies.append(_with(h, change, numbers))
+    said: dict[str, float | str] = {n: str(w.formula) for n, w in written.items()}
+    return hierarchies[0], hierarchies[1], said | {k: float(v) for k, v in fixed.items()}, tuple(ranges)
+
+
+class _Written(NamedTuple):
+    """What stands for a parameter: whose it is, and a formula in parameters of the other."""
+
+    owner: int
+    formula: Expression
+
+
+def _written_out(first: Hierarchy, second: Hierarchy, given: Given) -> dict[str, _Written]:
+    """The parameters that are given as formulas, such as `bound = 1 + epsilon`; of the first, where both have one."""
+    both, made = (first, second), dict[str, _Written]()
+    for name, text in given.items():
+        if not isinstance(text, str) or NAME.match(text):
+            continue
+        owner = next((k for k, h in enumerate(both) if name in h.parameters), None)
+        if owner is None:
+            raise ParameterError(
+                f"there is no parameter '{name}' to write out", required="one of both", found=_known(first, second)
+            )
+        other = both[1 - owner]
+        formula = parse(text, other.parameters, f"the formula of '{name}'")
+        split = both[owner].parameters[name].per_channel
+        wrong = [a for a in atoms(formula) if not isinstance(a, Parameter) or (a.per_channel and not split)]
+        if wrong or formula.is_condition:
+            raise ParameterError(
+                f"the parameter '{name}' cannot be {formula}",
+                required=f"a number made of parameters of '{other.name}'" + ("" if split else " that have one value"),
+            )
+        made[name] = _Written(owner, formula)
+    return made
+
+
+def _known(first: Hierarchy, second: Hierarchy) -> str:
+    return "; ".join(f"{', '.join(h.parameters) or 'none'} in '{h.name}'" for h in (first, second))
 
 
 def _asked(
@@ -188,14 +257,13 @@ def _asked(
 ) -> tuple[list[tuple[str, str]], dict[str, float | Fraction]]:
     """Which parameter of the first is which of the second, and which have what value."""
     mine, yours = first.parameters, second.parameters
-    known = [f"{', '.join(h.parameters) or 'none'} in '{h.name}'" for h in (first, second)]
     tied: list[tuple[str, str]] = []
     fixed: dict[str, float | Fraction] = {}
     for name, value in given.items():
         if not isinstance(value, str):
             if name not in mine and name not in yours:
                 raise ParameterError(
-                    f"there is no parameter '{name}' to fix", required="one of both", found="; ".join(known)
+                    f"there is no parameter '{name}' to fix", required="one of both", found=_known(first, second)
                 )
             fixed[name] = value
         elif name in mine and value in yours:
@@ -204,7 +272,7 @@ def _asked(
             tied.append((value, name))
         else:
             what = f"the parameters '{name}' and '{value}' cannot be matched"
-            raise ParameterError(what, required="a parameter of each hierarchy", found="; ".join(known))
+            raise ParameterError(what, required="a parameter of each hierarchy", found=_known(first, second))
     return tied, fixed
 
 
@@ -238,16 +306,9 @@ def _with(
     """The hierarchy with other parameters, and numbers for some of them."""
     if not renamed and not fixed:
         return h
-    numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
-    infinite = {p: 1 if v > 0 else -1 for p, v in fixed.items() if p not in numbers}
-
-    def change(e: Expression) -> Expression:
-        for p, sign in infinite.items():
-            e = at_infinity(e, p, sign, h.shape.is_chain)
-        return substitute(e, {**renamed, **numbers})
 
     def put(e: Expression) -> Expression:
-        return rewritten(e, change)
+        return rewritten(e, lambda inner: _put(inner, renamed, fixed, h.shape.is_chain))
 
     split = h.decomposition
     return h.replace(
@@ -256,6 +317,20 @@ def _with(
         decomposition=Decomposition({c: put(e) for c, e in split.densities}, put(split.recovery), put(split.scale)),
         objective=_objective(h.objective, put),
     )
+
+
+def _put(
+    e: Expression,
+    renamed: Mapping[Expression, Expression],
+    fixed: Mapping[Parameter, float | Fraction],
+    counts_positive: bool,
+) -> Expression:
+    """A formula with other parameters, and numbers for some of them."""
+    numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
+    for p, value in fixed.items():
+        if p not in numbers:
+            e = at_infinity(e, p, 1 if value > 0 else -1, counts_positive)
+    return substitute(e, {**renamed, **numbers})
 
 
 def _objective(given: Objective, put: Callable[[Expression], Expression]) -> Objective:

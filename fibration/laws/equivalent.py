@@ -59,10 +59,12 @@ def equivalent(
 
     `when`: a condition on the batches that count, or several, as objects or text: a comparison that holds at every
     token (`advantage >= 0`), `equal(advantage, on=trajectory)`, `equal(count(token, over=trajectory))`, `one(domain)`,
-    `on_policy`. An advantage that a gate below the tokens reads is the same on each element of its stratum anyway.
+    `same(old, rollout)`, `on_policy`. An advantage that a gate below the tokens reads is the same on each element of
+    its stratum anyway.
 
-    `parameters`: parameters are matched by name, and have one value each; `{"epsilon": "eps_low"}` matches others, and
-    `{"C": math.inf}` fixes one, here a budget that never binds.
+    `parameters`: parameters are matched by name, and have one value each; `{"epsilon": "eps_low"}` matches others,
+    `{"bound": "1 + epsilon"}` writes one in those of the other hierarchy, and `{"C": math.inf}` fixes one, here a
+    budget that never binds.
 
     What is not decided within `timeout` seconds, None for no limit, is undecided.
 
@@ -79,7 +81,8 @@ def equivalent(
 def _subject(both: Pair) -> str:
     subject = f"'{both.second.name}'"
     if both.fixed:
-        subject += f" with {', '.join(f'{name} = {value:g}' for name, value in both.fixed.items())}"
+        said = (f"{n} = {v if isinstance(v, str) else f'{v:g}'}" for n, v in both.fixed.items())
+        subject += f" with {', '.join(said)}"
     if both.when:
         subject += f" when {' and '.join(map(repr, both.when))}"
     return subject

@@ -13,6 +13,7 @@ from hierarchies.pairs import (
     SAME,
     C,
     dapo,
+    epsilon,
     fiberpo,
     geometric,
     grpo,
@@ -52,6 +53,7 @@ from fibration import (
     one,
     policies,
     residual,
+    same,
     token_mean,
     where,
 )
@@ -178,6 +180,49 @@ def test_a_fixed_parameter_is_fixed_in_weights_and_in_statistics():
     assert kept.condition == (largest(minimum(RHO, 2), over=trajectory) <= as_expression(2) + 1)
 
 
+CISPO = load("cispo")
+below, above = CISPO.parameters["epsilon_low"], CISPO.parameters["epsilon_high"]
+
+
+def absolute_bound(name):
+    """CISPO with a bound on the ratio itself."""
+    return CISPO.replace(name="ours", gates={token: Gate(clip(residual, -below, Parameter(name) - 1))})
+
+
+ABSOLUTE = absolute_bound("bound")
+
+
+def test_a_parameter_is_written_in_those_of_the_other():
+    """As the bound of CISPO: itself in one trainer, above 1 by as much in the other. What it may be is asked for."""
+    written = {"bound": "1 + epsilon_high"}
+    for first, second in ((ABSOLUTE, CISPO), (CISPO, ABSOLUTE)):
+        both = pair(first, second, parameters=written)
+        assert set(both.first.parameters) == set(both.second.parameters) == {"epsilon_low", "epsilon_high"}
+        assert both.ranges == (1 + above > 0,)
+        assert equivalent(first, second, parameters=written).ok
+
+
+def test_a_parameter_may_be_written_in_one_of_its_name():
+    """It is that of the first."""
+    same_name, written = absolute_bound("epsilon_high"), {"epsilon_high": "1 + epsilon_high"}
+    assert pair(same_name, CISPO, parameters=written).first.gates[token].expression == clip(
+        residual, -below, 1 + above - 1
+    )
+    found = equivalent(same_name, CISPO, parameters=written)
+    assert found.ok and "with epsilon_high = 1 + epsilon_high" in str(found)
+    assert not equivalent(same_name, CISPO).ok
+    assert not equivalent(same_name, CISPO, parameters={"epsilon_high": "2 + epsilon_high"}).ok
+
+
+def test_a_formula_that_a_parameter_cannot_be_is_compared_where_it_can():
+    """A bound above 1 that is given as 0.9 + epsilon is compared where epsilon is above 0.1, and not below."""
+    above_1 = CISPO.replace(gates={token: Gate(minimum(residual, Parameter("bound", lower=1) - 1))})
+    anything = CISPO.replace(gates={token: Gate(minimum(residual, Parameter("bound") - 1))})
+    wide = CISPO.replace(gates={token: Gate(where(epsilon > 0.1, minimum(residual, epsilon - 0.1), 0))})
+    assert equivalent(above_1, wide, parameters={"bound": "0.9 + epsilon"}).ok
+    assert not equivalent(anything, wide, parameters={"bound": "0.9 + epsilon"}).ok
+
+
 # ---------------------------------------------------------------- what does not match
 
 
@@ -189,7 +234,16 @@ def test_a_fixed_parameter_is_fixed_in_weights_and_in_statistics():
         (gspo, geometric.replace(rows=prompt_group), {}, "have other rows"),
         (grpo, dapo, {"when": "advantage=domain"}, "means nothing here"),
         (grpo, dapo, {"when": "equal(residual)"}, "equal takes the advantage, or a count"),
-        (grpo, dapo, {"when": "token_log_ratio > 0"}, "reads token_log_ratio"),
+        (grpo, dapo, {"when": "residual > 0"}, "reads residual"),
+        (grpo, dapo, {"when": "same(old, rollout)"}, "means nothing here"),
+        (grpo, dapo, {"when": same(old, rollout)}, "names the policy rollout"),
+        (grpo, dapo, {"when": log_prob(rollout) < -1}, "names the policy rollout"),
+        (grpo, dapo, {"when": "same(old, old)"}, "old is the same as itself"),
+        (grpo, dapo, {"when": "same(old, 1)"}, "same takes two policies"),
+        (grpo, dapo, {"parameters": {"beta": "1 + epsilon_low"}}, "there is no parameter 'beta'"),
+        (grpo, dapo, {"parameters": {"epsilon_low": "1 + beta"}}, "'beta' means nothing here"),
+        (grpo, dapo, {"parameters": {"epsilon_low": "epsilon_low < 1"}}, "cannot be epsilon_low < 1"),
+        (dapo, fiberpo, {"parameters": {"epsilon_low": "2 * C_trajectory"}}, "that have one value"),
         (grpo, dapo, {"when": "count(token) > 1"}, "name the stratum"),
         (grpo, dapo, {"when": "advantage"}, "is no condition on batches"),
         (grpo, dapo, {"when": one(prompt_group)}, "names the stratum prompt_group"),
@@ -219,11 +273,13 @@ def test_conditions_that_no_batch_meets_prove_nothing(second):
 
 
 def test_conditions_print_as_they_are_written():
-    names = {s.name: s for s in (token, trajectory)}
+    names = {s.name: s for s in (token, trajectory, rollout)}
     for text in (
         "equal(advantage, on=trajectory)",
         "equal(count(token, over=trajectory))",
         "one(trajectory)",
+        "same(old, rollout)",
+        "log_prob(rollout) < log_prob(old)",
         "on_policy",
     ):
         assert repr(condition(text, names)) == text

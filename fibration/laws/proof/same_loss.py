@@ -17,11 +17,11 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError, listed
-from fibration.language.atoms import Count, Stratum, advantage, gated
-from fibration.language.conditions import WHOLE
+from fibration.language.atoms import Count, Stratum, advantage, gated, token_log_ratio
+from fibration.language.conditions import WHOLE, Condition, Same
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import Signs
+from fibration.language.operators import ZERO, Signs
 from fibration.language.pairs import Pair
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
@@ -80,7 +80,14 @@ def _content(h: Hierarchy) -> object:
 
 def word_beyond(pair: Pair) -> str | None:
     """A word of one of both of which only equal formulas are compared."""
-    return next((word for h in pair for word in _words_beyond(h)), None)
+    said = (repr(c) for c in pair.conditions if isinstance(c, Same) or _reads_tokens(c))
+    return next((word for words in (*map(_words_beyond, pair), said) for word in words), None)
+
+
+def _reads_tokens(condition: Condition) -> bool:
+    if not isinstance(condition, Expression):
+        return False
+    return any(isinstance(a, LogProb) or a == token_log_ratio for a in atoms(condition))
 
 
 def _words_beyond(h: Hierarchy) -> Iterator[str]:
@@ -164,10 +171,10 @@ class _Comparison:
         terms = [_Coefficient(self.variables, h, leaf, side, self.sides) for h in self.pair]
         assume = self.variables.at(leaf, side)
         split = [cases(e, assume) for t in terms for e in (t.ratio, t.weight)]
-        for r, u, q, v in self._together(split, assume):
+        for (r, u, q, v), where in self._together(split, assume):
             mine, yours = terms[0].parts(r.sympy(), u.sympy()), terms[1].parts(q.sympy(), v.sympy())
             same = all(identical(mine.get(k, 0), yours.get(k, 0)) for k in {**mine, **yours})
-            if not same or not (_alike(r, q, assume) and _alike(u, v, assume)):
+            if not (same and _alike(r, q, assume) and _alike(u, v, assume)) and _can_hold(where, assume):
                 return False
         return True
 
@@ -179,23 +186,28 @@ class _Comparison:
             return True
         assume = self.variables.at(leaf, side)
         met = self._together([cases(one, assume), cases(other, assume)], assume)
-        return all(identical(a.sympy(), b.sympy()) and _alike(a, b, assume) for a, b in met)
+        return all(
+            (identical(a.sympy(), b.sympy()) and _alike(a, b, assume)) or not _can_hold(where, assume)
+            for (a, b), where in met
+        )
 
-    def _together(self, many: Sequence[list[Case]], assume: Assumptions) -> Iterator[tuple[Case, ...]]:
-        """Every combination of branches that can hold on a batch that is asked for."""
+    def _together(
+        self, many: Sequence[list[Case]], assume: Assumptions
+    ) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
+        """Every combination of branches that can hold on a batch that is asked for, and where it does."""
         if math.prod(map(len, many)) > MOST:
             raise TooManyCases(f"more than {MOST} combinations")
         conditions = {id(case): _normal(case, assume) for found in many for case in found}
 
-        def extend(known: Conditions, k: int) -> Iterator[tuple[Case, ...]]:
+        def extend(known: Conditions, k: int) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
             if k == len(many):
-                yield ()
+                yield (), known
                 return
             for case in many[k]:
                 more = conditions[id(case)]
                 both = None if more is None else merged(known, more)
                 if both is not None and (both == known or feasible(both, assume)):
-                    yield from ((case, *rest) for rest in extend(both, k + 1))
+                    yield from (((case, *rest), where) for rest, where in extend(both, k + 1))
 
         for asked in self._asked(assume):
             yield from extend(asked, 0)
@@ -258,9 +270,22 @@ def _normal(case: Case, assume: Assumptions) -> Conditions | None:
     """The conditions of a branch in one form; None if they exclude each other."""
     found: Conditions | None = {}
     for d, signs in case.signs:
-        value, allowed = normal(d, signs, assume)
-        found = None if found is None else merged(found, {value: allowed})
+        at_0 = {v: 0 for v in d.free_symbols if assume.signs(v) == ZERO}  # exp(x) is 1 there
+        value, allowed = normal(d.subs(at_0), signs, assume)
+        if value.is_number:
+            found = found if assume.signs(value) <= allowed else None
+        elif found is not None:
+            found = merged(found, {value: allowed})
     return found
+
+
+def _can_hold(conditions: Conditions, assume: Assumptions) -> bool:
+    """Whether no condition is excluded by what the others say of its sign; asked where elimination has not told."""
+    for d, allowed in conditions.items():
+        others = {e: signs for e, signs in conditions.items() if e != d}
+        if not assume.with_signs(others).signs(d) & allowed:
+            return False
+    return True
 
 
 def _alike(one: Case, other: Case, assume: Assumptions) -> bool:
