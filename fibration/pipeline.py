@@ -21,11 +21,11 @@ from torch import Tensor
 from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
-from fibration.compiler.diagnostics import count_nonfinite, instrument, mark_nonfinite, report_of
+from fibration.compiler.diagnostics import count_nonfinite, instrument, kept_weights, mark_nonfinite, report_of
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Program
+from fibration.compiler.ir import BATCH, Const, Input, Node, Program
 from fibration.compiler.keys import Key
-from fibration.compiler.lower import from_log_probs, lower
+from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Collective, Plan, Spread
 from fibration.errors import BackendError, SpecError
@@ -97,9 +97,11 @@ def _printed(artifact: Artifact) -> Artifact:
 
 def programs(hierarchy: Hierarchy) -> dict[str, Program]:
     """Every program of an operator, after optimisation, which is the same for all backends."""
-    built = build(hierarchy)
-    built |= {name: from_log_probs(built[name]) for name in ("evaluate", "objective")}
-    return {name: optimise(program) for name, program in built.items()}
+
+    def read(name: str, program: Program) -> Program:
+        return from_log_probs(program) if name in ("evaluate", "objective") else from_log_ratios(program)
+
+    return {name: optimise(read(name, program)) for name, program in build(hierarchy).items()}
 
 
 def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None) -> Artifact:
@@ -135,17 +137,19 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     seeds = {key: cotangent for key, (cotangent,) in per_leaf("gated_ratio", "cotangent").items()}
     transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
     moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both move with log π
-    evaluate = adjoint(instrument(base, reported), {Key("objective"): Const(1.0, BATCH)}, moving)
+    drops = bool(hierarchy.objective.kept)
+    evaluate = adjoint(instrument(base, reported), {Key("objective"): Const(1.0, BATCH)}, moving, drops)
 
     def only(program: Program, *words: str) -> Program:
         return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})
 
-    def checked(program: Program) -> Program:
-        return count_nonfinite(mark_nonfinite(program, hierarchy), hierarchy)
+    def checked(program: Program, **weights: Node) -> Program:
+        return count_nonfinite(mark_nonfinite(program, hierarchy, weights), hierarchy, weights)
 
+    weights = kept_weights(base)
     return {
-        "evaluate": checked(evaluate),
-        "objective": checked(only(evaluate, "objective", "coefficients")),
+        "evaluate": checked(evaluate, **weights),
+        "objective": checked(only(evaluate, "objective", "coefficients"), **weights),
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),
         "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # read as formulas too, by pictures

@@ -544,7 +544,7 @@ COMPILER = (
     slip(
         "the residual is taken against the gated base", "vectors gradients test_quivers",
         's = self.named(residuals[name], "residual", name, channel)',
-        's = self.named(next((_binary("sub", self.density[name, channel], self.pull(down[u.name, channel], name)) '
+        's = self.named(next((binary("sub", self.density[name, channel], self.pull(down[u.name, channel], name)) '
         'for u in self.shape.coarser(stratum)), residuals[name]), "residual", name, channel)',
     ),
     slip(
@@ -559,7 +559,7 @@ COMPILER = (
     ),
     slip(
         "the score estimator differentiates its ratio", "vectors laws*first_order test_quivers",
-        '_binary("mul", Detach(ratio), advantage)', '_binary("mul", ratio, advantage)',
+        'binary("mul", Detach(ratio), advantage)', 'binary("mul", ratio, advantage)',
     ),
     slip(
         "the adjoint of a broadcast is a maximum", "gradients test_adjoint",

@@ -100,8 +100,10 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
     found = dict.fromkeys(word for plan in plans.values() for word in signature(plan).layouts.values())
     variants = "".join(VARIANT.format(s=word) for word in found)
+    every = (a for plan in plans.values() for a in signature(plan).arguments if a.holds == FLOATS)
+    dtypes = "".join(DTYPE.format(macro=dtype_of(name)) for name in dict.fromkeys(a.name for a in every))
     functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in FUNCTIONS)
-    storage = _part("storage").replace("{variants}", variants).replace("{functions}", functions)
+    storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
     parts = [top, _part("math"), storage, "\n" + _part("fibres")]
     parts += ["\n" + _part("matrix")] if any(plan.program.matrices for plan in plans.values()) else []
     for name, plan in plans.items():
@@ -126,6 +128,12 @@ VARIANT = """\
 #endif
 """
 
+DTYPE = """\
+#ifndef {macro}
+#define {macro} f32
+#endif
+"""
+
 LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro of a layout in which these lack
 
 DECLARED = for_each("C declarations", HOLDS, {
@@ -133,12 +141,15 @@ DECLARED = for_each("C declarations", HOLDS, {
     REALS: "const double *restrict {0}", WORKSPACE: "double *restrict {0}", FLOATS: "const STORED({1}) *restrict {0}",
     RESULTS: "STORED(RESULT) *restrict {0}",
 })  # fmt: skip
-# The macros that say in which dtype tensors of floats are stored.
-STORED = {name: name.upper() for name in (*(argument for _, argument, _ in TOKENS.values()), "advantages")}
+
+
+def dtype_of(argument: str) -> str:
+    """The macro that says in which dtype a tensor of floats is stored."""
+    return f"DTYPE_{argument}"
 
 
 def declared(argument: Argument) -> str:
-    return DECLARED[argument.holds].format(argument.name, STORED.get(argument.name))
+    return DECLARED[argument.holds].format(argument.name, dtype_of(argument.name))
 
 
 REDUCTIONS = {"sum": "+", "max": "max"}  # OpenMP's words
@@ -309,7 +320,7 @@ class _Function:
         if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
             row = f"{self.called('rows', s)}[b]"
             here = f"PER_ROW && {row} >= 0" if self.plan.spread else "PER_ROW"
-            load = f"LOAD(ADVANTAGES, advantages, {row})"
+            load = f"LOAD({dtype_of('advantages')}, advantages, {row})"
             self.line(2, f"const double row_advantage = {here} ? (double){load} : 0;")
         self.rounded = {}
         for step in sweep.steps:
@@ -408,10 +419,10 @@ class _Function:
 
     def token_input(self, node: Input, s: str, kind: str) -> str:
         if node.kind in TOKENS:
-            array = self.called("token", node.kind)
-            return f"({kind})LOAD({STORED[array]}, {array}, AT({s}, i))"
+            array = self.called("token", node.kind, *node.key)
+            return f"({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
         if node.kind == "advantage":
-            return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD(ADVANTAGES, advantages, AT({s}, i))"
+            return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD({dtype_of('advantages')}, advantages, AT({s}, i))"
         return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
 
     def out(self, output: Key) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pprint import pformat
 
 from fibration.backends.c.build import FLAGS
-from fibration.backends.c.emit import LACKING, STORED
+from fibration.backends.c.emit import LACKING, dtype_of
 from fibration.backends.standalone import LAY_OUT, Export, table, written
 from fibration.compiler.ir import BATCH
 from fibration.compiler.plan import Plan
@@ -43,7 +43,6 @@ SOURCE = Path(__file__).with_name("{file}")
 FLAGS = {flags}
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 STORAGE = {{torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}}
-DTYPE_MACRO = {macros}
 LACKING_MACRO = {lacking}
 # Per function: its arguments as (name, kind, what of), the vectors of the workspace as (name, stratum), and what is
 # returned besides results per token: where each lies in the workspace or among the arguments.
@@ -64,8 +63,8 @@ def call(function, given):
     defines |= {{"RESULT": "f64" if wide else "f32", "REAL": "f64" if wide else "f32"}}
     defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
     for name, kind, _ in arguments:
-        if name in DTYPE_MACRO:
-            defines[DTYPE_MACRO[name]] = STORAGE[values[name].dtype]
+        if kind in FLOATS:
+            defines[{macro}] = STORAGE[values[name].dtype]
         if kind in LACKING_MACRO:
             defines[LACKING_MACRO[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
     passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
@@ -135,7 +134,7 @@ def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[st
         file=file,
         batch=BATCH,
         flags=pformat(list(FLAGS), width=110, compact=True),
-        macros=pformat(STORED, width=110),
+        macro='f"' + dtype_of("{name}") + '"',
         lacking=pformat(LACKING),
         functions=written({name: table(plan) for name, plan in plans.items()}),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),

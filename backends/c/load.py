@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
-from fibration.backends.c.emit import LACKING, STORED
-from fibration.compiler.arguments import INTEGER, REAL, Argument, Signature, signature
+from fibration.backends.c.emit import LACKING, dtype_of
+from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signature, signature
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
@@ -57,8 +57,8 @@ def variant(plan: Plan, given: Signature, values: Mapping[str, object], batch: B
     log_probs = []
     for a in given.arguments:
         tensor = values.get(a.name)
-        if a.name in STORED and isinstance(tensor, Tensor):
-            defines[STORED[a.name]] = STORAGE[tensor.dtype]
+        if a.holds == FLOATS and isinstance(tensor, Tensor):
+            defines[dtype_of(a.name)] = STORAGE[tensor.dtype]
             log_probs += [tensor.dtype] if a.kind == "token" and a.key != ("cotangent",) else []
         if a.kind in LACKING:
             defines[f"{LACKING[a.kind]}_{given.layouts[a.key]}"] = str(int(tensor is None))

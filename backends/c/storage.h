@@ -10,21 +10,6 @@
 #ifndef RESULT /* what results are stored in: f32, f64, bf16 or f16; the inputs below likewise */
 #define RESULT f32
 #endif
-#ifndef LOG_PROBS
-#define LOG_PROBS f32
-#endif
-#ifndef OLD_LOG_PROBS
-#define OLD_LOG_PROBS f32
-#endif
-#ifndef LOG_RATIOS
-#define LOG_RATIOS f32
-#endif
-#ifndef ADVANTAGES
-#define ADVANTAGES f32
-#endif
-#ifndef COTANGENTS
-#define COTANGENTS f32
-#endif
 #ifndef PER_ROW /* advantages: one number per row of the batch, or per token */
 #define PER_ROW 0
 #endif

@@ -316,7 +316,8 @@ class _Stages(Writer):
             self.line(2, "else:")
             self.line(3, f"{name} = row_advantage.to({precision})")
         elif isinstance(node, Input) and node.kind in TOKENS:
-            self.line(2, f"{name} = tl.load({self.called('token', node.kind)} + at, mask=m, other=0.0).to({precision})")
+            tensor = self.called("token", node.kind, *node.key)
+            self.line(2, f"{name} = tl.load({tensor} + at, mask=m, other=0.0).to({precision})")
         elif isinstance(node, Input):
             self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=m, other=1.0).to({precision})")
         elif isinstance(node, Pull):

@@ -34,10 +34,13 @@ from fibration.compiler.keys import Key
 from fibration.errors import IRError
 
 
-def adjoint(program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, tuple[Input, ...]]) -> Program:
+def adjoint(
+    program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, tuple[Input, ...]], drops: bool = False
+) -> Program:
     """`program` with more outputs: for each of `results`, the derivative towards these inputs, added up.
 
-    `seeds` are the cotangents of outputs. A result has the stratum of its inputs.
+    `seeds` are the cotangents of outputs. A result has the stratum of its inputs. `drops`: some tokens are left out of
+    the objective, and nothing flows into them, however steep what follows is there.
     """
     order = list(program.nodes())
     targets = {i for inputs in results.values() for i in inputs}
@@ -56,7 +59,7 @@ def adjoint(program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, t
         cotangent = total(cotangents.pop(node))
         if node in program.names:
             names.setdefault(cotangent, program.names[node]._replace(word=f"d_{program.names[node].word}"))
-        for operand, contribution in _transpose(node, cotangent, depends, targets):
+        for operand, contribution in _transpose(node, cotangent, depends, targets, drops):
             cotangents.setdefault(operand, []).append(contribution)
     gradients = {}
     for result, inputs in results.items():
@@ -65,7 +68,9 @@ def adjoint(program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, t
     return replace(program, outputs={**program.outputs, **gradients}, names=names).validate()
 
 
-def _transpose(node: Node, cotangent: Node, depends: set[Node], targets: set[Input]) -> list[tuple[Node, Node]]:
+def _transpose(
+    node: Node, cotangent: Node, depends: set[Node], targets: set[Input], drops: bool
+) -> list[tuple[Node, Node]]:
     if isinstance(node, Push):
         if node.reduce != "sum":
             raise IRError(f"a push with reduction '{node.reduce}' has no derivative here")
@@ -80,7 +85,7 @@ def _transpose(node: Node, cotangent: Node, depends: set[Node], targets: set[Inp
         for i, operand in enumerate(node.inputs):
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
-                overflows = operand in targets and "exp" in _operators(slope)
+                overflows = (drops or operand in targets) and "exp" in _operators(slope)
                 # exp, tanh and their kin have themselves in their slopes: read the value, do not compute it again
                 slope = _replace(slope, node.body, arg(len(bound) - 1))
                 received = arg(len(bound) - 2)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from fibration.compiler.ir import BATCH, Mix, Pull, Push
+from fibration.compiler.ir import BATCH, Input, Mix, Pull, Push
 from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Plan
 from fibration.errors import IRError
@@ -57,13 +57,34 @@ KINDS: Mapping[str, Kind] = {
 }
 LAYOUT = ("offsets", "starts", "positions", "tokens")
 
-# Inputs over tokens that come in tensors of the batch's shape: what a caller calls each, the argument, a note.
-TOKENS: Mapping[str, tuple[str, str, str]] = {
-    "log_prob": ("log_probs", "log_probs", "log π of every token now"),
-    "old_log_prob": ("old_log_probs", "old_log_probs", "and when it was sampled"),
-    "log_ratio": ("log_ratio", "log_ratios", "log π - log π_old"),
-    "cotangent": ("cotangent", "cotangents", "∂/∂ratio"),
+
+@dataclass(frozen=True)
+class TokenTensor:
+    """An input over tokens that comes in a tensor of the batch's shape."""
+
+    called: str  # by the caller
+    argument: str
+    note: str
+
+
+TOKENS: Mapping[str, TokenTensor] = {
+    "log_prob": TokenTensor("log_probs", "log_probs", "log π of every token now"),
+    "old_log_prob": TokenTensor("old_log_probs", "old_log_probs", "and when it was sampled"),
+    "log_ratio": TokenTensor("log_ratio", "log_ratios", "log π - log π_old"),
+    "cotangent": TokenTensor("cotangent", "cotangents", "∂/∂ratio"),
+    "policy_log_prob": TokenTensor("policies[{!r}]", "{}_log_probs", "log π under the policy {}"),
 }
+
+
+def tensor_of(kind: str, *key: str) -> TokenTensor:
+    """The tensor of a kind of `TOKENS`; of a policy, by its name."""
+    row = TOKENS[kind]
+    return TokenTensor(*(text.format(*key) for text in (row.called, row.argument, row.note)))
+
+
+def token_tensor(node: Input) -> TokenTensor:
+    return tensor_of(node.kind, *node.key)
+
 
 Row = TypeVar("Row")
 
@@ -173,17 +194,19 @@ class _Arguments:
                 self.found[kind, s, leaf] = Argument(f"{word}_{kind}", kind, (s, leaf), note)
 
     def tokens(self) -> None:
-        reads: dict[str, set[str]] = {}
+        reads: dict[str, dict[Input, None]] = {}
         for sweep in self.plan.sweeps:
-            reads.setdefault(sweep.segments, set()).update(i.kind for p in sweep.passes for i in p.reads)
-        read = set().union(*reads.values())
-        for kind, (_, wish, note) in TOKENS.items():
-            if kind in read:
-                self.add(wish, "token", (kind,), note)
-        if "advantage" in read:
+            reads.setdefault(sweep.segments, {}).update({i: None for p in sweep.passes for i in p.reads})
+        read = [i for inputs in reads.values() for i in inputs]
+        for kind in TOKENS:
+            for i in read:
+                if i.kind == kind:
+                    tensor = token_tensor(i)
+                    self.add(tensor.argument, "token", (i.kind, *i.key), tensor.note)
+        if any(i.kind == "advantage" for i in read):
             self.add("advantages", "advantage", (), "per token, or per row of the batch")
-        for s, kinds in reads.items():
-            if "advantage" in kinds:
+        for s, inputs in reads.items():
+            if any(i.kind == "advantage" for i in inputs):
                 note = f"[{self.found['size', s].name}] the row of the batch that each lies in"
                 self.add(f"{s}_rows", "rows", (s,), note)
 

@@ -22,6 +22,7 @@ from fibration.language.places import row_path
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
+NO_WEIGHTS: Mapping[str, Node] = {}
 UNCHANGED = 1e-6  # relative: where a gate's scale does not cancel, `(ρ/m)·m` differs from ρ by a float32 rounding
 
 
@@ -91,6 +92,23 @@ class Report:
         return Key(word, stratum, channel, over if len({b for _, b in self.paths}) > 1 else "")
 
 
+def kept_weights(program: Program) -> dict[str, Node]:
+    """Of every leaf whose tokens are weighed, the product of the weights of those that are kept, else 0."""
+    found: dict[str, Node] = {}
+    for key, node in program.outputs.items():
+        if key.word.startswith("weight_"):
+            before = found.get(node.stratum)
+            found[node.stratum] = node if before is None else Map(scalar("mul", arg(0), arg(1)), (before, node))
+    return {leaf: where_kept(program.outputs.get(program.part("kept", leaf)), w) for leaf, w in found.items()}
+
+
+def where_kept(kept: Node | None, node: Node) -> Node:
+    """`node` where a number is above 0, else 0."""
+    if kept is None:
+        return node
+    return Map(scalar("select", scalar("lt", ZERO, arg(0)), arg(1), ZERO), (kept, node))
+
+
 def instrument(program: Program, report: Report) -> Program:
     """`program` with metric outputs."""
     outputs: dict[Key, Node] = {Key("objective"): program.outputs[Key("objective")]}
@@ -142,36 +160,38 @@ def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
     return path if path[-1] == BATCH else (*path, BATCH)
 
 
-def count_nonfinite(program: Program, hierarchy: Hierarchy) -> Program:
-    """`program` with the output `nonfinite`: how many rows have an infinite or undefined log ratio or advantage.
+def count_nonfinite(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node] = NO_WEIGHTS) -> Program:
+    """`program` with the output `nonfinite`: how many rows have an infinite or undefined log-prob or advantage.
 
-    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them. The objective is
-    NaN where there is one.
+    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them; so are the
+    `weights` of every leaf's kept tokens. The objective is NaN where there is one.
     """
     rows = report_of(hierarchy).rows
-    sums = [_along(rows[leaf], node, "sum") for leaf, node in _nothing(program, hierarchy).items()]
+    sums = [_along(rows[leaf], node, "sum") for leaf, node in _nothing(program, hierarchy, weights).items()]
     lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
     counted = Push(next(iter(rows.values()))[-1], BATCH, lost)
     outputs = {k: _unless(counted, v) if k == Key("objective") else v for k, v in program.outputs.items()}
     return replace(program, outputs={**outputs, Key("nonfinite"): counted}).validate()
 
 
-def mark_nonfinite(program: Program, hierarchy: Hierarchy) -> Program:
-    """`program` with NaN for its results at tokens whose log ratio or advantage is infinite or undefined.
+def mark_nonfinite(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node] = NO_WEIGHTS) -> Program:
+    """`program` with NaN for its results at tokens whose log-prob, advantage or weight is infinite or undefined.
 
     Whoever does not look at the count, as on a GPU, steps on with what a closed gate made of them otherwise.
     """
-    nothing = _nothing(program, hierarchy)
+    nothing = _nothing(program, hierarchy, weights)
     outputs = {k: _unless(nothing[v.stratum], v) if v.stratum in nothing else v for k, v in program.outputs.items()}
     return replace(program, outputs=outputs).validate()
 
 
-def _nothing(program: Program, hierarchy: Hierarchy) -> dict[str, Node]:
-    """Per leaf, 0 at a token whose log ratio is finite, and every advantage that the program reads there, else NaN."""
+def _nothing(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node]) -> dict[str, Node]:
+    """Per leaf, 0 at a token whose log ratio is finite, and all that the program reads there, else NaN."""
     found: dict[str, Node] = {}
     advantages = [i for i in program.inputs if i.kind == "advantage"]
     for leaf in hierarchy.leaves:
         read: list[Node] = [program.token_input("log_ratio", leaf.name)]  # even where no gate lets it pass
+        read += [i for i in program.inputs if i.over == leaf.name and i.kind in ("old_log_prob", "policy_log_prob")]
+        read += [weights[leaf.name]] if leaf.name in weights else []
         for node in advantages:
             if node.stratum in (leaf.name, BATCH) or Stratum(node.stratum) in hierarchy.coarser(leaf):
                 read.append(_pulled(node, leaf, hierarchy))

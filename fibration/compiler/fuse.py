@@ -96,7 +96,7 @@ def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
     leaf = node.source
     if isinstance(node, Push):
         if node.target == BATCH and first != leaf:
-            return Push(first, BATCH, Push(leaf, first, node.operand, node.reduce), node.reduce)
+            return Push(first, BATCH, replace(node, target=first), node.reduce)
         return node
     value = node.operand
     reached = _reached(program, first)
@@ -127,7 +127,7 @@ class _Planner:
                 self.users[o].append(node)
         # what ranks have parts of is summed exactly, in float64; maxima go along, to be put together with the sums
         cut = {n for n in self.order if spread is not None and spread.cuts(n, self.leaves)}
-        self.wide = _compared(program) | {n for n in cut if isinstance(n, Push)}
+        self.wide = _compared(program) | {n for n in self.order if isinstance(n, Push) and (n.wide or n in cut)}
         self.needs: dict[Node, frozenset[Node]] = {}  # the values of coarser strata that a token value is computed from
         for node in self.order:
             if node.stratum in self.leaves:

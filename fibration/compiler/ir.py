@@ -137,9 +137,10 @@ def part(word: str, leaf: str, leaves: tuple[str, ...]) -> Key:
     return Key(word, leaf if len(leaves) > 1 else "")
 
 
-def token_input(kind: str, leaf: str, leaves: tuple[str, ...]) -> Input:
-    """An input over the tokens of a leaf."""
-    return Input(str(part(kind, leaf, leaves)), leaf, kind)
+def token_input(kind: str, leaf: str, leaves: tuple[str, ...], key: tuple[str, ...] = ()) -> Input:
+    """An input over the tokens of a leaf; of a policy by its name, `kind` "policy_log_prob" and `key` `(name,)`."""
+    word = f"{key[0]}_log_prob" if key else kind
+    return Input(str(part(word, leaf, leaves)), leaf, kind, key)
 
 
 def count_input(of: str, over: str) -> Input:
@@ -173,6 +174,7 @@ class Push(_Single):
     target: str
     operand: Node
     reduce: str = "sum"
+    wide: bool = False  # of tokens: in float64 from the inputs on, whatever reads it
 
     @property
     def stratum(self) -> str:
@@ -404,7 +406,7 @@ def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
     if isinstance(node, Const):
         return repr(node.value)
     if isinstance(node, Push):
-        return f"push[{node.source} -> {node.target}, {node.reduce}]({shown})"
+        return f"push[{node.source} -> {node.target}, {'wide ' * node.wide}{node.reduce}]({shown})"
     if isinstance(node, Pull):
         return f"pull[{node.source} -> {node.target}]({shown})"
     if isinstance(node, Mix):

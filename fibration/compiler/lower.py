@@ -10,40 +10,34 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from types import MappingProxyType
 
 from fibration.compiler import ir
-from fibration.compiler.ir import Const, Detach, Input, Map, Node, Program, Pull, Push, Scalar
+from fibration.compiler.derivative import ONE, ZERO
+from fibration.compiler.diagnostics import where_kept
+from fibration.compiler.formulas import Formulas, added, binary, minus
+from fibration.compiler.ir import Const, Detach, Input, Map, Node, Program, Push
 from fibration.compiler.keys import Key
-from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
 from fibration.language.atoms import (
     BATCH,
-    Attribute,
-    Component,
     Count,
     Density,
     Gated,
-    Parameter,
-    Reading,
     Stratum,
     Total,
     in_channel,
     residual,
-    token_log_ratio,
 )
 from fibration.language.cancel import cancel, factors_over
-from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import home, row_path
-from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
-from fibration.language.traversal import atoms, desugar, evaluate, substitute
+from fibration.language.places import row_path, way
+from fibration.language.traversal import atoms, evaluate, substitute
 
 
 def lower(hierarchy: Hierarchy) -> Program:
@@ -58,16 +52,11 @@ def lower(hierarchy: Hierarchy) -> Program:
         ) from None
 
 
-class _Lowering:
+class _Lowering(Formulas):
     def __init__(self, hierarchy: Hierarchy) -> None:
-        self.h, self.shape = hierarchy, hierarchy.shape
-        self.order = hierarchy.order
-        self.strata = {s.name: s for s in self.order}
-        self.leaves = tuple(s.name for s in hierarchy.leaves)
-        self.rows = hierarchy.rows.name
+        super().__init__(hierarchy)
         self.mass = {s.name: m for s, m in hierarchy.masses.items()}
-        self.names: dict[Node, Key] = {}
-        self.density: dict[tuple[str, str], Node] = {}
+        self.read: dict[tuple[str, str], Node] = {}  # of every leaf, its tokens' weights and whether they are kept
 
     # ------------------------------------------------------------ the two sweeps
 
@@ -77,7 +66,8 @@ class _Lowering:
             for stratum in reversed(self.order):
                 name = stratum.name
                 if name in self.leaves:
-                    intensive = cancel(h.with_mass(h.decomposition[channel], stratum) / self.mass[name])
+                    density = in_channel(h.with_mass(h.decomposition[channel], stratum), channel)
+                    intensive = cancel(density / self.mass[name])
                     node = self.map(intensive, name)
                 else:
                     node = self.mean(stratum, channel)
@@ -94,7 +84,7 @@ class _Lowering:
                 outputs[Key("residual", name, channel)] = s
                 outputs[Key("gated", name, channel)] = level
                 for node, sign in self.coarser(stratum, {k: v for (k, c), v in down.items() if c == channel}):
-                    level = _binary("add", node, level) if sign == 1 else _minus(level, node, -sign)
+                    level = binary("add", node, level) if sign == 1 else minus(level, node, -sign)
                 down[name, channel] = self.named(level, "down", name, channel)
 
         channels = h.decomposition.channels
@@ -107,6 +97,7 @@ class _Lowering:
             outputs={
                 **{ir.part("gated_ratio", leaf, self.leaves): r for leaf, r in ratios.items()},
                 Key("objective"): self.objective(ratios),
+                **{ir.part(word, leaf, self.leaves): n for (word, leaf), n in self.read.items()},
                 **outputs,
             },
             names=self.names,
@@ -127,7 +118,7 @@ class _Lowering:
                 there = ir.scalar("lt", ir.const(0), ir.arg(0))
                 term = Map(ir.scalar("select", there, ir.arg(1), ir.const(0)), (here, term))
             terms.append(term)
-        return _sum(terms)
+        return added(terms)
 
     def has_value_without(self, branch: Stratum, factor: Expression) -> bool:
         """Whether a factor of a kernel has a value at an element over which nothing of this branch lies."""
@@ -152,15 +143,15 @@ class _Lowering:
         for stratum in self.order:
             name = stratum.name
             if stratum in crossed:
-                found[name] = _sum([ir.Mix(name, s.name, density[s.name]) for s in under])
+                found[name] = added([ir.Mix(name, s.name, density[s.name]) for s in under])
                 continue
             s = density[name]
             if any(u in crossed for u in self.shape.moebius(stratum)):
                 for u in self.shape.coarser(stratum):
-                    s = _minus(s, self.pull(found[u.name], name), 1)
+                    s = minus(s, self.pull(found[u.name], name), 1)
             else:
                 for node, sign in self.coarser(stratum, density):
-                    s = _minus(s, node, sign)
+                    s = minus(s, node, sign)
             found[name] = s
         return found
 
@@ -174,8 +165,8 @@ class _Lowering:
             return node
         product = factor.arguments if isinstance(factor, Apply) and factor.operator == "/" else None
         if product and product[0] == as_expression(1):  # divide once rather than multiply by a rounded reciprocal
-            return _binary("div", node, self.map(product[1], node.stratum))
-        return _binary("mul", node, self.map(factor, node.stratum))
+            return binary("div", node, self.map(product[1], node.stratum))
+        return binary("mul", node, self.map(factor, node.stratum))
 
     def gate(self, stratum: Stratum, channel: str, s: Node) -> Node:
         """`h(s) = g(m·s)/m`."""
@@ -192,96 +183,73 @@ class _Lowering:
         return self.map(cancel(recovery), leaf, {Gated(c): n for c, n in down.items()})
 
     def objective(self, ratios: dict[str, Node]) -> Node:
-        """`J = Σ μ 𝒢 A`: summed over each row first, so that no partial sum runs over the whole batch of tokens."""
-        if self.h.objective.formulas:
-            raise SpecError(f"hierarchy '{self.h.name}' weighs tokens, and no backend does", required="μ alone")
-        weight = self.map(self.h.objective.spelled_out(self.h.leaves, self.h.rows), self.rows)
+        """`J = Σ μ w 𝒢 A`: summed over each row first, so that no partial sum runs over the whole batch of tokens.
+
+        What is not kept adds 0 whatever its weight and ratio are.
+        """
+        objective = self.h.objective
         sums = []
         for leaf, ratio in ratios.items():
             advantage = ir.token_input("advantage", leaf, self.leaves)
-            product = _binary("mul", ratio, advantage)
-            if self.h.objective.estimator == "score":
-                weighted = _binary("mul", Detach(ratio), advantage)
-                product = _binary("mul", weighted, ir.token_input("log_prob", leaf, self.leaves))
-            total: Node = product
+            for i, formula in enumerate(objective.weighed, 1):
+                weight = self.read[f"weight_{i}", leaf] = Detach(self.tokens(formula, leaf))
+                ratio = binary("mul", ratio, weight)
+            term = binary("mul", ratio, advantage)
+            if objective.estimator == "score":
+                weighted = binary("mul", Detach(ratio), advantage)
+                term = binary("mul", weighted, ir.token_input("log_prob", leaf, self.leaves))
+            kept = self.conditions(leaf, [k.condition for k in objective.kept])
+            if kept is not None:
+                self.read["kept", leaf] = kept
+            node = where_kept(kept, term)
             for source, target in itertools.pairwise(row_path(self.h, leaf)):
-                total = Push(source, target, total)
-            sums.append(total)
-        return Push(self.rows, BATCH, _binary("mul", weight, _sum(sums)))
+                node = Push(source, target, node)
+            sums.append(node)
+        return Push(self.rows, BATCH, binary("mul", self.normaliser(), added(sums)))
 
-    # ------------------------------------------------------------ expressions
+    def conditions(self, leaf: str, conditions: Sequence[Expression]) -> Node | None:
+        """1 at the tokens of a leaf where all of the conditions hold, else 0."""
+        if not conditions:
+            return None
+        return Detach(self.tokens(functools.reduce(operator.and_, conditions), leaf))
+
+    def normaliser(self) -> Node:
+        """`μ` of every row: in counts of everything, or of kept tokens and of elements that have one.
+
+        It is 0 where a row has no kept token.
+        """
+        weight = self.h.objective.spelled_out(self.h.leaves, self.h.rows)
+        conditions = [k.condition for k in self.h.objective.kept if k.normaliser == "kept"]
+        if not conditions:
+            return self.map(weight, self.rows)
+
+        def tokens(leaf: str) -> Node:
+            return self.conditions(leaf, conditions) or Const(1.0, leaf)
+
+        def count(stratum: str) -> Node:
+            return self.over(stratum, tokens, wide=False)
+
+        def has(stratum: str) -> Node:
+            if stratum in self.leaves:
+                return tokens(stratum)
+            return Map(ir.scalar("select", ir.scalar("lt", ir.const(0), ir.arg(0)), ONE, ZERO), (count(stratum),))
+
+        bound: dict[Expression, Node] = {}
+        for atom in atoms(weight):
+            if not isinstance(atom, (Count, Total)):
+                continue
+            of, over = str(atom.of), str(atom.over)
+            counted = has(of)
+            if isinstance(atom, Total):
+                counted = binary("mul", counted, self.atom(atom.attribute, of))
+            for source, target in itertools.pairwise(way(self.h, of, over)):
+                counted = Push(source, target, counted)
+            bound[atom] = Detach(counted)
+        return where_kept(count(self.rows), self.map(weight, self.rows, bound))
 
     def named(self, node: Node, word: str, stratum: str, channel: str) -> Node:
         self.names.setdefault(node, Key(word, stratum, channel))
         return node
-
-    def pull(self, node: Node, stratum: str) -> Node:
-        """Broadcast `node` up to `stratum`, along the fibrations; from the batch and from side strata in one step."""
-        here = node.stratum
-        if here == stratum:
-            return node
-        known = here in self.strata and stratum in self.strata and here != BATCH
-        if not known or self.strata[here] not in self.shape.coarser(self.strata[stratum]):
-            return Pull(stratum, here, node)
-        for f in reversed(self.shape.path(self.strata[stratum], self.strata[here])):
-            node = Pull(f.source.name, f.target.name, node)
-        return node
-
-    def map(
-        self, expression: Expression, stratum: str, bound: Mapping[Expression, Node] = MappingProxyType({})
-    ) -> Node:
-        """One Map over `stratum` that computes `expression`; its atoms become operands."""
-        operands: dict[Node, int] = {}
-
-        def leaf_scalar(atom: Expression) -> Scalar:
-            node = bound[atom] if atom in bound else self.atom(atom, stratum)
-            return ir.arg(operands.setdefault(self.pull(node, stratum), len(operands)))
-
-        body = to_scalar(desugar(expression), leaf_scalar)
-        if not operands:
-            return Const(float(evaluate(expression, {})), stratum)
-        return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
-
-    def atom(self, atom: Expression, stratum: str) -> Node:
-        if atom == token_log_ratio:
-            return ir.token_input("log_ratio", stratum, self.leaves)
-        if isinstance(atom, Reading):
-            if stratum in self.leaves:
-                return ir.token_input(atom.name, stratum, self.leaves)
-            return Input(f"{atom.name}_{stratum}", stratum, atom.name)
-        if isinstance(atom, Density):
-            return self.density[atom.stratum.name, atom.channel or ""]
-        if isinstance(atom, (Aggregate, LogProb)):
-            raise SpecError(f"hierarchy '{self.h.name}' reads {atom}, which no backend computes")
-        place = home(self.h, atom) or stratum
-        if isinstance(atom, Count):
-            return Const(1.0, place) if atom.of.name == place else ir.count_input(atom.of.name, place)
-        if isinstance(atom, Total):
-            return Input(f"total_{atom.attribute.name}_over_{place}", place, "total", (atom.attribute.name, place))
-        if isinstance(atom, Attribute):
-            return Input(f"attribute_{atom.name}", place, "attribute", (atom.name,))
-        parameter, channel = (atom.parameter, atom.channel) if isinstance(atom, Component) else (atom, "")
-        assert isinstance(parameter, Parameter)
-        word = parameter.name + CHANNEL_WORD[channel]
-        return Input(word, place, "parameter", (parameter.name, channel))
-
-
-def _binary(op: str, a: Node, b: Node) -> Map:
-    operands = (a, b) if a is not b else (a,)
-    return Map(ir.scalar(op, ir.arg(0), ir.arg(len(operands) - 1)), operands)
-
-
-def _sum(nodes: Sequence[Node]) -> Node:
-    return functools.reduce(lambda a, b: _binary("add", a, b), nodes)
-
-
-def _minus(a: Node, b: Node, times: int) -> Map:
-    """`a - times·b`."""
-    if times == 1:
-        return _binary("sub", a, b)
-    if times == -1:
-        return _binary("add", a, b)
-    return Map(ir.scalar("sub", ir.arg(0), ir.scalar("mul", ir.const(times), ir.arg(1))), (a, b))
 
 
 def from_log_probs(program: Program) -> Program:
@@ -292,9 +260,20 @@ def from_log_probs(program: Program) -> Program:
         if not (isinstance(node, Input) and node.kind == "log_ratio"):
             return node
         now, old = (program.token_input(kind, node.stratum) for kind in ("log_prob", "old_log_prob"))
-        difference = _binary("sub", now, old)
+        difference = binary("sub", now, old)
         named[difference] = program.part("log_ratio", node.stratum)
         return difference
 
     made = program.mapped(rule)
     return replace(made, names={**made.names, **named}).validate()
+
+
+def from_log_ratios(program: Program) -> Program:
+    """`program` with the log-probs now worked out from log ratios, where weights or statistics read them."""
+
+    def rule(node: Node) -> Node:
+        if not (isinstance(node, Input) and node.kind == "log_prob"):
+            return node
+        return binary("add", *(program.token_input(kind, node.stratum) for kind in ("old_log_prob", "log_ratio")))
+
+    return program.mapped(rule).validate()

@@ -7,6 +7,7 @@ elements in bodies (`rules.py`), constant operands, and maps that run directly i
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 from fibration.compiler.derivative import ZERO
@@ -35,6 +36,9 @@ FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 def optimise(program: Program) -> Program:
     """Simplify every body, then fuse a map into its only user."""
     program = program.mapped(_tidy)
+    summed = {replace(n, wide=False) for n in program.nodes() if isinstance(n, Push) and n.wide}
+    if summed:  # once, in the better way
+        program = program.mapped(_tidy, lambda n: replace(n, wide=True) if n in summed else n)
     while True:
         uses = Counter(o for n in program.nodes() for o in n.operands)
         kept = set(program.outputs.values()) | set(program.names)
@@ -80,7 +84,7 @@ def _tidy(node: Node) -> Node:
         return _tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
     if isinstance(node, Push) and node.reduce == "sum" and isinstance(x := node.operand, Map) and x.body.op == "neg":
         positive = _tidy(Map(x.body.args[0], x.inputs))  # the channels often sum the same but for
-        return Map(scalar("neg", arg(0)), (Push(node.source, node.target, positive),))  # the sign
+        return Map(scalar("neg", arg(0)), (replace(node, operand=positive),))  # the sign
     if not isinstance(node, Map):
         return node
     operands: dict[Node, int] = {}

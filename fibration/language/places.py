@@ -55,10 +55,26 @@ def _one_for_all(h: Hierarchy) -> Iterator[Expression]:
 
 def row_path(hierarchy: Hierarchy, leaf: str) -> list[str]:
     """From a leaf to the rows of the batch: through the hierarchy where it leads there, else in one step."""
-    source = next(s for s in hierarchy.leaves if s.name == leaf)
-    if hierarchy.rows not in hierarchy.coarser(source):
-        return [leaf, hierarchy.rows.name]
-    return [leaf, *(f.target.name for f in hierarchy.shape.path(source, hierarchy.rows))]
+    return way(hierarchy, leaf, hierarchy.rows.name)
+
+
+def way(hierarchy: Hierarchy, source: str, target: str) -> list[str]:
+    """The strata from one to what it lies over, both included: through the hierarchy where it leads there.
+
+    To the batch it leads by way of the rows, so that no sum runs over all of its tokens at once.
+    """
+    rows, here = hierarchy.rows.name, Stratum(source)
+    if source == target:
+        return [source]
+    if (
+        target == BATCH
+        and source != rows
+        and (source in map(str, hierarchy.leaves) or hierarchy.rows in hierarchy.coarser(here))
+    ):
+        return [*way(hierarchy, source, rows), BATCH]
+    if target == BATCH or Stratum(target) not in hierarchy.coarser(here):
+        return [source, target]
+    return [source, *(f.target.name for f in hierarchy.shape.path(here, Stratum(target)))]
 
 
 def whole_batch(h: Hierarchy) -> Shape:

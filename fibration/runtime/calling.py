@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.compiler.arguments import KINDS, LAYOUT, TOKENS, Argument, for_each
+from fibration.compiler.arguments import KINDS, LAYOUT, Argument, for_each, tensor_of
 from fibration.compiler.ir import Const, Input, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
@@ -36,7 +36,7 @@ class _Call:
 VALUES: Mapping[str, Callable[[_Call, Argument], object]] = for_each("values of arguments", KINDS, {
     "size": lambda call, a: call.batch.index.size[a.key[0]],
     **{kind: lambda call, a: getattr(call.batch.index.layout(*a.key), a.kind) for kind in LAYOUT},
-    "token": lambda call, a: call.batch.tokens[TOKENS[a.key[0]][0]].contiguous(),
+    "token": lambda call, a: call.batch.tokens[tensor_of(*a.key).called].contiguous(),
     "advantage": lambda call, a: _advantages(call.batch, call.plan),
     "rows": lambda call, a: call.batch.index.rows_of(a.key[0]) if per_row(call.batch, call.plan) else None,
     "vector": lambda call, a: call.batch.vectors[a.key[0]],

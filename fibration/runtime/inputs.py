@@ -9,10 +9,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from fibration.compiler.arguments import token_tensor
 from fibration.compiler.ir import BATCH, Input, Matrix, Program
 from fibration.compiler.plan import Collective
 from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.statistics import within
+from fibration.language.traversal import atoms
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
@@ -58,6 +62,60 @@ def make_batch(
     for m in program.matrices:
         vectors[m] = index.matrix(m.into, m.of)
     return Batch(index, tokens, given, per_row, vectors, dtype, fill)
+
+
+def policy_tensors(
+    hierarchy: Hierarchy, program: Program, tokens: Mapping[str, Tensor], given: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """The log-probs of the policies that a program reads beside `tokens`, by what they are called.
+
+    Raises BatchError for one that lacks, and for one that no formula of the hierarchy names.
+    """
+    policies = {} if given is None else given
+    if not isinstance(policies, Mapping):
+        raise BatchError(
+            f"policies are {an(type(policies).__name__)}",
+            required="a mapping from the name of a policy to its log-probs",
+            remedy="policies={'rollout': log_probs}",
+        )
+    own = {CURRENT: "log_probs" if "log_probs" in tokens else "log_ratio"}
+    own |= {OLD: "old_log_probs"} if "old_log_probs" in tokens else {}
+    known = [name for name in hierarchy.policies if name not in own]
+    for name in policies:
+        if name in own:
+            raise BatchError(
+                f"policies={{{name!r}: ...}}",
+                required=f"other policies: this call takes {own[name]}, which are {name}'s",
+            )
+        if name not in known:
+            raise BatchError(
+                f"no formula of '{hierarchy.name}' reads the policy {name!r}",
+                required=f"one of {', '.join(map(repr, known))}" if known else "no policies",
+                remedy="leave it out" + (", or look for a slip in its name" if known else ""),
+            )
+    found = {}
+    for node in program.inputs:
+        name = OLD if node.kind == "old_log_prob" else node.key[0] if node.kind == "policy_log_prob" else CURRENT
+        if name in own:
+            continue
+        if policies.get(name) is None:
+            raise BatchError(
+                f"'{hierarchy.name}' reads the policy {name!r}, and its log-probs are not given",
+                required=f"log-probs of {list(known)} in the shape of the batch",
+                found=f"no {name!r}, which is read by {_reader(hierarchy, name)}",
+                remedy=f'pass policies={{"{name}": log_probs}}',
+            )
+        found[token_tensor(node).called] = policies[name]
+    return found
+
+
+def _reader(hierarchy: Hierarchy, policy: str) -> str:
+    """The formula that names a policy, as it was written."""
+    read = [*((f"weigh({w})", w) for w in hierarchy.objective.weighed)]
+    read += [(f"keep({k.condition})", k.condition) for k in hierarchy.objective.kept]
+    read += [(f"the gate on {s}", hierarchy.gate(s)) for s in hierarchy.order]
+    named = LogProb(Policy(policy))
+    return next((text for text, e in read if any(named in set(atoms(inner)) for inner in within(e))), "the hierarchy")
 
 
 def check_tokens(hierarchy: Hierarchy, index: Index, **tensors: Tensor) -> None:
@@ -166,11 +224,23 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
         )
 
 
+def refuse_weights(hierarchy: Hierarchy, coefficients: Tensor, index: Index) -> None:
+    """Name the first token whose weight is infinite or undefined, and its coefficient with it; the inputs are not."""
+    bad = torch.isnan(coefficients.reshape(-1)[index.positions]).nonzero()
+    if hierarchy.objective.weighed and len(bad):
+        raise BatchError(
+            f"the weight of {index.describe_token(int(bad[0]))} is not finite",
+            required="finite weights of all tokens that are kept",
+            found=f"weigh({hierarchy.objective.weighed[0]})",
+            remedy="bound it: weigh(minimum(..., bound)), or leave such tokens out by keep(...)",
+        )
+
+
 def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -> tuple[Tensor, bool]:
     """The caller's tensor, and whether it holds one number per row rather than per token."""
     if advantages is None:
         raise BatchError(
-            f"a gate of '{hierarchy.name}' reads the advantage, and none is given",
+            f"a formula of '{hierarchy.name}' reads the advantage, and none is given",
             required="advantages per token or per row",
             remedy="pass advantages=...",
         )

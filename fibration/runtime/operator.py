@@ -27,7 +27,9 @@ from fibration.runtime.inputs import (
     check_tokens,
     in_words,
     make_batch,
+    policy_tensors,
     refuse_nonfinite,
+    refuse_weights,
 )
 from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.collect import Ranks
@@ -157,15 +159,19 @@ class Operator:
         index: Index,
         parameters: Mapping[str, Any] | None = None,
         *,
+        policies: Mapping[str, Tensor] | None = None,
         metrics: bool = True,
     ) -> Loss:
         """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob.
 
         `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
-        per token, or per row `[B]`. The gradient flows into `log_probs` alone. For batches that do not fit, use
+        per token, or per row `[B]`. `policies`: log-probs of the further policies that formulas name, by name,
+        `{"rollout": log_probs}`. The gradient flows into `log_probs` alone. For batches that do not fit, use
         `coefficients`.
         """
-        result = self.coefficients(log_probs, old_log_probs, advantages, index, parameters, metrics=metrics)
+        result = self.coefficients(
+            log_probs, old_log_probs, advantages, index, parameters, policies=policies, metrics=metrics
+        )
         share = result.objective / -index.gradient_scale
         return Loss(_Share.apply(log_probs, result.values, share), result.metrics)
 
@@ -177,6 +183,7 @@ class Operator:
         index: Index,
         parameters: Mapping[str, Any] | None = None,
         *,
+        policies: Mapping[str, Tensor] | None = None,
         metrics: bool = True,
     ) -> Coefficients:
         """`c_i = ∂J/∂log π_θ(i)` for the whole batch, without a graph: `∇J = Σ c_i ∇log π_θ(i)` (eq:grad_decomp).
@@ -185,9 +192,8 @@ class Operator:
         """
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         with torch.no_grad():
-            outputs, _ = self._call(
-                "evaluate" if metrics else "objective", index, tokens, advantages, parameters, _wide(log_probs)
-            )
+            program = "evaluate" if metrics else "objective"
+            outputs, _ = self._call(program, index, tokens, advantages, parameters, policies, _wide(log_probs))
             return Coefficients(
                 values=outputs[Key("coefficients")],
                 objective=outputs[Key("objective")].reshape(()).to(_wide(log_probs)),
@@ -201,12 +207,14 @@ class Operator:
         parameters: Mapping[str, Any] | None = None,
         *,
         advantages: Tensor | None = None,
+        policies: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """The gated ratios `𝒢(r)`, differentiable in `log_ratio`, shaped like it, and 1 under the mask.
 
-        `log_ratio`: log r = log π_θ - log π_old per token. `advantages` are needed only where a gate reads them.
+        `log_ratio`: log r = log π_θ - log π_old per token. `advantages` and `policies` are needed only where a gate
+        reads them; there `old` is one of the policies.
         """
-        result: Tensor = _Gate.apply(log_ratio, self, index, advantages, parameters)
+        result: Tensor = _Gate.apply(log_ratio, self, index, advantages, parameters, policies)
         return result
 
     def levels(
@@ -216,9 +224,11 @@ class Operator:
         parameters: Mapping[str, Any] | None = None,
         *,
         advantages: Tensor | None = None,
+        policies: Mapping[str, Tensor] | None = None,
     ) -> Levels:
         """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
-        outputs, _ = self._call("levels", index, {"log_ratio": log_ratio}, advantages, parameters, torch.float64)
+        tokens = {"log_ratio": log_ratio}
+        outputs, _ = self._call("levels", index, tokens, advantages, parameters, policies, torch.float64)
 
         nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # where that is not looked at
 
@@ -242,17 +252,17 @@ class Operator:
         tokens: Mapping[str, Tensor],
         advantages: Tensor | None,
         parameters: Mapping[str, Any] | None,
+        policies: Mapping[str, Tensor] | None,
         dtype: torch.dtype,
         fill: float = 0.0,
     ) -> tuple[dict[Key, Tensor], Batch]:
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS[program]) as said:
+            read, declared = self.programs[program], self.programs["evaluate"]
+            tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
             check_tokens(self.hierarchy, index, **tokens)
-            declared = self.programs["evaluate"]
-            batch = make_batch(
-                self.hierarchy, self.programs[program], declared, index, tokens, advantages, parameters, dtype, fill
-            )
+            batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill)
             if ranks is not None:
                 self._run.collectives(program, ranks.cut)  # makes them, which may fail
                 rows = advantages_of_rows(batch, index) if ranks.cut and batch.advantage is not None else None
@@ -267,6 +277,8 @@ class Operator:
         if lost > 0:
             with agreed(group, f"what is not finite in {CALLS[program]}"):
                 refuse_nonfinite(batch, index)
+                if Key("coefficients") in outputs:
+                    refuse_weights(self.hierarchy, outputs[Key("coefficients")], index)
             raise BatchError(
                 f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, and no log-prob or advantage says why",
                 required="finite values",
@@ -298,10 +310,12 @@ class Operator:
         parameters: Mapping[str, Any] | None,
         program: str,
         log_probs: tuple[Tensor, Tensor] | None = None,
+        policies: Mapping[str, Tensor] | None = None,
     ) -> dict[Input | Matrix, Tensor]:
         """What one of the programs reads, as float64 vectors, for the interpreter.
 
-        `log_ratio`, or `log_probs` now and when sampled, where the program reads these: float64 [tokens].
+        `log_ratio`, or `log_probs` now and when sampled, where the program reads these, and those of other policies:
+        float64 [tokens].
         """
 
         def whole(values: Tensor) -> Tensor:
@@ -313,6 +327,8 @@ class Operator:
         if log_probs is not None:
             tokens |= dict(zip(("log_probs", "old_log_probs"), map(whole, log_probs), strict=True))
         read, declared = self.programs[program], self.programs["evaluate"]
+        given = {name: whole(values) for name, values in (policies or {}).items()}
+        tokens |= policy_tensors(self.hierarchy, read, tokens, given)
         batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, torch.float64, 0.0)
         return inputs_of(batch, read)
 
@@ -342,29 +358,33 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, log_ratio: Tensor, operator: Operator, index: Index, advantages: Any, parameters: Any
+        ctx: Any, log_ratio: Tensor, operator: Operator, index: Index, advantages: Any, parameters: Any, policies: Any
     ) -> Tensor:
         tokens = {"log_ratio": log_ratio}
         dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
-        outputs, batch = operator._call("gate", index, tokens, advantages, parameters, dtype, fill=1.0)
+        outputs, batch = operator._call("gate", index, tokens, advantages, parameters, policies, dtype, fill=1.0)
         read = None if batch.advantage is None else advantages
-        ctx.save_for_backward(log_ratio, read)  # autograd refuses the backward if one of them was changed since
+        others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
+        ctx.others = tuple(others)
+        # autograd refuses the backward if one of them was changed since
+        ctx.save_for_backward(log_ratio, read, *others.values())
         ctx.operator, ctx.ranks = operator, index.ranks
         ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
         return outputs[Key("gated_ratio")]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        log_ratio, advantages = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        log_ratio, advantages, *others = ctx.saved_tensors
         with torch.no_grad():
             tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
+            tokens |= dict(zip(ctx.others, others, strict=True))
             given = None if advantages is None else advantages.detach()
             batch = replace(ctx.batch, tokens=tokens, advantage=given)
             ranks, meets = ctx.ranks, not devices.is_recording()
             if ranks is not None and meets and ctx.operator._run.collectives("gate_adjoint", ranks.cut):
                 agree(ranks.group, CALLS["gate_adjoint"], {})
             result = ctx.operator._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
-        return _once(result, log_ratio), None, None, None, None
+        return _once(result, log_ratio), None, None, None, None, None
 
 
 def _once(gradient: Tensor, source: Tensor) -> Tensor:

@@ -1,0 +1,189 @@
+"""Formulas of a hierarchy as nodes: one Map of what its atoms are, statistics of tokens among them.
+
+A token formula is read at a token: in weights, in conditions on what is kept, in statistics. No gradient flows through
+it. A statistic is pushed along the way that the objective is summed, tokens to rows to batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from fibration.compiler import ir
+from fibration.compiler.ir import Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar
+from fibration.compiler.keys import Key
+from fibration.compiler.scalars import to_scalar
+from fibration.language.atoms import (
+    BATCH,
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Parameter,
+    Reading,
+    Total,
+    at,
+    token_log_ratio,
+)
+from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.expressions import Apply, Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import where
+from fibration.language.places import home, way
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import desugar, evaluate
+
+NOW, BEFORE = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))
+Combine = Callable[[Node, Node], Node]
+
+
+class Formulas:
+    """Nodes of one hierarchy. `density` has those that were computed already, by stratum and channel."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self.h, self.shape = hierarchy, hierarchy.shape
+        self.order = hierarchy.order
+        self.strata = {s.name: s for s in self.order}
+        self.leaves = tuple(s.name for s in hierarchy.leaves)
+        self.rows = hierarchy.rows.name
+        self.names: dict[Node, Key] = {}
+        self.density: dict[tuple[str, str], Node] = {}
+
+    def pull(self, node: Node, stratum: str) -> Node:
+        """Broadcast `node` up to `stratum`, along the fibrations; from the batch and from side strata in one step."""
+        here = node.stratum
+        if here == stratum:
+            return node
+        known = here in self.strata and stratum in self.strata and here != BATCH
+        if not known or self.strata[here] not in self.shape.coarser(self.strata[stratum]):
+            return Pull(stratum, here, node)
+        for f in reversed(self.shape.path(self.strata[stratum], self.strata[here])):
+            node = Pull(f.source.name, f.target.name, node)
+        return node
+
+    def map(
+        self, expression: Expression, stratum: str, bound: Mapping[Expression, Node] = MappingProxyType({})
+    ) -> Node:
+        """One Map over `stratum` that computes `expression`; its atoms become operands."""
+        operands: dict[Node, int] = {}
+
+        def leaf_scalar(atom: Expression) -> Scalar:
+            node = bound[atom] if atom in bound else self.atom(atom, stratum)
+            value = ir.arg(operands.setdefault(self.pull(node, stratum), len(operands)))
+            return ir.scalar("lt", ir.const(0), value) if atom.is_condition else value
+
+        body = to_scalar(desugar(expression), leaf_scalar)
+        if not operands:
+            return Const(float(evaluate(expression, {})), stratum)
+        return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
+
+    def atom(self, atom: Expression, stratum: str) -> Node:
+        if atom == token_log_ratio:
+            return ir.token_input("log_ratio", stratum, self.leaves)
+        if isinstance(atom, Reading):
+            if stratum in self.leaves:
+                return ir.token_input(atom.name, stratum, self.leaves)
+            return Input(f"{atom.name}_{stratum}", stratum, atom.name)
+        if isinstance(atom, LogProb):
+            return self.log_prob(atom.policy, stratum)
+        if isinstance(atom, Aggregate):
+            return self.statistic(atom, stratum)
+        if isinstance(atom, Density):
+            return self.density[atom.stratum.name, atom.channel or ""]
+        place = home(self.h, atom) or stratum
+        if isinstance(atom, Count):
+            return Const(1.0, place) if atom.of.name == place else ir.count_input(atom.of.name, place)
+        if isinstance(atom, Total):
+            return Input(f"total_{atom.attribute.name}_over_{place}", place, "total", (atom.attribute.name, place))
+        if isinstance(atom, Attribute):
+            return Input(f"attribute_{atom.name}", place, "attribute", (atom.name,))
+        parameter, channel = (atom.parameter, atom.channel) if isinstance(atom, Component) else (atom, "")
+        assert isinstance(parameter, Parameter)
+        word = parameter.name + CHANNEL_WORD[channel]
+        return Input(word, place, "parameter", (parameter.name, channel))
+
+    # ------------------------------------------------------------ tokens
+
+    def log_prob(self, policy: Policy, leaf: str) -> Node:
+        """log π of tokens under a policy."""
+        kind = {CURRENT: "log_prob", OLD: "old_log_prob"}.get(policy.name)
+        if kind is None:
+            return ir.token_input("policy_log_prob", leaf, self.leaves, (policy.name,))
+        return ir.token_input(kind, leaf, self.leaves)
+
+    def tokens(self, formula: Expression, leaf: str) -> Node:
+        """A token formula at the tokens of a leaf; a condition is 1 where it holds, else 0."""
+        written = log_ratios(at(formula, self.strata[leaf]))
+        return self.map(where(written, 1, 0) if written.is_condition else written, leaf)
+
+    def statistic(self, atom: Aggregate, stratum: str) -> Node:
+        """A statistic of tokens at the elements of its `over`: one number each, detached, summed in float64."""
+        over = stratum if atom.over is None else str(atom.over)
+        if atom.kind == "quantile" and over not in self.leaves:
+            assert atom.level is not None
+            values = tuple(self.tokens(atom.formula, leaf) for leaf in self.leaves_over(over))
+            found: Node = Quantile(over, values, self.map(atom.level, over))
+        elif atom.kind in ("largest", "some"):
+            found = self.over(over, lambda leaf: self.tokens(atom.formula, leaf), "max", _larger)
+        else:
+            found = self.over(over, lambda leaf: self.tokens(atom.formula, leaf))
+        if atom.kind == "mean":
+            counts = [ir.count_input(leaf, over) for leaf in self.leaves_over(over) if leaf != over]
+            found = binary("div", found, added(counts)) if counts else found
+        return Detach(found)
+
+    def over(
+        self, stratum: str, of: Callable[[str], Node], reduce: str = "sum", combine: Combine | None = None,
+        wide: bool = True,
+    ) -> Node:  # fmt: skip
+        """What every leaf's tokens have, put together over the elements of a stratum that they lie over."""
+        parts = []
+        for leaf in self.leaves_over(stratum):
+            node = of(leaf)
+            for source, target in itertools.pairwise(way(self.h, leaf, stratum)):
+                node = Push(source, target, node, reduce, wide and source in self.leaves)
+            parts.append(node)
+        return functools.reduce(combine or functools.partial(binary, "add"), parts)
+
+    def leaves_over(self, stratum: str) -> tuple[str, ...]:
+        """The leaves whose tokens lie over the elements of a stratum; over the rows and the batch that is all."""
+        if stratum in (BATCH, self.rows):
+            return self.leaves
+        over = self.shape.leaves_over(self.strata[stratum])
+        return tuple(s.name for s in self.h.leaves if s in over)
+
+
+def log_ratios(formula: Expression) -> Expression:
+    """A formula with `log_prob(current) - log_prob(old)` read as the log ratio that every program has."""
+    if not isinstance(formula, Apply):
+        return formula
+    if formula.operator == "-" and formula.arguments == (NOW, BEFORE):
+        return token_log_ratio
+    if formula.operator == "-" and formula.arguments == (BEFORE, NOW):
+        return -token_log_ratio
+    return Apply(formula.operator, tuple(log_ratios(a) for a in formula.arguments))
+
+
+def binary(op: str, a: Node, b: Node) -> Map:
+    operands = (a, b) if a is not b else (a,)
+    return Map(ir.scalar(op, ir.arg(0), ir.arg(len(operands) - 1)), operands)
+
+
+def _larger(a: Node, b: Node) -> Node:
+    return Map(ir.scalar("select", ir.scalar("lt", ir.arg(0), ir.arg(1)), ir.arg(1), ir.arg(0)), (a, b))
+
+
+def added(nodes: Sequence[Node]) -> Node:
+    return functools.reduce(functools.partial(binary, "add"), nodes)
+
+
+def minus(a: Node, b: Node, times: int) -> Map:
+    """`a - times·b`."""
+    if times == 1:
+        return binary("sub", a, b)
+    if times == -1:
+        return binary("add", a, b)
+    return Map(ir.scalar("sub", ir.arg(0), ir.scalar("mul", ir.const(times), ir.arg(1))), (a, b))
