@@ -11,9 +11,10 @@ from sympy import Dummy
 
 from fibration.errors import SpecError
 from fibration.language import polynomials
-from fibration.language.atoms import Attribute, Count, Total
+from fibration.language.atoms import Attribute, Count, Total, token_log_ratio
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, write
-from fibration.language.operators import OPERATORS, sqrt, where
+from fibration.language.operators import OPERATORS, Stopped, sqrt, where
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
 MOST_FACTORED = 6  # symbols of what sympy is asked to find factors of
@@ -37,6 +38,8 @@ def symbol(atom: Expression) -> Dummy:
         known = {"nonnegative": True}
     elif isinstance(atom, Attribute) and atom.positive:
         known = {"positive": True}
+    elif isinstance(atom, LogProb):
+        known = {"nonpositive": True}
     made = Dummy(write(atom), **known)
     ATOM_OF[made] = atom
     return made
@@ -44,7 +47,10 @@ def symbol(atom: Expression) -> Dummy:
 
 @lru_cache(maxsize=65536)
 def to_sympy(expression: Expression) -> Any:
-    """The sympy form; the count of a stratum over itself is 1, the total of an attribute its value."""
+    """The sympy form; the count of a stratum over itself is 1, the total of an attribute its value.
+
+    A log-prob of the current policy is that of the old one and the log ratio.
+    """
     if isinstance(expression, Number):
         return sympy.Rational(expression.value.numerator, expression.value.denominator)
     if isinstance(expression, Apply):
@@ -53,7 +59,17 @@ def to_sympy(expression: Expression) -> Any:
         return sympy.Integer(1)
     if isinstance(expression, Total) and expression.over == expression.attribute.on:
         return symbol(expression.attribute)
+    if expression == CURRENT_LOG_PROB:
+        return symbol(OLD_LOG_PROB) + symbol(token_log_ratio)
     return symbol(expression)
+
+
+CURRENT_LOG_PROB, OLD_LOG_PROB = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))
+
+
+def flowing(value: Any) -> Any:
+    """A value, or a derivative once it is taken, with what was stopped as it would be if it were not."""
+    return value.replace(Stopped, lambda x: x) if value.has(Stopped) else value
 
 
 def from_sympy(value: Any) -> Expression:

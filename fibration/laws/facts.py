@@ -153,7 +153,7 @@ def _regions(h: Hierarchy, stratum: Stratum, channel: str, table: Lines, least: 
     for line in table[stratum, channel] or ():
         for p in line.restorative():
             when = _when(h, stratum, channel, line, p)
-            found.setdefault(when, []).append((p.low, p.high, sympy.diff(p.value, RHO), line))
+            found.setdefault(when, []).append((p.low, p.high, p.slope, line))
     for when, low, high, slope, line in ((when, *region) for when, regions in found.items() for region in regions):
         mirrored = any(
             vanishes(low + top) and vanishes(high + base) and vanishes(slope - steep)

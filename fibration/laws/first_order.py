@@ -83,7 +83,7 @@ def _together(subject: Subject, failure: Verdict) -> str:
     kind = levels_together.agrees(subject)
     if kind == "exact" or (kind and is_smooth(subject)):
         return f"{levels_together.argument(subject, kind)}, and {_back(subject)}"
-    if is_one(subject) and has_slope_one(subject):
+    if is_one(subject) and has_slope_one(subject, still=True):
         return "𝒢(1) = 1 and 𝒢'(1) = 1: what the gates add at r = 1 cancels in R"
     return ""
 

@@ -119,7 +119,7 @@ def _shares(subject: Subject) -> list[list[Any]]:
         if len(recovery) > 1 or is_kinked(recovery[0].sympy()):
             return []
         zero = {symbol(gated(c)): 0 for c in h.decomposition.channels}
-        found.append([weight * sympy.diff(recovery[0].sympy(), g).subs(zero) for g in zero])
+        found.append([weight * recovery[0].slope(g).subs(zero) for g in zero])
     return found
 
 

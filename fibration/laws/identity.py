@@ -39,9 +39,11 @@ from fibration.laws.proof.on_policy import reference_is_zero
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, in_brief, rounding, shown
 from fibration.laws.witness.definition import STEPS, has_residual
+from fibration.laws.witness.duals import Dual, Real, differentiate, slopes_of, stops
 from fibration.laws.witness.enclosures import Unsure, of_its_sign
 from fibration.laws.witness.germs import Series
 from fibration.laws.witness.germs import beside as just_beside
+from fibration.laws.witness.on_policy import CLOSE, attempt
 from fibration.laws.witness.probes import between, crossings, turning
 from fibration.laws.witness.search import concretes
 
@@ -174,6 +176,8 @@ class _Gate:
 
         `density` is in units of the residual.
         """
+        if text := self.stopped_off(density, sides):
+            return text
         for sign in sides:
             line = self.line(density, sign)
             if line == (0, 1) or (line is None and not self.stays_off(density, sign)):
@@ -185,6 +189,28 @@ class _Gate:
                 if line is None or _is_seen(value, step, *line):
                     return f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
         return ""
+
+    def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
+        """How the slope is not 1 at 0, or stays away from 1 beside it, in a gate that stops something; else ''."""
+        if not stops(self.gate):
+            return ""
+        for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
+            found = [self.slope(step, abs(step) * density) for step in steps]
+            if all(s is not None and abs(s - 1) > CLOSE for s in found):
+                assert found[0] is not None
+                return f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
+        return ""
+
+    def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
+        """The derivative towards the residual, in which what is stopped has no part."""
+        bound: dict[Expression, Real] = {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
+
+        def atom(a: Expression) -> Real:
+            return bound[a] if a in bound else self.concrete.atom(a, self.stratum, self.element)
+
+        found = attempt(lambda: differentiate(self.gate, atom))
+        return None if found is None else slopes_of(found).get(0, Fraction(0))
 
     def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
         """Value and slope where 0 is left to one side: 0 and 1 if they may be, None if they are not found so."""

@@ -138,7 +138,7 @@ class Amplified:
                 found = [cases(self.h.with_mass(split[c], leaf), at_0) for c in self.channels]
             except TooManyCases:
                 return False
-            if sum(any(not vanishes(sympy.diff(c.sympy(), X)) for c in per_channel) for per_channel in found) > 1:
+            if sum(any(not vanishes(c.slope(X)) for c in per_channel) for per_channel in found) > 1:
                 return False
         return True
 
@@ -216,7 +216,7 @@ class Amplified:
         That size is a ratio, or where ratios are exponentials its logarithm.
         """
         p, assume = line.pieces[i], line.assume
-        slope = sympy.diff(p.value, RHO)
+        slope = p.slope
         signs = assume.signs(slope)
         if signs == {0}:
             return []
@@ -229,7 +229,7 @@ class Amplified:
             end = p.high if (signs == {1}) == (up == 1) else p.low
             return [(steep, oo if end in (oo, -oo) else up * sympy.cancel(p.value.subs(RHO, end)))]
         pull = slope * (sympy.exp(up * p.value) if is_log else 1 + RHO)
-        direction = Piece(p.low, p.high, pull).direction(assume)
+        direction = Piece(p.low, p.high, pull, sympy.diff(pull, RHO)).direction(assume)
         if direction is None or signs not in ({1}, {-1}):
             return None
         falls = direction * next(iter(signs)) < 0
@@ -250,7 +250,7 @@ class Amplified:
     def _growing(self, line: Line, i: int) -> Bound:
         """The words for a piece on which the ratio passes without bound."""
         p = line.pieces[i]
-        slope = sympy.diff(p.value, RHO)
+        slope = p.slope
         step = -1 if p.high == oo else 1
         while 0 <= i + step < len(line.pieces) and vanishes(line.pieces[i + step].value - p.value):
             i += step  # 0 is a breakpoint of every gate

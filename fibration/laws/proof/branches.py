@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
+
 from fibration.language.expressions import Apply, Expression, apply
 from fibration.language.operators import OPERATORS, Signs, Valued
-from fibration.language.sympy_bridge import to_sympy
+from fibration.language.sympy_bridge import flowing, to_sympy
 from fibration.language.traversal import desugar
 from fibration.laws.proof.signs import Assumptions
 
@@ -34,7 +36,15 @@ class Case:
     needs: Needs = ()
 
     def sympy(self) -> Any:
+        return flowing(to_sympy(self.value))
+
+    def held(self) -> Any:
+        """The value with what is stopped as it stands; once it is derived, `flowing` undoes that."""
         return to_sympy(self.value)
+
+    def slope(self, variable: Any) -> Any:
+        """The derivative, in which what is stopped has no part."""
+        return flowing(sympy.diff(to_sympy(self.value), variable))
 
     def defined(self, assume: Assumptions) -> bool:
         """Whether the assumptions and the case's own conditions rule out that it has no value."""
@@ -72,7 +82,7 @@ def needs(e: Expression) -> Iterator[tuple[Any, Signs]]:
         row = OPERATORS[e.operator]
         assert isinstance(row, Valued)
         for value, signs in row.domain(*e.arguments):
-            yield to_sympy(value), signs
+            yield flowing(to_sympy(value)), signs
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,8 @@ def _split(e: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, E
 
 def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
     """Both outcomes of a condition, with what each says about signs."""
-    assert isinstance(condition, Apply)
+    if not isinstance(condition, Apply):  # whether it holds of some token is a number, 0 or 1
+        return _compare(">", to_sympy(condition), path, assume)
     if condition.operator == "not":
         return [(k, not t) for k, t in _outcomes(condition.arguments[0], path, assume)]
     if condition.operator in ("and", "or"):
@@ -118,7 +129,7 @@ def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tu
     for k1, a in _split(left, path, assume):
         for k2, b in _split(right, k1, assume):
             read = Path(k2.signs, (*k2.needs, *needs(a), *needs(b)))
-            found += _compare(condition.operator, to_sympy(a) - to_sympy(b), read, assume)
+            found += _compare(condition.operator, flowing(to_sympy(a) - to_sympy(b)), read, assume)
     return found
 
 

@@ -83,4 +83,4 @@ def slopes(stratum: Stratum, channel: str, table: Lines, subject: Subject, known
 
 def slope_of(line: Line) -> Line:
     """The slope of a gate along the real line; at a breakpoint that of the branch that holds there."""
-    return Line(tuple(replace(p, value=sympy.diff(p.value, RHO)) for p in line.pieces), line.assume)
+    return Line(tuple(replace(p, value=p.slope) for p in line.pieces), line.assume)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ from fibration.language.atoms import Density, Reading, Stratum, in_channel, resi
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ANY, NOT_NEGATIVE, Signs
-from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.language.sympy_bridge import flowing, show, symbol, vanishes
 from fibration.language.traversal import substitute
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.near import Near, is_kinked
@@ -36,7 +36,8 @@ Conditions = dict[Any, Signs]
 class Meeting:
     """One branch per level, and what they add up to, less the leaf's own density (in units of the leaf measure).
 
-    `conditions` are those that do not tend to 0 with the densities: on the advantage, on parameters, on counts.
+    In `difference` what is stopped stands as it is. `conditions` are those that do not tend to 0 with the densities: on
+    the advantage, on parameters, on counts.
     """
 
     conditions: tuple[tuple[Any, Signs], ...]
@@ -101,7 +102,7 @@ class Stack:
         for level, sign in (*((level, 1) for level in per_level), (goal, -1)):
             assert level is not None
             meetings = [
-                (both, value + sign * case.sympy())
+                (both, value + sign * case.held())
                 for conditions, value in meetings
                 for case in level
                 if (both := merged(conditions, dict(case.signs))) is not None
@@ -120,12 +121,16 @@ class Stack:
 
     def at_reference(self, meeting: Meeting) -> Any:
         """What the gates add where every density is 0."""
-        return meeting.difference.subs(self.variables)
+        return flowing(meeting.difference).subs(self.variables)
 
     def is_flat(self, meeting: Meeting) -> bool:
-        """Whether the difference does not change to first order."""
-        gradient = (sympy.diff(meeting.difference, v).subs(self.variables) for v in self.variables)
+        """Whether the difference has no slope."""
+        gradient = (flowing(sympy.diff(meeting.difference, v)).subs(self.variables) for v in self.variables)
         return all(vanishes(g) for g in gradient)
+
+    def is_still(self, meeting: Meeting) -> bool:
+        """Whether it does not change to first order either, which what is stopped may do without a slope."""
+        return self.is_flat(replace(meeting, difference=flowing(meeting.difference)))
 
     # ------------------------------------------------------------ what a reader is shown
 
@@ -171,7 +176,7 @@ def agrees(subject: Subject) -> str:
         for meeting in meetings:
             if vanishes(meeting.difference):
                 continue
-            if not (vanishes(stack.at_reference(meeting)) and stack.is_flat(meeting)):
+            if not (vanishes(stack.at_reference(meeting)) and stack.is_flat(meeting) and stack.is_still(meeting)):
                 return ""
             kind = "soft"
     return kind
@@ -190,16 +195,18 @@ def argument(subject: Subject, kind: str) -> str:
     return f"{what} {word} {each} {leaf}'s own density"
 
 
-def reference_values(subject: Subject, flat: bool) -> dict[Stratum, dict[str, list[Any]]] | None:
+def reference_values(subject: Subject, flat: bool, still: bool = False) -> dict[Stratum, dict[str, list[Any]]] | None:
     """What the gates add where every density is 0, per leaf and channel (one value for each outcome of conditions).
 
-    With `flat` they must besides change as the leaf's own density does, to first order, from the same value on every
-    side. None where that is not so, or is not known.
+    With `flat` they must besides have the slope of the leaf's own density, and the same value on every side; `still`,
+    they must change as it does too. None where that is not so, or is not known.
     """
     found: dict[Stratum, dict[str, list[Any]]] = {}
     for stack in stacks(subject):
         meetings = stack.meetings()
         if not meetings or (flat and not all(stack.is_flat(m) for m in meetings)):
+            return None
+        if still and not all(stack.is_still(m) for m in meetings):
             return None
         values = [stack.at_reference(m) for m in meetings]
         for (a, v), (b, w) in itertools.combinations(zip(meetings, values, strict=True), 2):

@@ -134,9 +134,13 @@ def germ(gate: Expression, assume: Assumptions) -> Germ:
             for case in near.branches(gate):
                 value = case.sympy()
                 value_ok &= near.is_smooth(case) and vanishes(value.subs(RHO, 0))
-                slope = None if is_kinked(value) else sympy.diff(value, RHO).subs(RHO, 0).subs(near.held)
+                slope = None
+                if not is_kinked(value):
+                    slope, rise = (e.subs(RHO, 0).subs(near.held) for e in (case.slope(RHO), sympy.diff(value, RHO)))
+                    if not vanishes(slope - rise):
+                        slope = None  # what is stopped rises, and adds no slope
                 slopes.append((tuple((d, s) for d, s in case.signs if not d.has(RHO, *near.held)), slope))
-                passes &= vanishes(value - RHO)
+                passes &= vanishes(case.held() - RHO)
     except TooManyCases:
         return Germ(False, False, False)
     known = all(s is not None for _, s in slopes)

@@ -11,7 +11,8 @@ import sympy
 
 from fibration.language.atoms import Stratum, gated
 from fibration.language.expressions import Expression
-from fibration.language.sympy_bridge import symbol, vanishes
+from fibration.language.operators import Stopped
+from fibration.language.sympy_bridge import flowing, symbol, to_sympy, vanishes
 from fibration.laws.proof import levels_together
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.claim import Claim
@@ -24,37 +25,44 @@ from fibration.laws.proof.subject import Subject
 
 @dataclass(frozen=True)
 class Start:
-    """`R(F(r))` and its derivative towards the log ratio, at `r = 1` or in the limit from a side; None if not found."""
+    """`R(F(r))` and its derivative towards the log ratio, at `r = 1` or in the limit from a side; None if not found.
+
+    `rise` is the derivative that it would have if nothing in it were stopped.
+    """
 
     leaf: Stratum
     side: int
-    value: Any
-    slope: Any
+    value: Any = None
+    slope: Any = None
+    rise: Any = None
 
     @property
     def is_true(self) -> bool:
-        return self.value == 1 and self.slope == 1
+        return self.value == 1 and self.slope == 1 and self.rise == 1
 
 
 def starts(subject: Subject) -> Iterator[Start]:
     """Of every leaf, in every branch that can hold at `r = 1` or beside it.
 
-    Beside it the law of recovery says all there is to say; at it the branch that is declared counts.
+    Beside it the law of recovery says all there is to say, if nothing is stopped; at it the branch that is declared
+    counts.
     """
     h = subject.hierarchy
-    for leaf, side in itertools.product(h.leaves, (0,) if subject.proved("recovery") else SIDES):
+    stopped = any(to_sympy(composed(h, leaf)).has(Stopped) for leaf in h.leaves)
+    for leaf, side in itertools.product(h.leaves, (0,) if subject.proved("recovery") and not stopped else SIDES):
         near = beside(subject.at(leaf), side, variable=X)
         try:
             found = near.branches(composed(h, leaf))
         except TooManyCases:
-            yield Start(leaf, side, None, None)
+            yield Start(leaf, side)
             continue
         for case in found:
             value = case.sympy()
             if near.is_smooth(case) and not is_kinked(value):
-                yield Start(leaf, side, *(sympy.cancel(v.subs(X, 0)) for v in (value, sympy.diff(value, X))))
+                terms = value, case.slope(X), sympy.diff(value, X)
+                yield Start(leaf, side, *(sympy.cancel(v.subs(X, 0)) for v in terms))
             else:
-                yield Start(leaf, side, None, None)
+                yield Start(leaf, side)
 
 
 def recovers(subject: Subject) -> bool:
@@ -72,10 +80,12 @@ def is_smooth(subject: Subject) -> bool:
             found = near.branches(h.with_mass(h.decomposition.recovery, leaf))
         except TooManyCases:
             return False
-        values = [case.sympy() for case in found]
-        if not all(near.is_smooth(case) and not is_kinked(v) for case, v in zip(found, values, strict=True)):
+        if not all(near.is_smooth(case) and not is_kinked(case.sympy()) for case in found):
             return False
-        ends = [[e.subs(zero) for e in (v, *(sympy.diff(v, g) for g in zero))] for v in values]
+        ends = [
+            [e.subs(zero) for e in (c.sympy(), *(c.slope(g) for g in zero), *(sympy.diff(c.sympy(), g) for g in zero))]
+            for c in found
+        ]
         if not all(vanishes(a - b) for end in ends for a, b in zip(end, ends[0], strict=True)):
             return False
     return True
@@ -115,9 +125,12 @@ def is_one(subject: Subject) -> bool:
     return found is not None and all(_recovers_one(subject, leaf, values) for leaf, values in found.items())
 
 
-def has_slope_one(subject: Subject) -> bool:
-    """Whether `d𝒢/dr = 1` at `r = 1`, on every side of it, whatever `𝒢(1)` is."""
-    found = levels_together.reference_values(subject, flat=True) if can_add(subject) else None
+def has_slope_one(subject: Subject, still: bool = False) -> bool:
+    """Whether `d𝒢/dr = 1` at `r = 1`, on every side of it, whatever `𝒢(1)` is.
+
+    `still`: and `𝒢` rises by as much. Where something is stopped it need not.
+    """
+    found = levels_together.reference_values(subject, flat=True, still=still) if can_add(subject) else None
     return found is not None and all(_recovers_alike(subject, leaf, values) for leaf, values in found.items())
 
 
@@ -125,7 +138,7 @@ def _recovers_one(subject: Subject, leaf: Stratum, values: dict[str, list[Any]])
     if all(vanishes(v) for options in values.values() for v in options):
         return is_smooth(subject)  # R(F(1)) = 1
     recovery, mass = _recovery(subject, leaf)
-    return recovery is not None and all(vanishes(recovery.subs(p) - 1) for p in _points(values, mass))
+    return recovery is not None and all(vanishes(flowing(recovery).subs(p) - 1) for p in _points(values, mass))
 
 
 def _recovers_alike(subject: Subject, leaf: Stratum, values: dict[str, list[Any]]) -> bool:
@@ -136,11 +149,11 @@ def _recovers_alike(subject: Subject, leaf: Stratum, values: dict[str, list[Any]
         return False
     zero: dict[Any, Any] = {symbol(gated(c)): 0 for c in h.decomposition.channels}
     for g in zero:
-        slope = sympy.diff(recovery, g)
-        others = slope.free_symbols & zero.keys()
-        for at in _points({c: v for c, v in values.items() if symbol(gated(c)) in others}, mass):
-            if not vanishes(slope.subs(at) - slope.subs(zero)):
-                return False
+        for slope in (flowing(sympy.diff(recovery, g)), sympy.diff(flowing(recovery), g)):
+            others = slope.free_symbols & zero.keys()
+            for at in _points({c: v for c, v in values.items() if symbol(gated(c)) in others}, mass):
+                if not vanishes(slope.subs(at) - slope.subs(zero)):
+                    return False
     return True
 
 
@@ -151,12 +164,11 @@ def _points(values: dict[str, list[Any]], mass: Any) -> Iterator[dict[Any, Any]]
 
 
 def _recovery(subject: Subject, leaf: Stratum) -> tuple[Any, Any]:
-    """`R` and `m` on a leaf, where both have one branch; None for `R` where not."""
+    """`R`, with what it stops as it stands, and `m` on a leaf, where both have one branch; None for `R` where not."""
     h = subject.hierarchy
     expressions: list[Expression] = [h.with_mass(h.decomposition.recovery, leaf), h.masses[leaf]]
     try:
         [[recovery], [mass]] = [cases(e, subject.at(leaf)) for e in expressions]
     except (ValueError, TooManyCases):
         return None, None
-    value = recovery.sympy()
-    return (None, None) if is_kinked(value) else (value, mass.sympy())
+    return (None, None) if is_kinked(recovery.sympy()) else (recovery.held(), mass.sympy())

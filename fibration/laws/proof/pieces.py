@@ -25,11 +25,15 @@ from fibration.laws.proof.signs import Assumptions
 
 @dataclass(frozen=True)
 class Piece:
-    """`value` on the open interval between two breakpoints, or at one (`low == high`)."""
+    """`value` on the open interval between two breakpoints, or at one (`low == high`).
+
+    `slope` is its derivative, in which what is stopped has no part.
+    """
 
     low: Any
     high: Any
     value: Any
+    slope: Any
 
     @property
     def is_point(self) -> bool:
@@ -63,7 +67,7 @@ class Line:
 
     def restorative(self) -> list[Piece]:
         """Intervals on which the gate pushes back: negative slope."""
-        return [p for p in self.pieces if not p.is_point and self.assume.signs(sympy.diff(p.value, RHO)) == {-1}]
+        return [p for p in self.pieces if not p.is_point and self.assume.signs(p.slope) == {-1}]
 
     def passes(self) -> tuple[Any, Any] | None:
         """The largest interval around 0 on which the gate is the identity, or None."""
@@ -190,7 +194,7 @@ def _line(members: list[Case], assume: Assumptions) -> Line | None:
             value = _value_on(low, high, members, table)
             if value is None:
                 return None
-            result.append(Piece(bounds[low + 1], bounds[high + 1], value))
+            result.append(Piece(bounds[low + 1], bounds[high + 1], *value))
     return Line(tuple(result), assume)
 
 
@@ -235,11 +239,11 @@ def _sorted(points: list[Any], assume: Assumptions) -> list[Any] | None:
     return None if undecided else sorted(points, key=cmp_to_key(compare))
 
 
-def _value_on(low: int, high: int, members: list[Case], table: dict[Any, _Affine]) -> Any | None:
-    """The branch that holds between two breakpoints, or at one."""
+def _value_on(low: int, high: int, members: list[Case], table: dict[Any, _Affine]) -> tuple[Any, Any] | None:
+    """The branch that holds between two breakpoints, or at one, and its slope."""
     holds = (c for c in members if all(table[d].sign(low, high) in signs for d, signs in c.signs if d in table))
     case = next(holds, None)
-    return None if case is None else case.sympy()
+    return None if case is None else (case.sympy(), case.slope(RHO))
 
 
 def text(value: Any) -> str:

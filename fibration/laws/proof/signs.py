@@ -18,6 +18,7 @@ from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
 from fibration.language.expressions import Expression
 from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS, POSITIVE, ZERO, Signs
+from fibration.language.policies import LogProb
 from fibration.language.polynomials import (
     Exponent,
     Factor,
@@ -30,6 +31,7 @@ from fibration.language.polynomials import (
     slack,
     variable,
 )  # fmt: skip
+from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import (
     ATOM_OF,
@@ -39,6 +41,7 @@ from fibration.language.sympy_bridge import (
     from_quotient,
     quotient,
     symbol,
+    to_sympy,
 )  # fmt: skip
 from fibration.laws.proof import ranges, sharper
 from fibration.laws.proof.one_variable import Stretch
@@ -48,6 +51,7 @@ from fibration.laws.proof.sharper import is_whole
 
 MOST_STEPS = 2000  # atoms written through their bounds, for one sign
 NEGATIVE: Signs = frozenset({-1})
+NOT_POSITIVE: Signs = frozenset({-1, 0})
 
 
 class Assumptions:
@@ -68,6 +72,7 @@ class Assumptions:
         self.at = at
         self.extra = extra or {}
         self._family: dict[Any, Assumptions] = {}
+        self._root = self
         self._start()
 
     def _start(self, wider: Assumptions | None = None) -> None:
@@ -96,7 +101,7 @@ class Assumptions:
         if key not in self._family:
             made = object.__new__(Assumptions)
             made.populations, made.at, made.extra = self.populations, self.at, merged
-            made._family = self._family
+            made._family, made._root = self._family, self._root
             made._start(self if all(extra.get(s, signs) <= signs for s, signs in self.extra.items()) else None)
             self._family[key] = made
         return self._family[key]
@@ -207,6 +212,10 @@ class Assumptions:
             return ranges.of_total(atom.attribute, signs, atom_number(symbol(Count(atom.of, atom.over))))
         if isinstance(atom, (Attribute, Parameter, Component)):
             return ranges.of_declared(atom)
+        if isinstance(atom, LogProb):
+            return Range(NOT_POSITIVE)
+        if isinstance(atom, Aggregate):
+            return Range(self._of_statistic(atom))
         if e.is_Symbol:
             return Range()
         if e.is_number:
@@ -222,6 +231,13 @@ class Assumptions:
             return Range()
         signs = row.signs(self.signs, argument)
         return Range(signs) if row.bound is None else ranges.of_bounded(row.bound, signs)
+
+    def _of_statistic(self, atom: Aggregate) -> Signs:
+        """What lies between the values of a formula has the signs that it may have, at whichever token."""
+        if atom.is_condition:
+            return NOT_NEGATIVE
+        found = self._root.signs(to_sympy(atom.formula))
+        return found | ZERO if found >= NOT_ZERO else found
 
     # ------------------------------------------------------------ signs
 

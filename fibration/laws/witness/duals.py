@@ -121,6 +121,13 @@ def held(x: Real) -> Real:
     return Dual(x.value, {}, x.exact) if isinstance(x, Dual) else x
 
 
+def stops(expression: Expression) -> bool:
+    """Whether something in a formula has a value and no slope."""
+    return isinstance(expression, Apply) and (
+        expression.operator == "stop" or any(stops(a) for a in expression.arguments)
+    )
+
+
 def quotient(a: Real, b: Fraction) -> Real:
     return a / b if isinstance(a, Dual) else divide(a, b)
 
