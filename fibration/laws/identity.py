@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from typing import Any
 
 from fibration.errors import an
 from fibration.language.atoms import (
@@ -46,6 +48,7 @@ from fibration.laws.witness.germs import beside as just_beside
 from fibration.laws.witness.on_policy import CLOSE, attempt
 from fibration.laws.witness.probes import between, crossings, turning
 from fibration.laws.witness.search import concretes
+from fibration.laws.witness.tokens import read_on_policy
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 REMEDY = "let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}"
@@ -159,8 +162,14 @@ class _Gate:
     element: int
     advantage: Fraction
 
+    @cached_property
+    def beside_it(self) -> dict[Expression, Fraction]:
+        """Log-probs and statistics, where all policies coincide."""
+        return read_on_policy(self.gate, self.concrete, self.stratum, self.element, self.advantage)
+
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
-        bound: dict[Expression, Fraction] = {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound: dict[Expression, Fraction] = {**self.beside_it}
+        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
         bound |= {advantage: self.advantage, residual: rho}
         return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
 
@@ -203,7 +212,8 @@ class _Gate:
 
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
         """The derivative towards the residual, in which what is stopped has no part."""
-        bound: dict[Expression, Real] = {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound: dict[Expression, Real] = {**self.beside_it}
+        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
         bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
 
         def atom(a: Expression) -> Real:
@@ -219,8 +229,12 @@ class _Gate:
         }
         moving |= {residual: Series.of(Fraction(0), Fraction(sign)), advantage: Series.of(self.advantage)}
 
-        def atom(a: Expression) -> Series:
-            return moving[a] if a in moving else Series.of(self.concrete.atom(a, self.stratum, self.element))
+        moving |= {a: Series.of(value) for a, value in self.beside_it.items() if not a.is_condition}
+
+        def atom(a: Expression) -> Any:
+            if a in moving or a in self.beside_it:
+                return moving[a] if a in moving else self.beside_it[a]
+            return Series.of(self.concrete.atom(a, self.stratum, self.element))
 
         try:
             found = just_beside(self.gate, atom)

@@ -13,8 +13,10 @@ from fibration.language.atoms import advantage, gated, in_channel, residual
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
+from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
-from fibration.language.traversal import evaluate, substitute
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.identity import gate_without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
@@ -157,7 +159,8 @@ def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
     [leaf] = h.order
     gate, scale = h.gate(leaf), h.with_mass(h.decomposition.scale, leaf)
     recovery = h.with_mass(h.decomposition.recovery, leaf)
-    if known not in ("log", "deviation"):
+    reads_tokens = any(isinstance(a, (LogProb, Aggregate)) for a in atoms(gate))
+    if known not in ("log", "deviation") or reads_tokens:
         return None
     drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]
     for concrete in concretes(h, [gate, recovery, scale], most=MOST_TRIED):

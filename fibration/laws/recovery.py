@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
-from fibration.language.atoms import Stratum, token_log_ratio
+from fibration.language.atoms import Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -78,8 +79,9 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
     whole, root = composed(h, leaf), h.roots[0]
     read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
     for concrete in concretes(h, [whole], most=MOST_TRIED):
-        for i in range(concrete.size[leaf]):
-            point = tuple(concrete.atom(a, leaf, i) for a in read)
+        signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
+        for i, own in itertools.product(range(concrete.size[leaf]), signs):
+            point = tuple(own if a == advantage else concrete.atom(a, leaf, i) for a in read)
             if point in seen:
                 continue
             seen.add(point)
@@ -88,8 +90,10 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
                 if lost := _lost(whole, {**here, token_log_ratio: x}):
                     got, truth, recovered = lost
                     place = "" if leaf == root else f"in {concrete.describe(root)}, "
-                    text = f"{place}a {leaf} with log ratio {_number(x)} comes back as {got} instead of {truth}"
-                    return Witness(text, concrete, {"log_ratio": x, "recovered": recovered, "element": i})
+                    given = f"log ratio {_number(x)}" + (f" and advantage {own}" if advantage in read else "")
+                    text = f"{place}a {leaf} with {given} comes back as {got} instead of {truth}"
+                    values = {"log_ratio": x, "recovered": recovered, "element": i}
+                    return Witness(text, concrete, values | ({"advantage": own} if advantage in read else {}))
     return None
 
 

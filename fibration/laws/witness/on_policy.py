@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fibration.errors import an
 from fibration.language.atoms import BATCH, Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
 from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import Concrete, Witness, in_brief, plural, rounded, rounding, settings
@@ -44,22 +45,30 @@ def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witne
     for concrete in concretes(h, [whole], most=MOST_TRIED):
         if not concrete.size[leaf]:
             continue
-        for side in (0, 1, -1):
+        signs = (Fraction(1), Fraction(-1)) if advantage in atoms(whole) else (Fraction(1),)
+        for side, a in itertools.product((0, 1, -1), signs):
             close = exact if side == 0 else CLOSE
-            found = [_start(concrete, leaf, whole, side * step) for step in (STEPS if side else STEPS[:1])]
+            found = [_start(concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
             if all(f is None or any(abs(v - 1) > close for v in f) for f in found):
                 value, slope = (None, None) if found[0] is None else (rounded(v, exact) for v in found[0])
                 got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
                 place = "" if leaf in h.roots else f"in {concrete.describe(h.shape.below(leaf)[0].target)}, "
                 x = in_brief(side * STEPS[0])
-                text = f"{place}{an(leaf)} with log ratio {x} comes back as {got[0]} with the slope {got[1]}"
-                values = {"leaf": leaf.name, "log_ratio": side * STEPS[0], "recovered": value, "slope": slope}
+                given = f"log ratio {x}" + (f" and advantage {a}" if len(signs) > 1 else "")
+                text = f"{place}{an(leaf)} with {given} comes back as {got[0]} with the slope {got[1]}"
+                values: dict[str, Any] = {"leaf": leaf.name, "log_ratio": side * STEPS[0]}
+                values |= {"recovered": value, "slope": slope}
+                values |= {"advantage": a} if len(signs) > 1 else {}
                 return Witness(text + settings(concrete), concrete, values)
     return None
 
 
-def _start(concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction) -> tuple[Fraction, Fraction] | None:
+def _start(
+    concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction, own: Fraction
+) -> tuple[Fraction, Fraction] | None:
     def atom(a: Expression) -> Fraction | Dual:
+        if a == advantage:
+            return own
         return Dual(x, {0: Fraction(1)}) if a == token_log_ratio else concrete.atom(a, leaf, 0)
 
     back = attempt(lambda: differentiate(whole, atom))
@@ -72,11 +81,12 @@ def _start(concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction) ->
 def wrong_coefficients(h: Hierarchy) -> Witness | None:
     """Advantages that are constant on rows, and coefficients `∂J/∂log π` that are not `μ·A`.
 
-    They are those at `r = 1`, or on one of a few batches of few tokens those beside it, however close. None are looked
-    for where residuals are those of a projection.
+    They are those at `r = 1`, or on one of a few batches of few tokens those beside it, however close, without weights
+    and conditions of tokens, of which other laws speak. None are looked for where residuals are those of a projection.
     """
     if h.orthogonalise is not None:
         return None
+    h = h.replace(objective=Objective(h.objective.weight, estimator=h.objective.estimator))
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
     signed = any(advantage in set(atoms(e)) for e in read)
     for concrete, way, close in _tried(h, read):

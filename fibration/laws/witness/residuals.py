@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.language.atoms import Stratum, token_log_ratio
+from fibration.language.atoms import Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.laws.witness.batches import (
@@ -102,7 +102,7 @@ def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str,
     """The density of a token with log ratio 1, if it is rational; else a density of 1."""
     density = h.with_mass(h.decomposition.densities[0][1], leaf)
     if not rounding(density):
-        value = concrete.attempt(density, leaf, i, {token_log_ratio: Fraction(1)})
+        value = concrete.attempt(density, leaf, i, {token_log_ratio: Fraction(1), advantage: Fraction(1)})
         if value is not None:
             return "log ratio 1", value
     return "density 1", Fraction(1)

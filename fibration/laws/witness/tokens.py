@@ -18,9 +18,9 @@ from fibration.language.atoms import Stratum, advantage, at, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import evaluate
+from fibration.language.traversal import atoms, evaluate
 from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.duals import Real, held, value_of
+from fibration.laws.witness.duals import Real, differentiate, held, value_of
 from fibration.laws.witness.enclosures import Enclosed, enclosed
 
 Read = Callable[[Expression, Callable[[Expression], Any]], Any]  # how formulas are evaluated: exactly, between bounds
@@ -96,6 +96,25 @@ class Tokens:
     @cached_property
     def _known(self) -> dict[tuple[Aggregate, Place], Any]:
         return {}
+
+
+def read_on_policy(
+    expression: Expression, concrete: Concrete, stratum: Stratum, element: int, a: Fraction
+) -> dict[Expression, Fraction]:
+    """The log-probs and statistics that a formula reads at an element, where all policies coincide.
+
+    All advantages are `a`, and all log-probs one number.
+    """
+    read = [e for e in atoms(expression) if isinstance(e, (LogProb, Aggregate))]
+    if not read:
+        return {}
+    places = [(leaf, i) for leaf in concrete.shape.leaves for i in range(concrete.size[leaf])]
+    here = Tokens(concrete, places, [Fraction(0)] * len(places), [a] * len(places), differentiate)
+    first = here.over(stratum, element)[0]
+    return {
+        e: value_of(here.statistic(e, stratum, element) if isinstance(e, Aggregate) else here.atom(e, first))
+        for e in read
+    }
 
 
 def _statistic(kind: str, values: list[Any], numbers: list[int], level: Fraction) -> Any:
