@@ -149,6 +149,13 @@ def _read(text: str, names: Names) -> object:
     return build(tree, {**names, BATCH: WHOLE}, what)
 
 
+def reads_tokens(given: Condition) -> bool:
+    """Whether a condition compares log-probs, which a batch has of every token."""
+    if not isinstance(given, Expression):
+        return False
+    return any(isinstance(a, LogProb) or a == token_log_ratio for a in atoms(given))
+
+
 def policies_of(given: Condition) -> Iterator[Policy]:
     """Every policy that a condition names."""
     if isinstance(given, Same):

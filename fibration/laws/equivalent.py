@@ -13,7 +13,7 @@ from fibration.language.pairs import Given, Pair, pair
 from fibration.language.report import BUDGET, Report, Verdict
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
-from fibration.laws.proof.same_loss import same_loss, word_beyond
+from fibration.laws.proof.same_loss import same_loss
 from fibration.laws.proof.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
 from fibration.laws.witness.differences import FEW, MANY, difference
@@ -92,13 +92,12 @@ def _decide(both: Pair) -> Comparison:
     for h in both:
         _check_foundations(h)
     subject = _subject(both)
-    evaluated = word_beyond(both) is None
-    witness, found = difference(both, FEW) if evaluated else None, None
+    witness, found = difference(both, FEW), None
     if witness is None:
         found = same_loss(both)
         if found.proved:
             return Comparison("equivalent", subject, "proved", found.why)
-        witness = difference(both, MANY) if evaluated else None
+        witness = difference(both, MANY)
     if witness is not None:
         return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
     assert found is not None

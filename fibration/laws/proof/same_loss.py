@@ -17,8 +17,8 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError, listed
-from fibration.language.atoms import Count, Stratum, advantage, gated, token_log_ratio
-from fibration.language.conditions import WHOLE, Condition, Same
+from fibration.language.atoms import Count, Stratum, advantage, gated
+from fibration.language.conditions import WHOLE, Same, reads_tokens
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ZERO, Signs
@@ -80,14 +80,8 @@ def _content(h: Hierarchy) -> object:
 
 def word_beyond(pair: Pair) -> str | None:
     """A word of one of both of which only equal formulas are compared."""
-    said = (repr(c) for c in pair.conditions if isinstance(c, Same) or _reads_tokens(c))
+    said = (repr(c) for c in pair.conditions if isinstance(c, Same) or reads_tokens(c))
     return next((word for words in (*map(_words_beyond, pair), said) for word in words), None)
-
-
-def _reads_tokens(condition: Condition) -> bool:
-    if not isinstance(condition, Expression):
-        return False
-    return any(isinstance(a, LogProb) or a == token_log_ratio for a in atoms(condition))
 
 
 def _words_beyond(h: Hierarchy) -> Iterator[str]:

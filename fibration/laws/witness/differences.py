@@ -24,16 +24,16 @@ from fibration.language.atoms import (
     in_channel,
     residual,
 )
-from fibration.language.conditions import WHOLE, Equal, One, OnPolicy
+from fibration.language.conditions import WHOLE, Equal, One, reads_tokens
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.pairs import Pair
 from fibration.language.traversal import atoms, desugar, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown
+from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown, written
 from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.definition import formulas
-from fibration.laws.witness.duals import TooClose
+from fibration.laws.witness.drawn import Breaks, breaks, is_on_policy, read_by, reads_policies, said
+from fibration.laws.witness.duals import LogOf, TooClose, value_of
 from fibration.laws.witness.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
 from fibration.laws.witness.shapes import regular, small
 
@@ -55,7 +55,7 @@ def difference(pair: Pair, most: Points) -> Witness | None:
     """The smallest batch found on which a token has another coefficient in the second hierarchy than in the first."""
     if any(h.orthogonalise is not None for h in pair):
         return None
-    off = rounding(*(e for h in pair for e in (*formulas(h), h.objective.weight))) * 10**5
+    off = rounding(*(e for h in pair for e in read_by(h))) * 10**5
     for n, number in most.items():
         found = _first(pair, n, number, off)
         if found is not None:
@@ -114,8 +114,8 @@ def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[tuple[Point
 
 def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
     """Values of attributes and parameters; parameters with equal ranges get different values too."""
-    read = dict.fromkeys(a for h in pair for e in (*formulas(h), h.objective.weight) for a in atoms(e))
-    read |= dict.fromkeys(a for c in pair.when if isinstance(c, Expression) for a in atoms(c))
+    read = dict.fromkeys(a for h in pair for e in read_by(h) for a in atoms(e))
+    read |= dict.fromkeys(a for c in pair.conditions if isinstance(c, Expression) for a in atoms(c))
     parameters: list[Expression] = [a for a in read if isinstance(a, (Parameter, Component))]
     attributes = list(
         dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in read if isinstance(a, (Attribute, Total)))
@@ -162,15 +162,20 @@ def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[tuple[Po
     tokens = _tokens(pair, concrete)
     steps = list(_advantages(pair, concrete, tokens, rng))
     turns = itertools.cycle(steps)
-    for drifts, as_ratios in _drifts(pair, concrete, len(tokens), rng) if steps else ():
+    found = breaks(pair, concrete)
+    of_tokens = [c for c in pair.conditions if isinstance(c, Expression) and reads_tokens(c)]
+    for drifts, as_ratios in _drifts(pair, concrete, found, len(tokens), rng) if steps else ():
         for a in (next(turns), next(turns)) if len(steps) > 1 else steps:
+            spoken = said(pair, found, drifts, as_ratios, rng) if reads_policies(pair) else None
             made = []
             for h in pair:
                 order = [tokens.index((leaf, i)) for leaf in h.leaves for i in range(concrete.size[leaf])]
                 xs, mine = tuple(drifts[k] for k in order), tuple(a[k] for k in order)
                 ratios = tuple(1 + x for x in xs) if as_ratios else None
-                made.append(Point(h, concrete, xs, mine, ratios, strict=True))
-            yield made[0], made[1]
+                log_probs = spoken.log_probs(order) if spoken else {}
+                made.append(Point(h, concrete, xs, mine, ratios, strict=True, log_probs=log_probs))
+            if all(_holds_at(c, made[0]) for c in of_tokens):
+                yield made[0], made[1]
 
 
 def _advantages(
@@ -183,7 +188,7 @@ def _advantages(
     patterns: list[tuple[Fraction, ...]] = [(ONE,) * n, (-ONE,) * n]
     patterns += [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
     patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
-    asked = [c for c in pair.conditions if isinstance(c, Expression)]
+    asked = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
     for pattern in dict.fromkeys(patterns):
         a = tuple(pattern[part[k]] for k in range(len(tokens)))
         if any(a) and all(_holds(c, concrete, token, a[k]) for c in asked for k, token in enumerate(tokens)):
@@ -194,6 +199,14 @@ def _holds(condition: Expression, concrete: Concrete, token: Token, a: Fraction)
     try:
         return bool(evaluate(condition, lambda e: a if e == advantage else concrete.atom(e, *token)))
     except (NoValue, TooLarge):
+        return False
+
+
+def _holds_at(condition: Expression, point: Point) -> bool:
+    """Whether a condition on log-probs holds at every token."""
+    try:
+        return all(point.at_tokens.value(condition, k) for k in range(len(point.advantages)))
+    except (NoValue, TooLarge, TooClose):
         return False
 
 
@@ -210,15 +223,18 @@ def _parts(concrete: Concrete, tokens: Sequence[Token], same: list[Stratum]) -> 
     return [names[p] for p in part]
 
 
-def _drifts(pair: Pair, concrete: Concrete, n: int, rng: random.Random) -> Iterator[tuple[tuple[Fraction, ...], bool]]:
+def _drifts(
+    pair: Pair, concrete: Concrete, known: Breaks, n: int, rng: random.Random
+) -> Iterator[tuple[tuple[Fraction, ...], bool]]:
     """Log ratios, or deviations of ratios from 1, of all tokens: at the breakpoints, beside them, and far away."""
     zero = (Fraction(0),) * n
-    if any(isinstance(c, OnPolicy) for c in pair.conditions):
-        yield from [(zero, False)] * 4
+    if is_on_policy(pair):
+        yield from [(zero, False)] * (12 if reads_policies(pair) else 4)
         return
-    breaks = breakpoints(pair, concrete)
-    logs = {_readable_size(t) for t in breaks}
-    deviations = {d for t in breaks if (d := _deviation(t)) is not None}  # so that a log ratio at a breakpoint is exact
+    points = breakpoints(pair, concrete)
+    logs = {_readable_size(t) for t in points} | set(known.log_ratios)
+    deviations = {d for t in points if (d := _deviation(t)) is not None}  # so that a log ratio at a breakpoint is exact
+    deviations |= set(known.deviations)
     acting = {_acts_on_ratios(h) for h in pair}
     if True in acting:
         deviations |= logs
@@ -335,18 +351,30 @@ def _witness(
     if first == second:
         first, second = "the first", "the second"
     what, given = ("log ratios", point.log_ratios) if point.ratios is None else ("ratios", point.ratios)
+    what_said, spoken = _said(point)
+    of_policies = "".join(f", {what_said} {_listed(v)} under {p}" for p, v in spoken.items())
     attributes = "".join(f", {a.name} {_listed(v)}" for a, v in concrete.attributes.items())
     text = (
-        f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(given)} and advantages "
-        f"{_listed(point.advantages)}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
+        f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(given)}{of_policies} and "
+        f"advantages {_listed(point.advantages)}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
         f"{first} and {_readable(yours[token])} in {second}"
     )
-    values = {
+    values: dict[str, object] = {
         "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
         "token": f"{leaf} {element + 1}", "coefficients": tuple(rounded(c, off) for c in mine.values()),
         "other_coefficients": tuple(rounded(yours[t], off) for t in mine),
     }  # fmt: skip
+    if spoken:
+        values[what_said.replace("-", "_")] = {p: written(v) for p, v in spoken.items()}
     return Witness(text, concrete, values)
+
+
+def _said(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
+    """What policies say of the tokens: probabilities where these are rational, else log-probs."""
+    if all(isinstance(v, LogOf) for values in point.log_probs.values() for v in values):
+        said = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
+        return "probabilities", said
+    return "log-probs", {p: tuple(map(value_of, values)) for p, values in point.log_probs.items()}
 
 
 def _listed(values: Sequence[Fraction]) -> str:
