@@ -119,7 +119,9 @@ def _sum(h: Hierarchy, shape: Shape, atom: Count | Total, places: list[Stratum])
     of, over = atom.of, atom.over
     if not isinstance(of, Stratum):
         return f"'{of}' is a stratum of kernels alone", "name a stratum"
-    if over is None and h.leaves == (of,):
+    if over is None and of not in h.leaves:
+        return f"no '{of}' lies over a token", f"say over what: over= one of {', '.join(map(str, places))}"
+    if over is None and len(h.leaves) == 1:
         return None
     if over not in places:
         return _elsewhere(h, shape, over or of, places)

@@ -24,6 +24,9 @@ from fibration.language.atoms import (
 )
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.proof.subject import Subject
@@ -31,8 +34,9 @@ from fibration.laws.witness.batches import Concrete, Witness, plural
 from fibration.laws.witness.shapes import regular_maps
 
 STATEMENT = (
-    "a gate reads its residual, parameters, counts, its element's attributes and advantage, and densities of coarser "
-    "strata; a kernel weight reads parameters, counts and attributes; each at the element or below it"
+    "a gate reads its residual, parameters, counts, its element's attributes and advantage, densities of coarser "
+    "strata, statistics of tokens, and on tokens the log-probs of frozen policies; a kernel weight reads parameters, "
+    "counts and attributes; a decomposition and a recovery read the advantage besides; each at the element or below it"
 )
 
 
@@ -48,12 +52,12 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
         problem = next(filter(None, (reader.problem(a) for a in atoms(expression))), None)
         read = ", ".join(str(a) for a in atoms(expression))
         yield _nonlocal(h, what, reader.stratum, problem) if problem else proved(what, f"reads {read or 'nothing'}")
-    densities, back = [e for _, e in h.decomposition.densities], [h.decomposition.recovery, h.decomposition.scale]
-    for what, part, expressions in (("decomposition", Densities, densities), ("recovery", Recovery, back)):
-        # what the mass reads is for the kernels, a parameter too: F and R then change with the hierarchy itself,
-        # as the kernels do, and R∘F = id and the cancelling of the scale hold for every value of it
-        read_by = ((leaf, a) for leaf in h.leaves for e in expressions for a in atoms(e) if a != mass)
-        found = next(((leaf, p) for leaf, a in read_by if (p := part(h, leaf).problem(a))), None)
+    densities: list[tuple[type[Reader], Expression]] = [(Densities, e) for _, e in h.decomposition.densities]
+    back = [(Recovery, h.decomposition.recovery), (Weight, h.decomposition.scale)]
+    for what, parts in (("decomposition", densities), ("recovery", back)):
+        # what the mass reads is for the kernels
+        read_by = ((part(h, leaf), a) for leaf in h.leaves for part, e in parts for a in atoms(e) if a != mass)
+        found = next(((by.stratum, p) for by, a in read_by if (p := by.problem(a))), None)
         own = f"reads only the {' or '.join(s.name for s in h.leaves)} itself"
         yield _nonlocal(h, what, *found) if found else proved(what, own)
 
@@ -86,6 +90,10 @@ class Reader:
                 return self.density(atom)
             case Reading():
                 return self.reading(atom)
+            case LogProb():
+                return self.log_prob(atom)
+            case Aggregate():
+                return self.statistic(atom)
         assert isinstance(atom, Gated)
         return self.gated(atom)
 
@@ -160,6 +168,24 @@ class Reader:
             f"read it on {', '.join(s.name for s in self.h.leaves)} or {self.h.rows}",
         )
 
+    def log_prob(self, atom: LogProb) -> Problem | None:
+        if not atom.policy.is_frozen:
+            return f"'{atom}'", "a gate sees densities, not raw log-probs", "read `residual`"
+        if self.stratum in self.h.leaves:
+            return None
+        why = f"two tokens over one {self.stratum} would have to agree"
+        return f"'{atom}'", why, f"read a statistic, as mean({atom}), or put the gate on {_names(self.h.leaves)}"
+
+    def statistic(self, atom: Aggregate) -> Problem | None:
+        places = (self.stratum, *whole_batch(self.h).coarser(self.stratum))
+        if atom.over in places:
+            return None
+        return (
+            f"{atom}, a statistic over '{atom.over}'",
+            self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
+            f"use over= one of {_names(places)}",
+        )
+
     def gated(self, atom: Gated) -> Problem | None:
         return f"'{atom}'", "only a recovery reads gated densities", "read `residual`"
 
@@ -199,28 +225,35 @@ class Weight(Reader):
         why = "the weight would change with the policy, and the pushforward of a kernel with it"
         return f"'{atom}'", why, "weights read counts and attributes"
 
+    def tokens(self, atom: Any) -> Problem | None:
+        why = "kernels spread one measure, whatever policies say of its tokens"
+        return f"'{atom}'", why, "weights read counts and attributes"
+
     density = reading = gated = policy
+    log_prob = statistic = tokens
 
 
-class Densities(Weight):
-    """`F` on a leaf, which reads the log ratio of a token besides."""
+class Densities(Reader):
+    """`F` on a leaf, which reads one token: its log ratio and its advantage."""
 
-    def parameter(self, atom: Parameter | Component) -> Problem | None:
-        if isinstance(atom, Component):
-            return super().parameter(atom)
-        return f"parameter '{atom.name}'", "F and R would change with a setting of the gates", "put it into a gate"
+    READS: tuple[Reading, ...] = (token_log_ratio, advantage)
+    one_channel = "F and R are one formula for a token, on all of its channels"
+
+    def other(self, atom: Any) -> Problem | None:
+        reads = " and ".join(r.name for r in self.READS)
+        why = "a decomposition is of one token's ratio, before and after the gates"
+        return f"'{atom}'", why, f"read {reads}; put the rest into a gate, or into objective.weigh(...)"
 
     def reading(self, atom: Reading) -> Problem | None:
-        return None if atom == token_log_ratio else self.policy(atom)
+        return None if atom in self.READS else self.other(atom)
 
-    def gated(self, atom: Gated) -> Problem | None:
-        return f"'{atom}'", "a decomposition comes before the gates", "read token_log_ratio"
+    density = gated = log_prob = statistic = other
 
 
 class Recovery(Densities):
-    """`R` on a leaf, which reads gated densities instead."""
+    """`R` on a leaf, which reads gated densities instead of the log ratio."""
 
-    reading = Weight.reading
+    READS = (advantage,)
 
     def gated(self, atom: Gated) -> Problem | None:
         return self.missing_channel(atom, atom.channel)

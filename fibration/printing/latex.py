@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,13 +25,17 @@ from fibration.language.atoms import (
     Total,
     at,
     mass,
+    pull,
     residual,
 )
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Apply, Expression, Number, write_number
+from fibration.language.gates import Gate, GatePerChannel
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import OPERATORS
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.printing.text import graph, has_crossings, joint, layers, moebius
 
@@ -58,16 +64,33 @@ def latex(hierarchy: Hierarchy) -> str:
     rows[-1] += r",\qquad x = \log r"
     rows += _residual_rows(h)
     for s in itertools.chain.from_iterable(layers(graph(h))):
-        body, *where = _gate(at(h.gates[s].expression, s))
-        rows += [rf"g_{{{_name(s)}}}(\rho) &= {body}", *(rf"&\qquad\text{{with }} {w}" for w in where)]
+        for channel, gate in _channels(h.gates[s]):
+            body, *where = _gate(at(gate.expression, s))
+            rows += [rf"g_{{{_name(s)}}}{channel}(\rho) &= {body}", *(rf"&\qquad\text{{with }} {w}" for w in where)]
+        if pull in set(atoms(h.gates[s].expression)):
+            rows.append(rf"&\qquad\text{{with }} {_atom(pull)} = {tex(h.pull(s))}")
     rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
-    weight = tex(h.objective.spelled_out(h.leaves, h.rows))
-    product = r"\mathcal{G}(r)_i\, A_i"
-    if h.objective.estimator == "score":
-        product = r"\operatorname{stop}\left(\mathcal{G}(r)_i\right)\, A_i\, \log \pi_i"
-    rows.append(rf"J &= \sum_i \mu_i\, {product},\qquad \mu_i = {weight}")
+    rows += _objective(h)
     lines = " \\\\\n".join(rows)
     return f"\\begin{{align*}}\n% {h.name}\n{lines}\n\\end{{align*}}"
+
+
+def _channels(gate: Gate) -> list[tuple[str, Gate]]:
+    return [("^{+}", gate.plus), ("^{-}", gate.minus)] if isinstance(gate, GatePerChannel) else [("", gate)]
+
+
+def _objective(h: Hierarchy) -> Iterator[str]:
+    o = h.objective
+    gated = (r"w_i\, " if o.weighed else "") + r"\mathcal{G}(r)_i"
+    product = rf"{gated}\, A_i"
+    if o.estimator == "score":
+        product = rf"\operatorname{{stop}}\left({gated}\right)\, A_i\, \log \pi_i"
+    yield rf"J &= \sum_i \mu_i\, {product},\qquad \mu_i = {tex(o.spelled_out(h.leaves, h.rows))}"
+    if o.weighed:
+        yield rf"w_i &= {tex(functools.reduce(operator.mul, o.weighed))}"
+    for k in o.kept:
+        counted = r"\text{, which alone }\mu\text{ counts}" if k.normaliser == "kept" else ""
+        yield rf"&\qquad\text{{over }} i \text{{ with }} {tex(k.condition)}{counted}"
 
 
 def _strata(h: Hierarchy) -> str:
@@ -195,7 +218,14 @@ def _atom(atom: Expression) -> str:
         return rf"\sigma_{{{_name(atom.stratum)}}}" + (f"^{{{atom.channel}}}" if atom.channel else "")
     if isinstance(atom, Gated):
         return r"\hat\sigma" + (f"_{{{atom.channel}}}" if atom.channel else "")
+    if isinstance(atom, LogProb):
+        return rf"\log \pi_{{\mathrm{{{_escape(atom.policy.name)}}}}}"
+    if isinstance(atom, Aggregate):
+        level = "" if atom.level is None else f"^{{{tex(atom.level)}}}"
+        word = {"total": r"\sum", "largest": r"\max"}.get(atom.kind, rf"\operatorname{{{atom.kind}}}")
+        return rf"{word}_{{{_name(atom.over)}}}{level}\left({tex(atom.formula)}\right)"
     words = {"residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m"}
+    words |= {"channel_sign": r"\varsigma", "pull": r"\varphi"}
     return words.get(getattr(atom, "name", ""), "s")
 
 

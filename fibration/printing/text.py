@@ -5,15 +5,18 @@ Nothing here needs the laws to hold: a hierarchy that is refused, one with a cyc
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 
 import networkx as nx
 
 from fibration.errors import listed
 from fibration.language.assumptions import Assumption, Balanced
-from fibration.language.atoms import Stratum
+from fibration.language.atoms import Stratum, pull
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
+from fibration.language.traversal import atoms
 
 
 def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
@@ -37,18 +40,30 @@ def layers(g: nx.MultiDiGraph) -> list[list[Stratum]]:
 def text(hierarchy: Hierarchy) -> str:
     """The hierarchy as it is written, then its strata from the coarsest down, and all that its numbers depend on."""
     h = hierarchy
-    score = h.objective.estimator == "score"
-    product = "stop(𝒢(r)_i)·A_i·log π_i" if score else "𝒢(r)_i·A_i"
     sections = {
-        "objective": [f"J = Σ_i μ_i·{product}", f"μ_i = {h.objective.spelled_out(h.leaves, h.rows)}"],
+        "objective": [*_objective(h)],
         "assumes of every batch": [_assumed(a) for a in h.assume],
         "residuals": _residuals(h),
+        "pulls": [f"on {s}: {h.pull(s)}" for s, g in h.gates.items() if pull in set(atoms(g.expression))],
         "parameters": [p.declaration() for p in h.parameters.values()],
         "attributes": [a.declaration() for a in h.attributes.values()],
+        "policies": [f"{p}: policies={{'{p}': log_probs}} in every call" for p in h.policies.values() if p.is_passed],
     }
     parts = [repr(h), "\n".join(tree(h) if h.shape.is_tree else quiver(h))]
     parts += ["\n".join([name, *(f"  {line}" for line in lines)]) for name, lines in sections.items() if lines]
     return "\n\n".join(parts)
+
+
+def _objective(h: Hierarchy) -> Iterator[str]:
+    """`J`, `μ`, and what is read of single tokens: their weights, and which are kept."""
+    o = h.objective
+    gated = f"{'w_i·' if o.weighed else ''}𝒢(r)_i"
+    yield "J = Σ_i μ_i·" + (f"stop({gated})·A_i·log π_i" if o.estimator == "score" else f"{gated}·A_i")
+    yield f"μ_i = {o.spelled_out(h.leaves, h.rows)}"
+    if o.weighed:
+        yield f"w_i = {functools.reduce(operator.mul, o.weighed)}"
+    for k in o.kept:
+        yield f"over i with {k.condition}" + (", which alone μ counts" if k.normaliser == "kept" else "")
 
 
 def _assumed(assumption: Assumption) -> str:

@@ -21,6 +21,7 @@ from fibration import (
     Hierarchy,
     MarkovKernel,
     Parameter,
+    advantage,
     clip_gate,
     count,
     density,
@@ -259,8 +260,8 @@ def wrong() -> dict[str, Case]:
             make(*PARTED, orthogonalise="projection"), "orthogonalise='projection' needs the masses", "parameter 'share'"
         ),
         # locality
-        "a parameter beside the mass": refuted(
-            make(*PARTED[:2], assume=BRANCHES, decomposition=log_ratio(scale=share * mass)), "locality", "decomposition", "'share'"
+        "the advantage beside the mass": refuted(
+            make(*PARTED[:2], assume=BRANCHES, decomposition=log_ratio(scale=advantage**2 * mass)), "locality", "recovery", "'advantage'"
         ),
         "a gate that reads a crossing stratum": refuted(
             make(*NESTED, gates={trajectory: Gate(residual * (1 + density(expert)))}),

@@ -19,6 +19,7 @@ from fibration import (
     absolute,
     advantage,
     aggregate_gate,
+    channel_sign,
     clip,
     clip_gate,
     count,
@@ -29,12 +30,17 @@ from fibration import (
     expm1,
     gated,
     identity_gate,
+    largest,
     log,
     log1p,
     log_clip_gate,
+    log_prob,
     log_ratio,
+    mean,
     pessimistic_clip_gate,
+    policies,
     proportional,
+    pull,
     ratio_deviation,
     residual,
     sigmoid,
@@ -360,7 +366,7 @@ def wrong_gradients() -> dict[str, Wrong]:
 def wrong_reading() -> dict[str, Wrong]:
     per = Parameter("per", default={"+": 0.1, "-": 0.2}, per_channel=True)
     on_token = Parameter("on_token", default=0.5, upper=1, on=token)
-    alone = Parameter("alone", default=0.5)
+    current, old, rollout = policies("current old rollout")
 
     def gate(stratum: Stratum, g: Any) -> Wrong:
         gates = {stratum: g if isinstance(g, Gate) else Gate(g)}
@@ -403,17 +409,41 @@ def wrong_reading() -> dict[str, Wrong]:
         "kernel reads a count over itself's finer": Wrong(
             chain(uniform(), MarkovKernel(weight / total(weight, over=prompt_group))), "locality", UPPER
         ),
-        "decomposition reads a parameter": Wrong(
-            two(split=decomposition(density=x * alone, recovery=exp(gated("") / alone))), "locality", "decomposition"
+        "kernel reads a log-prob": kernel((1 + 0 * log_prob(rollout)) / T),
+        "kernel reads a statistic": kernel(1 / (T + mean(0 * advantage, over=trajectory))),
+        "kernel reads the sign of a channel": kernel(channel_sign / (channel_sign * T)),
+        "the current policy's log-prob": gate(token, clip(residual, log_prob(current), -log_prob(current))),
+        "a token's log-prob below it": gate(trajectory, clip(residual, log_prob(old), -log_prob(old))),
+        "a statistic of what lies over it": gate(prompt_group, clip_gate(1 + mean(log_prob(old), over=trajectory) ** 2)),
+        "decomposition reads a per-channel parameter": Wrong(
+            two(split=decomposition(density=x * per, recovery=exp(gated("") / per))), "locality", "decomposition"
         ),
+        "decomposition reads a log-prob": Wrong(
+            two(split=decomposition(density=x + 0 * log_prob(old), recovery=exp(gated("")))), "locality", "decomposition"
+        ),
+        "decomposition reads a statistic": Wrong(
+            two(split=decomposition(density=x + 0 * mean(x, over=trajectory), recovery=exp(gated("")))),
+            "locality", "decomposition",
+        ),
+        "decomposition reads what pulls": Wrong(
+            two(split=decomposition(density=x + 0 * pull, recovery=exp(gated("")))), "locality", "decomposition"
+        ),
+        "scale reads the advantage": Wrong(two(split=log_ratio(scale=advantage**2 / T)), "locality", "recovery"),
         "decomposition reads a density": Wrong(
             two(split=decomposition(density=x + density(trajectory), recovery=exp(gated("")))), "locality", "decomposition"
         ),
         "recovery reads the log ratio": Wrong(
             two(split=decomposition(density=x, recovery=exp(token_log_ratio + 0 * gated("")))), "locality", "recovery"
         ),
-        "recovery reads a parameter": Wrong(
-            two(split=decomposition(density=x, recovery=exp(gated("")) + 0 * alone)), "locality", "recovery"
+        "recovery reads a per-channel parameter": Wrong(
+            two(split=decomposition(density=x, recovery=exp(gated("")) + 0 * per)), "locality", "recovery"
+        ),
+        "recovery reads a log-prob": Wrong(
+            two(split=decomposition(density=x, recovery=exp(gated("")) + 0 * log_prob(rollout))), "locality", "recovery"
+        ),
+        "recovery reads a statistic": Wrong(
+            two(split=decomposition(density=x, recovery=exp(gated("")) + 0 * largest(x, over=trajectory))),
+            "locality", "recovery",
         ),
     }  # fmt: skip
 

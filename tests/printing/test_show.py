@@ -17,6 +17,7 @@ from fibration import (
     Hierarchy,
     MarkovKernel,
     Parameter,
+    Stratum,
     advantage,
     balanced,
     clip,
@@ -28,19 +29,26 @@ from fibration import (
     expm1,
     gated,
     identity_gate,
+    largest,
     load,
     log1p,
+    log_prob,
     log_ratio,
     mass,
+    mean,
     minimum,
+    policies,
     populated,
     proportional,
+    quantile,
     residual,
     sigmoid,
     sign,
     signed_log_ratio,
+    some,
     sqrt,
     strata,
+    tanh,
     token_log_ratio,
     token_mean,
     total,
@@ -123,7 +131,26 @@ QUIVER = Hierarchy(
     objective=trajectory_mean().score(),
     assume=[balanced(domain, modality), populated(image_token, over=trajectory)],
 )
-ALL = [*map(load, shipped()), AWKWARD, TREE, CYCLE, QUIVER, QUIVER.replace(orthogonalise="projection")]
+old, rollout_engine = policies("old rollout_engine")
+RHO = exp(log_prob(old) - log_prob(rollout_engine))
+# Everything that is read of single tokens, and gates that know signs.
+WEIGHED = Hierarchy(
+    name="weighed",
+    fibrations=[Fibration(token, turn, kernel=uniform()), Fibration(turn, end, kernel=proportional(count(token)))],
+    gates={
+        end: Gate(tanh(residual)).inward(),
+        turn: clip_gate(1 + largest(abs(token_log_ratio), over=end)),
+        token: {"+": clip_gate(tau), "-": clip_gate(0.5).per(2).inward(ceiling=1)},
+    },
+    decomposition=signed_log_ratio(),
+    objective=token_mean()
+    .weigh(minimum(RHO, 2))
+    .weigh(advantage**2)
+    .keep(~some(RHO > 5, over=turn), normaliser="kept")
+    .keep(quantile(log_prob(old), 0.25, over=Stratum("batch")) < mean(log_prob(old), over=turn)),
+    rows=turn,
+)
+ALL = [*map(load, shipped()), WEIGHED, AWKWARD, TREE, CYCLE, QUIVER, QUIVER.replace(orthogonalise="projection")]
 
 
 def rows_of(hierarchy: Hierarchy) -> list[str]:
@@ -255,6 +282,45 @@ def test_estimators_are_told_apart() -> None:
     assert "  J = Σ_i μ_i·stop(𝒢(r)_i)·A_i·log π_i\n" in text(load("cispo"))
     assert "  J = Σ_i μ_i·𝒢(r)_i·A_i\n" in text(load("ppo"))
     assert "stop" not in latex(load("ppo"))
+
+
+def test_weights_and_conditions_of_tokens_are_shown() -> None:
+    shown = text(WEIGHED)
+    assert (
+        "  J = Σ_i μ_i·w_i·𝒢(r)_i·A_i\n"
+        "  μ_i = 1/count(token, over=batch)\n"
+        "  w_i = minimum(exp(log_prob(old) - log_prob(rollout_engine)), 2)*advantage**2\n"
+        "  over i with ~some(exp(log_prob(old) - log_prob(rollout_engine)) > 5, over=turn), which alone μ counts\n"
+        "  over i with quantile(log_prob(old), 0.25, over=batch) < mean(log_prob(old), over=turn)\n"
+    ) in shown
+    assert "\npolicies\n  rollout_engine: policies={'rollout_engine': log_probs} in every call" in shown
+    assert 'gate    {"+": clip_gate(tau_high), "-": clip_gate(0.5).per(2).inward(ceiling=1)}\n' in shown
+    assert "\n  on token: channel_sign*advantage\n" in shown
+    assert f"\n  on end_of_all: {WEIGHED.pull(end)}\n" in shown
+    assert "stop(w_i·𝒢(r)_i)·A_i·log π_i" in text(WEIGHED.replace(objective=WEIGHED.objective.score()))
+
+
+def test_weights_and_conditions_of_tokens_in_latex() -> None:
+    rows = rows_of(WEIGHED)
+    assert rows[-4].startswith(r"J &= \sum_i \mu_i\, w_i\, \mathcal{G}(r)_i\, A_i,\qquad \mu_i")
+    rho = r"\exp\left(\log \pi_{\mathrm{old}} - \log \pi_{\mathrm{rollout\_engine}}\right)"
+    some_turn = rf"\operatorname{{some}}_{{\mathrm{{turn}}}}\left({rho} > 5\right)"
+    assert rows[-3:] == [
+        rf"w_i &= \min\left({rho}, 2\right)\, A^{{2}}",
+        rf"&\qquad\text{{over }} i \text{{ with }} \lnot\left({some_turn}\right)\text{{, which alone }}\mu\text{{ counts}}",
+        r"&\qquad\text{over } i \text{ with } \operatorname{quantile}_{\mathrm{batch}}^{0.25}"
+        r"\left(\log \pi_{\mathrm{old}}\right) < \operatorname{mean}_{\mathrm{turn}}\left(\log \pi_{\mathrm{old}}\right)",
+    ]
+    assert (
+        r"g_{\mathrm{token}}^{+}(\rho) &= \operatorname{clip}\left(\rho, -\tau_{\mathrm{high}}^{\pm}, \tau_{\mathrm{high}}^{\pm}\right)"
+        in rows
+    )
+    assert r"&\qquad\text{with } \varphi = \varsigma\, A" in rows
+    assert any(
+        row.startswith(r"&\qquad\text{with } \varphi = \varsigma\, \sum_{\mathrm{end\_of\_all}}\left(") for row in rows
+    )
+    score = latex(WEIGHED.replace(objective=WEIGHED.objective.score()))
+    assert r"\operatorname{stop}\left(w_i\, \mathcal{G}(r)_i\right)\, A_i\, \log \pi_i" in score
 
 
 def test_units_where_there_are_several_leaves() -> None:
