@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,10 +55,11 @@ def start(candidate: Candidate, hierarchy: Hierarchy, problem: Problem, ready: R
         return _written(candidate.name == COMPILED, hierarchy, problem)
     ready = ready or make_ready(hierarchy, candidate.backend, problem)
     op, index, p = ready.operator, ready.index, problem
+    old, a = p.old_log_probs, p.advantages
+    more: dict[str, Any] = {"policies": p.policies, "metrics": candidate.what == "metrics"}
     if candidate.what == "backward":
-        return _gradient(p, lambda leaf: op.loss(leaf, p.old_log_probs, p.advantages, index, metrics=False).loss)
-    wanted = candidate.what == "metrics"
-    return lambda: op.coefficients(p.log_probs, p.old_log_probs, p.advantages, index, metrics=wanted).values
+        return _gradient(p, lambda leaf: op.loss(leaf, old, a, index, **more).loss)
+    return lambda: op.coefficients(p.log_probs, old, a, index, **more).values
 
 
 @dataclass(frozen=True)
@@ -110,4 +112,5 @@ def reference(hierarchy: Hierarchy, problem: Problem) -> Tensor:
     ready = make_ready(hierarchy, "torch", problem)
     p = problem
     inputs = (p.log_probs.double(), p.old_log_probs.double(), p.advantages.double())
-    return ready.operator.coefficients(*inputs, ready.index, metrics=False).values
+    policies = {name: given.double() for name, given in p.policies.items()}
+    return ready.operator.coefficients(*inputs, ready.index, policies=policies, metrics=False).values

@@ -82,6 +82,7 @@ def part(problem: Problem, rank: int, size: int) -> Problem:
         old_log_probs=problem.old_log_probs[tokens].clone(),
         advantages=mine(problem.advantages).clone(),
         labels={k: mine(v) for k, v in problem.labels.items()},
+        policies={name: given[tokens].clone() for name, given in problem.policies.items()},
     )
 
 
@@ -96,7 +97,9 @@ class Rank:
 
     def coefficients(self, index: Index) -> None:
         p = self.problem
-        self.operator.coefficients(p.log_probs, p.old_log_probs, p.advantages, index, metrics=False)
+        self.operator.coefficients(
+            p.log_probs, p.old_log_probs, p.advantages, index, policies=p.policies, metrics=False
+        )
 
     def timed(self, call: Callable[[], object]) -> dict[str, Any]:
         self.meet()

@@ -24,6 +24,7 @@ LAYOUTS = ("packed", "padded")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 SIGMA = 0.6  # of the logarithm of a trajectory's length
 LONGEST = 4  # times the mean length, where a trainer cuts responses off
+MISMATCH = 0.05  # nats that log-probs of an engine are from the old policy's, as a standard deviation
 PADDING = 32  # positions per token beyond which nobody would pad
 PER_TOKEN_ADVANTAGES = ("ppo",)  # a critic gives one number per token; a group's rewards give one per trajectory
 
@@ -54,6 +55,7 @@ class Problem:
     old_log_probs: Tensor  # nats
     advantages: Tensor  # [rows], or the tokens' shape
     labels: Mapping[str, Any]
+    policies: Mapping[str, Tensor]  # further log-probs that the hierarchy is given, nats
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +75,11 @@ class Problem:
         per_token = self.advantages.shape == self.log_probs.shape
         advantages = self.tokens if per_token else self.advantages.numel()
         layout = self.offsets.numel() * 8 if self.mask is None else self.mask.numel()
-        return (2 * self.tokens + advantages) * item + layout + self.log_probs.numel() * max(item, 4)
+        return (
+            ((2 + len(self.policies)) * self.tokens + advantages) * item
+            + layout
+            + self.log_probs.numel() * max(item, 4)
+        )
 
     def index(self, operator: Operator, group: Any = None) -> Index:
         given: dict[str, Any] = {"offsets": self.offsets} if self.mask is None else {"mask": self.mask}
@@ -125,6 +131,8 @@ def make_problem(
     def tensor(values: NDArray[Any], per_token: bool = True) -> Tensor:
         return torch.from_numpy(lay(values) if per_token else values).to(device, dtype)
 
+    passed = [name for name, policy in hierarchy.policies.items() if policy.is_passed]
+    others = {name: np.minimum(old + generator.normal(0, MISMATCH, len(old)), -1e-3) for name in passed}
     log_probs, old_log_probs = tensor(old + x), tensor(old)
     same = (log_probs == old_log_probs) & (old_log_probs != 0)  # after rounding to few digits
     log_probs = torch.where(same, old_log_probs * 0.98, log_probs)
@@ -137,6 +145,7 @@ def make_problem(
         old_log_probs=old_log_probs,
         advantages=tensor(advantages, per_token),
         labels={k: lay(v) for k, v in labels.items()},
+        policies={name: tensor(values.astype(np.float32)) for name, values in others.items()},
     )
 
 

@@ -64,8 +64,10 @@ def run(
     say.line(f"every argument: fibration verify {spec}")
     say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: fibration compile {spec}")
 
-    with say.step("read", str(rollouts or "the rollouts that come with fibration")):
-        recorded = load_rollouts(rollouts)
+    engine = any(policy.is_passed for policy in hierarchy.policies.values())
+    shipped = "the rollouts that come with fibration" + (", sampled by an engine in bfloat16" if engine else "")
+    with say.step("read", str(rollouts or shipped)):
+        recorded = load_rollouts(rollouts, engine=engine)
         index = build_index(op, recorded)
     say.line(_batch(recorded, index))
 

@@ -18,6 +18,10 @@ from fibration.compiler.diagnostics import REGIMES, regime_nodes, slope_of
 from fibration.compiler.interpret import Sizes, interpret
 from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Matrix, Node, Program, Scalar, const, scalar
 from fibration.compiler.keys import Key
+from fibration.language.atoms import Density, advantage
+from fibration.language.expressions import Expression
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import atoms
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
@@ -103,35 +107,62 @@ def sections(
 ) -> list[Section]:
     """The gate of a level: one section, or one per sign where it reads the advantage.
 
-    Counts, parameters and attributes are medians over the batch. The advantage is the median over the elements with
-    that sign, or one of `advantages`; where the gate reads densities of coarser strata, all of them are the median, or
-    one of `drifts` each.
+    Counts, parameters and attributes are medians over the batch. The advantage, or a statistic of advantages such as
+    what pulls an element, is the median over the elements with that sign, or one of `advantages`; where the gate reads
+    densities of coarser strata, or other statistics, all of them are the median, or one of `drifts` each.
     """
     program = seen.op.programs["levels"]
     residual, node = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
     operands = _operands(node, residual)
     places = _places(operands)
     values = _values(seen, places)
-    moving = [o for o in operands if _depends_on_policy(o)]
-    pushed = [o for o in operands if isinstance(o, Input) and o.kind == "advantage"]
+    pushed = [o for o in operands if _is_pull(seen.op, stratum, o)]
+    moving = [o for o in operands if o not in pushed and _reads(o, "log_ratio")]
+    pull = "A" if all(isinstance(o, Input) for o in pushed) else "Σ μ·A·r"
+    drift_of = "coarser drift" if any(isinstance(a, Density) for a in _atoms(seen.op, stratum)) else "statistic"
     body = _program(node, residual, places)
     result = []
-    for sign, chosen, advantage in _signs([values[places[o]] for o in pushed], advantages):
+    for sign, chosen, size in _signs([values[places[o]] for o in pushed], advantages, pull):
         here = {p: v[chosen] if pushed else v for p, v in values.items()}
         medians = {p: float(np.median(v)) for p, v in here.items()}
-        medians |= {places[o]: advantage for o in pushed if advantages}
+        medians |= {places[o]: size for o in pushed if advantages}
         for drift in drifts if moving and drifts else (None,):
             held = medians | ({} if drift is None else {places[o]: drift for o in moving})
-            where = "" if drift is None else f"coarser drift {drift:.3g}"
+            where = "" if drift is None else f"{drift_of} {drift:.3g}"
             result.append(Section(", ".join(filter(None, (sign, where))), body, held))
     return result
 
 
 def reads_advantage(op: Operator, stratum: str) -> bool:
-    """Whether the gate on a stratum depends on the sign or size of advantages."""
-    nodes = (n for k, n in op.programs["levels"].outputs.items() if k.word == "gated")
-    operands = (o for n in nodes if isinstance(n, Map) and n.stratum == stratum for o in n.inputs)
-    return any(isinstance(o, Input) and o.kind == "advantage" for o in operands)
+    """Whether the gate on a stratum depends on the sign or size of its elements' one advantage."""
+    return any(isinstance(o, Input) and o.kind == "advantage" for o in _gate_operands(op, stratum))
+
+
+def reads_pull(op: Operator, stratum: str) -> bool:
+    """Whether the gate on a stratum depends on advantages: on its elements' own, or on a statistic of its tokens'."""
+    return any(_is_pull(op, stratum, o) for o in _gate_operands(op, stratum))
+
+
+def _atoms(op: Operator, stratum: str) -> list[Expression]:
+    """What the gate on a stratum reads, as it is written."""
+    h = op.hierarchy
+    return list(atoms(h.gate(next(s for s in h.order if s.name == stratum))))
+
+
+def _is_pull(op: Operator, stratum: str, operand: Node) -> bool:
+    """Whether what a gate reads is an advantage, or a statistic of advantages."""
+    if isinstance(operand, Input):
+        return operand.kind == "advantage"
+    of_tokens = any(isinstance(a, Aggregate) and advantage in atoms(a.formula) for a in _atoms(op, stratum))
+    return of_tokens and _reads(operand, "advantage")
+
+
+def _gate_operands(op: Operator, stratum: str) -> list[Node]:
+    """What the gate on a stratum reads besides its residual, on all channels."""
+    outputs = op.programs["levels"].outputs
+    levels = [(stratum, c) for c in op.hierarchy.decomposition.channels]
+    pairs = ((outputs[Key("gated", *level)], outputs[Key("residual", *level)]) for level in levels)
+    return [o for node, residual in pairs for o in _operands(node, residual)]
 
 
 def removes(op: Operator, stratum: str) -> bool:
@@ -157,7 +188,7 @@ def regimes_along(seen: Seen, stratum: str, channel: str, residual: Vector) -> N
     program = seen.op.programs["levels"]
     own, node = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
     operands = _operands(node, own)
-    if any(_depends_on_policy(o) for o in operands):
+    if any(_reads(o, "log_ratio") for o in operands):
         return None
     places = _places(operands)
     values = _values(seen, places) if operands else {}
@@ -181,15 +212,15 @@ def _regime_program(op: Operator) -> Program:
 
 
 def _signs(
-    pushed: Sequence[Vector], advantages: Sequence[float]
+    pushed: Sequence[Vector], advantages: Sequence[float], pull: str
 ) -> Iterator[tuple[str, NDArray[np.bool_] | slice, float]]:
     if not pushed:
         yield "", slice(None), 0.0
     elif advantages:
         for a in advantages:
-            yield "A > 0" if a > 0 else "A < 0", slice(None), float(a)
+            yield f"{pull} {'>' if a > 0 else '<'} 0", slice(None), float(a)
     else:
-        for label, chosen in (("A > 0", pushed[0] > 0), ("A < 0", pushed[0] < 0)):
+        for label, chosen in ((f"{pull} > 0", pushed[0] > 0), (f"{pull} < 0", pushed[0] < 0)):
             if chosen.any():
                 yield label, chosen, 0.0
 
@@ -244,9 +275,9 @@ def _conditions(body: Scalar) -> Iterator[Scalar]:
         yield from _conditions(a)
 
 
-def _depends_on_policy(node: Node) -> bool:
+def _reads(node: Node, kind: str) -> bool:
     read = Program("read", (node.stratum,), {Key("node"): node}, {}).inputs
-    return any(i.kind == "log_ratio" for i in read)
+    return any(i.kind == kind for i in read)
 
 
 def _code(seen: Mapping[str, Vector]) -> NDArray[np.int64]:

@@ -31,7 +31,7 @@ from fibration.errors import RolloutsError, SpecError
 from fibration.language.policies import Policy
 
 FORMAT = "fibration.rollouts/1"
-SHIPPED = "data/rollouts.safetensors"
+SHIPPED, SHIPPED_ENGINE = "data/rollouts.safetensors", "data/rollouts_engine.safetensors"
 
 # Everything is one-dimensional. Name -> dtype, in the file's words and in numpy's.
 _COLUMNS = {
@@ -104,14 +104,15 @@ class Rollouts:
         return {"prompt_group": self.prompt_group_labels, "domain": self.domain_labels, **more}
 
 
-def load_rollouts(path: str | os.PathLike[str] | None = None) -> Rollouts:
-    """Read recorded rollouts; `None` reads the batch that ships with this package.
+def load_rollouts(path: str | os.PathLike[str] | None = None, *, engine: bool = False) -> Rollouts:
+    """Read recorded rollouts; `None` reads the batch that ships with this package: with `engine` the smaller one that a
+    copy of the model in bfloat16 sampled, and that has its log-probs as the policy `rollout`.
 
     Everything that `Rollouts` promises is checked. Raises `RolloutsError`, which names the file, the rule, and the
     key, trajectory or token that breaks it.
     """
     if path is None:
-        with as_file(files("fibration").joinpath(SHIPPED)) as shipped:
+        with as_file(files("fibration").joinpath(SHIPPED_ENGINE if engine else SHIPPED)) as shipped:
             return _load(shipped)
     return _load(Path(path))
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from fibration.compiler.interpret import interpret
 from fibration.compiler.ir import Input, Matrix, part
 from fibration.compiler.keys import Key
-from fibration.errors import RolloutsError
+from fibration.errors import RolloutsError, listed
 from fibration.language.atoms import BATCH
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.policies import OLD
 from fibration.rollouts.file import Rollouts
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Coefficients, Levels, Operator
@@ -29,6 +31,7 @@ class Gated:
     index: Index
     rollouts: Rollouts
     parameters: Mapping[str, Any]
+    policies: Mapping[str, Tensor]  # log-probs of those that are passed
     log_ratio: Tensor
     advantages: Tensor
     ratio: Tensor
@@ -38,8 +41,25 @@ class Gated:
     def inputs(self, program: str) -> dict[Input | Matrix, NDArray[np.float64]]:
         """What the operator gives to one of its programs, for the interpreter."""
         now, old = (torch.from_numpy(x).double() for x in (self.rollouts.log_probs, self.rollouts.old_log_probs))
-        values = self.op.inputs(self.index, self.log_ratio, self.advantages, self.parameters, program, (now, old))
+        values = self.op.inputs(
+            self.index, self.log_ratio, self.advantages, self.parameters, program, (now, old), self.policies
+        )
         return {k: v.cpu().numpy() for k, v in values.items()}
+
+
+def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tensor]:
+    """Log-probs of the policies that a hierarchy reads beside the current and the old one, in float64."""
+    for name, policy in hierarchy.policies.items():
+        if policy.is_passed and name not in rollouts.policies:
+            raise RolloutsError(
+                f"the rollouts have no log-probs of the policy '{name}', which '{hierarchy.name}' reads",
+                required=f"policies={{'{name}': log_probs}}: float32, one for each of the {rollouts.n_tokens} tokens",
+                found=f"those of {listed(('current', 'old', *rollouts.policies))}",
+                remedy=f"add them with save_rollouts(path, replace(rollouts, policies={{'{name}': log_probs}}))"
+                + ("; fibration record --engine bfloat16 records a batch that has them" if name == "rollout" else ""),
+            )
+    read = [name for name, policy in hierarchy.policies.items() if policy.is_passed]
+    return {name: torch.from_numpy(rollouts.policies[name]).double() for name in read}
 
 
 def build_index(op: Operator, rollouts: Rollouts) -> Index:
@@ -80,17 +100,19 @@ def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str
     """Run the operator on recorded log-probs, in float64 so that rounding can be told from error."""
     columns = (rollouts.log_probs, rollouts.old_log_probs, rollouts.advantages)
     now, old, advantages = (torch.from_numpy(column).double() for column in columns)
-    log_ratio = now - old
+    log_ratio, policies = now - old, passed_policies(op.hierarchy, rollouts)
+    frozen = {**policies, **({OLD: old} if OLD in op.hierarchy.policies else {})}
     return Gated(
         op,
         index,
         rollouts,
         parameters,
+        policies,
         log_ratio,
         advantages,
-        ratio=op.gate(log_ratio, index, parameters, advantages=advantages),
-        result=op.coefficients(now, old, advantages, index, parameters),
-        levels=op.levels(log_ratio, index, parameters, advantages=advantages),
+        ratio=op.gate(log_ratio, index, parameters, advantages=advantages, policies=frozen),
+        result=op.coefficients(now, old, advantages, index, parameters, policies=policies),
+        levels=op.levels(log_ratio, index, parameters, advantages=advantages, policies=frozen),
     )
 
 

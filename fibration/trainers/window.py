@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.errors import BatchError, TrainerError, an
+from fibration.errors import BatchError, TrainerError, an, listed
+from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
 from fibration.runtime.metrics import Extreme, Mean, Metric
 from fibration.runtime.operator import Coefficients, Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
+from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
 
 WARN_ABOVE = 0.01  # share of a stratum's elements that are in another regime in pass 2
 CHANGED = "pass/changed"
@@ -36,7 +38,9 @@ class Window:
     weights now and nobody kept any. `advantages`: `[B]`, `[B, 1]` or `[B, T]`. `labels`, `attributes`: as `op.index`
     takes them, per row or per token of this part; of the rows' own stratum keys, which are equal for the rows of one
     trajectory. `weights`: importance weights of what sampled against `old_log_probs`, `[B]`, `[B, 1]` or `[B, T]`; they
-    become part of the advantages, since behind the gates the gradient would be another.
+    become part of the advantages, since behind the gates the gradient would be another. `policies`: log-probs `[B, T]`
+    of the further policies that the hierarchy reads, `{"rollout": log_probs}`; where it reads `rollout`, there are no
+    `weights`.
 
     What is under the mask is never read: NaN there is harmless. Rows, ranks and whole steps may be without an unmasked
     token; their coefficients are 0. `group`: the ranks among which the step's rows are spread, as `op.index` takes it;
@@ -52,6 +56,7 @@ class Window:
         labels: Mapping[str, Any],
         *,
         weights: Tensor | None = None,
+        policies: Mapping[str, Tensor] | None = None,
         group: Any = None,
         parameters: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Any] | None = None,
@@ -69,7 +74,10 @@ class Window:
                     f"a stratum of '{op.hierarchy.name}' is called '{GROUP}', as are the ranks of a step",
                     remedy="call the stratum something else",
                 )
+            if weights is not None and ROLLOUT in passed(op.hierarchy):
+                raise corrected_twice(op.hierarchy, "weights are given too", "leave weights out")
             self.mask = mask.bool()
+            self.policies = {name: given.detach() for name, given in (policies or {}).items()}
             self.advantages = _weighted(self.mask, advantages, weights)
         self.op, self.parameters = op, parameters
         self._weighs_tokens = weights is not None and self.advantages.ndim == 2
@@ -86,8 +94,15 @@ class Window:
 
         `log_probs`: pass 1's, `[B, T]`. None: the weights that sampled all rows are the weights now, so that the ratio
         is 1 and no pass is needed; `objective` of a score estimator, which reads log-probs by themselves, is then that
-        of `old_log_probs`, or of zeros.
+        of `old_log_probs`, or of zeros. A hierarchy that compares policies needs either of both.
         """
+        if log_probs is None and self.old_log_probs is None and self.op.hierarchy.policies:
+            raise TrainerError(
+                f"'{self.op.hierarchy.name}' reads log-probs of {listed(self.op.hierarchy.policies)}, and a fresh step "
+                "has none",
+                required="old_log_probs, or log-probs of a pass",
+                remedy="compute them once: the weights that sampled are those of now",
+            )
         first = self.old_log_probs if log_probs is None else log_probs.detach()
         self._first = first
         dtype = torch.promote_types(self.advantages.dtype, torch.float32)
@@ -99,7 +114,7 @@ class Window:
         else:
             try:
                 self.coef = self.op.coefficients(
-                    now, old, self.advantages, self.index, self.parameters, metrics=metrics
+                    now, old, self.advantages, self.index, self.parameters, policies=self.policies, metrics=metrics
                 )
             except BatchError as error:
                 if self._weighs_tokens:
@@ -151,7 +166,7 @@ class Window:
         """Per stratum, elements in another regime and all of them, in every channel, of the whole step."""
         assert self.index is not None
         old = first if self.old_log_probs is None else self.old_log_probs.double()
-        passes = [self._regimes(self.index, now - old) for now in (first, second)]
+        passes = [self._regimes(self.index, now - old, old) for now in (first, second)]
         counts = torch.zeros(len(self._strata), 2, dtype=torch.float64, device=self.mask.device)
         for (stratum, channel), one in passes[0].items():
             of_stratum = counts[self._strata.index(stratum)]
@@ -161,9 +176,10 @@ class Window:
         counts[leaves] = self._gathered(counts[leaves], "regimes of tokens").sum(0)  # all others are everybody's
         return {stratum: (n, size) for stratum, (n, size) in zip(self._strata, counts.tolist(), strict=True)}
 
-    def _regimes(self, index: Index, log_ratio: Tensor) -> dict[tuple[str, str], Tensor]:
+    def _regimes(self, index: Index, log_ratio: Tensor, old: Tensor) -> dict[tuple[str, str], Tensor]:
         """Of every element: 0 where its gate returned what it read, 1 where it returned 0, 2 otherwise."""
-        levels = self.op.levels(log_ratio, index, self.parameters, advantages=self.advantages)
+        policies = {**self.policies, **({OLD: old} if OLD in self.op.hierarchy.policies else {})}
+        levels = self.op.levels(log_ratio, index, self.parameters, advantages=self.advantages, policies=policies)
         pairs = ((key, levels.residual[key], gave) for key, gave in levels.gated.items())
         return {key: torch.where(gave == read, 0, torch.where(gave == 0, 1, 2)).byte() for key, read, gave in pairs}
 

@@ -152,6 +152,16 @@ def test_every_batch_survives_the_file(batch: Rollouts) -> None:
         assert_same(load_rollouts(Path(folder) / "batch"), batch)
 
 
+def test_the_batch_of_an_engine_comes_with_fibration() -> None:
+    """What sampled it is near the old policy, and is not it; both are another than the current one."""
+    batch = load_rollouts(engine=True)
+    mismatch = np.abs(batch.policies["rollout"] - batch.old_log_probs)
+    assert 0.005 < mismatch.mean() < 0.05 and mismatch.max() > 0.1
+    assert np.abs(batch.log_probs - batch.old_log_probs).mean() > 0.1
+    assert batch.provenance["mean_abs_log_prob_difference_of_rollout"] == pytest.approx(mismatch.mean(), abs=1e-5)
+    assert not load_rollouts().policies
+
+
 @given(st.data())
 def test_a_truncated_file_is_never_read(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

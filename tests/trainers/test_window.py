@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import support
+import three_policies
 import torch
 import training
 from thread_ranks import on_ranks, try_on_ranks
@@ -31,6 +32,7 @@ from fibration import (
 )
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import wanted
+from fibration.trainers.policies import check_policies
 from fibration.trainers.window import Window, named, warned
 
 B, T = 24, 10
@@ -56,10 +58,12 @@ def step(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     advantages[[5, 22]] = NAN
     weights = 0.5 + torch.rand(B, T, generator=make, dtype=torch.float64)
     off = torch.randn(B, T, generator=make, dtype=torch.float64)
+    rollout = old + 0.15 * torch.randn(B, T, generator=make, dtype=torch.float64)
     second = new + 0.1 * off + 0.1 * off.mean(1, keepdim=True)  # of another pass: every level has changes of regime
     found = {"old": old, "new": new, "second": second, "advantages": advantages, "weights": weights}
+    found["rollout"] = rollout
     found = {k: v.to(dtype) for k, v in found.items()}
-    for name in ("old", "new", "second", "weights"):
+    for name in ("old", "new", "second", "weights", "rollout"):
         found[name] = found[name].where(mask, NAN)
     return {**found, "mask": mask}
 
@@ -521,3 +525,64 @@ def test_a_stratum_called_group():
     assert torch.equal(found, gradient(op, s, s["advantages"], **labels))
     with pytest.raises(TrainerError, match="a stratum of 'named' is called 'group'"):
         on_ranks(1, lambda group: Window(op, s["mask"], s["old"], s["advantages"], labels, group=group))
+
+
+# ---------------------------------------------------------------- further policies
+
+
+def of_three() -> Operator:
+    return support.operator(three_policies.of_three)
+
+
+def right(s: dict[str, Tensor]) -> Tensor:
+    index = of_three().index(mask=s["mask"], **LABELS)
+    given = {"policies": {"rollout": s["rollout"]}}
+    return of_three().coefficients(s["new"], s["old"], s["advantages"], index, budgets(), **given).values
+
+
+@pytest.mark.parametrize("ranks", [None, 1, 2, 3])
+def test_log_probs_of_what_sampled_are_those_of_the_whole_step(ranks):
+    s, whole = step(), right(step())
+    dropped = s["mask"] & (whole == 0)
+    assert 0 < int(dropped.sum()) < int(s["mask"].sum())
+    without = gradient(operator(), s, s["advantages"], budgets())
+    assert not torch.allclose(whole[~dropped], without[~dropped], rtol=0.01)
+
+    def work(group: Any) -> Any:
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        mine = {name: shares(t, size, rank) for name, t in s.items()}
+        labels = {name: shares(given, size, rank) for name, given in LABELS.items()}
+        given = {"policies": {"rollout": mine["rollout"]}, "parameters": budgets()}
+        window = Window(of_three(), mine["mask"], mine["old"], mine["advantages"], labels, group=group, **given)
+        found = window.coefficients(mine["new"])
+        training.every_regime(found.metrics)
+        return found, window.compare(mine["second"])
+
+    expected = compared(operator(), budgets(), **LABELS)  # gates read no policy
+    for rank, (found, passes) in enumerate([work(None)] if ranks is None else on_ranks(ranks, work)):
+        assert torch.allclose(found.values, shares(whole, ranks or 1, rank), rtol=1e-10, atol=1e-14)
+        assert passes == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_fresh_step_of_three_policies_weighs_what_sampled():
+    s = step()
+    window = Window(of_three(), s["mask"], s["old"], s["advantages"], LABELS, policies={"rollout": s["rollout"]})
+    assert torch.equal(window.coefficients(None).values, right({**s, "new": s["old"]}))
+    window = Window(of_three(), s["mask"], None, s["advantages"], LABELS, policies={"rollout": s["rollout"]})
+    with pytest.raises(TrainerError, match=r"reads log-probs of old and rollout, and a fresh step"):
+        window.coefficients(None)
+    assert torch.equal(window.coefficients(s["old"]).values, right({**s, "new": s["old"]}))
+
+
+def test_what_sampled_is_not_corrected_for_twice():
+    s = step()
+    given = {"weights": s["weights"], "policies": {"rollout": s["rollout"]}}
+    with pytest.raises(TrainerError, match=r"'of_three' reads log_prob\(rollout\), and weights are given too"):
+        Window(of_three(), s["mask"], s["old"], s["advantages"], LABELS, **given)
+
+
+def test_a_policy_that_a_trainer_has_not_is_named():
+    check_policies(of_three().hierarchy, {"rollout": "what sampled"})
+    check_policies(operator().hierarchy, {})
+    with pytest.raises(TrainerError, match=r"reads log_prob\(rollout\), and the trainer has no log-probs"):
+        check_policies(of_three().hierarchy, {"reference": "a frozen model"})

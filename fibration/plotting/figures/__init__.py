@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fibration.errors import FigureError
+from fibration.errors import FigureError, listed
 from fibration.files import check_writable, write_file
 from fibration.language.hierarchy import Hierarchy
 from fibration.pipeline import compile as compile_operator
@@ -95,7 +95,10 @@ def make(op: Operator, name: str, parameters: Mapping[str, Any], paper: bool = F
     """One figure of a compiled hierarchy."""
     kind = FIGURES[name]
     values = {**(caption(op.hierarchy, name) if paper else {}), **parameters}
-    return kind.module.figure(op, values, note(op.hierarchy, values))  # type: ignore[no-any-return]
+    below = [note(op.hierarchy, values)]
+    if kind.module is not objective and op.hierarchy.objective.formulas:
+        below.append(undrawn(op.hierarchy))
+    return kind.module.figure(op, values, "\n".join(below))  # type: ignore[no-any-return]
 
 
 def caption(hierarchy: Hierarchy, name: str) -> dict[str, Any]:
@@ -107,7 +110,19 @@ def note(hierarchy: Hierarchy, values: Mapping[str, Any]) -> str:
     """What a figure was drawn with."""
     used = [name + ", ".join(_entries(values.get(name, p.default))) for name, p in hierarchy.parameters.items()]
     given = dict.fromkeys(a.usual for a in hierarchy.attributes.values())
-    return ";  ".join([*used, *(["every attribute " + " or ".join(f"{v:g}" for v in given)] if given else [])])
+    if given:
+        used.append("every attribute " + " or ".join(f"{v:g}" for v in given))
+    frozen = [name for name, policy in hierarchy.policies.items() if policy.is_frozen]
+    if frozen:
+        used.append(f"every token ½ under {listed(frozen)}")
+    return ";  ".join(used)
+
+
+def undrawn(hierarchy: Hierarchy) -> str:
+    """What of an objective a figure of gates cannot show."""
+    o = hierarchy.objective
+    words = [f"weigh({w})" for w in o.weighed] + [f"keep({k.condition})" for k in o.kept]
+    return f"not drawn, for gates do not read them: {', '.join(words)}" if words else ""
 
 
 def _entries(value: Any, at: str = "") -> Iterator[str]:

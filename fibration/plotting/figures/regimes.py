@@ -26,7 +26,7 @@ from fibration.plotting.canvas import INK, plate, title
 from fibration.plotting.figures.gates import number
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
 from fibration.plotting.figures.sample import Level, Sample, Vector, apart, dealing, dealt, regimes_of, sample, samples
-from fibration.plotting.gate_curve import reads_advantage, removes, sections
+from fibration.plotting.gate_curve import reads_pull, removes, sections
 from fibration.printing.regimes import CHANNELS, unit
 from fibration.runtime.operator import Operator
 
@@ -192,7 +192,7 @@ def _moves(op: Operator, stratum: str, parameters: Mapping[str, Any]) -> bool:
 
 
 def _signs(op: Operator, stratum: str) -> tuple[float, ...]:
-    return (1.0, -1.0) if reads_advantage(op, stratum) else (0.0,)
+    return (1.0, -1.0) if reads_pull(op, stratum) else (0.0,)
 
 
 def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str) -> None:

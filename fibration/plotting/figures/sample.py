@@ -19,6 +19,7 @@ from fibration.compiler.diagnostics import UNCHANGED
 from fibration.compiler.ir import Input, Matrix, Mix, Program, Push, Quantile
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.policies import OLD as BEFORE
 from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Levels, Operator
@@ -51,14 +52,31 @@ class Sample:
         advantages = np.tile(self.advantages, self.worlds)
         return torch.from_numpy(self.log_ratio.reshape(-1).copy()), torch.from_numpy(advantages)
 
+    @cached_property
+    def _others(self) -> dict[str, torch.Tensor]:
+        """Log-probs of the frozen policies that the hierarchy reads: in a figure, all of them are the old one."""
+        frozen = [name for name, policy in self.op.hierarchy.policies.items() if policy.is_frozen]
+        return dict.fromkeys(frozen, self._old)
+
+    @property
+    def _old(self) -> torch.Tensor:
+        return torch.full((self.log_ratio.size,), math.log(OLD), dtype=torch.float64)
+
+    @property
+    def _passed(self) -> dict[str, torch.Tensor]:
+        return {name: given for name, given in self._others.items() if name != BEFORE}
+
     def inputs(self, program: str) -> dict[Input | Matrix, Vector]:
-        values = self.op.inputs(self.index, *self._tokens, self.parameters, program)
+        (log_ratio, advantages), old = self._tokens, self._old
+        values = self.op.inputs(
+            self.index, log_ratio, advantages, self.parameters, program, (old + log_ratio, old), self._passed
+        )
         return {k: v.numpy() for k, v in values.items()}
 
     @cached_property
     def levels(self) -> Levels:
         log_ratio, advantages = self._tokens
-        return self.op.levels(log_ratio, self.index, self.parameters, advantages=advantages)
+        return self.op.levels(log_ratio, self.index, self.parameters, advantages=advantages, policies=self._others)
 
     @cached_property
     def regimes(self) -> dict[Level, NDArray[np.int64]]:
@@ -90,7 +108,8 @@ class Sample:
     def ratio(self) -> Vector:
         """Gated ratios `[worlds, tokens]`."""
         log_ratio, advantages = self._tokens
-        gated = self.op.gate(log_ratio, self.index, self.parameters, advantages=advantages)
+        given: dict[str, Any] = {"advantages": advantages, "policies": self._others}
+        gated = self.op.gate(log_ratio, self.index, self.parameters, **given)
         return gated.numpy().reshape(self.log_ratio.shape)
 
     @cached_property
@@ -102,9 +121,9 @@ class Sample:
     @cached_property
     def objective(self) -> float:
         """`J` of all worlds as one batch. Every token had the probability `OLD`, which a score estimator's J reads."""
-        log_ratio, advantages = self._tokens
-        old = torch.full_like(log_ratio, math.log(OLD))
-        result = self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, metrics=False)
+        (log_ratio, advantages), old = self._tokens, self._old
+        given: dict[str, Any] = {"policies": self._passed, "metrics": False}
+        result = self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, **given)
         return float(result.objective)
 
     def tokens_of(self, leaf: Stratum) -> NDArray[np.int64]:

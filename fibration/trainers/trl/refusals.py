@@ -15,6 +15,7 @@ from fibration.language.loading import shipped
 from fibration.trainers.labels import as_label, option
 from fibration.trainers.noise import noise
 from fibration.trainers.parameters import check_labelled
+from fibration.trainers.policies import ROLLOUT, check_policies, corrected_twice
 from fibration.trainers.window import METRICS
 
 WINDOWS = ("step", "generation")
@@ -85,6 +86,7 @@ def check(
             remedy=f"leave {rows} out",
         )
     config = given.get("args")
+    check_sampler(config, given.get("rollout_func"), hierarchy)
     if config is not None:  # all defaults will do
         check_options(config)
         check_liger(trainer, config)
@@ -125,6 +127,22 @@ def check_options(config: Any) -> None:
             found="a divergence from the reference model that is multiplied by the ratio, which is 1 where TRL gets "
             "coefficients for its advantages",
             remedy=f"GRPOConfig(beta={config.beta:g}, use_bias_correction_kl=False), or leave beta at 0",
+        )
+
+
+def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
+    """Whether there are log-probs of what samples, where the hierarchy reads them, and no second correction by them."""
+    check_policies(hierarchy, {ROLLOUT: "what vLLM or a rollout function sampled with"})
+    if ROLLOUT not in hierarchy.policies:
+        return
+    used = getattr(config, "use_vllm", False)
+    if not used and rollout_func is None:
+        raise no_sampling_log_probs(hierarchy)
+    if used and config.vllm_importance_sampling_correction:
+        raise corrected_twice(
+            hierarchy,
+            "vllm_importance_sampling_correction=True (TRL's default) weights by it",
+            "GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False)",
         )
 
 
@@ -241,6 +259,14 @@ def generation_inside(length: int, left: int) -> TrainerError:
         f"an optimizer step of {length} micro-batches begins where completions are sampled anew after {left}",
         required="steps whose rows are all there when they begin",
         remedy="training was broken off within a step: make another trainer, and resume from a checkpoint",
+    )
+
+
+def no_sampling_log_probs(hierarchy: Hierarchy) -> TrainerError:
+    return TrainerError(
+        f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and TRL has no log-probs of what sampled",
+        required="use_vllm=True, or a rollout_func whose result has 'logprobs': TRL's own generation gives none",
+        remedy="GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False), or a hierarchy of two policies",
     )
 
 

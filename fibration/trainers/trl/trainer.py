@@ -18,11 +18,13 @@ from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.labels import as_label, as_operator, sources
 from fibration.trainers.parameters import at_ratio_one, check_parameters
+from fibration.trainers.policies import ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
 from fibration.trainers.window import Window, named, warned
 
+SAMPLED = "sampling_per_token_logps"  # in TRL, of what vLLM or a rollout function sampled with
 ROWS = "fibration_rows"  # what is kept of every row, in the dictionaries that TRL shuffles and splits
 # What of a slice is an input of the model, beside its tokens.
 FORWARD = set(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
@@ -111,6 +113,9 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     **What stays TRL's.** The divergence from a reference model, the bonus for entropy and auxiliary losses keep their
     scale. Importance weights of vLLM are moved into the advantages: behind the gates, the gradient would be another.
+
+    **What sampled.** A hierarchy that reads `log_prob(rollout)` gets vLLM's log-probs there, or a rollout function's,
+    and corrects for the mismatch by itself: TRL's `vllm_importance_sampling_correction` is off then.
 
     **Logs.** The loss is `-J`, and what TRL adds to it. Metrics of the hierarchy are logged as `fibration/...`, instead
     of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch; its
@@ -203,32 +208,45 @@ class FibrationGRPOTrainer(GRPOTrainer):
         trained = [(done + i) % slices for i in range(length)]
         laid = list(range(slices)) if self.window_kind == "generation" else trained
         given = [self._buffered_inputs[i] for i in laid]
-        window = self._window(given)
         fresh = all(row.steps == self._fibration_steps for piece in given for row in piece[ROWS])
         self._fibration_steps += 1
-        first = window.old_log_probs
-        if not fresh:
-            if first is None:
-                raise refusals.no_old_log_probs()
+        kept = given[0].get("old_per_token_logps") is not None
+        if not fresh and not kept:
+            raise refusals.no_old_log_probs()
+        passes: dict[int, Tensor] = {}
+        if not fresh or (not kept and self.operator.hierarchy.policies):
             passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
-            first = torch.cat([passes[i] for i in laid])
-        coef = window.coefficients(None if fresh else first)
+        computed = torch.cat([passes[i] for i in laid]) if passes else None
+        window = self._window(given, computed)
+        coef = window.coefficients(None if fresh else computed)
+        first = window.old_log_probs if fresh else computed
         places = trained if self.window_kind == "generation" else list(range(length))
         scale = slices / length if self.window_kind == "generation" else 1.0
-        return Step(window, coef, first, places, scale, 0 if fresh else len(passes))
+        return Step(window, coef, first, places, scale, len(passes))
 
-    def _window(self, given: list[dict[str, Any]]) -> Window:
+    def _window(self, given: list[dict[str, Any]], computed: Tensor | None = None) -> Window:
+        """`computed`: log-probs of now, which are the old ones where TRL kept none."""
+
         def joined(name: str) -> Any:
             return torch.cat([piece[name] for piece in given]) if given[0].get(name) is not None else None
 
         rows = [row for piece in given for row in piece[ROWS]]
+        old, sampled = (joined(name) for name in ("old_per_token_logps", SAMPLED))
+        old = computed if old is None else old
+        policies = {}
+        if ROLLOUT in self.operator.hierarchy.policies:
+            if sampled is None:
+                raise refusals.no_sampling_log_probs(self.operator.hierarchy)
+            # Of a token whose log-prob vLLM does not know, TRL corrects nothing.
+            policies[ROLLOUT] = sampled if old is None else torch.where(sampled.isnan(), old, sampled)
         return Window(
             self.operator,
             torch.cat([_unmasked(piece) for piece in given]),
-            joined("old_per_token_logps"),
+            old,
             joined("advantages"),
             {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns},
             weights=joined("importance_sampling_ratio"),
+            policies=policies,
             group=self._group,
             parameters=self.hierarchy_parameters,
         )
@@ -259,7 +277,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
-            window = self._window([inputs])
+            asks = self.operator.hierarchy.policies and inputs.get("old_per_token_logps") is None
+            window = self._window([inputs], self._log_probs(model, inputs) if asks else None)
             if window.parameters and window.index is not None:
                 window.parameters = at_ratio_one(window.parameters, window.index)
             coef = window.coefficients(None)

@@ -14,6 +14,7 @@ from fibration.errors import TrainerError, located, shown
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, sources
 from fibration.trainers.parameters import check_parameters
+from fibration.trainers.policies import ROLLOUT, check_policies
 from fibration.trainers.verl.loss import HERE, NAME
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # the fields in which verl has labels by itself
@@ -97,6 +98,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
             found = sources(hierarchy, self.fields, KNOWN, lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
             _refuse_coarse_rows(found, hierarchy.rows.name)
             check_parameters(hierarchy, self.parameters)
+            check_policies(hierarchy, {ROLLOUT: "what the engine sampled with (rollout_log_probs)"})
         install()
 
     @property

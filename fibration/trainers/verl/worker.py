@@ -25,12 +25,14 @@ from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.labels import as_label
 from fibration.trainers.noise import noise
+from fibration.trainers.policies import ROLLOUT, corrected_twice
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, Step, opened
 from fibration.trainers.verl.settings import Settings, settings_of
 from fibration.trainers.window import Window, named, warned
 
+SAMPLED = "rollout_log_probs"  # verl's field of what the engine sampled with
 ROWS = "fibration_rows"  # a field of ours: where a micro-batch's rows lie in the mini-batch
 STRATEGIES = ("fsdp", "fsdp2")
 
@@ -150,7 +152,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         fields = {key: _padded(data, key).to(self.device_name) for key in ("old_log_probs", "advantages")}
         mask = _padded(data, "response_mask").to(self.device_name).bool()
         weights = _padded(data, "rollout_is_weights").to(self.device_name) if "rollout_is_weights" in data else None
-        group = self.engine.get_data_parallel_group()
+        group, policies = self.engine.get_data_parallel_group(), self._policies(data)
         ranks, sessions = as_group(group), ["uid", "session_id"]
         with agreed(ranks, "the labels of a mini-batch"):
             rows, sources = self.settings.operator.hierarchy.rows.name, self.settings.sources().items()
@@ -168,9 +170,33 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             fields["advantages"],
             labels,
             weights=weights,
+            policies=policies,
             group=group,
             parameters=self.settings.parameters or None,
         )
+
+    def _policies(self, data: TensorDict) -> dict[str, Tensor]:
+        """Log-probs of what sampled, where the hierarchy reads them: the one policy beside verl's old one, which may be
+        a proximal one that was computed anew.
+        """
+        assert self.settings is not None
+        hierarchy = self.settings.operator.hierarchy
+        if ROLLOUT not in hierarchy.policies:
+            return {}
+        if "rollout_is_weights" in data:
+            raise corrected_twice(
+                hierarchy,
+                "the mini-batch has verl's 'rollout_is_weights'",
+                "algorithm.rollout_correction.rollout_is=null, which leaves the correction to the hierarchy",
+            )
+        if SAMPLED not in data:
+            raise TrainerError(
+                f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and the mini-batch has no field '{SAMPLED}'",
+                required="log-probs of what sampled, of every token",
+                remedy="actor_rollout_ref.rollout.calculate_log_probs=true, and "
+                "algorithm.rollout_correction.bypass_mode=false, under which they are the old ones",
+            )
+        return {ROLLOUT: _wide(_padded(data, SAMPLED).to(self.device_name))}
 
     def _step(self, window: Window, objective: Tensor) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SOFT = f"{Path(__file__).parent / 'spec.py'}:soft"
+SOFT, THREE = (f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("soft", "of_three"))
 # With these, elements of every level pass, are rolled back and zeroed (domains from 5 budgets on, others from 2), on both channels: after
 # an update on the same rows, and after one on other rows, which moves these less.
 FAR = {
@@ -42,6 +42,8 @@ class Case:
     holes: bool = False  # tokens of tools
     endless: bool = False  # on the last rank no completion ends
     sampled: bool = False  # by the trainer's own `generate`
+    unknown: bool = False  # the engine lacks log-probs of some tokens
+    asks: bool = False  # log-probs are read by themselves, and the trainer keeps none of fresh windows
     weights: str = ""  # how an engine's importance weights are made
     resume: int = 0  # after so many steps
     twice: bool = False  # every prompt is two lines of the data
@@ -88,6 +90,19 @@ CASES = {
     "weights per token": Case(weights="token_truncate", fresh=(T, F, T, F)),
     "weights per row": Case(weights="sequence_truncate", slices=6, iterations=1, budgets=NEAR, fresh=(T, F, T, F)),
     "weights that are zero": Case(weights="token_mask", fresh=(T, F, T, F)),
+    "what sampled": Case(hierarchy=THREE, budgets={**FAR, "far": 0.75}, fresh=(T, F, T, F)),
+    "what sampled, in fresh windows": Case(
+        hierarchy=THREE, budgets={"far": 0.75}, iterations=1, steps=2, fresh=(T, T), every_regime=False, asks=True
+    ),
+    "what sampled, not of every token": Case(
+        hierarchy=THREE,
+        slices=6,
+        iterations=1,
+        budgets={**NEAR, "far": 0.75},
+        unknown=True,
+        config={"eval_strategy": "steps", "eval_steps": 1, "mask_truncated_completions": True},
+        fresh=(T, F, T, F),
+    ),
     "evaluation between updates": Case(
         slices=6,
         iterations=1,

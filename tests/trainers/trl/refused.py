@@ -79,6 +79,18 @@ REFUSED = {
     ),
     "dropout": Refused(("dropout", "0.1", "disable_dropout"), model={"attention_dropout": 0.1}),
     "noise in embeddings": Refused(("neftune_noise_alpha", "5"), {"neftune_noise_alpha": 5.0}),
+    "what sampled, of its own generation": Refused(
+        ("of_three", "log_prob(rollout)", "use_vllm=True"), trainer={"hierarchy": f"{HERE}:of_three"}
+    ),
+    "what sampled, corrected for twice": Refused(
+        ("log_prob(rollout)", "twice", "vllm_importance_sampling_correction=False"),
+        {"use_vllm": True},
+        trainer={"hierarchy": f"{HERE}:of_three"},
+    ),
+    "a policy that it has not": Refused(
+        ("log_prob(reference)", "'reference'", "rollout"),
+        trainer={"hierarchy": f"{HERE.parents[2] / 'three_policies.py'}:of_reference"},
+    ),
     "labels for completions": Refused(
         ("trajectory", "line"), trainer={"labels": {"domain": "domain", "trajectory": "line"}}
     ),

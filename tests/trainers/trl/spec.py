@@ -1,5 +1,8 @@
 """FiberPO-Domain with a slower rollback, so that few elements are enough for some of each regime."""
 
+import sys
+from pathlib import Path
+
 from fibration import (
     Fibration,
     Hierarchy,
@@ -13,6 +16,9 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
+
+sys.path.append(str(Path(__file__).parents[2]))
+from three_policies import weighed
 
 token, trajectory, prompt_group, prompt, domain = strata("token trajectory prompt_group prompt domain")
 
@@ -46,3 +52,4 @@ soft = Hierarchy(
     decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),
 )
+of_three = weighed(soft, "of_three")

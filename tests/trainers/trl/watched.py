@@ -64,10 +64,13 @@ class Rollouts:
     """Completions drawn at random, of 1 to 8 tokens, some of which do not end; and what an engine says of them.
 
     `holes`: tokens of tools between the model's, and one row of nothing else. `endless`: on the last rank none ends.
+    `unknown`: some tokens have no log-prob.
     """
 
-    def __init__(self, words: PreTrainedTokenizerFast, holes: bool = False, endless: bool = False) -> None:
-        self.words, self.holes, self.draw = words, holes, random.Random(rank())
+    def __init__(
+        self, words: PreTrainedTokenizerFast, holes: bool = False, endless: bool = False, unknown: bool = False
+    ) -> None:
+        self.words, self.holes, self.unknown, self.draw = words, holes, unknown, random.Random(rank())
         self.ends = not endless or rank() < len(everyone(0)) - 1
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
@@ -79,6 +82,8 @@ class Rollouts:
         with torch.no_grad():
             likely, _ = scores(trainer.policy, rows, trainer.temperature)
         said["logprobs"] = [[float(v) + self.draw.gauss(0, 0.3) for v in values] for values in likely]
+        if self.unknown:
+            said["logprobs"] = [[None if n % 3 == 2 else v for n, v in enumerate(row)] for row in said["logprobs"]]
         if self.holes:
             said["env_mask"] = [[int(self.draw.random() > 0.3) for _ in ids] for ids in said["completion_ids"]]
             said["env_mask"][0] = [0] * len(said["completion_ids"][0])
@@ -116,6 +121,7 @@ class Row:
     advantage: float
     old: list[float] | None
     weights: list[float] | None
+    rollout: list[float] | None = None  # NaN where the engine knows none
 
 
 def rows_of(given: dict[str, Any], part: int, number: int = 0) -> list[Row]:
@@ -139,6 +145,7 @@ def rows_of(given: dict[str, Any], part: int, number: int = 0) -> list[Row]:
             advantage=float(given["advantages"][n]),
             old=tokens("old_per_token_logps", n),
             weights=tokens("importance_sampling_ratio", n),
+            rollout=tokens("sampling_per_token_logps", n),
         )
         for n, line in enumerate(given["line"].tolist())
     ]
@@ -205,11 +212,15 @@ def expected(
     labels = {"prompt_group": [row.line for row in rows], "domain": [DOMAINS[row.line % 4] for row in rows]}
     strata = {stratum.name for stratum in op.hierarchy.strata}
     index = op.index(offsets=cut, **{k: v for k, v in labels.items() if k in strata})
-    whole = op.loss(new, old, advantages, index, parameters)
+    policies = {}
+    if "rollout" in op.hierarchy.policies:
+        sampled = joined(lambda row: row.rollout)
+        policies["rollout"] = sampled.where(~sampled.isnan(), old)
+    whole = op.loss(new, old, advantages, index, parameters, policies=policies)
     value = loss = whole.loss
     if parts is not None:
         times = torch.cat([torch.full((len(v),), parts.count(row.part)) for v, row in zip(now, rows, strict=True)])
-        coef = op.coefficients(new.detach(), old, advantages, index, parameters).values
+        coef = op.coefficients(new.detach(), old, advantages, index, parameters, policies=policies).values
         loss = -(coef * new * times).sum() * scale
     if reference is not None:
         other, factor = reference

@@ -95,7 +95,7 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
         train_dataset=data.to_iterable_dataset() if case.stream else data,
         eval_dataset=elsewhere(8) if args.eval_strategy != "no" else None,
         processing_class=words,
-        rollout_func=None if case.sampled else Rollouts(words, case.holes, case.endless),
+        rollout_func=None if case.sampled else Rollouts(words, case.holes, case.endless, case.unknown),
         op=as_operator(case.hierarchy),
         budgets=case.budgets,
         of_generations=case.trainer.get("window") == "generation",

@@ -28,6 +28,7 @@ PACKED = {"model.use_remove_padding": True}
 KL = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.3, "actor.entropy_coeff": 0.1}
 KL |= {"actor.loss_scale_factor": 512}  # theirs, and of no effect with token-mean
 FIVE = {"actor.ppo_micro_batch_size_per_gpu": 5}
+OF_THREE = {"actor.policy_loss.hierarchy": rollouts.THREE}
 EVERY = {**FIVE, "actor.policy_loss.metrics": "all"}
 
 
@@ -85,6 +86,10 @@ CASES = {
     ),
     "weights": Case(terms=Terms(weighted=True)),
     "weights, dynamic, nested": Case(dynamic(32), "nested", terms=Terms(weighted=True)),
+    "what sampled": Case(FIVE | OF_THREE, terms=Terms(three=True)),
+    "what sampled, dynamic, nested, padding rows": Case(
+        dynamic(32) | OF_THREE, "nested", part=filled_up, terms=Terms(three=True)
+    ),
     "KL and entropy": Case(FIVE | KL, terms=Terms(kl=0.3, entropy=0.1)),
     "a temperature": Case(FIVE | PACKED, "nested", terms=Terms(temperature=0.75)),  # verl rounds it to float32
     "KL and entropy, weights, dynamic": Case(dynamic(32) | KL | PACKED, "nested", terms=Terms(True, 0.3, 0.1)),

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import rollouts
 import torch
-from cases import Case, Rollouts, spread
+from cases import OF_THREE, Case, Rollouts, spread
 from tensordict import NonTensorData, NonTensorStack
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
@@ -175,6 +175,18 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "labels that are dicts": (lambda data: labelled(data, {"of": "math"}), ("row 3 has {'of': 'math'}",)),
     "no label": (lambda data: labelled(data, None), ("row 3 has None in the field 'data_source'",)),
     "a label that is NaN": (lambda data: labelled(data, float("nan")), ("row 3 has nan in the field 'data_source'",)),
+    "what sampled, of a field that lacks": (
+        lambda data: trained(data, OF_THREE, rollout_log_probs=None),
+        ("log_prob(rollout)", "no field 'rollout_log_probs'", "calculate_log_probs=true", "bypass_mode=false"),
+    ),
+    "what sampled, corrected for twice": (
+        lambda data: trained(data, OF_THREE, rollout_is_weights=torch.ones(20, rollouts.LONGEST)),
+        ("log_prob(rollout)", "'rollout_is_weights'", "twice", "rollout_correction.rollout_is=null"),
+    ),
+    "a policy that it has not": (
+        configured(hierarchy=rollouts.THREE.replace("of_three", "of_reference")),
+        ("log_prob(reference)", "'reference'", "rollout_log_probs"),
+    ),
     "no old log-probs": (lambda data: trained(data, {}, old_log_probs=None), ("no field 'old_log_probs'",)),
     "several rows of a session": (
         of_pieces,

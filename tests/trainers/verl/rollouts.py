@@ -44,6 +44,7 @@ class Row:
     weights: list[float]  # of what sampled it, against what is trained
     old: list[float] = field(default_factory=list)
     ref: list[float] = field(default_factory=list)
+    rollout: list[float] = field(default_factory=list)  # log-probs of what sampled
 
 
 def config() -> LlamaConfig:
@@ -107,7 +108,10 @@ def with_log_probs(given: list[Row]) -> list[Row]:
     draw = random.Random(4)
     return [
         replace(
-            row, old=[x - s for x, s in zip(xs, row.shift, strict=True)], ref=[x + draw.uniform(-0.3, 0.3) for x in xs]
+            row,
+            old=[x - s for x, s in zip(xs, row.shift, strict=True)],
+            ref=[x + draw.uniform(-0.3, 0.3) for x in xs],
+            rollout=[x - s - draw.gauss(0, 0.15) for x, s in zip(xs, row.shift, strict=True)],
         )
         for row, xs in zip(given, now, strict=True)
     ]
@@ -116,7 +120,7 @@ def with_log_probs(given: list[Row]) -> list[Row]:
 def padding(number: int, uid: str = "pad0") -> Row:
     """As verl fills up a batch: the source of another row, an uid of its own, and a response that is masked."""
     nan, zero = [float("nan")], [0.0]
-    return Row(number, uid, number, "math", [1] * 3, [1], [0], nan, zero, nan, old=nan, ref=zero)
+    return Row(number, uid, number, "math", [1] * 3, [1], [0], nan, zero, nan, old=nan, ref=zero, rollout=nan)
 
 
 def log_probs(policy: nn.Module, row: Row, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -165,6 +169,7 @@ def nested(given: Sequence[Row], dtype: torch.dtype) -> TensorDict:
 
 
 PER_TOKEN = {"old_log_probs": "old", "advantages": "advantages", "ref_log_prob": "ref", "rollout_is_weights": "weights"}
+PER_TOKEN |= {"rollout_log_probs": "rollout"}
 
 
 def per_token(row: Row) -> dict[str, Any]:
@@ -188,6 +193,7 @@ class Terms:
     kl: float = 0.0
     entropy: float = 0.0
     temperature: float = 1.0
+    three: bool = False  # the hierarchy reads what sampled
 
 
 @dataclass(frozen=True)
@@ -211,7 +217,7 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     first = [n for n, key in enumerate(keys) if n == 0 or keys[n - 1] != key]  # of each trajectory's rows
     ends = torch.tensor([0, *(len(row.mask) for row in given)]).cumsum(0)
     offsets = torch.stack([ends[n] for n in first] + [ends[-1]])
-    op = operator()
+    op = operator(terms.three)
     mask = torch.tensor([kept for row in given for kept in row.mask], dtype=torch.bool)
     at = op.index(
         offsets=offsets,
@@ -225,7 +231,8 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
 
     now, entropy = (torch.cat(part) for part in zip(*found, strict=True))
     advantages = tokens("advantages") * (tokens("weights") if terms.weighted else 1)
-    result = op.loss(now, tokens("old"), advantages, at, parameters)
+    policies = {"rollout": tokens("rollout")} if terms.three else {}
+    result = op.loss(now, tokens("old"), advantages, at, parameters, policies=policies)
     behind = tokens("ref") - now
     k3 = (behind.exp() - behind - 1)[mask].mean()
     loss = result.loss + terms.kl * k3 - terms.entropy * entropy[mask].mean()
@@ -236,8 +243,11 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     return Wanted(gradients, -result.loss.item(), loss.item(), result.metrics, now[mask], levels, at)
 
 
-def operator() -> Operator:
-    return fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
+THREE = f"{Path(__file__).parents[2] / 'three_policies.py'}:of_three"
+
+
+def operator(three: bool = False) -> Operator:
+    return fibration.compile(fibration.load(THREE if three else "fiberpo_domain"), backend="torch")
 
 
 def narrow(given: Sequence[Row]) -> dict[str, dict[str, float]]:

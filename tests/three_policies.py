@@ -1,0 +1,38 @@
+"""A loss of three policies that no window but the whole step's gets right: what sampled decides weights and masks.
+
+Weights are truncated a little above their mean over the batch; a prompt group of which a token is far from what sampled
+it is dropped, and what is left is what `μ` counts.
+"""
+
+from fibration import (
+    Hierarchy,
+    Parameter,
+    Policy,
+    Stratum,
+    absolute,
+    exp,
+    largest,
+    load,
+    log_prob,
+    mean,
+    minimum,
+    policies,
+    trajectory_mean,
+)
+
+_, old, rollout = policies("current old rollout")
+apart = log_prob(old) - log_prob(rollout)
+far = Parameter("far", default=0.35)
+
+
+def weighed(h: Hierarchy, name: str) -> Hierarchy:
+    weight = minimum(exp(apart), 0.05 + mean(exp(apart), over=Stratum("batch")))
+    kept = largest(absolute(apart), over=Stratum("prompt_group")) <= far
+    return h.replace(name=name, objective=trajectory_mean().weigh(weight).keep(kept, normaliser="kept"))
+
+
+of_three = weighed(load("fiberpo_domain"), "of_three")
+of_reference = of_three.replace(
+    name="of_reference",
+    objective=trajectory_mean().weigh(exp(log_prob(old) - log_prob(Policy("reference")))),
+)
