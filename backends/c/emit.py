@@ -31,13 +31,13 @@ from fibration.compiler.arguments import (
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Program, Pull, Push
+from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Program, Pull, Push, Quantile
 from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Spread, Sweep
 from fibration.compiler.reuse import keep
 from fibration.errors import BackendError
 
-PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in ("math", "storage", "fibres", "matrix")}
+PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in ("math", "storage", "fibres", "matrix", "quantiles")}
 # One row per scalar operator of the IR, but for the choice. Functions are those of math.h.
 _DOUBLE, _FLOAT = (
     set(re.findall(rf"^MATH {kind} (\w+)_{precision}\({kind} x\)", PARTS["math"].read_text(), re.MULTILINE))
@@ -59,7 +59,7 @@ _Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_loca
 SKELETON_WORDS = """
 real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
 AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
-int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs
+int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs reserve quantile quantiles FEW SAMPLE
 """.split()
 PRECISIONS = ("f32", "f64", "real")
 RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})
@@ -106,6 +106,8 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
     parts = [top, _part("math"), storage, "\n" + _part("fibres")]
     parts += ["\n" + _part("matrix")] if any(plan.program.matrices for plan in plans.values()) else []
+    selecting = any(isinstance(n, Quantile) for plan in plans.values() for n in plan.program.nodes())
+    parts += ["\n" + _part("quantiles")] if selecting else []
     for name, plan in plans.items():
         sections = [(f, section) for f, section in plan.functions(name).items() if section]
         texts = [_Function(f, plan, section, titles[name]).text() for f, section in sections]
@@ -169,7 +171,8 @@ class _Function:
         self.names = dict(plan.names)
         words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
         self.free, self.taken = words.free, words.taken
-        self.arrays = {n: self.free(f"{plan.names[n]}_of") for n in plan.saved}
+        self.slots = {n: self.free(f"{plan.names[n]}_of") for n in plan.saved}
+        self.arrays = dict(self.slots)
         self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         self.rounded: dict[Node, str] = {}
         self.lines: list[str] = []
@@ -189,9 +192,8 @@ class _Function:
         for a in self.arguments:
             if a.may_lack:
                 self.line(1, f"(void){a.name};")
-        for node, array in self.arrays.items():
-            if not isinstance(node, Input):
-                self.line(1, f"double *restrict {array} = work;\nwork += {self.size(node.stratum)};")
+        for node, array in self.slots.items():
+            self.line(1, f"double *restrict {array} = work;\nwork += {self.size(node.stratum)};")
         for stage in self.section:
             self.line(0)
             if isinstance(stage, Sweep):
@@ -234,6 +236,10 @@ class _Function:
     def group(self, group: Group, stage: Coarse) -> None:
         s = group.stratum
         size = self.size(s)
+        for node in group.quantiles:
+            self.quantile(node)
+        if group.quantiles:
+            return
         if group.source:
             for push in group.values:
                 if isinstance(push, Mix):
@@ -255,6 +261,21 @@ class _Function:
             if node in stage.saved:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         self.line(1, "}")
+
+    def quantile(self, node: Quantile) -> None:
+        """Of the values that sweeps have set aside."""
+        values = ", ".join(self.slots[v] for v in node.values)
+        order, members = (
+            ", ".join(self.called(kind, s, node.target) for s in node.sources) for kind in ("order", "members")
+        )
+        parameter = isinstance(node.level, Input) and node.level.kind == "parameter"
+        stride = self.called("stride", node.level) if parameter else "1"
+        level = self.arrays.get(node.level, "")
+        if isinstance(node.level, Const):
+            level, stride = f"(const double[]){{{wide_constant(node.level.value)}}}", "0"
+        self.line(1, f"quantiles({self.arrays[node]}, {len(node.values)}, (const double *const[]){{{values}}},")
+        self.line(2, f"(const int64_t *const[]){{{order}}}, (const int64_t *const[]){{{members}}},")
+        self.line(2, f"{level}, {stride}, {self.size(node.target)}, threads);")
 
     def mix(self, node: Mix) -> None:
         """A product with a matrix, or with its transpose."""
@@ -310,7 +331,8 @@ class _Function:
         wanted: dict[Node, None] = {}
         for step in sweep.steps:
             if isinstance(step, Scalars):
-                wanted.update({o: None for n in step.values if not isinstance(n, Pull) for o in n.operands})
+                read = (o for n in step.values if not isinstance(n, Pull) for o in n.operands)
+                wanted.update({o: None for o in read if o.stratum not in self.plan.program.leaves})
             else:
                 pulls = [v for v in step.values if isinstance(v, Pull) and v.target in (s, BATCH)]
                 wanted.update({o: None for v in pulls for o in v.operands})
@@ -323,19 +345,26 @@ class _Function:
             load = f"LOAD({dtype_of('advantages')}, advantages, {row})"
             self.line(2, f"const double row_advantage = {here} ? (double){load} : 0;")
         self.rounded = {}
+        self.rooms(sweep)
         for step in sweep.steps:
             if isinstance(step, Scalars):
                 for node in step.values:
-                    self.value(2, node, "b")
+                    if isinstance(node, Quantile):
+                        self.picked(node)
+                    else:
+                        self.value(2, node, "b")
             else:
                 if len(words) > 1:
                     w = self.signature.layouts[s, step.leaf]
                     self.line(0)
                     self.line(2, f"first = {w}_offsets[b], tokens = {w}_offsets[b + 1] - first, start = {w}_starts[b];")
                     self.line(2, "(void)first, (void)start;")
-                self.tokens(step, s)
+                self.tokens(step, sweep)
         for node in sweep.saved:
-            self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
+            if node.stratum not in self.plan.program.leaves:
+                self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
+        for room, _ in self.room.values():
+            self.line(2, f"__builtin_free({room});")
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
@@ -346,15 +375,46 @@ class _Function:
             self.line(2, "}")
         self.line(1, "}")
 
-    def tokens(self, step: Pass, s: str) -> None:
+    def rooms(self, sweep: Sweep) -> None:
+        """Room for the values that this sweep takes quantiles of, and as much beside it to look for them."""
+        self.room: dict[tuple[Node, ...], tuple[str, str]] = {}
+        taken = (n for step in sweep.steps if isinstance(step, Scalars) for n in step.values)
+        for node in taken:
+            if isinstance(node, Quantile) and node.values not in self.room:
+                words = [self.signature.layouts[sweep.segments, leaf] for leaf in node.sources]
+                room, size = self.free(f"values_of_{self.names[node]}"), self.free(f"number_of_{self.names[node]}")
+                number = " + ".join(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in words)
+                self.line(2, f"const int64_t {size} = {number};")
+                self.line(2, f"double *restrict {room} = reserve(2 * {size});")
+                self.room[node.values] = room, size
+
+    def picked(self, node: Quantile) -> None:
+        """The quantile of a segment, of the values in its room."""
+        room, size = self.room[node.values]
+        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)}, 1)"
+        self.assign(2, "double", self.names[node], text)
+
+    def set_aside(self, depth: int, node: Node, value: str, sweep: Sweep, word: str) -> None:
+        """A token's value, for quantiles of this sweep and of later stages."""
+        for values, (room, _) in self.room.items():
+            if node in values:
+                before = [self.signature.layouts[sweep.segments, v.stratum] for v in values[: values.index(node)]]
+                place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])
+                self.line(depth, f"{room}[{place}] = {value};")
+        if node in sweep.saved:
+            self.line(depth, f"{self.slots[node]}[TOKEN({word}, i)] = {value};")
+
+    def tokens(self, step: Pass, sweep: Sweep) -> None:
         """The loop over a segment's tokens."""
+        s = sweep.segments
         word = self.signature.layouts[s, step.leaf]
-        kind, language = ("double", WIDE) if step.wide else ("real", TOKEN)
+        kind = "double" if step.wide else "real"
         self.line(0)
-        names = dict(self.names)
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
-                names[node] = self.rounded_scalar(node.operand, step.wide)
+                readers = {u for u in step.values if node in u.operands} | {p for p in step.pushes if p.operand is node}
+                if not step.wide and not (readers and readers <= self.plan.precise):
+                    self.rounded_scalar(node.operand, False)
         parts = {p: self.free(f"part_{self.plan.names[p]}") for p in step.pushes}
         for push in parts:
             self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
@@ -372,13 +432,16 @@ class _Function:
         self.line(depth, f"for ({bounds}; i++) {{")
         if step.recalled:
             k, node = step.recalled
-            self.line(depth + 1, f"const real {names[node]} = (real)LOAD(RESULT, {self.out(k)}, AT({word}, i));")
+            self.line(depth + 1, f"const real {self.names[node]} = (real)LOAD(RESULT, {self.out(k)}, AT({word}, i));")
         for node in step.values:
-            self.token_value(depth + 1, node, s, word, kind, language, names)
+            self.token_value(depth + 1, node, step, s, word)
         for push, part in parts.items():
-            self.line(depth + 1, add[push.reduce].format(part, names[push.operand]))
+            self.line(depth + 1, add[push.reduce].format(part, self.token_operand(push.operand, step, s, step.wide)))
+        for node in step.aside:
+            self.set_aside(depth + 1, node, self.token_operand(node, step, s, True), sweep, word)
         for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
-            self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {names[node]});")
+            value = self.token_operand(node, step, s, step.wide or node in self.plan.precise)
+            self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {value});")
         self.line(depth, "}")
         for push, part in parts.items():
             self.line(3, end[push.reduce].format(self.names[push], part))
@@ -396,9 +459,9 @@ class _Function:
             self.line(2, f"const real {self.rounded[node]} = (real){self.names[node]};")
         return self.rounded[node]
 
-    def token_value(
-        self, depth: int, node: Node, s: str, word: str, kind: str, language: Language, names: Mapping[Node, str]
-    ) -> None:
+    def token_value(self, depth: int, node: Node, step: Pass, s: str, word: str) -> None:
+        wide = step.wide or node in self.plan.precise
+        kind, language = ("double", WIDE) if wide else ("real", TOKEN)
         if isinstance(node, Pull) and node.target in (s, BATCH):
             return
         if isinstance(node, Input):
@@ -409,13 +472,21 @@ class _Function:
         elif isinstance(node, Const):
             text = language.constant(node.value)
         elif isinstance(node, Map):
-            operands = [language.constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
-            before, text = language.write(node.body, operands, names[node], self.taken)
+            operands = [self.token_operand(o, step, s, wide) for o in node.inputs]
+            before, text = language.write(node.body, operands, self.names[node], self.taken)
             for name, shared in before:
                 self.assign(depth, kind, name, shared)
         else:
             raise BackendError(f"the C backend cannot emit {type(node).__name__} on {node.stratum}")
-        self.assign(depth, kind, names[node], text)
+        self.assign(depth, kind, self.names[node], text)
+
+    def token_operand(self, node: Node, step: Pass, s: str, wide: bool) -> str:
+        """A value of a pass, in the precision of what reads it."""
+        if isinstance(node, Const):
+            return (WIDE if wide else TOKEN).constant(node.value)
+        if isinstance(node, Pull) and node.target in (s, BATCH):
+            return self.rounded_scalar(node.operand, wide)
+        return self.names[node] if wide or step.wide or node not in self.plan.precise else f"((real){self.names[node]})"
 
     def token_input(self, node: Input, s: str, kind: str) -> str:
         if node.kind in TOKENS:

@@ -226,9 +226,14 @@ class _Arguments:
             if isinstance(node, Pull) and node.target != BATCH and not self.is_broadcast(node):
                 self.add(f"{node.target}_of_{node.source}", "parent", (node.source, node.target), f"[{node.source}]")
             if isinstance(node, Push) and node.source not in self.program.leaves:
-                a, b = node.source, node.target
-                self.add(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")
-                self.add(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
+                self.fibre(node.source, node.target)
+        for quantile in self.plan.quantiles:
+            for leaf in quantile.sources:
+                self.fibre(leaf, quantile.target)
+
+    def fibre(self, a: str, b: str) -> None:
+        self.add(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")
+        self.add(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
 
     def is_broadcast(self, node: Pull) -> bool:
         """A token reading its own segment: no gathering."""

@@ -18,6 +18,7 @@ from fibration.compiler.ir import (
     Program,
     Pull,
     Push,
+    Quantile,
     Scalar,
 )
 from fibration.compiler.keys import Key
@@ -29,16 +30,23 @@ from fibration.errors import IRError
 CONDITION_ARGS = frozenset({"lt", "le"})
 
 
-def sweeps(program: Program, rows: str, reserved: frozenset[str] = frozenset(), spread: Spread | None = None) -> Plan:
+def sweeps(
+    program: Program,
+    rows: str,
+    reserved: frozenset[str] = frozenset(),
+    spread: Spread | None = None,
+    within: bool = True,
+) -> Plan:
     """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other.
 
-    Where the batch is `spread` over ranks, collectives stand between the stages.
+    Where the batch is `spread` over ranks, collectives stand between the stages. `within`: whether a sweep takes the
+    quantiles of its own segments, or a coarse stage does.
     """
     program = route(program, rows)
     units: Mapping[Push, float] = {}
     if spread is not None:
         program, units = exact(program, spread)
-    stages: Iterable[Stage] = _Planner(program, rows, spread).stages()
+    stages: Iterable[Stage] = _Planner(program, rows, spread, within).stages()
     if spread is not None:
         stages = collected(stages, program, spread, units)
     plan = Plan(program, rows, tuple(stages), {}, spread)
@@ -117,7 +125,7 @@ def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
 class _Planner:
     """List scheduling: sweep while there are tokens to sum or write, and compute coarse vectors in between."""
 
-    def __init__(self, program: Program, rows: str, spread: Spread | None) -> None:
+    def __init__(self, program: Program, rows: str, spread: Spread | None, within: bool) -> None:
         self.program, self.leaves, self.spread = program, program.leaves, spread
         self.order = list(program.nodes())
         self.primary = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
@@ -136,11 +144,18 @@ class _Planner:
         self.critical = self._critical()
         self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]
         self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum in self.leaves]
+        self.quantiles = [n for n in self.order if isinstance(n, Quantile)]
+        self.within = {q for q in self.quantiles if within and self._in_a_sweep(q)}
+        self.asides = list(dict.fromkeys(v for q in self.quantiles for v in q.values))
         self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
 
     def _cut(self, segments: str) -> bool:
         """Whether no rank has all of what lies over a segment: its values are then coarse work for every rank."""
         return self.spread is not None and segments not in self.spread.whole
+
+    def _in_a_sweep(self, node: Quantile) -> bool:
+        """Whether all that a quantile is of lies over one segment, on this rank."""
+        return all(self.primary[leaf] == node.target for leaf in node.sources) and not self._cut(node.target)
 
     def _critical(self) -> set[Node]:
         """The values that some token value is computed from: those a sweep cannot leave for later."""
@@ -151,10 +166,10 @@ class _Planner:
         return found
 
     def stages(self) -> Iterator[Sweep | Coarse]:
-        while self.pushes or self.stores:
+        while self.pushes or self.stores or self.asides:
             yield from self._coarse()
             segments = self._next_segments()
-            if segments is None and (self.stores or any(p in self.critical for p in self.pushes)):
+            if segments is None and (self.stores or self.asides or any(p in self.critical for p in self.pushes)):
                 # segments of one kind read those of another: their values cannot wait for a sweep
                 yield from self._coarse(waiting=False)
                 segments = self._next_segments()
@@ -172,8 +187,8 @@ class _Planner:
         chosen = [p for p in self.pushes if p in self.critical or not urgent]
         ready = [p.target for p in chosen if self._reachable(p.operand, p.target)]
         for leaf, segments in self.primary.items():
-            stores = [n for _, n in self.stores if n.stratum == leaf]
-            if segments in ready or any(self._reachable(n, segments) for n in stores):
+            mine = [n for n in (*self.asides, *(n for _, n in self.stores)) if n.stratum == leaf]
+            if segments in ready or any(self._reachable(n, segments) for n in mine):
                 return segments
         return ready[0] if ready else None
 
@@ -192,13 +207,17 @@ class _Planner:
         """Everything coarse that can be computed now; segments' values may wait for their next sweep."""
         live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores} if waiting else set()
         live = {s for s in live if not self._cut(s)}
-        found = [n for n in self.order if (n.stratum not in live or gathers(n)) and self._computable(n, self.done)]
+        mine = [n for n in self.order if (n.stratum not in live or gathers(n)) and n not in self.within]
+        found = [n for n in mine if self._computable(n, self.done)]
         if found:
             groups = _grouped(found)
             outputs = set(self.program.outputs.values())
             home = {n: g for g in groups for n in g.values}
             saved = [n for n in found if n in outputs or any(home.get(u) is not home[n] for u in self.users[n])]
-            yield Coarse(tuple(groups), tuple(saved))
+            alone = {id(g): i for i, g in enumerate(groups) if g.quantiles}  # such a group is a stage of its own
+            for _, run in itertools.groupby(groups, lambda g: alone.get(id(g), -1)):
+                stage = tuple(run)
+                yield Coarse(stage, tuple(n for n in saved if home[n] in stage))
 
     def _sweep(self, segments: str) -> Sweep:
         local: set[Node] = set()
@@ -212,20 +231,36 @@ class _Planner:
             mine = [(k, n) for k, n in self.stores if segments == self.primary[n.stratum]]
             stores = [(k, n) for k, n in mine if self._ready(n, local)]
             chosen = wide or ready
+            asides = [v for v in self.asides if segments == self.primary[v.stratum] and self._all_ready(v, local)]
             if wide:
                 stores = []
-            elif pushed_wide and not stores and not any(p in self.critical for p in ready) and self._more(segments):
+            elif (
+                pushed_wide
+                and not stores
+                and not asides
+                and not any(p in self.critical for p in ready)
+                and self._more(segments)
+            ):
                 break  # nothing of this is urgent: the next sweep takes it along
-            if not chosen and not stores:
+            if not chosen and not stores and not asides:
                 break
             pushed_wide |= bool(wide)
-            leaf = chosen[0].source if chosen else stores[0][1].stratum
+            leaf = chosen[0].source if chosen else (*asides, *(n for _, n in stores))[0].stratum
             chosen, stores = [p for p in chosen if p.source == leaf], [s for s in stores if s[1].stratum == leaf]
-            passes.append(self._pass(leaf, bool(wide), chosen, stores))
+            asides = [v for v in asides if v.stratum == leaf]
+            passes.append(self._pass(leaf, bool(wide), chosen, stores, asides))
             local.update(() if self._cut(segments) else chosen)
+            local.update(v for v in asides if any(v in q.values for q in self.within))
+            self.done.update(v for v in asides if any(v in q.values for q in self.quantiles if q not in self.within))
+            self.asides = [v for v in self.asides if v not in asides]
             self.pushes = [p for p in self.pushes if p not in chosen]
             self.stores = [s for s in self.stores if s not in stores]
         return self._trimmed(segments, passes, scalars, local)
+
+    def _all_ready(self, value: Node, local: set[Node]) -> bool:
+        """Whether a value can be set aside, and with it all that it stands beside in a quantile of this sweep."""
+        beside = {value}.union(*(q.values for q in self.within if value in q.values))
+        return all(self._ready(v, local) for v in beside)
 
     def _more(self, segments: str) -> bool:
         """Whether a later sweep over these segments has work that cannot start yet."""
@@ -233,8 +268,9 @@ class _Planner:
         return stores or any(p.target == segments and p in self.critical for p in self.pushes)
 
     def _segment_values(self, segments: str, local: set[Node]) -> tuple[Node, ...]:
-        mine = (n for n in self.order if n.stratum == segments and not gathers(n) and not self._cut(segments))
-        return tuple(n for n in mine if self._computable(n, local, self.done))
+        mine = (n for n in self.order if n.stratum == segments and not self._cut(segments))
+        here = (n for n in mine if n in self.within or not gathers(n))
+        return tuple(n for n in here if self._computable(n, local, self.done))
 
     def _computable(self, node: Node, known: set[Node], also: Collection[Node] = ()) -> bool:
         """Whether a coarse value can be computed from `known` and `also`; if so, it is known from now on."""
@@ -247,15 +283,17 @@ class _Planner:
         known.add(node)
         return True
 
-    def _pass(self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[Key, Node]]) -> Pass:
-        wanted = {p.operand for p in pushes} | {n for _, n in stores}
+    def _pass(
+        self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[Key, Node]], asides: list[Node]
+    ) -> Pass:
+        wanted = {p.operand for p in pushes} | {n for _, n in stores} | set(asides)
         values = []
         for node in reversed(self.order):
             if node in wanted:
                 values.append(node)
                 if not isinstance(node, Pull):
                     wanted.update(o for o in node.operands if o.stratum in self.leaves)
-        return Pass(leaf, wide, tuple(reversed(values)), tuple(pushes), tuple(stores))
+        return Pass(leaf, wide, tuple(reversed(values)), tuple(pushes), tuple(stores), tuple(asides))
 
     def _trimmed(self, segments: str, passes: list[Pass], scalars: list[tuple[Node, ...]], local: set[Node]) -> Sweep:
         """Keep the segment values that this sweep's passes read, or that are final; the others wait."""
@@ -278,6 +316,7 @@ class _Planner:
             for n in self.order
             if n in computed and (n in outputs or any(self._later(u, n, inside) for u in self.users[n]))
         ]
+        saved += [v for one in passes for v in one.aside if v in self.done]
         return Sweep(segments, tuple(steps), tuple(saved))
 
     def _later(self, user: Node, node: Node, inside: set[Node]) -> bool:
@@ -292,7 +331,7 @@ class _Planner:
     def _is_final(self, node: Node, segments: str) -> bool:
         """A value that other strata, a loop of its own, or the caller read."""
         outside = any(gathers(u) or u.stratum not in (segments, *self.leaves) for u in self.users[node])
-        return outside or node in self.program.outputs.values()
+        return outside or node in self.within or node in self.program.outputs.values()
 
 
 def _grouped(nodes: list[Node]) -> list[Group]:
@@ -314,6 +353,8 @@ def _grouped(nodes: list[Node]) -> list[Group]:
         first = next((n for n in ready if not gathers(n)), ready[0])
         if isinstance(first, Push):
             take(lambda n, f=first: isinstance(n, Push) and (n.source, n.target) == (f.source, f.target), False)  # type: ignore[misc]
+        elif isinstance(first, Quantile):
+            take(lambda n, f=first: isinstance(n, Quantile) and n.target == f.target, False)  # type: ignore[misc]
         elif isinstance(first, Mix):
             kind = (first.matrix, first.transposed)
             take(lambda n, k=kind: isinstance(n, Mix) and (n.matrix, n.transposed) == k, False)  # type: ignore[misc]

@@ -4,7 +4,8 @@ A `Sweep` goes over the elements of the stratum right under the tokens (its segm
 independent of each other; for each one it alternates loops over the segment's tokens (`Pass`) with scalar work on the
 segment itself (`Scalars`). A `Coarse` stage computes the vectors over all coarser strata, of which there is little.
 Nothing per token is kept between loops: what a later one needs is computed again from the inputs, which a segment's
-first loop has left in the cache.
+first loop has left in the cache. Only what quantiles are taken of is set aside: for a quantile over the segments until
+their values are known, for others in a vector over the tokens, on which a coarse stage works.
 
     two levels         one sweep
     any depth above    sweep, coarse, sweep, coarse, sweep: three passes over the tokens
@@ -19,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fibration.compiler.ir import Input, Mix, Node, Program, Push
+from fibration.compiler.ir import Input, Map, Mix, Node, Program, Pull, Push, Quantile
 from fibration.compiler.keys import Key
 
 
@@ -28,7 +29,7 @@ class Pass:
     """One loop over the tokens of one leaf in a segment: compute `values`, add up `pushes`, write `stores`.
 
     `wide` passes compute in float64: they sum what a gate later compares with a bound, and a rollback strip can be
-    narrower than float32 resolution. The others compute in the tokens' own precision.
+    narrower than float32 resolution. The others compute in the tokens' own precision, but for `Plan.precise` values.
     """
 
     leaf: str
@@ -36,6 +37,7 @@ class Pass:
     values: tuple[Node, ...]
     pushes: tuple[Push, ...]
     stores: tuple[tuple[Key, Node], ...]
+    aside: tuple[Node, ...] = ()  # values that quantiles are taken of
     kept: tuple[Key, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
     recalled: tuple[Key, Node] | None = None  # and one that an earlier pass has left there
 
@@ -54,7 +56,9 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every segment once. `saved` are the values over segments that a later stage reads."""
+    """Every segment once. `saved` are the values over segments that a later stage reads, and those of tokens that one
+    takes quantiles of.
+    """
 
     segments: str
     steps: tuple[Pass | Scalars, ...]
@@ -83,14 +87,29 @@ class Group:
 
     @property
     def source(self) -> str | None:
-        """The stratum that is summed over; None for scalar work."""
+        """The stratum that is summed over; None for scalar work, and for quantiles."""
         first = self.values[0]
-        return first.source if gathers(first) else None  # type: ignore[attr-defined]
+        return first.source if isinstance(first, (Push, Mix)) else None
+
+    @property
+    def quantiles(self) -> tuple[Quantile, ...]:
+        """All of its values, or none."""
+        return tuple(v for v in self.values if isinstance(v, Quantile))
+
+
+def of_quantiles(program: Program) -> set[Node]:
+    """Quantiles, what is computed of them above the tokens, and where tokens read it."""
+    found: set[Node] = set()
+    for node in program.nodes():
+        coarse = isinstance(node, Pull) or (isinstance(node, Map) and node.stratum not in program.leaves)
+        if isinstance(node, Quantile) or (coarse and not found.isdisjoint(node.operands)):
+            found.add(node)
+    return found
 
 
 def gathers(node: Node) -> bool:
     """Whether one element of a node is made of many elements of its operand: a loop of its own."""
-    return isinstance(node, (Push, Mix))
+    return isinstance(node, (Push, Mix, Quantile))
 
 
 @dataclass(frozen=True)
@@ -108,17 +127,23 @@ class Collective:
     `whole` are values of which every element's is that of a rank that has tokens of it; ranks that have some of one
     element agree on it. `parts` are sums and maxima over tokens, of which every rank has those over its own: their sum,
     or maximum, over the ranks that have tokens of the element. A partial sum is a whole multiple of its `units`, or
-    NaN, and then so is the sum.
+    NaN, and then so is the sum. `quantiles` are of the tokens of all ranks, which send the values of their own.
     """
 
     whole: tuple[Node, ...]
     parts: tuple[Push, ...] = ()
     units: Mapping[Push, float] = field(default_factory=dict)
+    quantiles: tuple[Quantile, ...] = ()
 
     @property
     def values(self) -> tuple[Node, ...]:
         """Everything that is put together, in the order in which it is sent."""
-        return (*self.whole, *self.parts)
+        return (*self.whole, *self.parts, *self.quantiles)
+
+    @property
+    def reads(self) -> tuple[Node, ...]:
+        """What this rank has of it."""
+        return tuple(dict.fromkeys((*self.whole, *self.parts, *(o for q in self.quantiles for o in q.operands))))
 
 
 Section = tuple[Sweep | Coarse, ...]
@@ -135,7 +160,8 @@ class Spread:
     whole: frozenset[str] = frozenset()
 
     def cuts(self, node: Node, leaves: Collection[str]) -> bool:
-        return isinstance(node, Push) and node.source in leaves and node.target not in self.whole
+        over_tokens = isinstance(node, Quantile) or (isinstance(node, Push) and node.source in leaves)
+        return over_tokens and node.stratum not in self.whole
 
 
 @dataclass(frozen=True)
@@ -180,10 +206,30 @@ class Plan:
     def saved(self) -> tuple[Node, ...]:
         """Every vector that lies in memory between stages: over segments, then over coarser strata."""
         found: dict[Node, None] = {}
-        for section in self.sections:
-            for stage in section:
-                found.update(dict.fromkeys(stage.saved))
+        for stage in self.stages:
+            found.update(dict.fromkeys(stage.quantiles if isinstance(stage, Collective) else stage.saved))
         return tuple(found)
+
+    @cached_property
+    def quantiles(self) -> tuple[Quantile, ...]:
+        """Those that coarse stages take."""
+        groups = (g for s in self.stages if isinstance(s, Coarse) for g in s.groups)
+        return tuple(q for g in groups for q in g.quantiles)
+
+    @cached_property
+    def precise(self) -> frozenset[Node]:
+        """The values of tokens that every pass computes in float64: what quantiles are taken of, and what reads one.
+
+        A token whose value the quantile is must find itself equal to it, whatever pass asks.
+        """
+        order, leaves = list(self.program.nodes()), self.program.leaves
+        found = {v for n in order if isinstance(n, Quantile) for v in n.values}
+        for node in reversed(order):
+            if node in found and not isinstance(node, Pull):
+                found.update(o for o in node.operands if o.stratum in leaves)
+        made = of_quantiles(self.program)
+        reading = {n for n in order if isinstance(n, Map) and n.stratum in leaves and not made.isdisjoint(n.inputs)}
+        return frozenset(found | reading | {n for n in made if n.stratum in leaves})
 
     def __str__(self) -> str:
         passes = sum(len(s.passes) for s in self.sweeps)
@@ -195,6 +241,10 @@ class Plan:
             if isinstance(stage, Coarse):
                 lines.append("  coarse")
                 for g in stage.groups:
+                    for q in g.quantiles:
+                        lines.append(f"    quantiles of {', '.join(q.sources)} by {q.target}: {self.names[q]}")
+                    if g.quantiles:
+                        continue
                     sums = "products with" if isinstance(g.values[0], Mix) else "sums over"
                     what = f"{sums} {g.source} by" if g.source else "values of each"
                     lines.append(f"    {what} {g.stratum}: {self._words(g.values)}")
@@ -209,6 +259,7 @@ class Plan:
                 precision = "float64" if step.wide else "token precision"
                 lines.append(f"    pass ({over}{precision}): {self._words(step.values)}")
                 lines += [f"      add up {self._words(step.pushes)}"] if step.pushes else []
+                lines += [f"      set aside {self._words(step.aside)}"] if step.aside else []
                 lines += [f"      write {', '.join(str(k) for k, _ in step.stores)}"] if step.stores else []
                 lines += [f"      leave {self.names[step.kept[1]]} in {step.kept[0]}"] if step.kept else []
                 lines += [f"      find {self.names[step.recalled[1]]} in {step.recalled[0]}"] if step.recalled else []
@@ -218,8 +269,10 @@ class Plan:
     def _collective(self, stage: Collective) -> Iterator[str]:
         """What is put together over each stratum, and how many numbers that is per element."""
         yield "  collective"
-        for s in dict.fromkeys(n.stratum for n in stage.values):
-            mine = [n for n in stage.values if n.stratum == s]
+        for q in stage.quantiles:
+            yield f"    quantiles of {', '.join(q.sources)} by {q.target}, of all ranks' tokens: {self.names[q]}"
+        for s in dict.fromkeys(n.stratum for n in (*stage.whole, *stage.parts)):
+            mine = [n for n in (*stage.whole, *stage.parts) if n.stratum == s]
             yield f"    {len(mine)} number{'s' * (len(mine) != 1)} per {s}"
             for what, chosen in (("gather", stage.whole), ("put together", stage.parts)):
                 nodes = [n for n in chosen if n.stratum == s]

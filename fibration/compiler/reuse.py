@@ -28,7 +28,8 @@ def keep(plan: Plan, result: Key) -> Plan:
     if earlier is None:
         return plan
     wanted = [n for _, n in last.stores]
-    shared = [n for n in last.values if isinstance(n, Map) and n in earlier.values and n not in wanted]
+    both = [n for n in last.values if isinstance(n, Map) and n in earlier.values]
+    shared = [n for n in both if n not in wanted and n not in plan.precise]  # a result keeps its own precision
     best = min(shared, key=lambda n: cost(needed(last, n)), default=None)
     if best is None or cost(needed(last, best)) + 4 >= cost(last.values):  # reading and writing it are not free
         return plan

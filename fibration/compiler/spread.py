@@ -130,9 +130,14 @@ def collected(
     for stage in stages:
         if not waiting.keys().isdisjoint(_coarse_reads(stage) | _cut_reads(stage, spread, program.leaves)):
             yield together()
+        quantiles = tuple(q for g in stage.groups for q in g.quantiles) if isinstance(stage, Coarse) else ()
+        if any(spread.cuts(q, program.leaves) for q in quantiles):
+            yield Collective((), quantiles=quantiles)
+            continue
         yield stage
-        if isinstance(stage, Sweep):
-            waiting |= {n: None for n in stage.saved if n in read or spread.cuts(n, program.leaves)}
+        if isinstance(stage, Sweep) or quantiles:
+            mine = (n for n in stage.saved if n.stratum not in program.leaves)
+            waiting |= {n: None for n in mine if n in read or spread.cuts(n, program.leaves)}
     if not waiting.keys().isdisjoint(program.outputs.values()):
         yield together()
 

@@ -107,9 +107,9 @@ def workspace(plan: Plan, size: Mapping[str, int]) -> dict[Node, tuple[int, int]
 
 
 def vector_of(node: Node, slots: Mapping[Node, tuple[int, int]], work: Tensor, batch: Batch) -> Tensor:
-    if isinstance(node, Input):
+    if isinstance(node, Input) and node not in slots:
         return batch.vectors[node]
-    if isinstance(node, Const):
+    if isinstance(node, Const) and node not in slots:
         return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
     at, n = slots[node]
     return work[at : at + n]

@@ -1,0 +1,163 @@
+/* Quantiles. The two values next to a place in order are closed in on between two of a sample, by counting, which is
+   vector code; so they are the same whatever the sample, or the number of threads. */
+
+#define FEW 32
+#define SAMPLE 256
+
+static double *reserve(int64_t numbers)
+{
+    double *room = __builtin_malloc((size_t)(numbers + 1) * sizeof(double));
+    if (!room) __builtin_abort();
+    return room;
+}
+
+static void count_block(const double *x, int64_t n, double low, double high, int64_t *below, int64_t *above)
+{
+    int64_t less = 0, more = 0;
+#pragma omp simd reduction(+ : less, more)
+    for (int64_t k = 0; k < n; k++) less += x[k] < low, more += x[k] > high;
+    *below = less, *above = more;
+}
+
+static int64_t keep_block(const double *x, double *found, int64_t n, double low, double high)
+{
+    int64_t kept = 0;
+    for (int64_t k = 0; k < n; k++) {
+        const double value = x[k];
+        found[kept] = value; /* to be written over, unless it is kept */
+        kept += (value >= low) & (value <= high);
+    }
+    return kept;
+}
+
+/* How many are below and above two bounds. */
+static void count_outside(const double *x, int64_t n, double low, double high, int threads, int64_t *below,
+                          int64_t *above)
+{
+    if (n <= LONG) {
+        count_block(x, n, low, high, below, above);
+        return;
+    }
+    int64_t less = 0, more = 0;
+    (void)threads;
+#pragma omp parallel for num_threads(threads) reduction(+ : less, more)
+    for (int64_t at = 0; at < n; at += LONG) {
+        int64_t a, b;
+        count_block(x + at, at + LONG < n ? LONG : n - at, low, high, &a, &b);
+        less += a, more += b;
+    }
+    *below = less, *above = more;
+}
+
+/* Those between two bounds into `found`, which may be `x`: how many they are. */
+static int64_t keep_inside(const double *x, double *found, int64_t n, double low, double high, int threads)
+{
+    if (n <= LONG) return keep_block(x, found, n, low, high);
+    int64_t *kept = (int64_t *)reserve(n / LONG + 1), total = 0;
+    (void)threads;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t at = 0; at < n; at += LONG)
+        kept[at / LONG] = keep_block(x + at, found + at, at + LONG < n ? LONG : n - at, low, high);
+    for (int64_t at = 0; at < n; at += LONG) {
+        memmove(found + total, found + at, (size_t)kept[at / LONG] * sizeof(double));
+        total += kept[at / LONG];
+    }
+    __builtin_free(kept);
+    return total;
+}
+
+static void sort(double *x, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        const double value = x[i];
+        int64_t k = i;
+        for (; k > 0 && x[k - 1] > value; k--) x[k] = x[k - 1];
+        x[k] = value;
+    }
+}
+
+/* a + t (b - a), from the nearer end; 0 for -0. */
+static double between(double a, double b, double t)
+{
+    if (t == 0 || a == b) return a + 0.0;
+    if (b - a == INFINITY) return a * (1 - t) + b * t;
+    return t < 0.5 ? a + (b - a) * t : b - (b - a) * (1 - t);
+}
+
+/* The same of the values at k and at k + next in order, both from `low` to `high`: bit by bit. */
+static double halved(const double *x, int64_t n, int64_t k, int64_t next, double t, double low, double high, int threads)
+{
+    int64_t above = order_f64(high), below = order_f64(low) - 1;
+    while ((uint64_t)above - (uint64_t)below > 1) {
+        const int64_t middle = (int64_t)((uint64_t)below + ((uint64_t)above - (uint64_t)below) / 2);
+        const double bound = unorder_f64(middle);
+        int64_t less, more;
+        count_outside(x, n, bound, bound, threads, &less, &more);
+        if (n - more > k + next) above = middle;
+        else if (n - more <= k) below = middle;
+        else {
+            double a = -INFINITY, b = INFINITY;
+            for (int64_t i = 0; i < n; i++) {
+                if (x[i] <= bound) a = MORE(a, x[i]);
+                else b = x[i] < b ? x[i] : b;
+            }
+            return between(a, b, t);
+        }
+    }
+    return unorder_f64(above) + 0.0;
+}
+
+/* Of n values, at `level`; `found` has room for as many. NaN if one of them is. */
+static double quantile(const double *x, double *found, int64_t n, double level, int threads)
+{
+    if (!n) return 0;
+    const double place = level * (double)(n - 1);
+    int64_t k = (int64_t)place, next = k + 1 < n;
+    const double t = place - (double)k;
+    for (int round = 0; n > FEW; round++) {
+        double sample[SAMPLE];
+        const int64_t size = n > LONG ? SAMPLE : 32, at = k * size / n, room = 2 + size / 16;
+        for (int64_t i = 0; i < size; i++) sample[i] = x[(2 * i + 1) * n / (2 * size)];
+        sort(sample, size);
+        double low = at < room ? -INFINITY : sample[at - room];
+        double high = at + room >= size ? INFINITY : sample[at + room];
+        int64_t below, above;
+        count_outside(x, n, low, high, threads, &below, &above);
+        if (k < below) low = -INFINITY, below = 0;
+        if (k + next >= n - above) high = INFINITY, above = 0;
+        const int64_t kept = round < 16 ? keep_inside(x, found, n, low, high, threads) : n;
+        if (kept + below + above < n) return NAN;
+        if (low == high) return low + 0.0;
+        if (kept == n) return halved(x, n, k, next, t, low, high, threads);
+        x = found, n = kept, k -= below;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (x[i] != x[i]) return NAN;
+        found[i] = x[i];
+    }
+    sort(found, n);
+    return between(found[k], found[k + next], t);
+}
+
+/* Of what lies over each target: `parts` vectors, each with its own fibres. */
+static void quantiles(double *out, int parts, const double *const *x, const int64_t *const *order,
+                      const int64_t *const *members, const double *level, int64_t stride, int64_t targets, int threads)
+{
+    (void)threads;
+    for (int large = 0; large < 2; large++) { /* small ones beside each other, then large ones, each by all threads */
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (!large)
+        for (int64_t b = 0; b < targets; b++) {
+            int64_t n = 0;
+            for (int p = 0; p < parts; p++) n += members[p][b + 1] - members[p][b];
+            if ((n > LONG) != large) continue;
+            double *room = reserve(2 * n), *end = room;
+            const double *values = room;
+            for (int p = 0; p < parts; p++)
+                if (parts == 1 && !order[p]) values = x[p] + members[p][b];
+                else
+                    for (int64_t k = members[p][b]; k < members[p][b + 1]; k++) *end++ = x[p][order[p] ? order[p][k] : k];
+            out[b] = quantile(values, room + n, n, level[b * stride], large ? threads : 1);
+            __builtin_free(room);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+"""Quantiles of what tokens read, on every backend, bit for bit those of numpy; and which tokens do not exceed one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hierarchies.random_quivers import batch_for
+from numpy.typing import NDArray
+from oracles.backends_here import BACKENDS_HERE, Backend
+from support import Batch as Tokens
+from support import Layout, operator, packed, padded, spec
+
+from fibration import Hierarchy, pipeline
+from fibration.compiler.interpret import interpret
+from fibration.compiler.ir import (
+    Const,
+    Map,
+    Node,
+    Program,
+    Pull,
+    Quantile,
+    Scalar,
+    arg,
+    const,
+    part,
+    scalar,
+    token_input,
+)
+from fibration.compiler.keys import Key
+from fibration.compiler.optimise import optimise
+from fibration.runtime.batch import Batch
+
+Vector = NDArray[np.float64]
+Taken = Sequence[tuple[str, float]]  # over which stratum, at which level
+F64, F32 = torch.float64, torch.float32
+CHAIN = (("trajectory", 0.3), ("prompt_group", 0.5), ("domain", 0.9), ("batch", 0.75), ("trajectory", 1.0))
+STEEP = scalar("exp", scalar("mul", const(1.7), arg(0)))  # what a pass in float32 rounds otherwise than one in float64
+
+
+def program(h: Hierarchy, taken: Taken, formula: Scalar | None = None) -> Program:
+    """Quantiles of log ratios, or of a formula in them; `coefficients` adds up 2^i of those that a token is not above."""
+    leaves = tuple(s.name for s in h.leaves)
+    inputs = [token_input("log_ratio", leaf, leaves) for leaf in leaves]
+    read: list[Node] = [Map(formula, (x,)) if formula else x for x in inputs]
+    over = {t: tuple(v for v, leaf in zip(read, h.leaves, strict=True) if lies_over(h, leaf, t)) for t, _ in taken}
+    outputs: dict[Key, Node] = {
+        Key(f"quantile_{i}", t): Quantile(t, over[t], Const(level, t)) for i, (t, level) in enumerate(taken)
+    }
+    for leaf, value in zip(leaves, read, strict=True):
+        operands, body = [value], const(0.0)
+        for i, q in enumerate(list(outputs.values())[: len(taken)]):
+            if leaf in q.sources:  # type: ignore[attr-defined]
+                operands.append(Pull(leaf, q.stratum, q))
+                inside = scalar("le", arg(0), arg(len(operands) - 1))
+                body = scalar("add", body, scalar("select", inside, const(2.0**i), const(0.0)))
+        outputs[part("coefficients", leaf, leaves)] = Map(body, tuple(operands))
+    return optimise(Program("p", leaves, outputs, {}).validate())
+
+
+def lies_over(h: Hierarchy, leaf, stratum: str) -> bool:
+    return stratum in ("batch", h.rows.name, *(s.name for s in h.coarser(leaf)))
+
+
+@functools.cache
+def made(h: Hierarchy, backend: str, taken: tuple[tuple[str, float], ...], formula: Scalar | None = None):
+    return pipeline.load(pipeline.emit(h, backend, {"objective": program(h, taken, formula)}))
+
+
+def found(h: Hierarchy, backend: str, taken: Taken, layout: Layout, x, dtype=F64, formula=None) -> dict[Key, Vector]:
+    tokens = {"log_ratio": layout.tensor(x, dtype)}
+    outputs = made(h, backend, tuple(taken), formula)(
+        "objective", Batch(layout.index, tokens, None, False, {}, dtype, 0.0)
+    )
+    return {k: layout.read(v) if k.word == "coefficients" else v.cpu().numpy() for k, v in outputs.items()}
+
+
+def expected(h: Hierarchy, taken: Taken, layout: Layout, x: Vector, formula=None) -> dict[Key, Vector]:
+    """By numpy alone, but for the formula and where infinities are, which are the interpreter's."""
+    p, index = program(h, taken, formula), layout.index
+    inputs = {i: x if index.tokens_of(i.over) is None else x[index.tokens_of(i.over).numpy()] for i in p.inputs}
+    with np.errstate(all="ignore"):
+        said = interpret(p, inputs, index.sizes(p.edges))
+        values = x if formula is None else np.exp(x * 1.7)
+    result, marks = {}, np.zeros(len(x))
+    for i, (stratum, level) in enumerate(taken):
+        key = Key(f"quantile_{i}", stratum)
+        element = np.full(len(x), -1)
+        for leaf in (s for s in h.leaves if lies_over(h, s, stratum)):
+            where = index.tokens_of(leaf.name)
+            element[slice(None) if where is None else where.numpy()] = index.parent(leaf.name, stratum).numpy()
+        result[key] = np.zeros(index.size[stratum])
+        for b in range(index.size[stratum]):
+            mine = values[element == b]
+            if len(mine):
+                result[key][b] = np.quantile(mine, level) if np.isfinite(mine).all() else said[key][b]
+        marks += 2.0**i * ((element >= 0) & (values <= result[key][element]))
+    return {**result, Key("coefficients"): marks}
+
+
+def holds(h: Hierarchy, backend: str, taken: Taken, layout: Layout, x: Vector, dtype=F64, formula=None) -> None:
+    for key, said in expected(h, taken, layout, x, formula).items():
+        mine = found(h, backend, taken, layout, x, dtype, formula)[key]
+        if formula is None or key.word == "coefficients":
+            np.testing.assert_array_equal(mine, said, err_msg=str(key))
+        else:  # exponentials differ in their last bits
+            np.testing.assert_allclose(mine, said, rtol=4e-15, err_msg=str(key))
+
+
+CPU = [b for b in BACKENDS_HERE if b.device == "cpu" and b.name != "triton"]
+
+
+@pytest.mark.parametrize("backend", CPU, ids=str)
+@pytest.mark.parametrize("dtype", [F64, F32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lay", [packed, padded])
+def test_quantiles_over_every_stratum(backend: Backend, dtype, lay):
+    """Ragged rows, one of them without a token and one with a single one; several in one program."""
+    h, generator = spec("fiberpo_domain"), np.random.default_rng(1)
+    n = (1, 2, 40, 0, 3, 17, 70)
+    groups = ["a", "b", "a", "c", "c", "b", "a"]
+    batch = Tokens(
+        n,
+        generator.normal(size=sum(n)),
+        np.zeros(sum(n)),
+        {"prompt_group": groups, "domain": [g == "c" for g in groups]},
+    )
+    layout = lay(operator(h, "torch"), batch)
+    x = torch.from_numpy(batch.x).to(dtype).double().numpy()
+    holds(h, backend.name, CHAIN, layout, x, dtype)
+    holds(h, backend.name, CHAIN[1:3] if backend.slow else CHAIN, layout, x, dtype, STEEP)
+
+
+@pytest.mark.parametrize("backend", CPU, ids=str)
+@pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed"])
+def test_several_leaves_and_crossed_strata(backend: Backend, name):
+    """Tokens of all leaves over an element count together, whatever their order in the batch."""
+    h = spec(name)
+    strata = ["trajectory", "batch", *sorted({s.name for s in h.order if s not in h.leaves} - {"trajectory", "batch"})]
+    taken = [(s, 0.6) for s in (strata[:3] if backend.slow else strata)] + [("trajectory", 0.05)]
+    batch = batch_for(h, 3)
+    for lay in (packed,) if backend.slow else (packed, padded):
+        holds(h, backend.name, taken, lay(operator(h, "torch"), batch), batch.x)
+
+
+def shapes(n: int) -> dict[str, Vector]:
+    """`n` numbers that are hard to select among."""
+    g = np.random.default_rng(n)
+    normal = g.normal(size=n)
+    return {
+        "ordered": np.sort(normal),
+        "periodic": np.resize(np.arange(37.0), n),
+        "equal": np.full(n, -0.25),
+        "two": np.where(np.arange(n) < n // 2, 1e-3, 0.0),
+        "ties": np.round(normal, 1),
+        "mostly one": np.where(g.random(n) < 0.1, normal, 0.0),
+        "zeros": np.where(g.random(n) < 0.5, 0.0, -0.0),
+        "denormal": normal * 5e-324 * 2.0 ** g.integers(0, 60, n),
+        "every order of magnitude": normal * 2.0 ** g.integers(-1060, 900, n),
+        "infinities": np.where(g.random(n) < 0.3, np.copysign(np.inf, normal), normal),
+    }
+
+
+LONG = 40_000  # what several threads share
+
+
+@pytest.mark.parametrize("backend", CPU, ids=str)
+@pytest.mark.parametrize("kind", shapes(8))
+def test_hard_numbers(backend: Backend, kind):
+    """Of few tokens, hundreds and many, over a row and over the batch, at both ends and between them."""
+    h = spec("gspo")
+    lengths = (1, 2, 5, 33, 300) if backend.slow else (1, 2, 5, 33, 300, 2000, LONG)
+    x = np.concatenate([shapes(n)[kind] for n in lengths])
+    layout = packed(operator(h, "torch"), Tokens(lengths, x, np.zeros(len(x))))
+    levels = (0.0, 0.5, 1.0) if backend.slow else (0.0, 1e-4, 0.37, 0.5, 0.9, 1.0)
+    for stratum in ("trajectory", "batch"):
+        holds(h, backend.name, [(stratum, level) for level in levels], layout, x)
