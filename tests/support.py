@@ -62,6 +62,27 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
 SPECS = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "fiberpo", "fiberpo_domain")
+# Shipped losses of every kind of program. Others differ in formulas, and are held against their sources in `tests/specs`.
+OF_EVERY_KIND = (
+    "apc_obj",
+    "cispo",
+    "dapo",
+    "dr_grpo",
+    "fiberpo",
+    "fiberpo_crossed",
+    "fiberpo_domain",
+    "fiberpo_experts",
+    "fiberpo_inward",
+    "fiberpo_inward_clip",
+    "fiberpo_modal",
+    "fiberpo_turns",
+    "grpo",
+    "gspo",
+    "gspo_residual",
+    "ppo",
+    "sapo",
+    "truly_ppo",
+)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NAN = float("nan")
 

@@ -24,11 +24,10 @@ from oracles.backends_here import (
     indexed,
 )
 from oracles.interpreted import central
-from support import spec, spread_batch, token
+from support import OF_EVERY_KIND, spec, spread_batch, token
 from thorough import ALL, some
 
 from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform
-from fibration.language.loading import shipped
 from fibration.language.registry import CONSTRUCTORS
 
 CHAINS = 100
@@ -44,7 +43,7 @@ def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool
 
 @functools.cache
 def shipped_case(name: str, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
-    number = shipped().index(name)
+    number = OF_EVERY_KIND.index(name)
     return case(spec(name), batch_for(spec(name), number + 7, small), dtype, number, direct)
 
 
@@ -73,7 +72,9 @@ def test_the_interpreter_s_tolerances_are_tight():
     """No bound may hide a wrong number: most coefficients are held to a few roundings, none to less than a percent."""
     for dtype, usual in ((F64, 1e-12), (F32, 1e-4)):
         found = []
-        for name in (n for n in shipped() if n not in (*LABELLED, "gspo_residual")):  # its one-token row cancels to 0
+        for name in (
+            n for n in OF_EVERY_KIND if n not in (*LABELLED, "gspo_residual")
+        ):  # its one-token row cancels to 0
             c = shipped_case(name, dtype)
             layout = indexed(c.hierarchy, c.batch)
             found.append(c.bounds(layout, ROUNDOFF[dtype]).run("objective")["coefficients"].uncertainty)

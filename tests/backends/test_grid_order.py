@@ -7,10 +7,8 @@ import torch
 from hierarchies.drifted import drifted
 from hierarchies.random_quivers import batch_for
 from oracles.backends_here import Backend, Case, case, triton_interprets
-from support import spec
+from support import OF_EVERY_KIND, spec
 from thorough import ALL
-
-from fibration.language.loading import shipped
 
 pytestmark = pytest.mark.skipif(not triton_interprets(), reason="kernels are compiled where there is a GPU")
 TRITON = Backend("triton")
@@ -33,11 +31,11 @@ def results(given: Case) -> dict[str, list[float]]:
     return {**found, "gated ratios": gated.tolist(), "gradient": x.grad.tolist()}
 
 
-@pytest.mark.parametrize("name", shipped() if ALL else ["fiberpo_domain"])
+@pytest.mark.parametrize("name", OF_EVERY_KIND if ALL else ["fiberpo_domain"])
 def test_programs_in_any_order_give_the_same_bits(name, monkeypatch):
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    h, number = spec(name), shipped().index(name)
+    h, number = spec(name), OF_EVERY_KIND.index(name)
     given = case(h, drifted() if name == "fiberpo_domain" else batch_for(h, number), torch.float32, number)
     wanted, launches = results(given), []
     launch, program = builder.set_grid_dim, builder.set_grid_idx

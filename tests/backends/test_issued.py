@@ -9,11 +9,10 @@ import torch
 from hierarchies.random_quivers import batch_for
 from oracles.backends_here import triton_interprets
 from oracles.issued import ELSEWHERE, called, counted, counting_operator, elsewhere
-from support import SPECS, packed, padded, random_hierarchy, spec, spread_batch
+from support import OF_EVERY_KIND, SPECS, packed, padded, random_hierarchy, spec, spread_batch
 from thorough import some
 
 from fibration.compiler.ir import Map, Program, Scalar
-from fibration.language.loading import shipped
 from fibration.runtime import devices
 
 BACKENDS = ["torch", *(["triton"] if triton_interprets() else [])]
@@ -45,7 +44,7 @@ def operations(program: Program) -> int:
     return sum(every(n.body) if isinstance(n, Map) else 2 for n in program.nodes())
 
 
-CASES = {name: (spec(name), batch_for(spec(name), 3)) for name in shipped()}
+CASES = {name: (spec(name), batch_for(spec(name), 3)) for name in OF_EVERY_KIND}
 CASES["totals of attributes"] = random_hierarchy(14), spread_batch()
 
 

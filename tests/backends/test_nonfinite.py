@@ -16,6 +16,7 @@ from hierarchies.random_quivers import batch_for
 from oracles.backends_here import BACKENDS_HERE, Backend
 from support import (
     NAN,
+    OF_EVERY_KIND,
     Batch,
     operator,
     padded,
@@ -42,7 +43,6 @@ from fibration import (
 )
 from fibration.compiler import diagnostics
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.loading import shipped
 from fibration.language.report import Report
 from fibration.runtime import devices
 from fibration.runtime.operator import Operator
@@ -104,7 +104,7 @@ def lost(case, result, tokens):
     return np.isnan(case.layout.read(result)[tokens]).all()
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", OF_EVERY_KIND)
 @pytest.mark.parametrize("backend", FAST, ids=str)
 def test_one_token_is_enough(unseen, backend, name):
     case = Case(spec(name), backend)
@@ -123,8 +123,8 @@ def test_one_token_is_enough(unseen, backend, name):
 
 def test_gates_close_in_these_batches(unseen):
     """What the others rest on: a closed gate is what would turn NaN into an innocent 0."""
-    closing = [n for n in shipped() if Case(spec(n), FAST[0]).closed]
-    assert set(shipped()) - set(closing) == set(NEVER)
+    closing = [n for n in OF_EVERY_KIND if Case(spec(n), FAST[0]).closed]
+    assert set(OF_EVERY_KIND) - set(closing) == set(NEVER)
 
 
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo", "fiberpo_modal"])
@@ -149,7 +149,7 @@ def bits(tensor):
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [*((n, "torch") for n in some(shipped(), 2)), ("fiberpo_domain", "c"), ("ppo", "c"), ("gspo", "c")],
+    [*((n, "torch") for n in some(OF_EVERY_KIND, 2)), ("fiberpo_domain", "c"), ("ppo", "c"), ("gspo", "c")],
 )
 def test_no_finite_result_changes_in_any_bit(monkeypatch, quick_c, name, backend):
     """Beside programs that mark nothing; 0.0 and -0.0 are told apart, and both are among the coefficients."""

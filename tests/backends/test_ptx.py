@@ -19,12 +19,11 @@ from ptx.device import Device, Edit
 from ptx.emit import Emitter
 from ptx.fault import Fault
 from spreading import part, whole_rows
-from support import Batch, compiled, operator, packed, spec
+from support import OF_EVERY_KIND, Batch, compiled, operator, packed, spec
 from thorough import ALL
 from thread_ranks import ThreadGroup, on_ranks
 
 from fibration import Hierarchy
-from fibration.language.loading import shipped
 from fibration.runtime.operator import Operator
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -65,8 +64,8 @@ def scheduled(emitter: Emitter, check: Callable[[Backend], None], seeds: int = 2
 
 def drawn(name: str, dtype: torch.dtype, direct: bool = False) -> Case:
     h = spec(name)
-    batch = drifted() if name in ("fiberpo_domain", "ppo") else batch_for(h, shipped().index(name))
-    return case(h, batch, dtype, shipped().index(name), direct)
+    batch = drifted() if name in ("fiberpo_domain", "ppo") else batch_for(h, OF_EVERY_KIND.index(name))
+    return case(h, batch, dtype, OF_EVERY_KIND.index(name), direct)
 
 
 def test_every_regime_is_met():
@@ -91,7 +90,7 @@ SOME = [
 LAID_OUT = [("padded", F32), ("packed", BF16), ("packed", F32), ("padded", F64), ("padded", BF16), ("packed", F64)]
 EVERY = [
     (name, program, *LAID_OUT[(i + j + k) % len(LAID_OUT)])
-    for i, name in enumerate(shipped())
+    for i, name in enumerate(OF_EVERY_KIND)
     for j, program in enumerate(PROGRAMS)
     for k in range(0, len(LAID_OUT), 2)
 ]
@@ -123,7 +122,7 @@ SPREAD = [("fiberpo_domain", False), ("fiberpo_domain", True), ("fiberpo_modal",
 @pytest.mark.parametrize(("name", "cut"), SPREAD if ALL else SPREAD[:1])
 def test_kernels_between_collectives(emitter, name, cut):
     """What one process gives, in bits; where rows are cut, but for roundings (half a unit of a few float32 operations)."""
-    batch = drifted() if name == "fiberpo_domain" else batch_for(spec(name), shipped().index(name))
+    batch = drifted() if name == "fiberpo_domain" else batch_for(spec(name), OF_EVERY_KIND.index(name))
     halves = [
         [(r, 0, n // 2) for r, n in enumerate(batch.lengths)],
         [(r, n // 2, n) for r, n in enumerate(batch.lengths)],

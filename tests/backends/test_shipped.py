@@ -14,10 +14,8 @@ import torch
 from hierarchies.random_quivers import batch_for
 from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, holds_gate, holds_training
 from oracles.dense_case import DenseCase, against_dense, dense_case
-from support import DTYPES, Batch, spec, spread_batch
+from support import DTYPES, OF_EVERY_KIND, Batch, spec, spread_batch
 from thorough import ALL, some
-
-from fibration.language.loading import shipped
 
 LAYOUTS = [(kind, dtype) for dtype in DTYPES for kind in ("padded", "packed")]
 USUAL = "padded", F32
@@ -35,10 +33,10 @@ def layouts_of(number: int, backend: Backend) -> list[tuple[str, torch.dtype]]:
 
 @functools.cache
 def shipped_case(name: str, dtype: torch.dtype, direct: bool, small: bool) -> DenseCase:
-    return dense_case(spec(name), shipped().index(name), dtype, direct, small=small)
+    return dense_case(spec(name), OF_EVERY_KIND.index(name), dtype, direct, small=small)
 
 
-MET = [(name, *met, b) for b in BACKENDS_HERE for i, name in enumerate(shipped()) for met in layouts_of(i, b)]
+MET = [(name, *met, b) for b in BACKENDS_HERE for i, name in enumerate(OF_EVERY_KIND) for met in layouts_of(i, b)]
 
 
 @pytest.mark.parametrize(("name", "kind", "dtype", "backend"), MET, ids=str)
@@ -49,7 +47,7 @@ def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
 
 
 @pytest.mark.usefixtures("quick_c")
-@pytest.mark.parametrize("name", [n for n in shipped() if n != "fiberpo_crossed"])
+@pytest.mark.parametrize("name", [n for n in OF_EVERY_KIND if n != "fiberpo_crossed"])
 def test_trajectories_of_one_token(name, backend):
     """Fibres of one; the packed form has as many tokens as rows."""
     b = batch_for(spec(name), 3)
@@ -69,7 +67,9 @@ def test_trajectories_of_one_token(name, backend):
 
 # ---------------------------------------------------------------- the on-policy point
 
-LEARNING = [n for n in shipped() if n not in ("gspo", "gspo_residual", "sapo", "cispo")]  # these give up first order
+LEARNING = [
+    n for n in OF_EVERY_KIND if n not in ("gspo", "gspo_residual", "sapo", "cispo")
+]  # these give up first order
 TOKEN_MEAN = ("ppo", "dapo", "truly_ppo", "apc_obj", "fiberpo_experts")
 IN_EITHER = [(n, d, b) for b in BACKENDS_HERE for n in LEARNING for d in (F64, F32) if ALL or not b.slow or d == F32]
 

@@ -7,15 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from support import compiled, spec
+from support import OF_EVERY_KIND, compiled, spec
 from thorough import ALL
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fibration.language.loading import shipped
-
 PER_TOKEN = {"apc_obj", "fiberpo_experts", "fiberpo_modal", "fiberpo_turns"}  # they say what single tokens are
 MEASURED = {"fiberpo_crossed"}  # a projection weighs every token
-NAMES = sorted(set(shipped()) - PER_TOKEN - MEASURED) if ALL else ["fiberpo_domain", "gspo"]
+NAMES = sorted(set(OF_EVERY_KIND) - PER_TOKEN - MEASURED) if ALL else ["fiberpo_domain", "gspo"]
 ROWS, LENGTH, PADDING = 50, 2000, 20
 BYTES = 4  # for each place of the batch: masks, and what they are compared with
 

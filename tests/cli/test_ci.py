@@ -295,26 +295,31 @@ def test_the_page_names_every_format() -> None:
     assert ", ".join(FORMATS) in readme
 
 
-# ---------------------------------------------------------------- the table in the README
+# ---------------------------------------------------------------- the tables of laws
+
+KNOWN = ("ppo", "grpo", "dapo", "dr_grpo", "cispo", "sapo", "gspo", "gspo_token", "tis", "mis", "decoupled_ppo")
+FIBER = ("fiberpo", "fiberpo_inward", "fiberpo_domain", "fiberpo_crossed", "fiberpo_experts")
+TABLES = {"README.md": (*KNOWN, *FIBER), "docs/losses.md": (ROOT / "specs",)}
 
 
-def test_the_readmes_table_is_what_verify_prints() -> None:
-    path = ROOT / "README.md"
-    code, table = verify(ROOT / "specs", "--format", "markdown")
+@pytest.mark.parametrize(("page", "specs"), TABLES.items())
+def test_a_pages_table_is_what_verify_prints(page: str, specs: tuple[str, ...]) -> None:
+    path = ROOT / page
+    code, table = verify(*specs, "--format", "markdown")
     assert code == 0
-    before, found, after = _around(path.read_text())
+    before, found, after = _around(path)
     if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
         path.write_text(f"{before}{table}{after}")
-        _, found, _ = _around(path.read_text())
+        _, found, _ = _around(path)
     assert found == table, (
-        "the table in README.md is out of date: read the difference, then renew it with FIBRATION_UPDATE_GOLDEN=1"
+        f"the table in {page} is out of date: read the difference, then renew it with FIBRATION_UPDATE_GOLDEN=1"
     )
 
 
-def _around(text: str) -> tuple[str, str, str]:
-    before, start, rest = text.partition("<!-- laws -->\n")
+def _around(path: Path) -> tuple[str, str, str]:
+    before, start, rest = path.read_text().partition("<!-- laws -->\n")
     found, end, after = rest.partition("<!-- /laws -->")
-    assert start and end, "README.md has lost the comments around its table"
+    assert start and end, f"{path} has lost the comments around its table"
     return before + start, found, end + after
 
 
@@ -322,7 +327,7 @@ def test_the_table_has_a_row_for_every_shipped_hierarchy() -> None:
     from fibration.language.loading import shipped
     from fibration.laws import LAWS
 
-    _, found, _ = _around((ROOT / "README.md").read_text())
+    _, found, _ = _around(ROOT / "docs/losses.md")
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines() if line.startswith("|")
     ]

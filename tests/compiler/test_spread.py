@@ -13,7 +13,7 @@ from hierarchies.random_quivers import COUNT, batch_for, quiver
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.on_ranks import on_ranks
-from support import operator, packed, programs, random_hierarchy, spec, spread_batch
+from support import OF_EVERY_KIND, operator, packed, programs, random_hierarchy, spec, spread_batch
 from thorough import ALL, examples, some
 
 from fibration import pipeline
@@ -25,14 +25,13 @@ from fibration.compiler.plan import Coarse, Collective, Spread, Sweep
 from fibration.compiler.rules import simplify
 from fibration.compiler.spread import BEYOND, RANGE, TOKENS, UNITS, bound, exact, parts
 from fibration.errors import BackendError
-from fibration.language.loading import shipped
 from fibration.pipeline import spread_of
 
 CHAINS = ("fiberpo", "fiberpo_domain", "fiberpo_turns")
 ONE_LEVEL = ("cispo", "dapo", "dr_grpo", "grpo", "sapo", "truly_ppo")  # as ppo is
 QUIVERS = [f"quiver {seed}" for seed in some(range(COUNT), 18, 1)]
 NAMES = [
-    *(n for n in shipped() if ALL or n not in ONE_LEVEL),
+    *(n for n in OF_EVERY_KIND if ALL or n not in ONE_LEVEL),
     *QUIVERS,
     *(f"random {s}" for s in some(range(16), 8, 2)),
 ]

@@ -27,6 +27,7 @@ from hierarchies.pairs import (
     truly_ppo,
 )
 from oracles import losses
+from support import OF_EVERY_KIND
 from thorough import some
 
 from fibration import (
@@ -61,7 +62,6 @@ from fibration.language.atoms import Reading
 from fibration.language.conditions import condition
 from fibration.language.expressions import as_expression
 from fibration.language.limits import at_infinity
-from fibration.language.loading import shipped
 from fibration.language.pairs import pair
 from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import desugar
@@ -97,7 +97,7 @@ def test_losses_that_are_not(name):
     assert values["coefficients"][place] != values["other_coefficients"][place]
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", OF_EVERY_KIND)
 def test_every_shipped_loss_is_itself(name):
     """Whatever it is called, and whatever laws it gives up."""
     h = load(name)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from support import operator
+from support import OF_EVERY_KIND, operator
 from thorough import some
 from typer.testing import CliRunner
 
@@ -181,7 +181,7 @@ def test_restorative_regions_are_shaded_where_only_one_sign_rolls_back() -> None
     assert hatched[0].get_width() == pytest.approx(0.025)
 
 
-@pytest.mark.parametrize("name", fibration.language.loading.shipped())
+@pytest.mark.parametrize("name", OF_EVERY_KIND)
 def test_what_the_operator_does_lies_on_the_curves(name: str) -> None:
     op = compiled(name)
     worlds = 200 if apart(op) else 20
@@ -584,7 +584,7 @@ KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("figure", "name"),
-    some(((f, n) for f in FIGURES for n in fibration.language.loading.shipped() if f == "gates" or n in KINDS), 5),
+    some(((f, n) for f in FIGURES for n in OF_EVERY_KIND if f == "gates" or n in KINDS), 5),
 )
 def test_pictures_keep_to_their_page(name: str, figure: str) -> None:
     inside(make(compiled(name), figure, {}))

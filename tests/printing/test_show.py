@@ -8,6 +8,7 @@ import re
 import jsonschema
 import pytest
 from matplotlib.mathtext import MathTextParser
+from support import OF_EVERY_KIND
 from typer.testing import CliRunner
 
 from fibration import (
@@ -58,7 +59,6 @@ from fibration import (
 )
 from fibration.cli.main import app
 from fibration.language.expressions import Expression
-from fibration.language.loading import shipped
 from fibration.printing.latex import latex, tex
 from fibration.printing.regimes import unit
 from fibration.printing.text import mermaid, text
@@ -150,7 +150,7 @@ WEIGHED = Hierarchy(
     .keep(quantile(log_prob(old), 0.25, over=Stratum("batch")) < mean(log_prob(old), over=turn)),
     rows=turn,
 )
-ALL = [*map(load, shipped()), WEIGHED, AWKWARD, TREE, CYCLE, QUIVER, QUIVER.replace(orthogonalise="projection")]
+ALL = [*map(load, OF_EVERY_KIND), WEIGHED, AWKWARD, TREE, CYCLE, QUIVER, QUIVER.replace(orthogonalise="projection")]
 
 
 def rows_of(hierarchy: Hierarchy) -> list[str]:

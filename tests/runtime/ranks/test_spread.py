@@ -19,14 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.backends_here import BACKENDS_HERE, F32, F64
 from spreading import Together, alone, in_order, scattered, spread, whole_rows
-from support import Batch, operator, packed, spec
+from support import OF_EVERY_KIND, Batch, operator, packed, spec
 from thorough import ALL, examples
 from training import narrow
 
 from fibration import Hierarchy
-from fibration.language.loading import shipped
 
-BATCHES = {name: (functools.partial(spec, name), batch_for, 7) for name in shipped()}
+BATCHES = {name: (functools.partial(spec, name), batch_for, 7) for name in OF_EVERY_KIND}
 BATCHES |= {f"quiver {s}": (functools.partial(quiver, s), batch_for, s) for s in range(COUNT)}
 BATCHES |= {f"chain {s}": (functools.partial(chain, s), chain_batch, s) for s in range(20) if s != 12}  # m of 1e-9
 # Levels, a crossing by least squares, experts that cross rows, a score estimator, a gate on trajectories that reads the
@@ -113,7 +112,7 @@ def test_rows_that_have_keys(name, data, cut):
 
 COMPILED = [b for b in BACKENDS_HERE[1:] if b.device == "cpu"]
 FEW = ["gspo", "fiberpo_experts", "fiberpo_domain"]
-CHOSEN = {"c": shipped() if ALL else FEW[1:], "triton": FEW if ALL else FEW[:1]}
+CHOSEN = {"c": OF_EVERY_KIND if ALL else FEW[1:], "triton": FEW if ALL else FEW[:1]}
 BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(CHOSEN[b.name])]
 
 

@@ -13,18 +13,17 @@ from hierarchies.edges import W, hierarchy
 from hierarchies.random_quivers import CASES, batch_for, quiver
 from hypothesis import given
 from hypothesis import strategies as st
-from support import spec
+from support import OF_EVERY_KIND, spec
 from thorough import examples, some
 from thread_ranks import on_ranks
 
 from fibration import proportional, total
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.loading import shipped
 from fibration.language.report import Report
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
-MADE = {name: (functools.partial(spec, name), batch_for, 7) for name in shipped()}
+MADE = {name: (functools.partial(spec, name), batch_for, 7) for name in OF_EVERY_KIND}
 MADE |= {f"{name} ({s})": (functools.partial(quiver, s), batch_for, s) for s, name in enumerate(CASES)}
 MADE |= {f"chain {s}": (functools.partial(chain, s), chain_batch, s) for s in range(8)}
 

@@ -1,0 +1,1 @@
+"""Tokens and trajectories that are left out, by how far the policy has moved."""

@@ -1,0 +1,87 @@
+"""`docs/losses.md`: a row for every shipped loss and what its file says, written by this test and held by it.
+
+FIBRATION_UPDATE_GOLDEN=1 writes it anew, with what losses and their sources agree to on the machine that it runs on.
+"""
+
+import ast
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from oracles.beside_published import agreement
+from oracles.published import PUBLISHED
+from support import spec
+from thorough import ALL
+
+from fibration.language.loading import shipped, shipped_file
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "losses.md"
+FOLDERS = ("tokens", "sequences", "rollout", "masks", "fiberpo")
+WORDS = ("weigh", "keep", "log_prob", "total", "mean", "largest", "some", "quantile", "stop", "inward")
+MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
+
+
+def text_of(name: str) -> str:
+    return ast.get_docstring(ast.parse(shipped_file(name).read_text())) or ""
+
+
+def words(name: str) -> str:
+    """What the loss is said with, beyond gates, kernels, a decomposition and an objective."""
+    written = repr(spec(name))
+    read = [w for w in WORDS if re.search(rf"(?<![\w_]){w}\(", written)]
+    read += ["a gate per channel"] if re.search(r"\{[\"']\+[\"']:", written) else []
+    return ", ".join(f"`{w}`" if w in WORDS else w for w in read)
+
+
+def agreements() -> dict[str, float]:
+    return {n: max(agreement(n, b) for b in ("torch", "c")) for n in PUBLISHED}
+
+
+def page(measured: dict[str, float]) -> str:
+    """The page, of the specs' own words and verdicts."""
+    by_folder = defaultdict(list)
+    for name in shipped():
+        by_folder[shipped_file(name).parent.name].append(name)
+    assert set(by_folder) == set(FOLDERS)
+    lines, notes = [], []
+    for folder in FOLDERS:
+        title = (ROOT / "specs" / folder / "__init__.py").read_text().strip().strip('"')
+        lines += ["", f"## {folder}", "", title, ""]
+        lines += ["| loss | what it is | words | gives up | differs by |", "|---|---|---|---|---|"]
+        for name in by_folder[folder]:
+            summary = text_of(name).splitlines()[0]
+            given_up = "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
+            apart = f"{measured[name]:.1e}" if name in measured else ""
+            cells = (f"[{name}](#{name})", summary, words(name), given_up, apart)
+            lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+        for name in by_folder[folder]:
+            notes += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]
+            notes += [f"[specs/{folder}/{name}.py](../specs/{folder}/{name}.py)"]
+    return "\n".join([*lines, "", "# What their files say", *notes, ""])
+
+
+def parts(text: str) -> tuple[str, str, str]:
+    before, start, rest = text.partition("<!-- losses -->")
+    found, end, after = rest.partition("<!-- /losses -->")
+    assert start and end, "docs/losses.md has lost the comments around what is written by a test"
+    return before + start, found, end + after
+
+
+def test_the_page_is_what_specs_say():
+    before, found, after = parts(PAGE.read_text())
+    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
+        found = page(agreements())
+        PAGE.write_text(f"{before}{found}{after}")
+    assert MEASURED.sub("", page(dict.fromkeys(PUBLISHED, 0.0))) == MEASURED.sub("", found), (
+        "docs/losses.md is out of date: read the difference, then renew it with FIBRATION_UPDATE_GOLDEN=1"
+    )
+    assert len(MEASURED.findall(found)) == len(PUBLISHED)
+    assert max(float(d) for d in MEASURED.findall(found)) < 1e-13
+
+
+@pytest.mark.skipif(not ALL, reason="what `test_published.py` asks of fewer batches")
+def test_what_the_page_says_of_agreement_holds():
+    assert max(agreements().values()) < 1e-13
