@@ -236,8 +236,8 @@ class _Function:
     def group(self, group: Group, stage: Coarse) -> None:
         s = group.stratum
         size = self.size(s)
-        for node in group.quantiles:
-            self.quantile(node)
+        for quantile in group.quantiles:
+            self.quantile(quantile)
         if group.quantiles:
             return
         if group.source:

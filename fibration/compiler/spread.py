@@ -135,7 +135,7 @@ def collected(
             yield Collective((), quantiles=quantiles)
             continue
         yield stage
-        if isinstance(stage, Sweep) or quantiles:
+        if isinstance(stage, Sweep) or (isinstance(stage, Coarse) and quantiles):
             mine = (n for n in stage.saved if n.stratum not in program.leaves)
             waiting |= {n: None for n in mine if n in read or spread.cuts(n, program.leaves)}
     if not waiting.keys().isdisjoint(program.outputs.values()):
