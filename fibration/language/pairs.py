@@ -18,7 +18,7 @@ import networkx as nx
 from fibration.errors import ParameterError, SpecError, located
 from fibration.language.assumptions import Assumption
 from fibration.language.atoms import Parameter, Stratum, advantage
-from fibration.language.conditions import Condition, Equal, condition, policies_of, strata_of
+from fibration.language.conditions import Condition, Equal, OnPolicy, Same, condition, policies_of, strata_of
 from fibration.language.declared import NAME, FrozenMap
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression, as_expression
@@ -86,6 +86,25 @@ class Pair:
         named = [p for h in self for p in h.policies.values()]
         named += [p for c in self.conditions for p in policies_of(c)]
         return tuple(p for p in dict.fromkeys(named) if p.is_passed)
+
+    @cached_property
+    def same_policies(self) -> tuple[frozenset[str], ...]:
+        """The policies that conditions say are the same, by name."""
+        everyone = {CURRENT, OLD, *(p.name for p in self.policies)}
+        if any(isinstance(c, OnPolicy) for c in self.conditions):
+            return (frozenset(everyone),)
+        found: list[frozenset[str]] = []
+        for c in self.conditions:
+            if isinstance(c, Same):
+                names = frozenset({c.first.name, c.second.name})
+                joined = names.union(*(g for g in found if g & names))
+                found = [g for g in found if not g & names] + [joined]
+        return tuple(found)
+
+    @cached_property
+    def is_on_policy(self) -> bool:
+        """Whether every log ratio is 0."""
+        return any({CURRENT, OLD} <= g for g in self.same_policies)
 
 
 def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: Given | None = None) -> Pair:

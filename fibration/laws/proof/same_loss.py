@@ -8,9 +8,8 @@ A sum over what is constant on an element is its count times one summand.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +17,19 @@ import sympy
 
 from fibration.errors import SpecError, listed
 from fibration.language.atoms import Count, Stratum, advantage, gated
-from fibration.language.conditions import WHOLE, Same, reads_tokens
+from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import ZERO, Signs
 from fibration.language.pairs import Pair
-from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
-from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
-from fibration.language.traversal import atoms, operators
-from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.language.sympy_bridge import symbol, to_sympy
+from fibration.language.traversal import atoms
+from fibration.laws.proof.branches import TooManyCases, cases
+from fibration.laws.proof.branchwise import MOST, alike, at_ties, can_hold, identical, together, value_of
 from fibration.laws.proof.coordinates import X
-from fibration.laws.proof.feasible import feasible, normal
-from fibration.laws.proof.levels_together import merged
 from fibration.laws.proof.near import SIDES, is_kinked
-from fibration.laws.proof.shared_means import Form, Unsuited, Variables, is_constant_on, outcomes
-from fibration.laws.proof.signs import Assumptions
-
-MOST = 600  # combinations of branches
-Conditions = dict[Any, Signs]
+from fibration.laws.proof.shared_means import Variables
+from fibration.laws.proof.side_by_side import Form, Unsuited
+from fibration.laws.proof.token_formulas import TokenFormulas
 
 
 @dataclass(frozen=True)
@@ -51,8 +44,6 @@ def same_loss(pair: Pair) -> Found:
     """Decide it, as far as the two arguments go."""
     if is_the_same(pair):
         return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
-    if word := word_beyond(pair):
-        return Found(False, f"of {word} only equal formulas are compared")
     if any(h.orthogonalise is not None for h in pair):
         return Found(False, "residuals of a projection are no means: only equal formulas are compared there")
     try:
@@ -78,22 +69,12 @@ def _content(h: Hierarchy) -> object:
     )  # fmt: skip
 
 
-def word_beyond(pair: Pair) -> str | None:
-    """A word of one of both of which only equal formulas are compared."""
-    said = (repr(c) for c in pair.conditions if isinstance(c, Same) or reads_tokens(c))
-    return next((word for words in (*map(_words_beyond, pair), said) for word in words), None)
-
-
-def _words_beyond(h: Hierarchy) -> Iterator[str]:
-    yield from (f".weigh({e})" for e in h.objective.weighed)
-    yield from (f".keep({k.condition})" for k in h.objective.kept)
-    split = h.decomposition
-    for e in (*(d for _, d in split.densities), split.recovery, *(h.gate(s) for s in h.order)):
-        yield from (str(a) for a in atoms(e) if isinstance(a, (LogProb, Aggregate)))
-        if "stop" in operators(e):
-            yield "stop"
-    if advantage in {a for e in (*(d for _, d in split.densities), split.recovery) for a in atoms(e)}:
-        yield "advantage in the decomposition"
+def _written(h: Hierarchy) -> str:
+    """The weights of a loss, for a reader."""
+    o = h.objective
+    found = [f"μ = {o.spelled_out(h.leaves, h.rows)}", *(f"w = {w}" for w in o.weighed)]
+    found += [f"{k.condition} (normalised by {'all' if k.normaliser == 'all' else 'what is kept'})" for k in o.kept]
+    return ", ".join(found)
 
 
 class _Comparison:
@@ -101,35 +82,42 @@ class _Comparison:
 
     def __init__(self, pair: Pair) -> None:
         self.pair, self.variables = pair, Variables(pair)
+        self.formulas = TokenFormulas(self.variables)
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
     def decide(self) -> Found:
-        if not any(self._asked(self.variables.at(*place)) for place in self.places):
+        if not any(self.variables.asked(*place) for place in self.places):
             raise SpecError(
                 f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
                 required="conditions that some token can meet, since all losses are the same on no batch",
                 remedy="leave one of them out; each call compares on the batches that meet all conditions",
             )
         estimators = {h.objective.estimator for h in self.pair}
-        if not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places):
-            if not all(self._weights_agree(*place) for place in self.places):
-                first, second = (f.h.objective.spelled_out(f.h.leaves, f.h.rows) for f in self._forms(*self.places[0]))
-                return Found(
-                    False, f"the gated ratios 𝒢(r) are the same, but μ = {first} could not be shown to be {second}"
-                )
-            if len(estimators) == 1:
-                return Found(True, "every level adds the same function of the same means; R, F and μ are the same")
-        if all(self._coefficients_agree(*place) for place in self.places):
+        weights = all(self._weights_agree(*place) for place in self.places)
+        ratios = not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places)
+        if ratios and weights and len(estimators) == 1:
+            return Found(
+                True, f"every level adds the same function of the same means; R, F and {self._weight} are the same"
+            )
+        tries = (True, False) if weights else (False,)
+        if any(all(self._coefficients_agree(*place, alone) for place in self.places) for alone in tries):
             what = "what a token's own log ratio and each mean that it moves add to c is the same, branch for branch"
             return Found(True, what)
+        if ratios and not weights:
+            first, second = map(_written, self.pair)
+            return Found(False, f"the gated ratios 𝒢(r) are the same, but {first} could not be shown to be {second}")
         return Found(
             False,
             "the two have other branches, or other formulas on them, and no batch was found that tells them apart",
         )
 
+    @property
+    def _weight(self) -> str:
+        return "weights" if any(h.objective.formulas for h in self.pair) else "μ"
+
     def _forms(self, leaf: Stratum, side: int) -> list[Form]:
-        return [Form(self.variables, h, leaf, side) for h in self.pair]
+        return [Form(self.formulas, h, leaf, side) for h in self.pair]
 
     # ------------------------------------------------------------ level by level
 
@@ -140,101 +128,64 @@ class _Comparison:
         if first != second:
             return False
         back = [f.recovery({c: gated(c) for c in first}) for f in forms]
-        return self._same(back[0], back[1], leaf, side) and all(self._channel_agrees(forms, c) for c in first)
+        return self.variables.same(back[0], back[1], leaf, side) and all(self._channel_agrees(forms, c) for c in first)
 
     def _channel_agrees(self, forms: Sequence[Form], channel: str) -> bool:
         mine, yours = ([f.level(s, channel) for s in f.path] for f in forms)
         leaf, side = forms[0].leaf, forms[0].side
         left = []
         for level in mine:
-            twin = next((k for k, other in enumerate(yours) if self._same(level, other, leaf, side)), None)
+            twin = next((k for k, other in enumerate(yours) if self.variables.same(level, other, leaf, side)), None)
             if twin is None:
                 left.append(level)
             else:
                 del yours[twin]
         nothing = as_expression(0)
-        return self._same(sum(left, nothing), sum(yours, nothing), leaf, side)
+        return self.variables.same(sum(left, nothing), sum(yours, nothing), leaf, side)
 
     def _weights_agree(self, leaf: Stratum, side: int) -> bool:
         first, second = self._forms(leaf, side)
-        return self._same(first.weight, second.weight, leaf, side)
+        return self.variables.same(first.weight, second.weight, leaf, side, by_value=True)
 
     # ------------------------------------------------------------ by the coefficients
 
-    def _coefficients_agree(self, leaf: Stratum, side: int) -> bool:
-        terms = [_Coefficient(self.variables, h, leaf, side, self.sides) for h in self.pair]
+    def _coefficients_agree(self, leaf: Stratum, side: int, ratios_alone: bool) -> bool:
+        """Whether all that a token adds is the same; `ratios_alone`: without the weights, where these are."""
+        terms = [_Coefficient(self.formulas, h, leaf, side, self.sides) for h in self.pair]
         assume = self.variables.at(leaf, side)
-        split = [cases(e, assume) for t in terms for e in (t.ratio, t.weight)]
-        for (r, u, q, v), where in self._together(split, assume):
-            mine, yours = terms[0].parts(r.sympy(), u.sympy()), terms[1].parts(q.sympy(), v.sympy())
+        one = as_expression(1)
+        split = [cases(e, assume) for t in terms for e in (t.ratio, one if ratios_alone else t.weight)]
+        for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
+            mine, yours = (
+                {k: at_ties(value_of(e), known) for k, e in t.parts(ratio.sympy(), weight.sympy()).items()}
+                for t, ratio, weight in ((terms[0], r, u), (terms[1], q, v))
+            )
             same = all(identical(mine.get(k, 0), yours.get(k, 0)) for k in {**mine, **yours})
-            if not (same and _alike(r, q, assume) and _alike(u, v, assume)) and _can_hold(where, assume):
+            if not (same and alike(r, q, assume) and alike(u, v, assume)) and can_hold(known, assume):
                 return False
         return True
-
-    # ------------------------------------------------------------ branches
-
-    def _same(self, one: Expression, other: Expression, leaf: Stratum, side: int) -> bool:
-        """Whether two formulas are the same function with the same derivatives, branch for branch."""
-        if one == other:
-            return True
-        assume = self.variables.at(leaf, side)
-        met = self._together([cases(one, assume), cases(other, assume)], assume)
-        return all(
-            (identical(a.sympy(), b.sympy()) and _alike(a, b, assume)) or not _can_hold(where, assume)
-            for (a, b), where in met
-        )
-
-    def _together(
-        self, many: Sequence[list[Case]], assume: Assumptions
-    ) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
-        """Every combination of branches that can hold on a batch that is asked for, and where it does."""
-        if math.prod(map(len, many)) > MOST:
-            raise TooManyCases(f"more than {MOST} combinations")
-        conditions = {id(case): _normal(case, assume) for found in many for case in found}
-
-        def extend(known: Conditions, k: int) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
-            if k == len(many):
-                yield (), known
-                return
-            for case in many[k]:
-                more = conditions[id(case)]
-                both = None if more is None else merged(known, more)
-                if both is not None and (both == known or feasible(both, assume)):
-                    yield from (((case, *rest), where) for rest, where in extend(both, k + 1))
-
-        for asked in self._asked(assume):
-            yield from extend(asked, 0)
-
-    def _asked(self, assume: Assumptions) -> list[Conditions]:
-        """What is asked of every token, case by case."""
-        found: list[Conditions] = [{}]
-        for c in self.pair.conditions:
-            if isinstance(c, Expression):
-                holds = [_normal(case, assume) for case in outcomes(self.variables.counted(c), assume)]
-                both = [merged(a, b) for a in found for b in holds if b is not None]
-                found = [b for b in both if b is not None and feasible(b, assume)]
-        return found
 
 
 class _Coefficient:
     """What a token of one hierarchy adds to coefficients, by the variable through which it does."""
 
-    def __init__(self, variables: Variables, h: Hierarchy, leaf: Stratum, side: int, sides: Sequence[int]) -> None:
-        self.variables, self.form = variables, Form(variables, h, leaf, side)
+    def __init__(self, formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, side: int, sides: Sequence[int]) -> None:
+        self.variables, self.form = formulas.variables, Form(formulas, h, leaf, side)
+        variables = self.variables
         self.ratio, self.weight = self.form.ratio, self.form.weight
         self.is_score = h.objective.estimator == "score"
-        alike = all(Form(variables, h, leaf, other).ratio == self.ratio for other in sides)
+        same_ratio = all(Form(formulas, h, leaf, other).ratio == self.ratio for other in sides)
         means = {name: mean for mean, name in variables.names.items()}
         self.means = {symbol(n): m for n, m in means.items() if n in set(atoms(self.ratio))}
         self.at_point: dict[Any, int] = {X: 0} if side == 0 else {}
         self.at_point |= {symbol(n): 0 for n in means if variables.signs[symbol(n)] == frozenset({0})}
         read = [a for a in atoms(self.ratio) if not (variables.on_policy and symbol(a) in self.at_point)]
         self.folded: dict[Any, Stratum] = {}
+        reads = [*read, *atoms(self.weight), advantage]
         for z, mean in self.means.items():
             place = mean.place if isinstance(mean.place, Stratum) else WHOLE
-            reads = [*read, *atoms(self.weight), advantage]
-            if alike and len(mean.parts) == 1 and all(is_constant_on(variables.pair, place, means, a) for a in reads):
+            one = len(mean.parts) == 1 and not isinstance(mean.parts[0][2], Expression)
+            if same_ratio and one and all(variables.is_constant_on(place, a) for a in reads):
                 self.folded[z] = place
 
     def parts(self, ratio: Any, weight: Any) -> dict[Any, Any]:
@@ -258,46 +209,3 @@ class _Coefficient:
                 number = to_sympy(self.variables.counted(Count(leaf, self.folded[z])))
                 found[X] += number * slope * share * sympy.diff(function, X)
         return {k: v.subs(self.at_point) for k, v in found.items()}
-
-
-def _normal(case: Case, assume: Assumptions) -> Conditions | None:
-    """The conditions of a branch in one form; None if they exclude each other."""
-    found: Conditions | None = {}
-    for d, signs in case.signs:
-        at_0 = {v: 0 for v in d.free_symbols if assume.signs(v) == ZERO}  # exp(x) is 1 there
-        value, allowed = normal(d.subs(at_0), signs, assume)
-        if value.is_number:
-            found = found if assume.signs(value) <= allowed else None
-        elif found is not None:
-            found = merged(found, {value: allowed})
-    return found
-
-
-def _can_hold(conditions: Conditions, assume: Assumptions) -> bool:
-    """Whether no condition is excluded by what the others say of its sign; asked where elimination has not told."""
-    for d, allowed in conditions.items():
-        others = {e: signs for e, signs in conditions.items() if e != d}
-        if not assume.with_signs(others).signs(d) & allowed:
-            return False
-    return True
-
-
-def _alike(one: Case, other: Case, assume: Assumptions) -> bool:
-    """Whether two branches have values at the same places, as far as they may have none."""
-    return _unmet(one, assume) == _unmet(other, assume)
-
-
-def _unmet(case: Case, assume: Assumptions) -> set[tuple[Any, Signs]]:
-    inside = assume.with_signs(dict(case.signs))
-    return {(sympy.expand(e), allowed) for e, allowed in case.needs if not inside.signs(e) <= allowed}
-
-
-def identical(one: Any, other: Any) -> bool:
-    """Whether two branch-free formulas are the same, as functions of all their variables."""
-    difference = sympy.sympify(one - other)
-    if difference == 0 or vanishes(difference):
-        return True
-    if not difference.has(sympy.exp):
-        return False
-    plain = difference.replace(sympy.exp, lambda a: sympy.exp(sympy.expand(sympy.cancel(sympy.together(a)))))
-    return vanishes(sympy.expand(plain))

@@ -32,7 +32,7 @@ from fibration.language.pairs import Pair
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown, written
 from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.drawn import Breaks, breaks, is_on_policy, read_by, reads_policies, said
+from fibration.laws.witness.drawn import Breaks, breaks, read_by, reads_policies, said
 from fibration.laws.witness.duals import LogOf, TooClose, value_of
 from fibration.laws.witness.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
 from fibration.laws.witness.shapes import regular, small
@@ -228,7 +228,7 @@ def _drifts(
 ) -> Iterator[tuple[tuple[Fraction, ...], bool]]:
     """Log ratios, or deviations of ratios from 1, of all tokens: at the breakpoints, beside them, and far away."""
     zero = (Fraction(0),) * n
-    if is_on_policy(pair):
+    if pair.is_on_policy:
         yield from [(zero, False)] * (12 if reads_policies(pair) else 4)
         return
     points = breakpoints(pair, concrete)

@@ -24,7 +24,6 @@ from fibration.language.atoms import (
     residual,
     token_log_ratio,
 )
-from fibration.language.conditions import OnPolicy, Same
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
@@ -191,7 +190,7 @@ def said(pair: Pair, found: Breaks, xs: Sequence[Fraction], as_ratios: bool, rng
 
     In ratios, or in logarithms, as the breakpoints of policies are. None is above 0, nor is that of the current one.
     """
-    n, known = len(xs), groups(pair)
+    n, known = len(xs), pair.same_policies
     tied = any(CURRENT in g and OLD not in g for g in known)
     in_ratios = as_ratios if tied or bool(found.logs) is bool(found.ratios) else bool(found.ratios)
     if found.logs and found.ratios and not tied:
@@ -244,22 +243,3 @@ def _moved(x: Fraction, as_ratios: bool, in_ratios: bool) -> Fraction:
 def _below(bound: Fraction) -> Fraction:
     """A short number below one of many digits; both are probabilities, or both log-probs."""
     return Fraction(int(bound * 10**5), 10**5) if bound > 0 else Fraction(int(bound) - 1)
-
-
-def groups(pair: Pair) -> list[set[str]]:
-    """The policies that conditions say are the same."""
-    everyone = {CURRENT, OLD, *(p.name for p in pair.policies)}
-    if any(isinstance(c, OnPolicy) for c in pair.conditions):
-        return [everyone]
-    found: list[set[str]] = []
-    for c in pair.conditions:
-        if isinstance(c, Same):
-            names = {c.first.name, c.second.name}
-            touching = [g for g in found if g & names]
-            found = [g for g in found if not g & names] + [names.union(*touching)]
-    return found
-
-
-def is_on_policy(pair: Pair) -> bool:
-    """Whether every log ratio is 0."""
-    return any({CURRENT, OLD} <= g for g in groups(pair))
