@@ -387,7 +387,7 @@ LAWS = (
     ),
     slip(
         "conditions that no batch meets prove everything", "laws*equivalent",
-        "if not any(self._asked(self.variables.at(*place)) for place in self.places):", "if not self.places:",
+        "if not any(self.variables.asked(*place) for place in self.places):", "if not self.places:",
     ),
     slip(
         "equal lengths are asked for nowhere", "laws*equivalent",
@@ -395,11 +395,27 @@ LAWS = (
     ),
     slip(
         "the weights of two objectives are not compared", "laws*equivalent",
-        "if not all(self._weights_agree(*place) for place in self.places):", "if not self.places:",
+        "weights = all(self._weights_agree(*place) for place in self.places)", "weights = bool(self.places)",
     ),
     slip(
         "a branch is compared by its value alone", "laws*equivalent",
-        "(identical(a.sympy(), b.sympy()) and _alike(a, b, assume)) or", "_alike(a, b, assume) or",
+        "if not (identical(mine, yours) and alike(a, b, assume)) and", "if not alike(a, b, assume) and",
+    ),
+    slip(
+        "what is the same at a tie is taken to have the same slope there", "laws*equivalent",
+        "if not identical(mine, yours) and by_value:", "if not identical(mine, yours):",
+    ),
+    slip(
+        "statistics of tokens are differentiated", "laws*equivalent_words",
+        "return stop(self.gathered(", "return (self.gathered(",
+    ),
+    slip(
+        "tokens that are not kept are counted with the others", "laws*equivalent_words",
+        'counted = [k.condition for k in objective.kept if k.normaliser == "kept"]', "counted = []",
+    ),
+    slip(
+        "a frozen policy that is the same as the current one is moved with it", "laws*equivalent_words",
+        "stop(token_log_ratio) if policy.is_frozen else token_log_ratio", "token_log_ratio",
     ),
     slip(
         "a coefficient forgets the means that a token moves", "laws*equivalent",
