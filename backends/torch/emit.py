@@ -142,8 +142,8 @@ def _function(name: str, schedule: Schedule, title: str) -> str:
 
 def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
     if isinstance(step, Collective):
-        together = ", ".join(schedule.names[n] for n in step.values)
-        return [f"    [{together}] = collect({schedule.collectives.index(step)}, [{together}])"]
+        read, together = (", ".join(schedule.names[n] for n in nodes) for nodes in (step.reads, step.values))
+        return [f"    [{together}] = collect({schedule.collectives.index(step)}, [{read}])"]
     node, shape = step.node, f"  # [{step.node.stratum}]"
     names, given = schedule.names, schedule.program.given
     operands = [names[o] for o in node.operands]

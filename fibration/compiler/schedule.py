@@ -59,16 +59,17 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
 def schedule_spread(plan: Plan) -> Schedule:
     """In the order of a fused plan, one vector after the other, with its collectives between them."""
     order: dict[Node | Collective, None] = {}
+    together = {q for stage in plan.collectives for q in stage.quantiles}  # given where ranks meet
 
     def add(node: Node) -> None:
-        if node not in order:
+        if node not in order and node not in together:
             for o in node.operands:
                 add(o)
             order[node] = None
 
     for stage in plan.stages:
         if isinstance(stage, Collective):
-            for node in stage.values:  # an input of the caller's
+            for node in stage.reads:  # an input of the caller's
                 add(node)
             order[stage] = None
         elif isinstance(stage, Coarse):
@@ -85,7 +86,7 @@ def schedule_spread(plan: Plan) -> Schedule:
 
 
 def _scheduled(program: Program, order: Sequence[Node | Collective], names: dict[Node, str]) -> Schedule:
-    last = {o: i for i, node in enumerate(order) if isinstance(node, Node) for o in node.operands}
+    last = {o: i for i, n in enumerate(order) for o in (n.operands if isinstance(n, Node) else n.reads)}
     kept = set(program.outputs.values())
     steps: list[Step | Collective] = []
     for i, node in enumerate(order):

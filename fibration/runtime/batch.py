@@ -56,8 +56,10 @@ class Ranks(Protocol):
         """How many unmasked tokens there are on all ranks: what a kernel's shape may depend on."""
         ...
 
-    def collect(self, stage: Collective, values: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
-        """The values of a collective, put together: float64 [elements of its stratum] each, as those that are given."""
+    def collect(
+        self, stage: Collective, values: Mapping[Node, Tensor], parent: Callable[[str, str], Tensor] | None = None
+    ) -> dict[Node, Tensor]:
+        """The values of a collective, put together: float64 [elements of its stratum] each, of what it reads."""
         ...
 
 

@@ -85,9 +85,9 @@ def perform(name: str, plan: Plan, batch: Batch, work: Tensor, call: Callable[[s
         if section:
             call(function)
         if stage:
-            vectors = {n: vector_of(n, slots, work, batch) for n in stage.values}
-            for node, whole in ranks.collect(stage, vectors).items():
-                vectors[node].copy_(whole)
+            vectors = {n: vector_of(n, slots, work, batch) for n in stage.reads}
+            for node, whole in ranks.collect(stage, vectors, batch.index.parent).items():
+                vector_of(node, slots, work, batch).copy_(whole)
 
 
 def per_row(batch: Batch, plan: Plan) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from oracles.backends_here import BACKENDS_HERE, Backend
 from support import Batch as Tokens
 from support import Layout, operator, packed, padded, spec
+from thread_ranks import on_ranks
 
 from fibration import Hierarchy, pipeline
 from fibration.compiler.interpret import interpret
@@ -177,3 +178,36 @@ def test_hard_numbers(backend: Backend, kind):
     levels = (0.0, 0.5, 1.0) if backend.slow else (0.0, 1e-4, 0.37, 0.5, 0.9, 1.0)
     for stratum in ("trajectory", "batch"):
         holds(h, backend.name, [(stratum, level) for level in levels], layout, x)
+
+
+def piece(h: Hierarchy, backend: str, batch: Tokens, rows, dtype, group=None) -> tuple[Vector, dict[Key, Vector]]:
+    """What one rank finds, which has pieces (row, first token, end) of a batch; and which tokens these are."""
+    places = np.concatenate([np.flatnonzero(batch.row == r)[a:b] for r, a, b in rows] or [[]]).astype(int)
+    mine = Tokens(
+        tuple(b - a for _, a, b in rows), batch.x[places], batch.advantages[places],
+        {k: [v[r] for r, _, _ in rows] for k, v in batch.labels.items()},
+    )  # fmt: skip
+    keys = {"trajectory": [r for r, _, _ in rows], "group": group} if group else {}
+    layout = packed(operator(h, "torch"), mine, **keys)
+    return places, found(h, backend, CHAIN, layout, mine.x, dtype)
+
+
+@pytest.mark.parametrize("backend", CPU, ids=str)
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+def test_ranks_find_what_one_process_does(backend: Backend, dtype):
+    """Whole rows on each rank, and rows cut anywhere, down to single tokens and to none."""
+    h, generator = spec("fiberpo_domain"), np.random.default_rng(2)
+    n = (12, 1, 40, 3, 50)
+    labels = {"prompt_group": list("abacc"), "domain": [g == "c" for g in "abacc"]}
+    batch = Tokens(n, np.round(generator.normal(size=sum(n)), 2), np.zeros(sum(n)), labels)
+    whole = [(r, 0, m) for r, m in enumerate(n)]
+    _, alone = piece(h, backend.name, batch, whole, dtype)
+    halves = [[(r, 0, m // 2) for r, m in enumerate(n)], [(r, m // 2, m) for r, m in enumerate(n)]]
+    for ways in ([whole[:1], [], whole[1:]], halves):
+        ran = on_ranks(len(ways), lambda g, w=ways: piece(h, backend.name, batch, w[g.rank], dtype, g))
+        tokens = np.zeros(sum(n))
+        for places, mine in ran:
+            tokens[places] = mine.pop(Key("coefficients"))
+            for key, value in mine.items():
+                assert sorted(value) == sorted(alone[key]), key  # elements have other numbers
+        np.testing.assert_array_equal(tokens, alone[Key("coefficients")])

@@ -209,7 +209,8 @@ def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> 
         below = whole.numbers[edge[1]][group.rank]
         edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
     labels = {s: whole.labels[s] for s in local.labels}
-    ranks = Ranks(group, whole.cut, sum(whole.tokens.values()), _held(whole, move), labels, _structure(whole))
+    most = {leaf: max(p.tokens[leaf] for p in whole.parts) for leaf in whole.tokens}
+    ranks = Ranks(group, whole.cut, sum(whole.tokens.values()), _held(whole, move), labels, _structure(whole), most)
     part = {f.name: getattr(local, f.name) for f in fields(Index) if f.name not in ("ranks", "_cache")}
     part |= {
         "edges": edges,

@@ -1,7 +1,8 @@
 """Vectors over strata put together from what every rank knows of them: the same bits on each, whatever lies where.
 
 One gathering per stage. A rank sends numbers for the elements that it has tokens of, so what travels grows with rows
-and coarser elements and never with tokens. Nothing is read back from a device, and no floats are added.
+and coarser elements and not with tokens; but for a quantile over elements of which several ranks have tokens it sends
+their values. Nothing is read back from a device, and no floats are added.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fibration.compiler.ir import Node
+from fibration.compiler.ir import Node, Quantile
 from fibration.compiler.plan import Collective
 from fibration.errors import RanksError, an, listed
 from fibration.runtime import devices
+from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.group import Ranked
 
 T = TypeVar("T")
 UNSAID = -torch.inf  # what a rank sends for an element of which it has tokens and does not know the value
+NOWHERE = -1  # instead of the element under a token that is none
 EXACT = 2.0**53  # up to so many units a float64 counts one by one
 
 
@@ -75,23 +78,35 @@ class Ranks:
     held: Mapping[str, Held]
     labels: Mapping[str, Sequence[Hashable]]
     structure: str = ""
+    most: Mapping[str, int] = field(default_factory=dict)  # by leaf: of the tokens that a rank has, the largest number
     _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # since the call began
 
-    def collect(self, stage: Collective, values: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
+    def collect(
+        self,
+        stage: Collective,
+        values: Mapping[Node, Tensor],
+        parent: Callable[[str, str], Tensor] | None = None,
+    ) -> dict[Node, Tensor]:
         """The values of a stage in the whole batch: float64 [elements] each, where `values` are this rank's.
+
+        `parent` says which element this rank's tokens lie over, for quantiles.
 
         A sum is NaN where a rank's part of it is not finite, or more than 2^53 units. Raises RanksError on every rank
         where ranks that have tokens of one element have different values of it; on a GPU the value is NaN instead.
         """
-        fine = values[stage.values[0]].new_zeros(1)
-        mine = [self._mine(values[node], self.held[node.stratum]) for node in stage.values]
+        fine = values[stage.reads[0]].new_zeros(1)
+        mine = [self._mine(values[node], self.held[node.stratum]) for node in (*stage.whole, *stage.parts)]
+        for q in stage.quantiles:
+            for v in q.values:
+                assert parent is not None
+                mine += self._tokens(values[v], parent(v.stratum, q.target), v.stratum)
         gathered = self._exchanged(stage, torch.cat([fine, *mine]))
         self._met.append(stage)
         if devices.may_look(gathered.device) and bool(gathered[:, 0].isnan().any()):
             raise _FailedElsewhere
         result: dict[Node, Tensor] = {}
         at = 1
-        for node in stage.values:
+        for node in (*stage.whole, *stage.parts):
             held = self.held[node.stratum]
             known = gathered[:, at : at + held.most].reshape(-1)[held.places]
             at += held.most
@@ -101,6 +116,11 @@ class Ranks:
                 result[node] = _extreme(known, held, "amax")
             else:
                 result[node] = self._agreed(known, held, node.stratum)
+        for q in stage.quantiles:
+            sizes = [n for v in q.values for n in [self.most[v.stratum]] * 2]
+            parts = gathered[:, at : at + sum(sizes)].split(sizes, dim=1)
+            at += sum(sizes)
+            result[q] = self._quantile(q, parts, values[q.level]) + gathered[:, 0].sum()  # NaN if a rank has failed
         return result
 
     def run(self, what: str, stages: Sequence[Collective], work: Callable[[], T], device: torch.device) -> T:
@@ -117,7 +137,8 @@ class Ranks:
             raise
         except Exception as error:
             for stage in stages[len(self._met) :]:
-                numbers = 1 + sum(self.held[node.stratum].most for node in stage.values)
+                numbers = 1 + sum(self.held[node.stratum].most for node in (*stage.whole, *stage.parts))
+                numbers += sum(2 * self.most[leaf] for q in stage.quantiles for leaf in q.sources)
                 self._exchanged(stage, torch.full((numbers,), torch.nan, dtype=torch.float64, device=device))
                 if devices.may_look(device):
                     agree(self.group, what, {}, error)
@@ -131,6 +152,18 @@ class Ranks:
         """What this rank sends of a vector: float64 [held.most]."""
         mine = values.expand(held.size)[held.elements[self.group.rank]]
         return pad(mine, (0, held.most - len(mine)))
+
+    def _tokens(self, values: Tensor, parent: Tensor, leaf: str) -> list[Tensor]:
+        """What this rank sends of its tokens: their values, and the element under each, as many as the most have."""
+        room = self.most[leaf] - len(parent)
+        return [pad(values.expand(parent.shape), (0, room)), pad(parent.double(), (0, room), value=float(NOWHERE))]
+
+    def _quantile(self, node: Quantile, parts: Sequence[Tensor], level: Tensor) -> Tensor:
+        """Of the tokens of all ranks, which are `parts`: for each leaf values and elements, [ranks, most]."""
+        size = self.held[node.target].size
+        elements = [torch.where(e >= 0, e, size).reshape(-1).long() for e in parts[1::2]]  # one more, for what is none
+        levels = pad(level.expand(size), (0, 1))
+        return quantile([v.reshape(-1) for v in parts[::2]], elements, size + 1, levels)[:size]
 
     def _agreed(self, known: Tensor, held: Held, stratum: str) -> Tensor:
         """Each element's value from those who have tokens of it and do not leave it `UNSAID`, which is one."""
