@@ -53,7 +53,9 @@ from fibration.language.traversal import atoms, substitute
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
-CAN_BE_GIVEN_UP = ("recovery", "identity", "first_order", "gradient", "orthogonality", "positivity")
+CAN_BE_GIVEN_UP = (
+    "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "orthogonality", "positivity",
+)  # fmt: skip
 
 
 class Hierarchy(Declared):

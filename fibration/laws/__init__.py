@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from fibration.language.hierarchy import CAN_BE_GIVEN_UP, FOUNDATIONS
 from fibration.laws import (
+    agreement,
     coherent,
     first_order,
     gradient,
     identity,
     locality,
     markov,
+    mask_open,
     objective,
     orthogonality,
     positivity,
@@ -28,7 +30,7 @@ from fibration.laws import (
 from fibration.laws.law import Law
 
 _FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
-_CONSEQUENCES = (recovery, identity, first_order, gradient, orthogonality, positivity)
+_CONSEQUENCES = (recovery, identity, first_order, gradient, agreement, mask_open, orthogonality, positivity)
 LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
 
 if {n: law.may_be_given_up for n, law in LAWS.items()} != {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,6 +11,7 @@ from typing import Any
 
 from fibration.language.exact import TooLarge
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
+from fibration.language.objectives import Objective
 from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
@@ -130,10 +131,17 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
 COVERS = {"first_order": ("first_order", "identity")}
 
 
+# What laws that speak of some objectives alone speak of.
+OF_TOKENS: dict[str, Callable[[Objective], object]] = {"agreement": lambda o: o.weighed, "mask_open": lambda o: o.kept}
+
+
 def given_up_though_it_holds(subject: Subject) -> Iterator[Decision]:
     for law in subject.hierarchy.gives_up:
         if subject.proved(law):
             yield refuted(f"law '{law}'", f"'{law}' holds", f"remove '{law}' from gives_up")
+        elif law in OF_TOKENS and not OF_TOKENS[law](subject.hierarchy.objective):
+            found = f"'{law}' has nothing to speak of: the objective has no such formula"
+            yield refuted(f"law '{law}'", found, f"remove '{law}' from gives_up")
 
 
 GIVEN_UP = Law("given_up", "a law is given up only if it is broken", given_up_though_it_holds)

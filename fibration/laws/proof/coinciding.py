@@ -1,0 +1,139 @@
+"""Formulas of tokens where all policies coincide, and near it: what weights tend to, and which conditions can fail.
+
+Near it each policy's log-prob is that of `old` and something small of its own, in either direction. A statistic of what
+tends to one number tends to that number, or as a total to so many times it. Any other statistic may be anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fibration.errors import SpecError
+from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Reading, Stratum, Total, at, token_log_ratio
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import where
+from fibration.language.places import whole_batch
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.statistics import Aggregate
+from fibration.language.sympy_bridge import from_sympy, show, symbol, vanishes
+from fibration.language.traversal import atoms, transform
+from fibration.laws.proof.branches import TooManyCases
+from fibration.laws.proof.near import WORDS, Near, is_kinked
+from fibration.laws.proof.signs import Assumptions
+
+LONGEST = 60  # what is said of a condition that decides
+REFERENCE = LogProb(Policy(OLD))
+NEVER, ALWAYS = as_expression(0) > 1, as_expression(0) < 1
+
+
+class Coinciding:
+    """Formulas as the tokens of one leaf read them, near where all policies coincide."""
+
+    def __init__(self, h: Hierarchy, leaf: Stratum) -> None:
+        self.h, self.leaf = h, leaf
+        self.shape = whole_batch(h)
+        self.assume = Assumptions(self.shape, h.assume, leaf)
+        self.moving: dict[Any, int] = {symbol(token_log_ratio): 0}
+
+    def limits(self, formula: Expression) -> list[Any] | None:
+        """What a formula tends to, in each branch that can hold near; None where one may have no value."""
+        written = self._written(formula)
+        near = Near(self.assume, self.moving, at_0=False)
+        try:
+            found = near.branches(written)
+        except TooManyCases:
+            return None
+        if not all(near.is_smooth(case) and not is_kinked(case.sympy()) for case in found):
+            return None
+        ends = [case.sympy().subs(self.moving) for case in found]
+        return list(dict.fromkeys(ends))
+
+    def question(self, formula: Expression, right: Any) -> str:
+        """Where a formula tends to something else, as `D - 1 is below 0`; '' if that is not one condition."""
+        written = self._written(formula)
+        near = Near(self.assume, self.moving, at_0=False)
+        try:
+            for case in near.branches(written):
+                if not vanishes(case.sympy().subs(self.moving) - right):
+                    held = {d.subs(self.moving): signs for d, signs in case.signs}
+                    words = [f"{show(d)} is {WORDS[s]}" for d, s in held.items() if not d.is_number and s in WORDS]
+                    return words[0] if len(words) == 1 and len(words[0]) <= LONGEST else ""
+        except (TooManyCases, SpecError):
+            pass
+        return ""
+
+    def outcomes(self, condition: Expression) -> set[bool] | None:
+        """Whether a condition may hold near, and whether it may fail; None where that is not known."""
+        found = self.limits(where(condition, 1, 0))
+        return None if found is None else {bool(value) for value in found}
+
+    def _written(self, formula: Expression) -> Expression:
+        """A formula in what is small: the change of every policy, and of every statistic."""
+        return transform(at(formula, self.leaf), self._atom)
+
+    def _atom(self, atom: Expression) -> Expression:
+        if isinstance(atom, LogProb) and atom.policy.name == CURRENT:
+            return REFERENCE + token_log_ratio
+        if isinstance(atom, LogProb) and atom != REFERENCE:
+            return REFERENCE + self._small(f"log_prob({atom.policy}) - log_prob({OLD})")
+        return self._statistic(atom) if isinstance(atom, Aggregate) else atom
+
+    def _small(self, words: str) -> Expression:
+        made = Reading(words)
+        self.moving[symbol(made)] = 0
+        return made
+
+    def _statistic(self, statistic: Aggregate) -> Expression:
+        if statistic.is_condition:
+            found = [Coinciding(self.h, leaf).outcomes(statistic.formula) for leaf in self._leaves(statistic)]
+            known = set[bool]().union(*(f or {True, False} for f in found))
+            return (ALWAYS if True in known else NEVER) if len(known) == 1 else statistic
+        limit = self._common(statistic)
+        if limit is None:
+            return statistic
+        if statistic.kind == "total":
+            counts = (Count(leaf, statistic.over) for leaf in self._leaves(statistic))
+            limit = limit * functools.reduce(operator.add, counts)
+        return limit + self._small(f"change of {statistic}")
+
+    def _leaves(self, statistic: Aggregate) -> Iterable[Stratum]:
+        assert isinstance(statistic.over, Stratum)
+        over = self.shape.leaves_over(statistic.over)
+        return (leaf for leaf in self.h.leaves if leaf in over)
+
+    def _common(self, statistic: Aggregate) -> Expression | None:
+        """The one number that the formula of a statistic tends to, at all tokens of its element; None if unknown."""
+        ends: list[Any] = []
+        for leaf in self._leaves(statistic):
+            found = Coinciding(self.h, leaf).limits(statistic.formula)
+            if not found:
+                return None
+            ends += found
+        if any(not vanishes(e - ends[0]) for e in ends[1:]):
+            return None
+        try:
+            limit = from_sympy(ends[0])
+        except SpecError:  # some results of sympy have no written form
+            return None
+        assert isinstance(statistic.over, Stratum)
+        return limit if all(self._is_one(a, statistic.over) for a in atoms(limit)) else None
+
+    def _is_one(self, atom: Expression, stratum: Stratum) -> bool:
+        """Whether an atom has one value at all tokens over an element of a stratum."""
+        if isinstance(atom, Parameter):
+            return atom.on is None or self._lies_under(atom.on, stratum)
+        if isinstance(atom, Attribute):
+            return self._lies_under(atom.on, stratum)
+        return isinstance(atom, (Count, Total)) and self._lies_under(atom.over, stratum)
+
+    def _lies_under(self, place: Any, stratum: Stratum) -> bool:
+        return place in (stratum, Stratum(BATCH), *self.shape.coarser(stratum))
+
+
+def everywhere(h: Hierarchy) -> Iterator[Coinciding]:
+    """Every leaf's."""
+    return (Coinciding(h, leaf) for leaf in h.leaves)

@@ -1,0 +1,203 @@
+"""Weights, masks and what is stopped where all policies coincide: right losses, and slips that a law refutes.
+
+Counterexamples are evaluated again by numpy, from their JSON alone; so is what was proved, on ragged batches that are
+far off policy, and near.
+"""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hierarchies import weighed
+from hierarchies.quivers import BOTH, image, make, text, trajectory
+from hierarchies.weighed import RIGHT, STOPS_RIGHT, STOPS_WRONG, WRONG, D, k, mu, one, rho, token
+from oracles.weighed import CLOSE, coefficients, coincide, drawn, is_possible, read
+
+from fibration import Parameter, advantage, exp, largest, log_prob, mean, minimum, some, token_mean, where
+from fibration.language.places import whole_batch
+from fibration.laws.verify import decide
+from fibration.laws.witness.batches import Concrete
+from fibration.laws.witness.coefficients import Point
+from fibration.laws.witness.duals import value_of
+
+DEFAULTS = {"C": 2.0, "D": 2.0, "q": 0.2}
+
+
+def failing(hierarchy):
+    """The first law that fails, which nothing else is the cause of."""
+    return next(v for v in hierarchy.verify().verdicts if not v.accepted)
+
+
+# ---------------------------------------------------------------- slips
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_slip_is_refuted_by_the_law_it_breaks(name):
+    slip = WRONG[name]
+    verdict = failing(slip.hierarchy)
+    assert (verdict.law, verdict.status) == (slip.law, "refuted"), verdict
+    told = json.loads(json.dumps(verdict.counterexample.to_dict()))
+    found, element = read(told), told["values"]["element"]
+    assert is_possible(found)
+    with np.errstate(all="ignore"):
+        value = np.asarray(slip.of(found))[element]
+    if slip.law == "objective":
+        assert not np.isfinite(value) or value < 0
+        return
+    assert coincide(found)
+    assert value == 0 if slip.law == "mask_open" else not abs(value - 1) < CLOSE
+    assert not slip.hierarchy.verify().ok and verdict.remedy
+
+
+@pytest.mark.parametrize("name", STOPS_WRONG)
+def test_what_is_stopped_in_the_wrong_place_has_another_gradient(name):
+    hierarchy, gated = STOPS_WRONG[name]
+    verdict = next(v for v in hierarchy.verify().verdicts if v.law == "gradient")
+    assert verdict.status == "refuted"
+    told = verdict.counterexample.to_dict()
+    values = told["values"]
+    if "coefficients" not in values:
+        assert Fraction(values["slope"]) == 0
+        return
+    b = read(told)
+    np.testing.assert_allclose(coefficients(b, gated), [float(Fraction(v)) for v in values["coefficients"]], atol=1e-7)
+    assert max(abs(coefficients(b, gated) - b.a / (b.size * len(set(b.row))))) > 0.1
+
+
+def test_enough_slips():
+    laws = [s.law for s in WRONG.values()]
+    assert len(WRONG) + len(STOPS_WRONG) >= 40
+    assert all(laws.count(law) >= 10 for law in ("objective", "agreement", "mask_open"))
+
+
+# ---------------------------------------------------------------- right ones
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_weights_and_masks_prove_and_hold(name):
+    """What was proved: near where policies coincide weights tend to 1, and nothing is dropped."""
+    loss = RIGHT[name]
+    report = loss.hierarchy.verify()
+    assert report.ok, report
+    assert all(v.status == "proved" for v in report.verdicts if v.law in ("agreement", "mask_open", "objective"))
+    for seed in range(4):
+        for spread in (1e-3, 1e-6, 1e-9):
+            assert max(abs(np.asarray(loss.of(drawn(seed, spread, DEFAULTS)), float) - 1)) <= 30 * spread
+        assert np.isfinite(np.asarray(loss.of(drawn(seed, 1.5, DEFAULTS)), float)).all()
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *WRONG])
+def test_the_exact_evaluation_is_numpys(name):
+    """Off policy, where every branch is taken, at every token."""
+    loss = {**RIGHT, **WRONG}[name]
+    h = loss.hierarchy
+    for seed in range(3):
+        b = drawn(seed, 0.6, DEFAULTS)
+        maps = {(token, trajectory): tuple(map(int, b.row)), (trajectory, weighed.batch): (0,) * len(set(b.row))}
+        given = {a: tuple(Fraction(float(v)) for v in b.given[a.name]) for a in h.attributes.values()}
+        parameters = {p: Fraction(str(DEFAULTS.get(p.name, 0.2))) for p in h.parameters.values()}
+        concrete = Concrete(whole_batch(h), maps, given, parameters)
+        exact = {name: [Fraction(float(v)) for v in values] for name, values in b.lp.items()}
+        xs, advantages = (tuple(Fraction(float(v)) for v in values) for values in (b.x, b.a))
+        point = Point(h, concrete, xs, advantages, log_probs=exact)
+        (formula,) = h.objective.weighed[:1] or [keep.condition for keep in h.objective.kept]
+        if h.objective.weighed and h.objective.kept:
+            formula = where(h.objective.kept[0].condition, formula, 1)
+        with np.errstate(all="ignore"):
+            expected = np.asarray(loss.of(b), float)
+        if not np.isfinite(expected).all():
+            continue
+        found = [float(value_of(point.at_tokens.value(formula, i) + Fraction(0))) for i in range(len(b.row))]
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", STOPS_RIGHT)
+def test_what_is_stopped_in_the_right_place(name):
+    report = STOPS_RIGHT[name].verify()
+    assert report.ok, report
+    assert next(v for v in report.verdicts if v.law == "gradient").status == "proved"
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_the_bound_of_a_parameter_is_named():
+    verdict = failing(WRONG["cap_below_1"].hierarchy)
+    assert "not 1 where -1 + D is below 0" in verdict.found and "lower=1" in verdict.remedy
+    assert str(verdict.counterexample).endswith(
+        "where all policies coincide, the weight is 1/100 instead of 1 (D = 1/100)"
+    )
+    beside = failing(WRONG["cap_at_1"].hierarchy)
+    assert "where all policies coincide but rollout, which is off by -1e-12, the token is dropped" in str(
+        beside.counterexample
+    )
+
+
+def test_a_weight_without_a_value_is_the_cause_of_what_it_breaks():
+    report = WRONG["quotient_of_log_probs"].hierarchy.verify()
+    agreement = next(v for v in report.verdicts if v.law == "agreement")
+    assert agreement.status == "refuted" and agreement.cause.law == "objective"
+
+
+def test_what_is_given_up_is_a_weight_or_a_mask_that_is_there():
+    """A law without a subject cannot be given up, nor one that holds; one that fails can, by its name."""
+    given = {"agreement": "twice as hard", "mask_open": "the likely ones are left out"}
+    both = one(mu.weigh(2 * rho).keep(rho <= 1), gives_up=given)
+    assert both.verify().ok
+    for law, objective in (
+        ("agreement", mu.keep(rho <= 1)),
+        ("mask_open", mu.weigh(2 * rho)),
+        ("agreement", mu.weigh(rho)),
+    ):
+        found = one(
+            objective, gives_up={**given, law: given[law]} if objective != mu.weigh(rho) else {law: "why"}
+        ).verify()
+        wrong = [v.subject for v in found.verdicts if v.law == "given_up"]
+        assert wrong == [f"law '{law}'"]
+    plain = decide(one())
+    assert not [v for v in plain if v.law in given]
+
+
+def test_weights_and_masks_of_several_have_a_verdict_each():
+    found = one(mu.weigh(rho).weigh(2 * rho).keep(rho < 2).keep(rho < 1)).verify().verdicts
+    status = {v.subject: v.status for v in found if v.law in ("agreement", "mask_open")}
+    assert list(status.values()) == ["proved", "refuted", "proved", "refuted"]
+    assert list(status) == [f"weight {rho}", f"weight {2 * rho}", f"condition {rho < 2}", f"condition {rho < 1}"]
+
+
+def test_on_trees_every_leaf_is_asked():
+    """Statistics run over the tokens of all leaves; a total of 1 is the number of them."""
+    both = make(
+        (text, trajectory, BOTH), (image, trajectory, BOTH), objective=token_mean().weigh(mean(rho, over=trajectory))
+    )
+    assert both.verify().ok
+    objective = token_mean().weigh(minimum(rho, D)).keep(~some(k > 1, over=trajectory))
+    found = {v.law: v.status for v in both.replace(objective=objective).verify().verdicts}
+    assert found["agreement"] == "refuted" and found["mask_open"] == "proved"
+
+
+def test_a_log_prob_is_never_above_0():
+    """`π ≤ 1` is used: of `old`, of `current`, and of a further policy."""
+    for weight in (2 - exp(log_prob(p)) for p in (weighed.old, weighed.current, weighed.rollout)):
+        verdicts = [v for v in one(mu.weigh(weight)).verify().verdicts if v.law == "objective"]
+        assert [v.status for v in verdicts] == ["proved", "proved"]
+    largest_of_all = 2 - largest(exp(log_prob(weighed.old)), over=trajectory)
+    assert one(mu.weigh(largest_of_all)).verify().verdicts[-1].law
+    found = [
+        v.status
+        for v in one(mu.weigh(Fraction(1, 2) - exp(log_prob(weighed.old)))).verify().verdicts
+        if v.law == "objective"
+    ]
+    assert found == ["proved", "refuted"]
+
+
+def test_gates_of_a_loss_with_weights_are_asked_alone():
+    """The gradient's law is of the gates: a weight of 2 breaks agreement, and no other law."""
+    found = {
+        v.law: v.status for v in one(mu.weigh(2 * rho).keep(advantage > 0)).verify().verdicts if v.law != "objective"
+    }
+    assert found["first_order"] == found["gradient"] == "proved"
+    assert found["agreement"] == found["mask_open"] == "refuted"
+    cap = Parameter("cap", default=2, lower=1, upper=3)
+    assert one(mu.weigh(minimum(rho, cap))).verify().ok
