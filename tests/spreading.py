@@ -45,6 +45,7 @@ def part(batch: Batch, pieces: Pieces) -> Part:
         token_labels={k: [v[p] for p in places] for k, v in batch.token_labels.items()},
         weights=None if batch.weights is None else batch.weights[places],
         attributes={k: v[places] if isinstance(v, np.ndarray) else v for k, v in batch.attributes.items()},
+        policies={k: v[places] for k, v in batch.policies.items()},
     )
     return Part(mine, places, rows)
 

@@ -135,7 +135,8 @@ def raw_programs(hierarchy: Hierarchy) -> dict[str, Program]:
 class Batch:
     """Rows of tokens, one after another. `labels` are per row, `token_labels` per token.
 
-    `weights` is the attribute called weight; `attributes` are others, per token or by label.
+    `weights` is the attribute called weight; `attributes` are others, per token or by label; `policies` log-probs of
+    further policies.
     """
 
     lengths: tuple[int, ...]
@@ -146,6 +147,7 @@ class Batch:
     weights: np.ndarray | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    policies: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def row(self) -> np.ndarray:
@@ -169,6 +171,7 @@ class Batch:
             labels={k: [v[r] for r in order] for k, v in self.labels.items()},
             token_labels={k: [v[p] for p in places] for k, v in self.token_labels.items()},
             weights=None if self.weights is None else self.weights[places],
+            policies={k: v[places] for k, v in self.policies.items()},
         )
         return moved, places
 

@@ -136,9 +136,10 @@ class Truth:
         parameters: Mapping[str, Any],
         unit: float,
         log_probs: np.ndarray | None = None,
+        policies: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.index, self.x, self.advantages, self.parameters = layout.index, x, advantages, parameters
-        self.log_probs = log_probs
+        self.log_probs, self.policies = log_probs, policies or {}
         self.h: Hierarchy = layout.index.hierarchy
         self.unit = unit
 
@@ -169,6 +170,8 @@ class Truth:
         if node.kind in ("log_ratio", "log_prob", "cotangent"):
             per_token = {"log_ratio": self.x, "log_prob": self.log_probs, **more}[node.kind]
             return per_token[self.tokens(node.over)]
+        if node.kind in ("old_log_prob", "policy_log_prob"):
+            return self.policies[node.key[0] if node.key else "old"][self.tokens(node.over)]
         if node.kind == "count":
             return index.count(*node.key).cpu().numpy()
         if node.kind == "total":
@@ -223,7 +226,7 @@ class _Rounding:
 
     def __init__(self, program: Program, inputs: Mapping[Any, Any], sizes: Any, unit: float) -> None:
         self.program, self.inputs, self.sizes, self.fine = program, inputs, sizes, unit
-        self.wide = compared(program)
+        self.wide = compared(program) | {n for n in program.nodes() if isinstance(n, Push) and n.wide}
         self.results: dict[Node, tuple[Any, Any]] = {}
         for node in program.nodes():
             self.unit = unit if node.stratum in program.leaves else FLOAT64
@@ -329,7 +332,7 @@ class _Rounding:
             return np.where(rest > 0, e[0] / rest, np.inf)
         if op == "sqrt":
             return np.where(e[0] == 0, 0.0, np.where(value > 0, e[0] / value, np.sqrt(e[0])))
-        assert op in ("neg", "tanh", "sigmoid", "softplus", "atan")  # none of them is steeper than 1
+        assert op in ("neg", "stop", "tanh", "sigmoid", "softplus", "atan")  # none of them is steeper than 1
         return e[0]
 
 
@@ -370,12 +373,23 @@ class Case:
             return torch.from_numpy(per_row).to(self.dtype).to(layout.index.device)
         return layout.tensor(a, self.dtype, garbage)
 
+    def policies(self, layout: Layout, *names: str) -> dict[str, Tensor]:
+        """Log-probs of further policies, and of those that are named; likewise."""
+        garbage = [float("inf"), float("nan"), -float("inf")][self.layout_seed % 3]
+        known = {**self.batch.policies, "old": self.old}
+        chosen = [name for name in self.hierarchy.policies if name in (*self.batch.policies, *names)]
+        return {name: layout.tensor(known[name], self.dtype, garbage) for name in chosen}
+
     def truth(self, layout: Layout, backend: Backend) -> Truth:
         return self.bounds(layout, backend.unit(self.dtype))
 
     def bounds(self, layout: Layout, unit: float) -> Truth:
         """The interpreter, with the errors of arithmetic of this roundoff."""
-        return Truth(layout, self.batch.x, self.batch.advantages, self.batch.parameters, unit, self.now)
+        return Truth(*self.given(layout, unit))
+
+    def given(self, layout: Layout, unit: float) -> tuple[Any, ...]:
+        batch, others = self.batch, {**self.batch.policies, "old": self.old}
+        return layout, batch.x, batch.advantages, batch.parameters, unit, self.now, others
 
 
 def indexed(hierarchy: Hierarchy, batch: Batch) -> Layout:
@@ -398,7 +412,8 @@ def case(hierarchy: Hierarchy, batch: Batch, dtype: torch.dtype, seed: int = 0, 
     """
     generator = np.random.default_rng([seed, 11])
     old = rounded(generator.uniform(-3, -0.01, size=batch.tokens) * (not direct), dtype)
-    batch = replace(batch, advantages=rounded(batch.advantages, dtype))
+    others = {name: rounded(values, dtype) for name, values in batch.policies.items()}
+    batch = replace(batch, advantages=rounded(batch.advantages, dtype), policies=others)
     wanted = batch.x.copy()
     layout = indexed(hierarchy, batch)
     for attempt in range(60):
@@ -414,6 +429,10 @@ def case(hierarchy: Hierarchy, batch: Batch, dtype: torch.dtype, seed: int = 0, 
             return result
         step = min(0.01 * (1 + attempt) * (1 if dtype in (torch.float64, torch.float32) else 5), 0.5)
         wanted = np.where(unsure, wanted * (1 + step * generator.uniform(-1, 1, size=batch.tokens)), wanted)
+        for name, values in others.items():
+            others[name] = rounded(
+                np.where(unsure, values - step * generator.uniform(size=batch.tokens), values), dtype
+            )
     raise AssertionError(f"'{hierarchy.name}': no batch away from its breakpoints")
 
 
@@ -435,8 +454,9 @@ def holds_training(backend: Backend, c: Case, kind: str, metrics: bool = True) -
     """Objective, coefficients and metrics, as `loss` and `coefficients` give them."""
     op, layout = backend.operator(c.hierarchy), c.layout(backend, kind)
     now, old, advantages = c.tensors(layout)
+    more: dict[str, Any] = {"policies": c.policies(layout), "metrics": metrics}
     expected = c.truth(layout, backend).run("evaluate")
-    result = op.coefficients(now, old, advantages, layout.index, c.batch.parameters, metrics=metrics)
+    result = op.coefficients(now, old, advantages, layout.index, c.batch.parameters, **more)
     wide = result.values.dtype
     assert wide == result.objective.dtype == (F64 if c.dtype == F64 else F32)
     expected["coefficients"].check(layout.read(result.values), wide, "coefficients")
@@ -458,7 +478,7 @@ def holds_training(backend: Backend, c: Case, kind: str, metrics: bool = True) -
         Bounded(np.array([values[name]]), np.abs([errors[name]])).check([float(metric)], F32, name)
 
     now = now.requires_grad_()
-    loss = op.loss(now, old, advantages, layout.index, c.batch.parameters, metrics=metrics)
+    loss = op.loss(now, old, advantages, layout.index, c.batch.parameters, **more)
     assert torch.equal(loss.loss.detach(), -result.objective)
     (loss.loss * 3).backward()
     assert torch.equal(now.grad, (-3 * result.values).to(c.dtype))
@@ -470,7 +490,8 @@ def holds_gate(backend: Backend, c: Case, kind: str) -> None:
     x, _, advantages = c.tensors(layout)
     x = x.requires_grad_()
     truth = c.truth(layout, backend)
-    gated = op.gate(x, layout.index, c.batch.parameters, advantages=advantages)
+    more: dict[str, Any] = {"advantages": advantages, "policies": c.policies(layout, "old")}
+    gated = op.gate(x, layout.index, c.batch.parameters, **more)
     assert gated.dtype == c.dtype
     truth.run("gate")["gated_ratio"].check(layout.read(gated), c.dtype, "gated ratio")
     cotangent = layout.tensor(np.cos(1 + np.arange(c.batch.tokens)), c.dtype)
@@ -480,7 +501,7 @@ def holds_gate(backend: Backend, c: Case, kind: str) -> None:
     assert (under_mask(layout, gated) == 1).all()
     assert (under_mask(layout, x.grad) == 0).all()
 
-    seen, wanted = op.levels(x, layout.index, c.batch.parameters, advantages=advantages), truth.run("levels")
+    seen, wanted = op.levels(x, layout.index, c.batch.parameters, **more), truth.run("levels")
     leaves = {s.name for s in c.hierarchy.leaves}
     for stratum, channel in levels(c.hierarchy):
         for word, found in (("residual", seen.residual), ("gated", seen.gated)):

@@ -27,11 +27,10 @@ class DenseCase(Case):
 
     @functools.cached_property
     def dense(self) -> Dense:
-        return dense(self.hierarchy, self.batch, self.now)
+        return dense(self.hierarchy, self.batch, self.now, self.old)
 
     def bounds(self, layout: Layout, unit: float) -> Truth:
-        given = layout, self.batch.x, self.batch.advantages, self.batch.parameters, unit, self.now
-        return DenseTruth(self.dense, *given)
+        return DenseTruth(self.dense, *self.given(layout, unit))
 
 
 class DenseTruth(Truth):

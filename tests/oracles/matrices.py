@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -39,6 +39,8 @@ from fibration.language.atoms import (
     pull,
 )
 from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
 
 Long = np.longdouble
@@ -133,6 +135,8 @@ def compute(e: Expression, atom: Callable[[Expression], Dual], like: Dual) -> An
         a, low, high = args
         return choice(a.value < low.value, low, choice(high.value < a.value, high, a))
     a, *rest = args
+    if e.operator == "stop":
+        return Dual(a.value, np.zeros_like(a.slope))
     if e.operator in ("abs", "sign"):
         zero = Dual(np.zeros_like(a.value), np.zeros_like(a.slope))
         return choice(a.value < 0, zero.plus(a, -1), a) if e.operator == "abs" else Dual(np.sign(a.value), zero.slope)
@@ -182,6 +186,22 @@ class World:
             for i, e in enumerate(labels):
                 if e is not None:
                     self.over[s][self.number[s][e]].append(i)
+
+    def of(self, chosen: np.ndarray) -> World:
+        """The same tokens without some, and without the elements that have none of the others."""
+        if chosen.all():
+            return self
+        places, row = np.flatnonzero(chosen), self.batch.row
+        lengths = tuple(int(k) for k in np.bincount(row[places], minlength=len(self.batch.lengths)))
+        per_token = {
+            a.name: np.asarray(v)[places] if len(v) == self.n else np.asarray(v)[[self.number[a.on.name][i] for i in
+            self.label[a.on.name] if i is not None and chosen[i]]]
+            for a in self.h.attributes.values() if isinstance(v := self.batch.attributes[a.name], np.ndarray)
+        }  # fmt: skip
+        labels = {k: [v[p] for p in places] for k, v in self.batch.token_labels.items()}
+        attributes = {**self.batch.attributes, **per_token}
+        return World(self.h, replace(self.batch, lengths=lengths, x=self.batch.x[places],
+                                     token_labels=labels, attributes=attributes))  # fmt: skip
 
     def _leaves(self) -> list[str]:
         if len(self.leaves) == 1:
@@ -243,11 +263,12 @@ class World:
         return Fraction(float(value[channel] if isinstance(value, Mapping) else value))
 
     def home(self, p: Parameter) -> str:
-        """The stratum whose labels its values are given by: that of `on`, or of the one gate that reads it."""
+        """The stratum whose labels its values are given by: that of `on`, or the coarsest whose gate or kernel reads it."""
         if p.on is not None:
             return p.on.name
-        (stratum,) = (s for s, g in self.h.gates.items() if p in set(atoms(g.expression)))
-        return stratum.name
+        read = [(s.name, g.expression) for s, g in self.h.gates.items()]
+        read += [(f.target.name, f.weight) for f in self.h.fibrations]
+        return min((s for s, e in read if p in set(atoms(e))), key=lambda s: len(self.coarser(s)))
 
     def fraction(self, a: Expression, stratum: str, element: int) -> Fraction:
         """An atom that no log ratio changes, at an element."""
@@ -475,18 +496,30 @@ class Dense:
         return sums / self.world.long_mass(onto)
 
 
-def dense(h: Hierarchy, batch: Batch, log_prob: np.ndarray | None = None) -> Dense:
-    """`𝒢`, its Jacobian, `J` and its gradient."""
+def dense(
+    h: Hierarchy,
+    batch: Batch,
+    log_prob: np.ndarray | None = None,
+    old: np.ndarray | None = None,
+    held: np.ndarray | None = None,
+) -> Dense:
+    """`𝒢`, its Jacobian, `J` and its gradient.
+
+    `held`: the log ratios that weights, conditions and statistics read, where these are to stay what they are there.
+    """
+    now = np.zeros(batch.tokens) if log_prob is None else log_prob
     with np.errstate(all="ignore"):  # branches that are not taken may overflow
-        return _Dense(h, batch).run(np.zeros(batch.tokens) if log_prob is None else log_prob)
+        return _Dense(h, batch, now, now - batch.x if old is None else old, batch.x if held is None else held).run()
 
 
 class _Dense:
-    def __init__(self, h: Hierarchy, batch: Batch) -> None:
+    def __init__(self, h: Hierarchy, batch: Batch, now: np.ndarray, old: np.ndarray, held: np.ndarray) -> None:
         self.h, self.batch, self.world = h, batch, World(h, batch)
         self.strata = list(self.world.targets)
         self.density: dict[tuple[str, str], Dual] = {}
         self.x = Dual(batch.x.astype(Long), np.eye(batch.tokens, dtype=Long))
+        self.now, self.held = now, held.astype(Long)
+        self.log_probs = {**batch.policies, "old": old, "current": old + held}
 
     def at(self, e: Expression, stratum: str, extra: Mapping[Expression, Dual]) -> Dual:
         """A formula at all elements of a stratum."""
@@ -499,18 +532,45 @@ class _Dense:
                 return extra[a]
             if isinstance(a, Density):
                 return self.density[a.stratum.name, a.channel or ""][world.under(stratum, a.stratum.name)]
+            if isinstance(a, LogProb):
+                return Dual(self.log_probs[a.policy.name].astype(Long)[world.over_leaf(stratum)], like.slope)
+            if isinstance(a, Aggregate):
+                found = self.statistic(a, stratum)
+                return found if a.is_condition else Dual(found, like.slope)
             return Dual(np.array([to_long(world.fraction(a, stratum, e)) for e in elements], Long), like.slope)
 
         return compute(e, atom, like)
 
-    def run(self, log_prob: np.ndarray) -> Dense:
+    def tokens(self, formula: Expression) -> np.ndarray:
+        """A formula at every token; nothing flows through it."""
+        found = np.zeros(self.world.n, Long)
+        for leaf in self.world.leaves:
+            mine = self.world.over_leaf(leaf)
+            x = Dual(self.held[mine], np.zeros((len(mine), self.world.n), Long))
+            value = self.at(formula, leaf, {Reading("token_log_ratio"): x})
+            found[mine] = value.value if isinstance(value, Dual) else value
+        return found
+
+    def statistic(self, a: Aggregate, stratum: str) -> np.ndarray:
+        """At every element of a stratum, over all tokens of the element that it names."""
+        world, over = self.world, stratum if a.over is None else str(a.over)
+        each = self.tokens(a.formula)
+        level = None if a.level is None else float(self.at(a.level, over, {}).value[0])
+        one = {
+            "total": np.sum, "mean": lambda v: v.sum() / len(v), "largest": np.max, "some": np.any,
+            "quantile": lambda v: np.quantile(v, level),
+        }[a.kind]  # fmt: skip
+        found = np.array([one(each[tokens]) for tokens in world.over[over]])
+        return found[[world.number[over][world.label[over][tokens[0]]] for tokens in world.over[stratum]]]
+
+    def run(self) -> Dense:
         h, world = self.h, self.world
         channels = h.decomposition.channels
         tokens = {leaf: world.over_leaf(leaf) for leaf in world.leaves}
         for c in channels:
             for leaf in world.leaves:
                 given = {Reading("token_log_ratio"): self.x[tokens[leaf]]}
-                self.density[leaf, c] = self.at(h.decomposition[c], leaf, given)
+                self.density[leaf, c] = self.at(in_channel(h.decomposition[c], c), leaf, given)
             for s in (s for s in self.strata if s not in world.leaves):
                 parts = [
                     self.density[leaf, c].through(world.pushforward(leaf, s))
@@ -536,7 +596,7 @@ class _Dense:
                 down[Gated(c)] = functools.reduce(Dual.plus, parts)
             here = self.at(h.decomposition.recovery, leaf, down)
             ratio.value[tokens[leaf]], ratio.slope[tokens[leaf]] = here.value, here.slope
-        return Dense(world, self.density, residual, gated, ratio, self.objective(ratio, log_prob))
+        return Dense(world, self.density, residual, gated, ratio, self.objective(ratio))
 
     def residuals(self, c: str, found: dict[tuple[str, str], Dual]) -> None:
         """`ρ_v = σ_v - Σ_{u coarser} K_{v←u} ρ_u`; of crossed strata by least squares, where that is declared."""
@@ -560,9 +620,15 @@ class _Dense:
 
     @functools.cached_property
     def mu(self) -> np.ndarray:
-        world, rows = self.world, self.h.rows.name
+        """Per token, in the world of those that are counted; 0 where no token of a row is."""
+        rows, kept = self.h.rows.name, self.kept("kept")
+        world = self.world.of(kept)
         of_row = world.exact(self.h.objective.weight, rows)
-        return np.array([to_long(of_row[world.number[rows][e]]) for e in world.label[rows]], Long)
+        found = np.zeros(self.world.n, Long)
+        found[kept] = [to_long(of_row[world.number[rows][e]]) for e in world.label[rows]]
+        some = {e for e, k in zip(self.world.label[rows], kept, strict=True) if k}
+        first = dict(zip(world.label[rows], found[kept], strict=True))
+        return np.array([first[e] if e in some else Long(0) for e in self.world.label[rows]], Long)
 
     def pull(self, stratum: str, c: str) -> Dual:
         """`Σ μ·A·r` over every element, the other way on the channel "-"; without a slope."""
@@ -570,8 +636,17 @@ class _Dense:
         found = np.array([each[tokens].sum() for tokens in self.world.over[stratum]], Long)
         return Dual(-found if c == "-" else found, np.zeros((len(found), self.world.n), Long))
 
-    def objective(self, ratio: Dual, log_prob: np.ndarray) -> Dual:
+    def kept(self, *normalisers: str) -> np.ndarray:
+        """Which tokens are kept, by the conditions with these normalisers."""
+        conditions = [k.condition for k in self.h.objective.kept if k.normaliser in normalisers]
+        return np.all([np.ones(self.world.n, bool), *(self.tokens(c) > 0 for c in conditions)], axis=0)
+
+    def objective(self, ratio: Dual) -> Dual:
         weighted = ratio.times(self.mu * self.batch.advantages.astype(Long))
+        for formula in self.h.objective.weighed:
+            weighted = weighted.times(self.tokens(formula))
         if self.h.objective.estimator == "score":  # the ratio is a constant, and log π is differentiated
-            weighted = Dual(weighted.value * log_prob.astype(Long), np.diag(weighted.value))
+            weighted = Dual(weighted.value * self.now.astype(Long), np.diag(weighted.value))
+        kept = self.kept("all", "kept")
+        weighted = Dual(np.where(kept, weighted.value, 0), np.where(kept[:, None], weighted.slope, 0))
         return Dual(weighted.value.sum(keepdims=True), weighted.slope.sum(axis=0, keepdims=True))
