@@ -399,7 +399,7 @@ LAWS = (
     ),
     slip(
         "a branch is compared by its value alone", "laws*equivalent",
-        "if not (identical(mine, yours) and alike(a, b, assume)) and", "if not alike(a, b, assume) and",
+        "if not (identical(mine, yours) and alike(a, b, known, assume)) and", "if not alike(a, b, known, assume) and",
     ),
     slip(
         "what is the same at a tie is taken to have the same slope there", "laws*equivalent",

@@ -30,7 +30,7 @@ def same(
         mine, yours = a.sympy(), b.sympy()
         if not identical(mine, yours) and by_value:
             mine, yours = (at_ties(e, known) for e in (mine, yours))
-        if not (identical(mine, yours) and alike(a, b, assume)) and can_hold(known, assume):
+        if not (identical(mine, yours) and alike(a, b, known, assume)) and can_hold(known, assume):
             return False
     return True
 
@@ -97,13 +97,15 @@ def can_hold(conditions: Conditions, assume: Assumptions) -> bool:
     return True
 
 
-def alike(one: Case, other: Case, assume: Assumptions) -> bool:
-    """Whether two branches have values at the same places, as far as they may have none."""
-    return _unmet(one, assume) == _unmet(other, assume)
+def alike(one: Case, other: Case, known: Conditions, assume: Assumptions) -> bool:
+    """Whether two branches have values at the same places where they meet, as far as they may have none."""
+    return _unmet(one, known, assume) == _unmet(other, known, assume)
 
 
-def _unmet(case: Case, assume: Assumptions) -> set[tuple[Any, Signs]]:
-    inside = assume.with_signs(dict(case.signs))
+def _unmet(case: Case, known: Conditions, assume: Assumptions) -> set[tuple[Any, Signs]]:
+    if all(assume.signs(e) <= allowed for e, allowed in case.needs):
+        return set()
+    inside = assume.with_signs({**known, **dict(case.signs)})
     return {(sympy.expand(e), allowed) for e, allowed in case.needs if not inside.signs(e) <= allowed}
 
 

@@ -43,8 +43,11 @@ def normal(difference: Any, signs: Signs, assume: Assumptions) -> tuple[Any, Sig
 
 
 def _without_exponential(value: Any, assume: Assumptions) -> tuple[Any, int] | None:
-    """`a·exp(u) - b` has the sign of `a·(u - log(b/a))`, where `b/a` is positive."""
+    """`a·exp(u) - b` has the sign of `a·(u - log(b/a))`, where `b/a` is positive; so has `a·exp(u) - b·exp(v)`."""
     found = value.atoms(sympy.exp)
+    if len(found) == 2:
+        value = min((_over(value, e) for e in found), key=lambda v: (len(v.atoms(sympy.exp)), str(v)))
+        found = value.atoms(sympy.exp)
     if len(found) != 1:
         return None
     (e,) = found
@@ -56,6 +59,10 @@ def _without_exponential(value: Any, assume: Assumptions) -> tuple[Any, int] | N
     if len(sign) != 1 or 0 in sign or assume.signs(sympy.cancel(b / a)) != POSITIVE:
         return None
     return sympy.expand(e.args[0] - sympy.log(sympy.cancel(b / a))), next(iter(sign))
+
+
+def _over(value: Any, positive: Any) -> Any:
+    return sympy.expand(sympy.powsimp(sympy.expand(value / positive, power_exp=False)), power_exp=False)
 
 
 def feasible(conditions: Mapping[Any, Signs], assume: Assumptions) -> bool:

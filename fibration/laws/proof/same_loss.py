@@ -161,7 +161,7 @@ class _Comparison:
                 for t, ratio, weight in ((terms[0], r, u), (terms[1], q, v))
             )
             same = all(identical(mine.get(k, 0), yours.get(k, 0)) for k in {**mine, **yours})
-            if not (same and alike(r, q, assume) and alike(u, v, assume)) and can_hold(known, assume):
+            if not (same and alike(r, q, known, assume) and alike(u, v, known, assume)) and can_hold(known, assume):
                 return False
         return True
 

@@ -195,13 +195,15 @@ class Variables:
 
     def _factor(self, place: object, functions: list[Any]) -> Any:
         """What is constant over the place and can be taken out of the mean; at least the number."""
-        found = {f.as_independent(X, as_Add=False)[0] for f in functions}
         stratum = place if isinstance(place, Stratum) else WHOLE
-        factor = found.pop()
-        if not found and all(self.is_constant_on(stratum, ATOM_OF[s]) for s in factor.free_symbols):
-            return factor
+        found = {sympy.Mul(*(a for a in sympy.Mul.make_args(f) if self._is_fixed(stratum, a))) for f in functions}
+        if len(found) == 1:
+            return found.pop()
         number = functions[0].as_coeff_Mul()[0]
         return number if number.is_Rational else sympy.Integer(1)
+
+    def _is_fixed(self, stratum: Stratum, factor: Any) -> bool:
+        return all(s != X and self.is_constant_on(stratum, ATOM_OF[s]) for s in factor.free_symbols)
 
     def _signs_of(self, mean: Mean) -> Signs:
         """Weights are never negative: the mean has the sign of its function."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Count, Reading, Stratum, Total, at, token_log_ratio
+from fibration.language.atoms import Count, Parameter, Reading, Stratum, Total, at, token_log_ratio
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, Signs, stop, where
 from fibration.language.statistics import Aggregate
-from fibration.language.sympy_bridge import symbol, to_sympy
+from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
 from fibration.language.traversal import atoms, desugar, operators, transform
 from fibration.laws.proof.branches import cases
 from fibration.laws.proof.near import SIDES
@@ -54,7 +54,8 @@ class TokenFormulas:
         key = e, leaf
         if key not in self._known:
             new = any(isinstance(a, Aggregate) for a in atoms(e)) or "stop" in operators(e)
-            self._known[key] = _settled(transform(desugar(e), self._atom)) if new else self.variables.counted(e)
+            made = transform(_by_some(desugar(e)), self._atom) if new else self.variables.counted(e)
+            self._known[key] = _settled(made)
         return self._known[key]
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
@@ -97,10 +98,14 @@ class TokenFormulas:
             )
             return self._variable(Ordered(kind, of, level, made))
         share = sympy.cancel(1 / to_sympy(number))
-        terms = [
-            v.mean(of, side, tuple((s, share, v.function(e, s, side, by_value=True)) for s, e in formulas.items()))
-            for side in sides
-        ]
+        terms = []
+        for side in sides:
+            made = tuple((s, share, v.function(e, s, side, by_value=True)) for s, e in formulas.items())
+            (_, _, f), several = made[0], len(made) > 1
+            alone = several or split or isinstance(f, Expression)  # else a mean of a sum is the sum of means
+            for parts in [made] if alone else [((*made[0][:2], part),) for part in sympy.Add.make_args(f)]:
+                fixed = not alone and all(v.is_constant_on(place, ATOM_OF[s]) for s in parts[0][2].free_symbols)
+                terms.append(from_sympy(parts[0][2]) if fixed else v.mean(of, side, parts))
         mean = functools.reduce(operator.add, terms)
         return number * mean if kind == "total" else mean
 
@@ -164,10 +169,32 @@ class TokenFormulas:
             )
         own = self._leaves(of)
         there = self.gathered("total", {s: self.value(where(kept, 1, 0), s) for s in own}, of)
+        if of in self.variables.single:
+            return where(there > 0, each(ONE), 0)
         share = where(there > 0, each(ONE / there), 0)
         return self.gathered(
             "total", {s: self.value(where(kept, share, 0), s) if s in own else NOTHING for s in leaves}, over
         )
+
+
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _by_some(e: Expression) -> Expression:
+    """A formula in which what is largest is compared by whether some token has more."""
+    if not isinstance(e, Apply):
+        return e
+    if e.operator in _TURNED:
+        left, right = e.arguments
+        for a, b, op in ((left, right, e.operator), (right, left, _TURNED[e.operator])):
+            if isinstance(a, Apply) and a.operator == "neg":
+                a, b, op = a.arguments[0], -b, _TURNED[op]
+            if isinstance(a, Aggregate) and a.kind == "largest" and all(isinstance(r, Parameter) for r in atoms(b)):
+                more = a.formula > b if op in (">", "<=") else a.formula >= b
+                above = Aggregate("some", more, a.over)
+                return above if op in (">", ">=") else ~above
+    arguments = tuple(map(_by_some, e.arguments))
+    return e if arguments == e.arguments else Apply(e.operator, arguments)
 
 
 def _settled(e: Expression) -> Expression:
