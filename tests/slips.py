@@ -403,7 +403,7 @@ LAWS = (
     ),
     slip(
         "what is the same at a tie is taken to have the same slope there", "laws*equivalent",
-        "if not identical(mine, yours) and by_value:", "if not identical(mine, yours):",
+        "at_ties(e.sympy(), known) if by_value else e.held() for", "at_ties(e.sympy(), known) for",
     ),
     slip(
         "statistics of tokens are differentiated", "laws*equivalent_words",

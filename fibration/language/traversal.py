@@ -24,18 +24,6 @@ def atoms(expression: Expression) -> Iterator[Expression]:
             yield e
 
 
-def operators(expression: Expression) -> set[str]:
-    """The names of all operators in an expression; what a statistic of tokens is made of is none of it."""
-    found: set[str] = set()
-    stack = [expression]
-    while stack:
-        e = stack.pop()
-        if isinstance(e, Apply):
-            found.add(e.operator)
-            stack.extend(e.arguments)
-    return found
-
-
 def transform(expression: Expression, atom: Callable[[Expression], Expression]) -> Expression:
     """Rebuild with every atom replaced by `atom(it)`."""
     if isinstance(expression, Apply):

@@ -5,19 +5,27 @@ from __future__ import annotations
 import pytest
 
 from fibration import (
+    Gate,
     Parameter,
+    count,
+    density,
     equivalent,
     exp,
+    identity_gate,
     load,
     log_prob,
     mean,
     minimum,
     policies,
+    residual,
     same,
+    stop,
     strata,
     token_mean,
+    zero_gate,
 )
 from fibration.language.pairs import pair
+from fibration.laws.proof.same_loss import same_loss
 from fibration.laws.witness.differences import difference
 
 token, trajectory = strata("token trajectory")
@@ -81,3 +89,17 @@ def test_a_batch_meets_conditions_on_policies():
     assert verdict(first, second).status == "refuted"
     for when in (rho < 2, same(old, rollout), "same(rollout, old)", "on_policy"):
         assert difference(pair(objective(first), objective(second), when), {1: 60, 2: 40}) is None
+
+
+def test_what_is_stopped_has_no_slope():
+    """In value both are the ratio of the trajectory; a token's own log ratio moves one of them alone, by all of it."""
+    mean_ratio = load("gspo").replace(name="of_means", gates={trajectory: identity_gate(), token: zero_gate()})
+    held = stop(density(trajectory)) + count(token, over=trajectory) * residual + density(trajectory)
+    own = Gate(
+        (held - stop(count(token, over=trajectory) * residual + density(trajectory))) / count(token, over=trajectory)
+    )
+    of_tokens = mean_ratio.replace(name="own", gates={trajectory: zero_gate(), token: own})
+    assert not same_loss(pair(mean_ratio, of_tokens)).proved
+    assert equivalent(mean_ratio, of_tokens, "advantage=trajectory").ok
+    (found,) = equivalent(mean_ratio, of_tokens).verdicts
+    assert found.status == "refuted" and len(found.counterexample.values["tokens"]) == 2

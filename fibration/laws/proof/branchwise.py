@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.operators import ZERO, Signs, Stopped, where
+from fibration.language.operators import ZERO, Signs, where
 from fibration.language.sympy_bridge import vanishes
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.feasible import feasible, normal
@@ -27,9 +27,7 @@ def same(
     if one == other:
         return True
     for (a, b), known in together([cases(one, assume), cases(other, assume)], assume, asked):
-        mine, yours = a.sympy(), b.sympy()
-        if not identical(mine, yours) and by_value:
-            mine, yours = (at_ties(e, known) for e in (mine, yours))
+        mine, yours = (at_ties(e.sympy(), known) if by_value else e.held() for e in (a, b))
         if not (identical(mine, yours) and alike(a, b, known, assume)) and can_hold(known, assume):
             return False
     return True
@@ -118,8 +116,3 @@ def identical(one: Any, other: Any) -> bool:
         return False
     plain = difference.replace(sympy.exp, lambda a: sympy.exp(sympy.expand(sympy.cancel(sympy.together(a)))))
     return vanishes(sympy.expand(plain))
-
-
-def value_of(derived: Any) -> Any:
-    """A branch-free formula after its derivatives have been taken: what was stopped is its value."""
-    return derived.replace(Stopped, lambda a: a) if derived.has(Stopped) else derived

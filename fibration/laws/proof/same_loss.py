@@ -21,10 +21,10 @@ from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.pairs import Pair
-from fibration.language.sympy_bridge import symbol, to_sympy
+from fibration.language.sympy_bridge import flowing, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.proof.branches import TooManyCases, cases
-from fibration.laws.proof.branchwise import MOST, alike, at_ties, can_hold, identical, together, value_of
+from fibration.laws.proof.branchwise import MOST, alike, at_ties, can_hold, identical, together
 from fibration.laws.proof.coordinates import X
 from fibration.laws.proof.near import SIDES, is_kinked
 from fibration.laws.proof.shared_means import Variables
@@ -157,7 +157,7 @@ class _Comparison:
         split = [cases(e, assume) for t in terms for e in (t.ratio, one if ratios_alone else t.weight)]
         for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
             mine, yours = (
-                {k: at_ties(value_of(e), known) for k, e in t.parts(ratio.sympy(), weight.sympy()).items()}
+                {k: at_ties(flowing(e), known) for k, e in t.parts(ratio.held(), weight.sympy()).items()}
                 for t, ratio, weight in ((terms[0], r, u), (terms[1], q, v))
             )
             same = all(identical(mine.get(k, 0), yours.get(k, 0)) for k in {**mine, **yours})

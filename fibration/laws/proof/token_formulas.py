@@ -22,7 +22,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, Signs, stop, where
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
-from fibration.language.traversal import atoms, desugar, operators, transform
+from fibration.language.traversal import atoms, desugar, transform
 from fibration.laws.proof.branches import cases
 from fibration.laws.proof.near import SIDES
 from fibration.laws.proof.shared_means import Variables
@@ -53,9 +53,8 @@ class TokenFormulas:
         """A formula read at a token, or at what it lies over, with its counts, policies and statistics."""
         key = e, leaf
         if key not in self._known:
-            new = any(isinstance(a, Aggregate) for a in atoms(e)) or "stop" in operators(e)
-            made = transform(_by_some(desugar(e)), self._atom) if new else self.variables.counted(e)
-            self._known[key] = _settled(made)
+            new = any(isinstance(a, Aggregate) for a in atoms(e))
+            self._known[key] = transform(_by_some(desugar(e)), self._atom) if new else self.variables.counted(e)
         return self._known[key]
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
@@ -194,17 +193,6 @@ def _by_some(e: Expression) -> Expression:
                 above = Aggregate("some", more, a.over)
                 return above if op in (">", ">=") else ~above
     arguments = tuple(map(_by_some, e.arguments))
-    return e if arguments == e.arguments else Apply(e.operator, arguments)
-
-
-def _settled(e: Expression) -> Expression:
-    """A formula whose conditions are free of `stop`: they have no derivatives."""
-    if not isinstance(e, Apply):
-        return e
-    if e.operator == "where":
-        condition, value, otherwise = e.arguments
-        return where(_unstopped(condition), _settled(value), _settled(otherwise))
-    arguments = tuple(map(_settled, e.arguments))
     return e if arguments == e.arguments else Apply(e.operator, arguments)
 
 
