@@ -10,6 +10,7 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,6 +33,7 @@ from fibration.language.atoms import (
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
@@ -111,6 +113,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
     based = any(isinstance(a, Density) for a in reads)
     far, near = ([Fraction(0), *(s * p for p in ps for s in signs if based)] for ps in (FAR, NEAR))
     sides = (1,) if split and root else (1, -1)
+    bases = (Fraction(-1), Fraction(0)) if any(isinstance(a, LogProb) for a in reads) else (Fraction(-1),)
     measured = [a for a in reads if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
     seen = set()
     for concrete in concretes(h, [gate], most=MOST_TRIED):
@@ -120,16 +123,18 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
             if (point := (still, *here.values())) in seen:
                 continue
             seen.add(point)
-            for a in _advantages(gate, here) if advantage in reads else (Fraction(1),):
-                at = _Gate(gate, concrete, stratum, element, a)
+            given = _advantages(gate, here) if advantage in reads else [Fraction(1)]
+            for a, base in itertools.product(given, bases):
+                at = _Gate(gate, concrete, stratum, element, a, base)
                 off = next(((p, "value", text) for p in far if (text := at.value_off(p))), None)
-                if not (off or still):
+                if not (off or still or base == 0):  # beside a probability of 1 there are those below it alone
                     off = next(((p, "slope", text) for p in near if (text := at.slope_off(p, sides))), None)
                 if not off:
                     continue
                 p, part, text = off
                 where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on {an(stratum)}"
                 extra = f" with advantage {a}" if advantage in reads else ""
+                extra += f" and log-probs of {base}" if len(bases) > 1 else ""
                 if p:
                     extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")
                 values = concrete.chosen
@@ -161,11 +166,12 @@ class _Gate:
     stratum: Stratum
     element: int
     advantage: Fraction
+    base: Fraction  # all log-probs
 
     @cached_property
     def beside_it(self) -> dict[Expression, Fraction]:
         """Log-probs and statistics, where all policies coincide."""
-        return read_on_policy(self.gate, self.concrete, self.stratum, self.element, self.advantage)
+        return read_on_policy(self.gate, self.concrete, self.stratum, self.element, self.advantage, self.base)
 
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
         bound: dict[Expression, Fraction] = {**self.beside_it}

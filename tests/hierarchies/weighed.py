@@ -52,6 +52,7 @@ from fibration import (
     trajectory_mean,
     uniform,
     where,
+    zero_gate,
 )
 
 token, trajectory, batch = strata("token trajectory batch")
@@ -228,6 +229,45 @@ STOPS_WRONG: dict[str, tuple[Hierarchy, Gated]] = {
         lambda v, held, b: np.exp(
             b.per_row(v, np.mean) + (v - 2 * b.per_row(v, np.mean)) - (held - 2 * b.per_row(held, np.mean))
         ),
+    ),
+}  # fmt: skip
+# Gates that read frozen probabilities, an advantage in `F`, a parameter in `R`, and one gate per channel.
+p_old, ratio = exp(log_prob(old)), 1 + residual
+
+
+def kl(margin: float) -> Any:
+    """Of "this token or another", by the old policy; 1e-8 keeps it finite where a probability is 1."""
+    return -p_old * log(ratio) + (1 - p_old) * log((1 - p_old + margin) / (1 - p_old * ratio + margin))
+
+
+def dppo(margin: float) -> Hierarchy:
+    return one(gate=Gate(where((kl(margin) > D) & (advantage * residual > 0), 0, residual)))
+
+
+share = Parameter("share", default=0.5, upper=1)
+NOT_R = {"first_order": "one ratio per trajectory", "recovery": "ratios are cut before their mean is taken"}
+GATES_RIGHT: dict[str, Hierarchy] = {
+    "DPPO by divergence": dppo(1e-8),
+    "DCPO": one(gate=Gate(where(
+        advantage >= 0,
+        minimum(residual, (sqrt(1 + 4 * C / p_old) - 1) / 2),
+        maximum(residual, (sqrt(maximum(1 - 4 * D / p_old, 0)) - 1) / 2),
+    ))),
+    "GMPO": Hierarchy(
+        name="gmpo", fibrations=[Fibration(token, trajectory, uniform())],
+        gates={trajectory: identity_gate(), token: zero_gate()}, objective=mu, gives_up=NOT_R,
+        decomposition=decomposition(
+            density=where(advantage >= 0, minimum(x, epsilon), maximum(x, -epsilon)) / T,
+            recovery=exp(T * gated("")), scale=1 / T,
+        ),
+    ),
+    "DHPO": Hierarchy(
+        name="dhpo", fibrations=[Fibration(token, trajectory, uniform())], objective=mu,
+        gates={token: {"+": clip_gate(epsilon), "-": zero_gate()}, trajectory: identity_gate()},
+        decomposition=decomposition(
+            plus=x, minus=x, recovery=share * exp(gated("+")) + (1 - share) * exp(gated("-")), scale=1,
+        ),
+        gives_up={"first_order": "half of it is a trajectory's ratio"},
     ),
 }  # fmt: skip
 STOPS_RIGHT: dict[str, Hierarchy] = {

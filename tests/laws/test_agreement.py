@@ -11,10 +11,24 @@ import numpy as np
 import pytest
 from hierarchies import weighed
 from hierarchies.quivers import BOTH, image, make, text, trajectory
-from hierarchies.weighed import RIGHT, STOPS_RIGHT, STOPS_WRONG, WRONG, D, k, mu, one, rho, token
+from hierarchies.weighed import GATES_RIGHT, RIGHT, STOPS_RIGHT, STOPS_WRONG, WRONG, D, k, mu, one, rho, token
 from oracles.weighed import CLOSE, coefficients, coincide, drawn, is_possible, read
 
-from fibration import Parameter, advantage, exp, largest, log_prob, mean, minimum, some, token_mean, where
+from fibration import (
+    Gate,
+    Parameter,
+    advantage,
+    exp,
+    identity_gate,
+    largest,
+    log_prob,
+    mean,
+    minimum,
+    residual,
+    some,
+    token_mean,
+    where,
+)
 from fibration.language.places import whole_batch
 from fibration.laws.verify import decide
 from fibration.laws.witness.batches import Concrete
@@ -112,11 +126,26 @@ def test_the_exact_evaluation_is_numpys(name):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", STOPS_RIGHT)
-def test_what_is_stopped_in_the_right_place(name):
-    report = STOPS_RIGHT[name].verify()
+@pytest.mark.parametrize("name", [*STOPS_RIGHT, *GATES_RIGHT])
+def test_what_is_stopped_in_the_right_place_and_what_gates_may_read_besides(name):
+    report = {**STOPS_RIGHT, **GATES_RIGHT}[name].verify()
     assert report.ok, report
     assert next(v for v in report.verdicts if v.law == "gradient").status == "proved"
+
+
+def test_a_probability_of_1_is_tried():
+    """Without a margin the divergence of a token of which the old policy was certain has no value."""
+    verdict = failing(weighed.dppo(0))
+    assert (verdict.law, verdict.status) == ("identity", "refuted")
+    assert str(verdict.counterexample).endswith("g(0) has no value")
+    assert "log-probs of 0" in str(verdict.counterexample)
+
+
+def test_a_gates_ratio_times_the_old_probability_is_no_more_than_1():
+    """Which is used where the residual is the ratio's: on one stratum alone, and of one token."""
+    beyond = where(weighed.p_old * weighed.ratio > 1, 0, residual)
+    assert one(gate=Gate(beyond)).verify().ok
+    assert not weighed.two(identity_gate(), Gate(where(weighed.p_old * exp(residual) > 1, 0, residual))).verify().ok
 
 
 # ---------------------------------------------------------------- words

@@ -8,15 +8,16 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Density, Reading, Stratum, in_channel, token_log_ratio
+from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import POSITIVE, Signs
 from fibration.language.report import Verdict
-from fibration.language.sympy_bridge import symbol
+from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.near import Germ, germ
-from fibration.laws.proof.signs import Assumptions
+from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
 
 
 @dataclass
@@ -56,7 +57,20 @@ class Subject:
         plain = Assumptions(h.shape, h.assume, stratum)
         read = {a for s in h.order for c in self.never_negative for a in atoms(in_channel(h.gate(s), c))}
         known = (a for a in read if isinstance(a, Density) and a.channel in self.never_negative)
-        return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known})
+        return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known} | self._probabilities)
+
+    @cached_property
+    def _probabilities(self) -> dict[Any, Signs]:
+        """`π_old·r <= 1`, where the one gate there is reads `π_old`, and its residual says what `r` is."""
+        h, x, rho = self.hierarchy, symbol(token_log_ratio), symbol(residual)
+        if len(h.order) > 1 or OLD_LOG_PROB not in set(atoms(h.gate(h.order[0]))):
+            return {}
+        old, densities = symbol(OLD_LOG_PROB), [to_sympy(e) for _, e in h.decomposition.densities]
+        if densities == [x]:
+            return {old + rho: NOT_POSITIVE, sympy.exp(old + rho) - 1: NOT_POSITIVE}
+        if densities == [sympy.exp(x) - 1]:
+            return {sympy.exp(old) * (1 + rho) - 1: NOT_POSITIVE, 1 + rho: POSITIVE}
+        return {}
 
     def germ(self, gate: Expression, stratum: Stratum) -> Germ:
         """The germ of a gate on a stratum, once for each."""

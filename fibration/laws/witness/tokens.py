@@ -99,17 +99,18 @@ class Tokens:
 
 
 def read_on_policy(
-    expression: Expression, concrete: Concrete, stratum: Stratum, element: int, a: Fraction
+    expression: Expression, concrete: Concrete, stratum: Stratum, element: int, a: Fraction, base: Fraction
 ) -> dict[Expression, Fraction]:
     """The log-probs and statistics that a formula reads at an element, where all policies coincide.
 
-    All advantages are `a`, and all log-probs one number.
+    All advantages are `a`, and all log-probs `base`.
     """
     read = [e for e in atoms(expression) if isinstance(e, (LogProb, Aggregate))]
     if not read:
         return {}
     places = [(leaf, i) for leaf in concrete.shape.leaves for i in range(concrete.size[leaf])]
-    here = Tokens(concrete, places, [Fraction(0)] * len(places), [a] * len(places), differentiate)
+    n = len(places)
+    here = Tokens(concrete, places, [Fraction(0)] * n, [a] * n, differentiate, {OLD: [base] * n})
     first = here.over(stratum, element)[0]
     return {
         e: value_of(here.statistic(e, stratum, element) if isinstance(e, Aggregate) else here.atom(e, first))
