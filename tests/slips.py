@@ -1231,6 +1231,35 @@ TRAINERS = (
         "a mask may lose coefficients", "trainers/test_advantages",
         "lost = (coefficients != 0) & (mask == 0)", "lost = (coefficients != 0) & (mask < 0)",
     ),
+    slip(
+        "what sampled may be weighed by the trainer and by the hierarchy", "trainers/test_window",
+        "if weights is not None and ROLLOUT in passed(op.hierarchy):", "if False:",
+    ),
+    slip(
+        "a fresh step of several policies has log-probs of 0", "trainers/test_window",
+        "if log_probs is None and self.old_log_probs is None and self.op.hierarchy.policies:", "if False:",
+    ),
+    slip(
+        "log-probs of a recorded policy may be infinite", "rollouts/test_file",
+        "np.flatnonzero(~np.isfinite(given) | (given > _POSITIVE))", "np.flatnonzero(given > _POSITIVE)",
+    ),
+    slip(
+        "what sampled is taken for the old policy in a recorded batch", "plotting/test_policies",
+        "torch.from_numpy(rollouts.policies[name]).double()", "torch.from_numpy(rollouts.old_log_probs).double()",
+    ),
+    slip(
+        "what is dropped keeps its weight in tables", "plotting/test_policies",
+        "return np.where(self.kept, reduce(np.multiply, self.each, np.ones(len(self.kept))), 0.0)",
+        "return reduce(np.multiply, self.each, np.ones(len(self.kept)))",
+    ),
+    slip(
+        "worlds of a figure whose weights see the batch share one", "plotting/test_policies",
+        "    seen |= read_of_tokens(op.hierarchy).outputs if op.hierarchy.objective.formulas else {}\n", "",
+    ),
+    slip(
+        "a figure takes a pull for a coarser drift", "plotting/test_policies",
+        'return of_tokens and _reads(operand, "advantage")', "return False",
+    ),
 )  # fmt: skip
 
 SLIPS = (*LANGUAGE, *LAWS, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS)

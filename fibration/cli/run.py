@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from fibration.compiler.diagnostics import UNCHANGED, levels, report_of
 from fibration.files import check_writable
 from fibration.language.expressions import as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
 from fibration.language.report import BUDGET, Fact, Report
 from fibration.laws import LAWS
 from fibration.pipeline import best
@@ -29,6 +31,7 @@ from fibration.printing.text import graph, layers
 from fibration.rollouts.file import Rollouts, load_rollouts
 from fibration.rollouts.replay import Gated, build_index, disagreement, gate
 from fibration.runtime.index.index import Index
+from fibration.runtime.weights import effective
 
 PER_LEAF = "log 𝒢 on "  # how facts about the tokens of one of several leaves begin
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
@@ -191,6 +194,28 @@ def _domains(g: Gated) -> Table:
     return table
 
 
+def _weights(g: Gated) -> Table:
+    """Per domain of the rollouts, how many of its tokens are kept, and what they weigh."""
+    r, w = g.rollouts, g.weights
+    places = g.index.positions.numpy()
+    token_domain = np.repeat(r.domain_of_group[r.prompt_group], np.diff(r.offsets))[places]
+    apart = {name: (r.old_log_probs - given.numpy())[places] for name, given in g.policies.items()}
+    names = [f"mean\n|log π_old/π_{name}|" for name in apart]
+    table = _table("domain", "tokens", "kept", "w\nmin", "w\nmean", "w\nmax", "effective", *names)
+    every = np.ones(len(places), bool)
+    for name, mine in (*((name, token_domain == i) for i, name in enumerate(r.domains)), ("all", every)):
+        if not mine.any():
+            continue
+        if name == "all":
+            table.add_section()
+        kept = w.product[mine & w.kept]
+        numbers = [f"{n:.3f}" for n in (kept.min(), kept.mean(), kept.max())] if len(kept) else ["·"] * 3
+        share = f"{effective(kept):.0%}" if len(kept) else "·"
+        moved = [f"{np.abs(x[mine]).mean():.4f}" for x in apart.values()]
+        table.add_row(name, f"{mine.sum()}", _share(w.kept[mine].mean(), ""), *numbers, share, *moved)
+    return table
+
+
 def _regimes(g: Gated) -> Table:
     """Per level and, of every coarsest stratum with few named elements, per element of it: drift and regimes."""
     h, metrics = g.op.hierarchy, g.result.metrics
@@ -248,13 +273,23 @@ def _findings(g: Gated) -> Iterator[Any]:
         "italic",
     )
     yield _regimes(g)
+    o = h.objective
+    if o.formulas:
+        yield Text(
+            "What every token's term is multiplied by: kept, the tokens on which every condition holds; w, the product "
+            "of their weights; effective, the share of as many tokens that equal weights would need, (Σw)²/(n·Σw²).",
+            "italic",
+        )
+        yield _weights(g)
     ratio = torch.exp(g.log_ratio)
     changed = float((g.ratio - ratio).abs().gt(1e-12 * ratio).double().mean())
-    product = "stop(𝒢(r))·A·log π" if h.objective.estimator == "score" else "𝒢(r)·A"
+    product = "w·" * bool(o.formulas) + ("stop(𝒢(r))·A·log π" if o.estimator == "score" else "𝒢(r)·A")
     gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value, meaning in (
-        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}, with μ of {h.objective}"),
+        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}, with μ of {_mean(o)}"),
+        *(("weight", "", str(formula)) for formula in o.weighed),
+        *(("kept", "", f"{k.condition}; μ counts {k.normaliser} tokens") for k in o.kept),
         ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "before gating"),
         ("gated ratio 𝒢(r)", gated, f"differs from r on {changed:.0%} of the tokens"),
         ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of mean |r − 1|"),
@@ -262,6 +297,11 @@ def _findings(g: Gated) -> Iterator[Any]:
     ):
         grid.add_row(Text(name, "bold"), value, Text(meaning, "dim"))
     yield grid
+
+
+def _mean(objective: Objective) -> str:
+    """The objective without what it reads of single tokens, as it was written."""
+    return re.split(r"[.](?:weigh|keep)[(]", objective.written)[0]
 
 
 def _coordinate(h: Hierarchy) -> str:

@@ -22,6 +22,7 @@ from fibration.plotting.canvas import plate, save, title
 from fibration.plotting.drifts import Colours, colours
 from fibration.plotting.gate_curve import sections
 from fibration.plotting.hierarchy import hierarchy
+from fibration.plotting.token_weights import weights
 from fibration.printing.regimes import CHANNELS, REGIMES, unit
 
 if TYPE_CHECKING:
@@ -32,16 +33,19 @@ TITLES = {
     "hierarchy": "the hierarchy, and the batch's drift at every level of it",
     "regimes": "every element on its gate",
     "ratios": "ratios before and after gating",
+    "weights": "what every token's term is multiplied by, and what is dropped",
 }
 
 
 def draw(gated: Gated, out: Path, step: Callable[[str], None] = lambda name: None) -> list[tuple[Path, str]]:
     """Write all pictures of a batch to `out`; their paths and titles."""
     make = {"hierarchy": lambda g: hierarchy(g.op.hierarchy, g), "regimes": regimes, "ratios": ratios}
-    for name in TITLES:
+    if gated.op.hierarchy.objective.formulas:
+        make["weights"] = weights
+    for name, picture in make.items():
         step(name)
-        save(make[name](gated), out / f"{name}.png")
-    return [(out / f"{name}.png", title) for name, title in TITLES.items()]
+        save(picture(gated), out / f"{name}.png")
+    return [(out / f"{name}.png", TITLES[name]) for name in make]
 
 
 # ---------------------------------------------------------------- regimes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fibration.language.policies import OLD
 from fibration.rollouts.file import Rollouts
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Coefficients, Levels, Operator
+from fibration.runtime.weights import Weights, weights_of
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,17 @@ class Gated:
     index: Index
     rollouts: Rollouts
     parameters: Mapping[str, Any]
-    policies: Mapping[str, Tensor]  # log-probs of those that are passed
+    policies: Mapping[str, Tensor]  # log-probs of those beside current and old that the hierarchy reads
     log_ratio: Tensor
     advantages: Tensor
     ratio: Tensor
     result: Coefficients
     levels: Levels
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What every unmasked token's term is multiplied by, and whether it is kept."""
+        return weights_of(self.op.hierarchy, self.index, self.inputs("evaluate"))
 
     def inputs(self, program: str) -> dict[Input | Matrix, NDArray[np.float64]]:
         """What the operator gives to one of its programs, for the interpreter."""

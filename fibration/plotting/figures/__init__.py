@@ -121,8 +121,8 @@ def note(hierarchy: Hierarchy, values: Mapping[str, Any]) -> str:
 def undrawn(hierarchy: Hierarchy) -> str:
     """What of an objective a figure of gates cannot show."""
     o = hierarchy.objective
-    words = [f"weigh({w})" for w in o.weighed] + [f"keep({k.condition})" for k in o.kept]
-    return f"not drawn, for gates do not read them: {', '.join(words)}" if words else ""
+    words = [f"{len(o.weighed)} weigh(...)"] * bool(o.weighed) + [f"{len(o.kept)} keep(...)"] * bool(o.kept)
+    return f"not drawn: {' and '.join(words)} of the objective, which no gate reads" if words else ""
 
 
 def _entries(value: Any, at: str = "") -> Iterator[str]:

@@ -24,7 +24,7 @@ from fibration.plotting.canvas import INK, PALETTE, plate, title
 from fibration.plotting.figures.gates import reach
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, plane
 from fibration.plotting.figures.sample import OLD, Sample, Vector, dealing, regimes_of, sample, samples
-from fibration.plotting.gate_curve import reads_advantage, removes, sections
+from fibration.plotting.gate_curve import reads_advantage, reads_pull, removes, sections
 from fibration.printing.regimes import CHANNELS, unit
 from fibration.runtime.operator import Operator
 
@@ -92,12 +92,20 @@ class Drift:
         paths = np.log1p(t[:, None] * DELTA)
         return np.array([replace(self.start, log_ratio=x[None]).objective for x in paths])
 
+    @cached_property
+    def counts_kept(self) -> bool:
+        """Whether `μ` depends on what is kept, and so on the drift and the row."""
+        return any(k.normaliser == "kept" for k in self.op.hierarchy.objective.kept)
+
     def per_token(self, t: Any) -> Vector:
-        """`μ·𝒢_i·A_i`, times `log π` for a score estimator: `[len(t), tokens]`. Their sums are `total`."""
-        return self.weight * self._unweighted(t)
+        """`μ·w_i·𝒢_i·A_i`, times `log π` for a score estimator: `[len(t), tokens]`. Their sums are `total`.
+
+        Without `μ`, where that depends on what is kept.
+        """
+        return (1.0 if self.counts_kept else self.weight) * self._unweighted(t)
 
     def _unweighted(self, t: Any) -> Vector:
-        value = self.ratio(t) * ADVANTAGE
+        value = self.ratio(t) * ADVANTAGE * np.concatenate([s.weight for s in self.at(t)])
         return value * (math.log(OLD) + np.log1p(np.atleast_1d(t)[:, None] * DELTA)) if self.is_score else value
 
     def ratio(self, t: Any) -> Vector:
@@ -106,7 +114,7 @@ class Drift:
 
     @cached_property
     def weight(self) -> float:
-        """`μ`, which is the same on rows of equal length: `J / Σ 𝒢 A`, where that sum is not small."""
+        """`μ`, which is the same on rows of equal length: `J / Σ w 𝒢 A`, where that sum is not small."""
         t = np.linspace(0, LONGEST, 13)
         sums = self._unweighted(t).sum(axis=1)
         best = int(np.argmax(np.abs(sums)))
@@ -182,9 +190,11 @@ class Drift:
 def baseline(op: Operator, parameters: Mapping[str, Any]) -> Drift | None:
     """GRPO with the clip of this hierarchy, if it has one, else with its own default; None if it is GRPO itself.
 
-    None too for a score estimator: its value is none of the true objective, and not to be compared with one.
+    None too for a score estimator: its value is none of the true objective, and not to be compared with one; and where
+    `μ` counts what is kept.
     """
-    if op.hierarchy.name == BASELINE or op.hierarchy.objective.estimator == "score":
+    compared = op.hierarchy.objective.estimator == "ratio" and not Drift(op, parameters).counts_kept
+    if op.hierarchy.name == BASELINE or not compared:
         return None
     own = {name: parameters.get(name, p.default) for name, p in op.hierarchy.parameters.items()}
     grpo = compile_operator(load(BASELINE), "torch")
@@ -268,13 +278,15 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
         )
         axes.grid(alpha=0.2)
         return
-    if len(channels) == 1:
-        before, after = (drift.level(word, t, (root, "")) for word in ("residual", "gated"))
-        for i in range(before.shape[1]):
-            colour = PALETTE[(0, 4)[i % 2]]
-            sign = {1: "A > 0", -1: "A < 0"}[int(ADVANTAGE[i * TOKENS // drift.rows])] if drift.rows > 1 else root
-            axes.plot(t, before[:, i], ":", color=colour, label=f"{sign}: drift")
-            axes.plot(t, after[:, i], color=colour, label=f"{sign}: gated")
+    if len(channels) == 1 or reads_pull(drift.op, root):  # else one plane is the gate of all trajectories
+        for channel in channels:
+            before, after = (drift.level(word, t, (root, channel)) for word in ("residual", "gated"))
+            for i in np.flatnonzero(np.abs(before).max(axis=0) > 0).tolist():
+                colour = PALETTE[(0, 4)[i % 2]]
+                sign = {1: "A > 0", -1: "A < 0"}[int(ADVANTAGE[i * TOKENS // drift.rows])] if drift.rows > 1 else root
+                name = f"{sign}, channel {CHANNELS[channel]}" if channel else sign
+                axes.plot(t, before[:, i], ":", color=colour, label=f"{name}: drift")
+                axes.plot(t, after[:, i], color=colour, label=f"{name}: gated")
         axes.legend(fontsize=9)
         axes.set(xlabel="t", ylabel=f"drift ({unit(h)})", xlim=(0, drift.longest))
         axes.set_title(f"(a) drift of the {root}, and what its gate leaves", fontsize=11, loc="left")
@@ -342,8 +354,10 @@ def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector
         if other is not None:
             axes.plot(t, weigh(drift, other) * other.per_token(t)[:, i], "--", color="black", linewidth=1.2, zorder=4)
         axes.ticklabel_format(useOffset=False)
-        score = r"$\mu\,\mathrm{stop}(\mathcal{G})\,A\,\log\pi$"
-        axes.set(xlim=(0, drift.longest), ylabel=score if drift.is_score else r"$\mu\,\mathcal{G}\,A$")
+        factors = [] if drift.counts_kept else [r"\mu"]
+        factors += ["w"] if drift.op.hierarchy.objective.formulas else []
+        factors += [r"\mathrm{stop}(\mathcal{G})", "A", r"\log\pi"] if drift.is_score else [r"\mathcal{G}", "A"]
+        axes.set(xlim=(0, drift.longest), ylabel="$" + r"\,".join(factors) + "$")
         axes.grid(alpha=0.2)
         axes.legend(fontsize=9, loc="best")
     upper.tick_params(labelbottom=False)

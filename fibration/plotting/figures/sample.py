@@ -23,6 +23,7 @@ from fibration.language.policies import OLD as BEFORE
 from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Levels, Operator
+from fibration.runtime.weights import read_of_tokens, weights_of
 
 Vector = NDArray[np.float64]
 Level = tuple[str, str]  # stratum, channel
@@ -119,6 +120,14 @@ class Sample:
         return np.asarray(np.abs(self.ratio - r) > UNCHANGED * np.abs(r - 1) + 1e-12)
 
     @cached_property
+    def weight(self) -> Vector:
+        """What every token's term is multiplied by beside `μ`, 0 where it is dropped: `[worlds, tokens]`."""
+        h = self.op.hierarchy
+        if not h.objective.formulas:
+            return np.ones_like(self.log_ratio)
+        return weights_of(h, self.index, self.inputs("evaluate")).product.reshape(self.log_ratio.shape)
+
+    @cached_property
     def objective(self) -> float:
         """`J` of all worlds as one batch. Every token had the probability `OLD`, which a score estimator's J reads."""
         (log_ratio, advantages), old = self._tokens, self._old
@@ -187,8 +196,11 @@ def _by_row(op: Operator, stratum: Stratum) -> bool:
 
 
 def apart(op: Operator) -> bool:
-    """Whether worlds of one batch do not see each other: no gate reads what is summed, counted or fitted over it."""
+    """Whether worlds of one batch do not see each other: no gate and no weight reads what is summed, counted or fitted
+    over it.
+    """
     seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.word in ("residual", "gated")}
+    seen |= read_of_tokens(op.hierarchy).outputs if op.hierarchy.objective.formulas else {}
     for node in Program("levels", op.programs["levels"].leaves, seen, {}).nodes():
         if isinstance(node, Mix) or (isinstance(node, (Push, Quantile)) and node.target == BATCH):
             return False

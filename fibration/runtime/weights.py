@@ -1,0 +1,70 @@
+"""Weights of single tokens, and which of them are kept, as the interpreter computes them: for tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.compiler.interpret import interpret
+from fibration.compiler.ir import Input, Matrix, Program, part
+from fibration.compiler.keys import Key
+from fibration.compiler.lower import from_log_probs, lower
+from fibration.compiler.optimise import optimise
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.index.index import Index
+
+Vector = NDArray[np.float64]
+KEPT, WEIGHT = "kept", "weight_"  # words of outputs: weights are counted from 1
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the unmasked tokens: `each` is a vector per `weigh(...)`, `kept` whether all conditions of `keep(...)` hold.
+
+    A weight has a value on tokens that are dropped, too.
+    """
+
+    each: tuple[Vector, ...]
+    kept: NDArray[np.bool_]
+
+    @property
+    def product(self) -> Vector:
+        """All weights together, 0 on tokens that are dropped."""
+        return np.where(self.kept, reduce(np.multiply, self.each, np.ones(len(self.kept))), 0.0)
+
+
+def effective(weights: Vector) -> float:
+    """The effective sample size of weights as a share of their number, `(Σw)²/(n·Σw²)`; 0 where all are 0."""
+    squares = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
+
+
+def weights_of(hierarchy: Hierarchy, index: Index, inputs: Mapping[Input | Matrix, Vector]) -> Weights:
+    """`inputs`: of the program "evaluate", from `Operator.inputs`."""
+    program, objective = read_of_tokens(hierarchy), hierarchy.objective
+    found = interpret(program, inputs, index.sizes(program.edges))
+
+    def tokens(word: str) -> Vector:
+        whole = np.full(index.shape, np.nan).reshape(-1)
+        for leaf in index.leaves:
+            whole[index.positions_of(leaf).numpy()] = found[part(word, leaf, index.leaves)]
+        return whole[index.positions.numpy()]
+
+    each = tuple(tokens(f"{WEIGHT}{i}") for i in range(1, 1 + len(objective.weighed)))
+    kept = tokens(KEPT) > 0 if objective.kept else np.ones(len(index.positions), bool)
+    return Weights(each, kept)
+
+
+@lru_cache(maxsize=8)
+def read_of_tokens(hierarchy: Hierarchy) -> Program:
+    """The program of its weights and conditions, over its tokens."""
+    base = lower(hierarchy)
+
+    def is_read(key: Key) -> bool:
+        return key.word == KEPT or key.word.startswith(WEIGHT)
+
+    return optimise(from_log_probs(replace(base, outputs={k: v for k, v in base.outputs.items() if is_read(k)})))

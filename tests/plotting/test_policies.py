@@ -1,0 +1,219 @@
+"""`fibration run` and `fibration plot` of hierarchies that read further policies, statistics, weights and conditions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from support import operator
+from typer.testing import CliRunner
+
+import fibration
+from fibration import (
+    Hierarchy,
+    RolloutsError,
+    Stratum,
+    absolute,
+    exp,
+    load_rollouts,
+    log_prob,
+    mean,
+    minimum,
+    policies,
+    token_log_ratio,
+    trajectory_mean,
+)
+from fibration.cli.main import app
+from fibration.plotting.figures import gates, make, objective, regimes, undrawn
+from fibration.plotting.figures.objective import Drift, baseline
+from fibration.plotting.figures.sample import apart
+from fibration.plotting.token_weights import weights
+from fibration.rollouts import save_rollouts
+from fibration.rollouts.replay import Gated, build_index, gate
+from fibration.runtime.weights import effective
+
+pytestmark = pytest.mark.usefixtures("quick_c")
+_, old, rollout = policies("current old rollout")
+CEILING, FAR = 1.04, 0.05
+
+
+@functools.cache
+def of_three() -> Hierarchy:
+    """Truncated weights, one more that reads the whole batch, and trajectories that are dropped by their mean."""
+    apart_by = log_prob(old) - log_prob(rollout)
+    drift = mean(absolute(token_log_ratio), over=Stratum("batch"))
+    made = trajectory_mean().weigh(minimum(exp(apart_by), CEILING)).weigh(1 + drift)
+    made = made.keep(absolute(mean(apart_by, over=Stratum("trajectory"))) <= FAR, normaliser="kept")
+    return fibration.load("fiberpo_domain").replace(name="of_three", objective=made)
+
+
+@functools.cache
+def recorded() -> Gated:
+    op, batch = operator(of_three()), load_rollouts(engine=True)
+    return gate(op, build_index(op, batch), batch, {})
+
+
+def expected() -> tuple[np.ndarray, np.ndarray]:
+    """Weights and what is kept of the recorded batch, from its columns."""
+    b = load_rollouts(engine=True)
+    x = b.old_log_probs.astype(float) - b.policies["rollout"]
+    drift = np.abs(b.log_probs.astype(float) - b.old_log_probs).mean()
+    rows = np.repeat(np.arange(b.n_trajectories), np.diff(b.offsets))
+    means = np.bincount(rows, x) / np.diff(b.offsets)
+    return np.minimum(np.exp(x), CEILING) * (1 + drift), np.abs(means[rows]) <= FAR
+
+
+def test_weights_are_what_the_formulas_say() -> None:
+    w, kept = expected()
+    found = recorded().weights
+    assert 0 < (~kept).sum() < len(kept) and (w[kept] < w.max()).any()
+    np.testing.assert_array_equal(found.kept, kept)
+    np.testing.assert_allclose(found.product, np.where(kept, w, 0), rtol=1e-12)
+    assert len(found.each) == 2
+
+
+def test_the_recorded_objective_is_that_of_its_terms() -> None:
+    """`J = Σ μ·w·𝒢·A`, where `μ` counts kept tokens, and the trajectories that have one."""
+    g, (w, kept) = recorded(), expected()
+    b = g.rollouts
+    rows = np.repeat(np.arange(b.n_trajectories), np.diff(b.offsets))
+    count = np.bincount(rows, kept)
+    mu = kept / (np.count_nonzero(count) * np.maximum(count, 1)[rows])
+    terms = mu * w * g.ratio.numpy() * b.advantages.astype(float)[rows]
+    assert float(g.result.objective) == pytest.approx(terms.sum(), rel=1e-11)
+    assert abs(g.result.values.numpy())[~kept].max() == 0
+
+
+def test_the_effective_share() -> None:
+    assert effective(np.full(7, 0.3)) == pytest.approx(1.0)
+    assert effective(np.array([1.0, 0, 0, 0])) == 0.25
+    assert effective(np.zeros(3)) == 0.0
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spec") / "of_three.json"
+    path.write_text(of_three().model_dump_json())
+    return path
+
+
+def test_a_run_uses_the_batch_that_has_the_policy(spec: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["run", str(spec), "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    w, kept = expected()
+    assert "sampled by an engine in bfloat16" in text
+    row = re.search(r"all 949 (\d+)% ([\d.]+) ([\d.]+) ([\d.]+) (\d+)% ([\d.]+)", text)
+    assert row is not None
+    some = w[kept]
+    numbers = [100 * kept.mean(), some.min(), some.mean(), some.max(), 100 * effective(some)]
+    assert [float(v) for v in row.groups()[:-1]] == pytest.approx(numbers, abs=0.51, rel=1e-3)
+    assert "with μ of trajectory_mean()" in text and "μ counts kept tokens" in text
+    assert {p.name for p in tmp_path.iterdir()} == {"hierarchy.png", "regimes.png", "ratios.png", "weights.png"}
+
+
+def test_a_file_without_the_policy_is_refused_in_words(spec: Path, tmp_path: Path) -> None:
+    save_rollouts(tmp_path / "two", load_rollouts())
+    result = CliRunner().invoke(app, ["run", str(spec), "--rollouts", str(tmp_path / "two"), "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    for words in (
+        "the policy 'rollout', which 'of_three' reads",
+        "policies={'rollout': log_probs}",
+        "--engine bfloat16",
+    ):
+        assert words in result.output
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_policy_that_no_batch_has_is_named() -> None:
+    h = fibration.load("grpo").replace(
+        name="mine", objective=trajectory_mean().weigh(exp(log_prob(old) - log_prob(policies("earlier")[0])))
+    )
+    batch = load_rollouts(engine=True)
+    with pytest.raises(RolloutsError, match=r"'earlier'(.|\n)*current, old and rollout"):
+        gate(operator(h), build_index(operator(h), batch), batch, {})
+    more = dataclasses.replace(batch, policies={**batch.policies, "earlier": batch.policies["rollout"]})
+    assert float(gate(operator(h), build_index(operator(h), more), more, {}).weights.product.std()) > 0
+
+
+def test_a_loss_of_two_policies_takes_the_batch_of_two() -> None:
+    found = gate(
+        operator(fibration.load("grpo")), *(build_index(operator(fibration.load("grpo")), b := load_rollouts()), b), {}
+    )
+    assert not found.policies and found.weights.kept.all() and found.weights.each == ()
+
+
+def test_the_picture_of_weights_shows_every_token() -> None:
+    page = weights(recorded())
+    FigureCanvasAgg(page).draw()
+    tokens, domains = page.axes
+    w, kept = expected()
+    drawn = np.sort(np.concatenate([c.get_offsets()[:, 1] for c in tokens.collections]))
+    np.testing.assert_allclose(drawn, np.sort(np.where(kept, w, 0)), rtol=1e-9)
+    assert any(f"{(~kept).sum()} of 949 dropped" in t.get_text() for t in tokens.get_legend().get_texts())
+    assert max(b.get_width() for b in domains.patches) == pytest.approx(max(w[kept].mean(), 1), rel=0.1)
+
+
+# ---------------------------------------------------------------- figures
+
+
+def inward(name: str) -> Hierarchy:
+    h = fibration.load(name)
+    return h.replace(name="pulled", gates={s: g.inward() for s, g in h.gates.items()}, gives_up={})
+
+
+def test_gates_that_read_a_pull_are_drawn_for_both_of_its_signs() -> None:
+    op = operator(inward("fiberpo_domain"))
+    seen = gates.reference(op, {})
+    for channel, sign in (("+", 1), ("-", -1)):
+        for stratum, words in (("domain", "Σ μ·A·r"), ("trajectory", "A")):
+            found = {s.label: s for s in gates.cases(seen, stratum, channel)}
+            assert list(found) == [f"{words} > 0", f"{words} < 0"]
+            (out,), (back,) = (found[f"{words} {w} 0"].gated(10.0) for w in (("><"[sign < 0]), ("<>"[sign < 0])))
+            assert out == 0 and back == 10.0  # pushed outward it is zeroed, pulled back it passes
+
+
+def test_what_pulls_decides_regimes_of_coarser_strata() -> None:
+    op = operator(inward("fiberpo_domain"))
+    domain = next(s for s in op.hierarchy.order if s.name == "prompt_group")
+    assert regimes._signs(op, domain.name) == (1.0, -1.0)
+    assert regimes._signs(operator(fibration.load("fiberpo_domain")), domain.name) == (0.0,)
+
+
+def test_the_objective_under_drift_has_its_weights() -> None:
+    """What tokens add up to is J, with weights that change along the drift and tokens that are dropped on the way."""
+    kept = absolute(token_log_ratio) <= 0.15
+    made = trajectory_mean().weigh(1 + absolute(token_log_ratio)).keep(kept)
+    h = fibration.load("grpo").replace(name="mine", objective=made, gives_up={})
+    drift = Drift(operator(h), {})
+    t = np.array([0.1, 0.3, 0.5, 0.9])
+    np.testing.assert_allclose(drift.per_token(t).sum(axis=1), drift.total(t), rtol=1e-9)
+    x = np.log1p(0.5 * objective.DELTA)
+    np.testing.assert_allclose(drift.at(0.5)[0].weight[0], np.where(np.abs(x) <= 0.15, 1 + np.abs(x), 0), rtol=1e-12)
+    assert baseline(operator(h), {}) is not None
+
+
+def test_weights_that_see_the_whole_batch_keep_worlds_apart() -> None:
+    op = operator(of_three())
+    assert not apart(op) and apart(operator(fibration.load("fiberpo_domain")))
+    drift = Drift(op, {})
+    (one,), parts = drift.at(0.7), drift.at([0.2, 0.7])
+    assert len(parts) == 2
+    np.testing.assert_allclose(parts[1].weight, one.weight)
+    assert drift.counts_kept and baseline(op, {}) is None  # μ is another at every drift
+
+
+def test_a_page_says_what_it_does_not_draw() -> None:
+    page = make(operator(of_three()), "gates", {})
+    FigureCanvasAgg(page).draw()
+    said = "\n".join(t.get_text() for t in page.texts)
+    assert "every token ½ under old and rollout" in said
+    assert undrawn(of_three()) in said and "2 weigh(...) and 1 keep(...)" in said
+    assert undrawn(fibration.load("grpo")) == ""
+    (text,) = [t for t in page.texts if "½" in t.get_text()]
+    assert text.get_window_extent().x1 <= page.bbox.x1
