@@ -146,12 +146,45 @@ def instrument(program: Program, report: Report) -> Program:
         outputs[program.part("ratio_min_negated", leaf)] = _along(way, Map(scalar("neg", arg(0)), (ratio,)), "max")
         means["tv"].append(_along(rows, Map(absolute(scalar("expm1", arg(0))), (x,)), "sum"))
         means["kl"].append(_along(rows, Map(scalar("neg", arg(0)), (x,)), "sum"))
+    outputs |= _of_tokens(program, report)
     rows_stratum = next(iter(report.rows.values()))[-1]
     counts: list[Node] = [count_input(leaf, rows_stratum) for leaf in program.leaves]
     for name, sums_of in means.items():
         mean = Map(scalar("div", arg(0), arg(1)), (total(sums_of), total(counts)))
         outputs[Key(name)] = Push(rows_stratum, BATCH, mean)
     return replace(program, outputs=outputs).validate()
+
+
+def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
+    """Of kept tokens their number and their weights, and how far further policies are from the one that ratios are to.
+
+    The divergence is estimated by `exp(d) - 1 - d` with `d = log π_old - log π`, which is never negative.
+    """
+    square, estimate = scalar("mul", arg(0), arg(0)), scalar("sub", scalar("expm1", arg(0)), arg(0))
+    kept = {leaf: program.outputs.get(program.part("kept", leaf)) for leaf in program.leaves}
+    found: dict[Key, Node] = {}
+
+    def add(word: str, of: Mapping[str, Node]) -> None:
+        sums = total([_along(report.rows[leaf], node, "sum") for leaf, node in of.items()])
+        found[Key(word)] = Push(sums.stratum, BATCH, sums)
+
+    chosen = {leaf: node for leaf, node in kept.items() if node is not None}
+    if chosen:
+        add("kept", chosen)
+    for word in dict.fromkeys(key.word for key in program.outputs if key.word.startswith("weight_")):
+        weights = {leaf: where_kept(kept[leaf], program.outputs[program.part(word, leaf)]) for leaf in program.leaves}
+        add(word, weights)
+        add(f"{word}_square", {leaf: Map(square, (w,)) for leaf, w in weights.items()})
+        for leaf, w in weights.items():
+            found[program.part(f"{word}_max", leaf)] = _along(_to_batch(report, leaf), w, "max")
+    for name in dict.fromkeys(i.key[0] for i in program.inputs if i.kind == "policy_log_prob"):
+        apart = {}
+        for leaf in program.leaves:
+            pair = program.token_input("old_log_prob", leaf), program.token_input("policy_log_prob", leaf, (name,))
+            apart[leaf] = Map(scalar("sub", arg(0), arg(1)), pair)
+        add(f"{name}_log_ratio", apart)
+        add(f"{name}_kl", {leaf: Map(estimate, (d,)) for leaf, d in apart.items()})
+    return found
 
 
 def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from fibration.compiler import ir
@@ -34,7 +35,7 @@ from fibration.language.operators import where
 from fibration.language.places import home, way
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import desugar, evaluate
+from fibration.language.traversal import atoms, desugar, evaluate
 
 NOW, BEFORE = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))
 Combine = Callable[[Node, Node], Node]
@@ -68,6 +69,9 @@ class Formulas:
         self, expression: Expression, stratum: str, bound: Mapping[Expression, Node] = MappingProxyType({})
     ) -> Node:
         """One Map over `stratum` that computes `expression`; its atoms become operands."""
+        if stratum in self.leaves:
+            known: dict[Expression, Node] = dict(bound)
+            expression, bound = self.lifted(expression, stratum, known), known
         operands: dict[Node, int] = {}
 
         def leaf_scalar(atom: Expression) -> Scalar:
@@ -79,6 +83,36 @@ class Formulas:
         if not operands:
             return Const(float(evaluate(expression, {})), stratum)
         return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
+
+    def lifted(self, expression: Expression, leaf: str, known: dict[Expression, Node]) -> Expression:
+        """`expression` with all that is made of statistics alone computed where they are, in float64: into `known`.
+
+        A sum that is compared with a bound at every token would be rounded to the tokens' precision first.
+        """
+        if not isinstance(expression, Apply):
+            return expression
+        read = list(atoms(expression))
+        place = self.finest([BATCH if a in known else self.place(a, leaf) for a in read])
+        coarse = place not in (None, leaf) and not any(a in known for a in read)
+        if place is None or not coarse or not any(isinstance(a, Aggregate) for a in read):
+            return Apply(expression.operator, tuple(self.lifted(a, leaf, known) for a in expression.arguments))
+        found = Coarse(expression)
+        known[found] = self.map(where(expression, 1, 0) if expression.is_condition else expression, place)
+        return found
+
+    def finest(self, places: list[str]) -> str | None:
+        """That of some strata which lies over all the others; None where they cross."""
+        for place in dict.fromkeys(places):
+            under = map(str, self.shape.coarser(self.strata[place])) if place in self.strata else ()
+            if set(places) <= {place, BATCH, *under}:
+                return place
+        return None
+
+    def place(self, atom: Expression, stratum: str) -> str:
+        """The stratum at whose elements an atom that is read at `stratum` has its values."""
+        if isinstance(atom, Density):
+            return atom.stratum.name
+        return home(self.h, atom) or stratum
 
     def atom(self, atom: Expression, stratum: str) -> Node:
         if atom == token_log_ratio:
@@ -93,7 +127,7 @@ class Formulas:
             return self.statistic(atom, stratum)
         if isinstance(atom, Density):
             return self.density[atom.stratum.name, atom.channel or ""]
-        place = home(self.h, atom) or stratum
+        place = self.place(atom, stratum)
         if isinstance(atom, Count):
             return Const(1.0, place) if atom.of.name == place else ir.count_input(atom.of.name, place)
         if isinstance(atom, Total):
@@ -144,7 +178,7 @@ class Formulas:
         for leaf in self.leaves_over(stratum):
             node = of(leaf)
             for source, target in itertools.pairwise(way(self.h, leaf, stratum)):
-                node = Push(source, target, node, reduce, wide and source in self.leaves)
+                node = pushed(source, target, node, reduce, wide and source in self.leaves)
             parts.append(node)
         return functools.reduce(combine or functools.partial(binary, "add"), parts)
 
@@ -154,6 +188,28 @@ class Formulas:
             return self.leaves
         over = self.shape.leaves_over(self.strata[stratum])
         return tuple(s.name for s in self.h.leaves if s in over)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Coarse(Expression):
+    """Part of a formula that is computed where its statistics are."""
+
+    formula: Expression
+
+    @property
+    def is_condition(self) -> bool:  # type: ignore[override]
+        return self.formula.is_condition
+
+    def text(self) -> str:
+        return str(self.formula)
+
+
+def pushed(source: str, target: str, node: Node, reduce: str = "sum", wide: bool = False) -> Node:
+    """A sum over fibres; of what is one number over each of them, that many times it."""
+    if reduce == "sum" and isinstance(node, Pull) and node.target in (target, BATCH):
+        one = node.operand if node.target == target else Pull(target, BATCH, node.operand)
+        return binary("mul", one, ir.count_input(source, target))
+    return Push(source, target, node, reduce, wide)
 
 
 def log_ratios(formula: Expression) -> Expression:

@@ -308,8 +308,8 @@ class Program:
         """The key of a leaf's part of what exists per token."""
         return part(word, leaf, self.leaves)
 
-    def token_input(self, kind: str, leaf: str) -> Input:
-        return token_input(kind, leaf, self.leaves)
+    def token_input(self, kind: str, leaf: str, key: tuple[str, ...] = ()) -> Input:
+        return token_input(kind, leaf, self.leaves, key)
 
     def results(self) -> dict[Key, dict[str, Key]]:
         """For each result in the shape of the batch, the output of every leaf that fills it."""

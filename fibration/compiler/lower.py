@@ -18,8 +18,8 @@ from fractions import Fraction
 from fibration.compiler import ir
 from fibration.compiler.derivative import ONE, ZERO
 from fibration.compiler.diagnostics import where_kept
-from fibration.compiler.formulas import Formulas, added, binary, minus
-from fibration.compiler.ir import Const, Detach, Input, Map, Node, Program, Push
+from fibration.compiler.formulas import Formulas, added, binary, minus, pushed
+from fibration.compiler.ir import Detach, Input, Map, Node, Program, Push
 from fibration.compiler.keys import Key
 from fibration.errors import SpecError
 from fibration.language.atoms import (
@@ -56,7 +56,7 @@ class _Lowering(Formulas):
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__(hierarchy)
         self.mass = {s.name: m for s, m in hierarchy.masses.items()}
-        self.read: dict[tuple[str, str], Node] = {}  # of every leaf, its tokens' weights and whether they are kept
+        self.read: dict[Key, Node] = {}  # of every leaf, its tokens' weights and whether they are kept
 
     # ------------------------------------------------------------ the two sweeps
 
@@ -97,7 +97,7 @@ class _Lowering(Formulas):
             outputs={
                 **{ir.part("gated_ratio", leaf, self.leaves): r for leaf, r in ratios.items()},
                 Key("objective"): self.objective(ratios),
-                **{ir.part(word, leaf, self.leaves): n for (word, leaf), n in self.read.items()},
+                **self.read,
                 **outputs,
             },
             names=self.names,
@@ -192,26 +192,30 @@ class _Lowering(Formulas):
         for leaf, ratio in ratios.items():
             advantage = ir.token_input("advantage", leaf, self.leaves)
             for i, formula in enumerate(objective.weighed, 1):
-                weight = self.read[f"weight_{i}", leaf] = Detach(self.tokens(formula, leaf))
+                weight = self.of_tokens(f"weight_{i}", leaf, self.tokens(formula, leaf))
                 ratio = binary("mul", ratio, weight)
-            term = binary("mul", ratio, advantage)
+            term: Node = binary("mul", ratio, advantage)
             if objective.estimator == "score":
                 weighted = binary("mul", Detach(ratio), advantage)
                 term = binary("mul", weighted, ir.token_input("log_prob", leaf, self.leaves))
-            kept = self.conditions(leaf, [k.condition for k in objective.kept])
-            if kept is not None:
-                self.read["kept", leaf] = kept
-            node = where_kept(kept, term)
+            if objective.kept:
+                kept = self.conditions(leaf, [k.condition for k in objective.kept])
+                term = where_kept(self.of_tokens("kept", leaf, kept), term)
             for source, target in itertools.pairwise(row_path(self.h, leaf)):
-                node = Push(source, target, node)
-            sums.append(node)
+                term = Push(source, target, term)
+            sums.append(term)
         return Push(self.rows, BATCH, binary("mul", self.normaliser(), added(sums)))
 
-    def conditions(self, leaf: str, conditions: Sequence[Expression]) -> Node | None:
+    def of_tokens(self, word: str, leaf: str, node: Node) -> Node:
+        """A weight or a condition of tokens: what diagnostics read too, and no gradient flows through."""
+        key = ir.part(word, leaf, self.leaves)
+        self.names.setdefault(node, key)
+        self.read[key] = Detach(node)
+        return self.read[key]
+
+    def conditions(self, leaf: str, conditions: Sequence[Expression]) -> Node:
         """1 at the tokens of a leaf where all of the conditions hold, else 0."""
-        if not conditions:
-            return None
-        return Detach(self.tokens(functools.reduce(operator.and_, conditions), leaf))
+        return self.tokens(functools.reduce(operator.and_, conditions), leaf)
 
     def normaliser(self) -> Node:
         """`μ` of every row: in counts of everything, or of kept tokens and of elements that have one.
@@ -224,7 +228,7 @@ class _Lowering(Formulas):
             return self.map(weight, self.rows)
 
         def tokens(leaf: str) -> Node:
-            return self.conditions(leaf, conditions) or Const(1.0, leaf)
+            return self.conditions(leaf, conditions)
 
         def count(stratum: str) -> Node:
             return self.over(stratum, tokens, wide=False)
@@ -243,7 +247,7 @@ class _Lowering(Formulas):
             if isinstance(atom, Total):
                 counted = binary("mul", counted, self.atom(atom.attribute, of))
             for source, target in itertools.pairwise(way(self.h, of, over)):
-                counted = Push(source, target, counted)
+                counted = pushed(source, target, counted)
             bound[atom] = Detach(counted)
         return where_kept(count(self.rows), self.map(weight, self.rows, bound))
 

@@ -64,7 +64,10 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -
     element of the coarsest strata, `...[domain=math]`, where these are few and not the rows; of an element with nothing
     over it means are NaN and maxima -inf. `{leaf}/clipped` is the share of tokens that any channel's gate changed,
     `ratio/min` and `ratio/max` the range of the gated ratio, `tv` and `kl` the means over trajectories of eq:dhat_traj
-    and eq:dhat_kl_traj.
+    and eq:dhat_kl_traj. `kept` is the share of tokens that are kept; of these `weight/mean`, `weight/mean_square` and
+    `weight/max` (of several weights `weight_1/mean`, ...); of every further policy `{policy}/log_ratio`, the mean over
+    tokens of `log π_old - log π`, and `{policy}/kl`, that of `exp(d) - 1 - d` of it: an estimate of their divergence,
+    where it is the policy that sampled.
     """
     report = report_of(hierarchy)
     values: dict[str, Tensor] = {}  # 0-d
@@ -107,6 +110,18 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -
     values["ratio/max"], values["ratio/min"] = most("ratio_max"), -most("ratio_min_negated")
     for word in ("tv", "kl"):
         values[word], counts[word] = outputs[Key(word)][0], index.count(hierarchy.rows.name, BATCH)[0]
+    tokens = torch.stack([index.count(leaf, BATCH)[0] for leaf in leaves]).sum()
+    kept = outputs[Key("kept")][0] if hierarchy.objective.kept else tokens
+    if hierarchy.objective.kept:
+        values["kept"], counts["kept"] = kept, tokens
+    for i in range(1, len(hierarchy.objective.weighed) + 1):
+        word, name = f"weight_{i}", f"weight_{i}" if len(hierarchy.objective.weighed) > 1 else "weight"
+        values[f"{name}/mean"], counts[f"{name}/mean"] = outputs[Key(word)][0], kept
+        values[f"{name}/mean_square"], counts[f"{name}/mean_square"] = outputs[Key(f"{word}_square")][0], kept
+        values[f"{name}/max"] = most(f"{word}_max")
+    for name in (p.name for p in hierarchy.policies.values() if p.is_passed):
+        for word in ("log_ratio", "kl"):
+            values[f"{name}/{word}"], counts[f"{name}/{word}"] = outputs[Key(f"{name}_{word}")][0], tokens
     # of their own: who adds them up in place over ranks must not change what the index knows
     own = dict(zip(values, torch.stack(list(values.values())), strict=True))
     count = dict(zip(counts, torch.stack(list(counts.values())), strict=True))
