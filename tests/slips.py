@@ -93,6 +93,73 @@ LANGUAGE = (
     ),
 )  # fmt: skip
 
+WORDS = (
+    slip(
+        "what is kept is printed without its normaliser", "test_token_formulas",
+        """said = "" if normaliser == "all" else f', normaliser="{normaliser}"'""", 'said = ""',
+    ),
+    slip(
+        "of several weights the last one counts", "test_token_formulas",
+        '"weighed": (*self.weighed, value)', '"weighed": (value,)',
+    ),
+    slip(
+        "the gates of the two channels are swapped", "test_token_formulas",
+        "where(channel_sign > 0, plus.expression, minus.expression)", "where(channel_sign > 0, minus.expression, plus.expression)",
+    ),
+    slip(
+        "the sign of every channel is 1", "test_token_formulas",
+        'return as_expression(-1 if channel == "-" else 1)', "return as_expression(1)",
+    ),
+    slip(
+        "formulas in statistics keep their parameters", "test_token_formulas",
+        "formula=rewritten(atom.formula, change)", "formula=change(atom.formula)",
+    ),
+    slip(
+        "formulas in statistics of statistics are not reached", "test_token_formulas",
+        "yield from within(atom.formula)", "yield atom.formula",
+    ),
+    slip(
+        "JSON leaves out strata that formulas alone name", "test_token_formulas",
+        "words = (*self.strata, *named(self._expressions()))", "words = self.strata",
+    ),
+    slip(
+        "a parameter of a weight has the values of a level", "test_token_formulas",
+        "own = [h.objective.weight, *h.objective.formulas, h.decomposition.recovery, h.decomposition.scale]",
+        "own = [h.objective.weight, h.decomposition.recovery, h.decomposition.scale]",
+    ),
+    slip(
+        "a parameter of a statistic in a gate has the values of its level", "test_token_formulas",
+        "for formula in (*(formula for e in own for formula in within(e)), *inside):",
+        "for formula in (formula for e in own for formula in within(e)):",
+    ),
+    slip(
+        "what is stopped moves", "test_token_formulas",
+        "if formula.operator == STOP or formula.is_condition:", "if formula.is_condition:",
+    ),
+    slip(
+        "what pulls forgets the weights of tokens", "test_token_formulas",
+        "term = weight * term", "term = 1 * term",
+    ),
+    slip(
+        "a gate reads log-probs of what is trained", "laws*locality",
+        "if not atom.policy.is_frozen:", "if atom.policy.is_passed:",
+    ),
+    slip(
+        "a level reads log-probs of single tokens", "laws*locality",
+        'if self.stratum in self.h.leaves:\n            return None\n        why = f"two tokens',
+        'if self.here:\n            return None\n        why = f"two tokens',
+    ),
+    slip(
+        "a statistic is read over what lies over the element", "laws*locality",
+        "places = (self.stratum, *whole_batch(self.h).coarser(self.stratum))", "places = whole_batch(self.h).strata",
+    ),
+    slip(
+        "a scale reads what a recovery reads", "laws*locality",
+        "back = [(Recovery, h.decomposition.recovery), (Weight, h.decomposition.scale)]",
+        "back = [(Recovery, h.decomposition.recovery), (Recovery, h.decomposition.scale)]",
+    ),
+)  # fmt: skip
+
 LAWS = (
     slip(
         "the domain of sqrt is forgotten",
@@ -1262,4 +1329,4 @@ TRAINERS = (
     ),
 )  # fmt: skip
 
-SLIPS = (*LANGUAGE, *LAWS, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS)
+SLIPS = (*LANGUAGE, *WORDS, *LAWS, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS)

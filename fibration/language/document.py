@@ -97,7 +97,9 @@ class HierarchyDocument(_Document):
     parameters: Annotated[list[ParameterDocument], Field(max_length=256)] = []
     attributes: Annotated[list[AttributeDocument], Field(max_length=256)] = []
     fibrations: Annotated[list[FibrationDocument], Field(max_length=64)] = []
-    policies: Annotated[list[NameText], Field(max_length=64)] = []
+    policies: Annotated[
+        list[NameText], Field(max_length=64, description="whose log-probs a call is given, beside current and old")
+    ] = []
     gates: dict[NameText, GateText | GatePerChannelDocument]
     decomposition: Annotated[
         str, _text("how ratios become densities", "signed_log_ratio(scale=1/count(token, over=trajectory))")

@@ -2,7 +2,7 @@
 
     text      := where | or | comparison | sum | product | power | call
     call      := name "(" arguments ")" ("." name "(" arguments ")")*
-    arguments := positional and name=value, separated by commas; a value may also be a quoted channel
+    arguments := positional and name=value, separated by commas; a value may also be a quoted word, as a channel is
 
 It looks like Python and is not: nothing is evaluated, a name means only what the caller's table says it means, and
 length and nesting are limited before anything is built.

@@ -1,6 +1,7 @@
 """Weights, conditions and statistics of tokens: as JSON and as printed they are what was declared, and read what tokens have."""
 
 import json
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -53,12 +54,14 @@ from fibration import (
     uniform,
     where,
 )
+from fibration.language.atoms import in_channel
 from fibration.language.expressions import apply, as_expression
 from fibration.language.fingerprint import fingerprint
+from fibration.language.hierarchy import gates
 from fibration.language.operators import OPERATORS
 from fibration.language.places import home
 from fibration.language.statistics import Aggregate, rewritten, within
-from fibration.language.traversal import atoms, substitute
+from fibration.language.traversal import atoms, evaluate, substitute
 
 prompt_group, domain, batch, image = strata("prompt_group domain batch image")
 current, old, rollout, reference = policies("current old rollout reference")
@@ -165,6 +168,14 @@ def test_other_weights_are_another_hierarchy():
     assert gate(PER_CHANNEL) != gate(dict(PER_CHANNEL, **{"+": clip_gate(3)}))
 
 
+def test_weights_and_conditions_add_up():
+    objective = token_mean().weigh(RHO).keep(RHO > 1).weigh(C).keep(RHO < 3, normaliser="kept")
+    assert objective.weighed == (RHO, C)
+    assert [(k.condition, k.normaliser) for k in objective.kept] == [(RHO > 1, "all"), (RHO < 3, "kept")]
+    assert objective.formulas == (RHO, C, RHO > 1, RHO < 3)
+    assert token_mean().formulas == ()
+
+
 numbers = st.integers(-9, 9).map(as_expression)
 values = st.deferred(
     lambda: st.one_of(
@@ -205,6 +216,13 @@ def test_a_gate_per_channel_is_read_on_its_channel():
     assert repr(h.gates[token]) == '{"+": clip_gate(1), "-": clip_gate(2)}'
     assert h.model_dump(mode="json")["gates"]["token"] == {"+": "clip_gate(1)", "-": "clip_gate(2)"}
     assert h.gate(token) == where(channel_sign > 0, clip_gate(1).expression, clip_gate(2).expression)
+    per_channel = [e for s, _, e in gates(h) if s == token]
+    assert [evaluate(e, {residual: Fraction(9)}) for e in per_channel] == [1, 2]
+    assert [evaluate(in_channel(residual * channel_sign, c), {residual: Fraction(9)}) for c in ("", "+", "-")] == [
+        9,
+        9,
+        -9,
+    ]
     scaled = h.gates[token].per(4)
     assert scaled == gate({"+": clip_gate(1).per(4), "-": clip_gate(2).per(4)}).gates[token]
     inward = h.gates[token].inward(ceiling=3)
@@ -389,7 +407,7 @@ def test_parameters_of_weights_and_statistics_have_one_value_for_the_batch():
         gate(clip_gate(tokens), trajectory, objective=token_mean().weigh(tokens * RHO)),
         gate(clip_gate(tokens), trajectory, objective=token_mean().keep(tokens > RHO)),
         gate(clip_gate(tokens), trajectory, objective=token_mean().weigh(mean(tokens * RHO, over=batch))),
-        gate(Gate(where(mean(tokens * advantage, over=trajectory) > 0, residual, 0)), trajectory),
+        gate(Gate(where(mean(tokens * advantage, over=trajectory) > 0, residual, tokens)), trajectory),
         gate(
             Gate(residual),
             decomposition=decomposition(density=tokens * token_log_ratio, recovery=exp(gated("") / tokens)),
