@@ -68,7 +68,7 @@ EXTRA = {
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
     """Fused sweeps over the tokens."""
-    return sweeps(program, rows, RESERVED, spread)
+    return sweeps(program, rows, RESERVED, spread, within=False)
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
@@ -82,7 +82,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         arguments = launched(one, itertools.chain(*sections))
         for function, made in zip(one.functions(name), sections, strict=True):
             if made:
-                parts += [k.text for k in _with_tails(made)]
+                parts += [k.text for k in _with_tails(made) if k.text]
                 parts.append(_launcher(function, one, titles[name], made, arguments))
     texts = "\n\n\n".join(parts)
     helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
@@ -108,7 +108,7 @@ def _used(text: str) -> list[str]:
     frontier = [text]
     while frontier:
         here = frontier.pop()
-        new = [name for name in HELPERS if name not in found and re.search(rf"(?<![\w.]){name}\(", here)]
+        new = [name for name in HELPERS if name not in found and re.search(rf"(?<![\w.]){name}[(\[]", here)]
         found.update(new)
         frontier += [HELPERS[name] for name in new]
     return [part for name, part in HELPERS.items() if name in found]
@@ -161,6 +161,8 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
 
 def _launch(kernel: Kernel, grid: str, warps: str, given: Signature) -> list[str]:
     """A call of a kernel."""
+    if kernel.call:
+        return [f"        {line}" for line in kernel.call.splitlines()]
     lines = textwrap.wrap(", ".join(kernel.names) + ",", 102)
     words = [*constants(kernel, warps, given), f"num_warps={warps}"]
     wrapped = textwrap.wrap(", ".join(w.replace(" ", "\0") for w in words) + ",", 102, break_long_words=False)

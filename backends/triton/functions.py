@@ -1,8 +1,11 @@
 """What generated modules are made with: functions that Triton lacks, and the loops' own. Copied as text, if used."""
 
 # mypy: ignore-errors
+import torch
 import triton
 import triton.language as tl
+
+ONE_LAUNCH = torch.version.hip is None  # as a generated module says
 
 
 @triton.jit
@@ -178,3 +181,102 @@ def product(out, matrix, x, rows, columns, row, column, block: tl.constexpr):
             m = a < columns
             total += tl.load(matrix + b * row + a * column, mask=m, other=0.0) * fresh(x + a, m, 0.0)
         tl.store(out + b, tl.sum(total, axis=0))
+
+
+@triton.jit(do_not_specialize=["columns", "column", "pieces", "targets", "first", "last"])
+def digits(
+    x, order, before, counts, states, least, columns, column, pieces, targets, first, last, block: tl.constexpr
+):  # fmt: skip
+    """Of a piece of what lies over a target, how many numbers go on with each hexadecimal digit, after those that are
+    known of the one that is looked for; a number's bits are turned into those of an integer of the same order. In the
+    17th round the least number above the one found, NaN where one is.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1)
+    start = tl.load(before + b)
+    size = tl.load(before + b + 1) - start
+    low = size * piece // pieces
+    high = size * (piece + 1) // pieces
+    i = tl.arange(0, 16)
+    mine = (b * columns + column + piece) * 16 + i
+    for r in range(first, last):
+        at = (tl.maximum(r - 1, 0).to(tl.int64) * targets + b) * 3
+        prefix = tl.load(states + at, cache_modifier=".cg")
+        k = tl.load(states + at + 1, cache_modifier=".cg")
+        if r > 0:
+            total = tl.full([16], 0, tl.int64)
+            since = ((r - 1) % 2 * targets + b) * columns * 16
+            for c in range(0, columns):
+                total += tl.load(counts + since + c * 16 + i, cache_modifier=".cg")
+            prior = tl.sum(tl.where(i[:, None] < i[None, :], total[:, None], 0), axis=0)
+            digit = tl.minimum(tl.sum((prior + total <= k).to(tl.int64), axis=0), 15)
+            prefix = prefix * 16 + digit
+            k = k - tl.sum(tl.where(i == digit, prior, 0), axis=0)
+            if column + piece == 0:
+                at = (tl.full([], 0, tl.int64) + r * targets + b) * 3
+                tl.store(states + at, prefix)
+                tl.store(states + at + 1, k)
+                tl.store(states + at + 2, tl.sum(tl.where(i == digit, total, 0), axis=0))
+        found = tl.full([16], 0, tl.int32)
+        above = tl.full([block], float("inf"), tl.float64)
+        strange = tl.full([block], 0, tl.int32)
+        bits = tl.where(prefix < 0, prefix ^ -0x8000000000000000, ~prefix)
+        bound = bits.to(tl.float64, bitcast=True)
+        shift = tl.maximum(60 - 4 * r, 0)
+        known = (tl.full([], 1, tl.int64) << tl.minimum(4 * r, 60)) - 1
+        for f in range(low, high, block):
+            o = f + tl.arange(0, block)
+            m = o < high
+            a = start + o
+            if order is not None:
+                a = tl.load(order + a, mask=m, other=0)
+            value = tl.load(x + a, mask=m, other=0.0) + 0.0  # 0 for -0
+            if r < 16:
+                image = value.to(tl.int64, bitcast=True)
+                image = image ^ ((image >> 63) | -0x8000000000000000)
+                inside = m & (((image >> shift >> 4) & known) == prefix)
+                same = ((image >> shift) & 15)[:, None] == i[None, :]
+                found += tl.sum((same & inside[:, None]).to(tl.int32), axis=0)
+            else:
+                above = tl.minimum(above, tl.where(m & (value > bound), value, float("inf")))
+                strange = strange | (m & (value != value)).to(tl.int32)
+        if r < 16:
+            tl.store(counts + r % 2 * targets * columns * 16 + mine, found)
+        else:
+            nearest = tl.where(tl.max(strange, axis=0) > 0, float("nan"), tl.min(above, axis=0))
+            tl.store(least + b * columns + column + piece, nearest)
+        tl.debug_barrier()
+
+
+def quantile(out, values, orders, befores, sizes, level):
+    """Into `out` [targets]: of all that lies over each target, in `values` of several leaves. Nothing is waited for.
+
+    At `level·(n - 1)` among `n` values in order, linearly between two neighbours; NaN where a value is, 0 over nothing.
+    """
+    targets, pieces = out.numel(), [max(1, min(64, triton.cdiv(n, 8192 * out.numel()))) for n in sizes]
+    columns = sum(pieces)
+    n = sum(before[1:] - before[:-1] for before in befores)
+    place = level * (n - 1).clamp(min=0).double()
+    states = torch.zeros(17, targets, 3, dtype=torch.int64, device=out.device)
+    states[0, :, 1] = place.floor().long()
+    counts = torch.empty(2, targets, columns, 16, dtype=torch.int32, device=out.device)
+    least = torch.empty(targets, columns, dtype=torch.float64, device=out.device)
+    rounds = [(0, 17)] if ONE_LAUNCH and columns == 1 else [(r, r + 1) for r in range(17)]
+    for first, last in rounds:
+        column = 0
+        for x, order, before, count in zip(values, orders, befores, pieces, strict=True):
+            digits[targets, count](
+                x, order, before, counts, states, least, columns, column, count, targets, first, last,
+                block=512, num_warps=8,
+            )  # fmt: skip
+            column += count
+    prefix, k, equal = states[16].unbind(1)
+    a = torch.where(prefix < 0, prefix ^ -(2**63), ~prefix).view(torch.float64)
+    least, t = least.amin(1), place - place.floor()
+    b = torch.where(k + 1 < equal, a, least)
+    gap = b - a
+    between = torch.where(t < 0.5, a + gap * t, b - gap * (1 - t))  # from the nearer end
+    between = torch.where(gap.isinf(), a * (1 - t) + b * t, between)
+    between = torch.where((t == 0) | (a == b), a, between)
+    between = torch.where(least.isnan(), torch.nan, between)
+    out.copy_(torch.where(n > 0, between, 0.0))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
 from fibration.compiler.arguments import TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
@@ -44,11 +44,14 @@ class _Stages(Writer):
         stages = list(section)
         while stages:
             stage = stages.pop(0)
+            if isinstance(stage, Coarse) and stage.groups[0].quantiles:
+                found += map(self.quantile, stage.groups[0].quantiles)
+                continue
             if isinstance(stage, Coarse):
                 found.append(self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
                 continue
             tail = None
-            if stages and isinstance(stages[0], Coarse) and sum(len(g.values) for g in stages[0].groups) <= SMALL:
+            if stages and isinstance(stages[0], Coarse) and _is_small(stages[0]):
                 tail = self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stages.pop(0))  # type: ignore[arg-type]
             found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage, tail))
         return found
@@ -74,6 +77,23 @@ class _Stages(Writer):
         self.tail = False
         strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
         return self.wrapped(name, list(blocks), None, None, f'"""Values over {strata}, by one program."""')
+
+    def quantile(self, node: Quantile) -> Kernel:
+        """Of the values that sweeps have set aside."""
+
+        def slot(n: Node) -> str:
+            start = self.offsets[self.slots[n]].removeprefix("work").removeprefix(" + ") or "0"
+            return f"work[{start} :][: {self.size(n.stratum)}]"
+
+        orders, befores = ([self.called(kind, s, node.target) for s in node.sources] for kind in ("order", "members"))
+        level = constant(node.level.value) if isinstance(node.level, Const) else ""
+        if not level:
+            level = slot(node.level) if node.level in self.slots else self.arrays[node.level]
+        lists = [[slot(v) for v in node.values], orders, befores, [self.size(s) for s in node.sources]]
+        given = [slot(node), *(f"[{', '.join(words)}]" for words in lists), level]
+        call = "\n".join(["quantile(", *(f"    {g}," for g in given), ")  # fmt: skip"])
+        used = tuple(a for a in self.arguments if uses(call, a.name))
+        return Kernel("digits", used, (), None, None, "", call)
 
     def sums(self, group: Group, pushes: Iterable[Node], blocks: dict[str, None]) -> None:
         """Sums and maxima over the fibres of one fibration, in a fixed order."""
@@ -222,16 +242,19 @@ class _Stages(Writer):
     def tokens(self, step: Pass, sweep: Sweep, narrow: dict[Node, str], number: int) -> None:
         """The loop over the tokens of a program's segments."""
         s, word = sweep.segments, self.signature.layouts[sweep.segments, step.leaf]
-        precision, language = ("tl.float64", WIDE) if step.wide else ("REAL", TOKEN)
-        names = dict(self.names)
-        names.update((n, constant(n.value)) for n in step.values if isinstance(n, Const))
+        precise = {n for n in step.values if step.wide or n in self.plan.precise}
+        names = {wide: self.read_as(step, precise, wide) for wide in (False, True)}  # in the precision of who reads
         self.line(0)
         wide = "float64" if step.wide else "the tokens' precision"
         self.line(1, f"# pass {number} over the tokens, in {wide}: [BLOCK_R, BLOCK_T]")
         since = len(self.lines)
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
-                names[node] = self.spread(node, step.wide, narrow)
+                readers = {u for u in step.values if node in u.operands}
+                pushed = any(p.operand is node for p in step.pushes)
+                ways = {u in precise for u in readers} | ({step.wide} if pushed or not readers else set())
+                for way in sorted(ways):
+                    names[way][node] = self.spread(node, way, narrow)
         spread = step.wide and len(step.pushes) <= SPREAD
         parts = {p: self.free(f"{self.names[p]}_tile") if spread else self.names[p] for p in step.pushes}
         for push, part in parts.items():
@@ -249,11 +272,15 @@ class _Stages(Writer):
         self.line(2, "m = i < size[:, None]")
         start_of_body = len(self.lines)
         for node in step.values:
-            self.token_value(node, s, precision, language.write, names)
+            self.token_value(node, s, node in precise, names)
+        precision = "tl.float64" if step.wide else "REAL"
         for push, part in parts.items():
-            self.add(push, part, names, precision, spread)
+            self.add(push, part, names[step.wide], precision, spread)
+        for node in step.aside:
+            value = typed(names[True][node], "tl.float64")
+            self.line(2, f"tl.store({self.slots[node]} + k, {value}, mask=m)")
         for k, node in step.stores:
-            value = f"tl.where(m, {typed(names[node], precision)}, fill)"
+            value = f"tl.where(m, {typed(names[node in precise][node], precision)}, fill)"
             self.line(2, f"tl.store({self.out(k)} + at, {value}, mask=i < reach[:, None])")
         body = "\n".join(self.lines[start_of_body:])
         before = []
@@ -303,10 +330,21 @@ class _Stages(Writer):
             value = f"tl.{push.reduce}({value}, axis=1)" + ("" if precision == "tl.float64" else ".to(tl.float64)")
         self.line(2, f"{part} += {value}" if push.reduce == "sum" else f"{part} = tl.maximum({part}, {value})")
 
-    def token_value(
-        self, node: Node, s: str, precision: str, write: Callable[..., tuple[list[tuple[str, str]], str]],
-        names: Mapping[Node, str],
-    ) -> None:  # fmt: skip
+    def read_as(self, step: Pass, precise: set[Node], wide: bool) -> dict[Node, str]:
+        """The values of a pass, in float64 or in the tokens' precision."""
+        names: dict[Node, str] = {}
+        for node in step.values:
+            if isinstance(node, Const):
+                names[node] = constant(node.value)
+            elif (node in precise) is wide:
+                names[node] = self.names[node]
+            else:
+                names[node] = self.names[node] + (".to(tl.float64)" if wide else ".to(REAL)")
+        return names
+
+    def token_value(self, node: Node, s: str, wide: bool, every: Mapping[bool, Mapping[Node, str]]) -> None:
+        precision, language = ("tl.float64", WIDE) if wide else ("REAL", TOKEN)
+        names = every[wide]
         if isinstance(node, Const) or (isinstance(node, Pull) and node.target in (s, BATCH)):
             return
         name = names[node]
@@ -325,12 +363,17 @@ class _Stages(Writer):
             self.line(2, f"{name} = {self.loaded(node.operand, parent, 'm')}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
-            before, text = write(node.body, operands, name, self.taken)
+            before, text = language.write(node.body, operands, name, self.taken)
             for part, shared in before:
                 self.line(2, f"{part} = {shared}")
             self.line(2, f"{name} = {typed(text, precision)}")
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
+
+
+def _is_small(stage: Coarse) -> bool:
+    """Whether it goes along with a sweep."""
+    return sum(len(g.values) for g in stage.groups) <= SMALL and not stage.groups[0].quantiles
 
 
 def _passes(sweep: Sweep) -> str:

@@ -28,6 +28,16 @@ COLUMNS = 16  # sources over one target that are summed at a time
 TYPES = for_each("Triton types", HOLDS, {
     INTEGER: "i32", REAL: "", INTEGERS: "*i64", REALS: "*fp64", WORKSPACE: "*fp64", FLOATS: "*fp32", RESULTS: "*fp32",
 })  # fmt: skip
+# The kernel that quantiles are found with, of what is in order.
+QUANTILE = KernelRequest(
+    "digits",
+    {
+        **{"x": "*fp64", "before": "*i64", "counts": "*i32", "states": "*i64", "least": "*fp64"},
+        **dict.fromkeys(("columns", "column", "pieces", "targets", "first", "last"), "i32"),
+    },
+    {"order": None, "block": 512},
+    num_warps=8,
+)
 LACKING = ("positions", "tokens", "rows")  # tokens in a row and in order, advantages per token
 
 
@@ -68,7 +78,12 @@ def table(compiled: Iterable[Compiled]) -> str:
 def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
     """The kernels of a program, as its launcher launches them on such a device."""
     one_launch = not arch.startswith("gfx")
-    for kernel in kernels(name, plan):
+    made = kernels(name, plan)
+    if any(kernel.call for kernel in made):
+        yield QUANTILE
+    for kernel in made:
+        if kernel.call:
+            continue
         warps = shape[2] if kernel.segments else 8
         yield _request(kernel, shape, warps, one_launch, fill_of(plan))
         if kernel.tail and not one_launch:

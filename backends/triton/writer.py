@@ -30,6 +30,7 @@ class Kernel:
     segments: str | None
     tail: Kernel | None
     text: str
+    call: str = ""  # of a function of functions.py, in place of a launch
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,7 +47,8 @@ class Writer:
         self.names = dict(plan.names)
         words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
         self.free, self.taken = words.free, words.taken
-        self.arrays = {n: self.free(f"{self.names[n]}_of") for n in plan.saved}
+        self.slots = {n: self.free(f"{self.names[n]}_of") for n in plan.saved}
+        self.arrays = dict(self.slots)
         self.offsets = self._offsets()
         self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         strata = dict.fromkeys(n.stratum for n in plan.program.nodes())
@@ -63,7 +65,7 @@ class Writer:
         for node in self.plan.saved:
             sizes = {s: k for s, k in before.items() if k}
             terms = [str(k) if s == BATCH else f"{k} * {self.size(s)}".removeprefix("1 * ") for s, k in sizes.items()]
-            found[self.arrays[node]] = " + ".join(["work", *terms])
+            found[self.slots[node]] = " + ".join(["work", *terms])
             before[node.stratum] += 1
         return found
 
