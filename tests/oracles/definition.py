@@ -145,6 +145,8 @@ class Formulas:
                 return a / b
             case "neg":
                 return -a
+            case "stop":
+                return Dual(a.value)
             case "**":
                 n = int(b.value)
                 return Dual(a.value**n, a.slope and n * a.value ** (n - 1) * a.slope)
@@ -320,7 +322,11 @@ class World:
         return known.get(place, place)
 
     def value(self, e: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Any] = {}) -> Fraction:
-        return Formulas()(e, lambda a: Dual(bound[a] if a in bound else self.atom(a, stratum, element))).value
+        return Formulas()(e, lambda a: Dual(bound[a]) if a in bound else self.read(a, stratum, element)).value
+
+    def read(self, a: Expression, stratum: Stratum, element: int) -> Any:
+        """What a formula gets of an atom that nothing moves: a number without a slope, or whether a condition holds."""
+        return Dual(self.atom(a, stratum, element))
 
     def weights(self, f: Any) -> list[Fraction | None]:
         """`K(a|b)` of every source element; None where the formula has no value."""
@@ -366,7 +372,7 @@ class World:
         gated: dict[tuple[Stratum, str], list[Dual]] = {}
 
         def at(e: Expression, s: Stratum, i: int, bound: Mapping[Expression, Dual], by: Formulas = formulas) -> Dual:
-            return by(e, lambda a: bound[a] if a in bound else Dual(self.atom(a, s, i)))
+            return by(e, lambda a: bound[a] if a in bound else self.read(a, s, i))
 
         def read(a: Density, c: str, s: Stratum, e: int) -> Dual:
             return density[a.stratum, a.channel or c][self.below(s, e, a.stratum)]
@@ -374,7 +380,8 @@ class World:
         for c in h.decomposition.channels:
             split = {leaf: h.with_mass(h.decomposition[c], leaf) for leaf in h.leaves}
             own = [  # the sign of an input is decided exactly by everyone: no comparison to be counted
-                at(split[leaf], leaf, i, {X: x}, Formulas()) for (leaf, i), x in zip(tokens, xs, strict=True)
+                at(split[leaf], leaf, i, {X: x, ADVANTAGE: Dual(a)}, type(formulas)())
+                for (leaf, i), x, a in zip(tokens, xs, advantages or [F(1)] * len(xs), strict=True)
             ]
             for s in order:
                 density[s, c] = [sum((own[k] for k in ks), Dual(F(0))) for ks in inside[s]]
@@ -392,7 +399,7 @@ class World:
                     rho[s, c].append(sigma)
                     gated[s, c].append(at(gate, s, e, bound))
         found = []
-        for leaf, i in tokens:
+        for (leaf, i), a in zip(tokens, advantages or [F(1)] * len(xs), strict=True):
             down = {
                 Gated(c): sum(
                     (Dual(self.weight(leaf, i, s)) * gated[s, c][self.below(leaf, i, s)]
@@ -401,7 +408,7 @@ class World:
                 )
                 for c in h.decomposition.channels
             }  # fmt: skip
-            found.append(at(h.with_mass(h.decomposition.recovery, leaf), leaf, i, down))
+            found.append(at(h.with_mass(h.decomposition.recovery, leaf), leaf, i, {**down, ADVANTAGE: Dual(a)}))
         return Result(density, rho, gated, found)
 
 

@@ -18,6 +18,7 @@ from fibration.language.sympy_bridge import ATOM_OF
 from fibration.laws.proof.signs import Assumptions
 
 MOST = 150  # inequalities, between two eliminations
+ROUNDED = sympy.Rational(1, 10**20)  # more than numbers are rounded by
 Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
 
 
@@ -90,6 +91,10 @@ def _rows(terms: dict[Any, Any], constant: Any, signs: Signs) -> Iterator[Row]:
 def _known(variable: Any, assume: Assumptions) -> Iterator[Row]:
     one = sympy.Integer(1)
     yield from _rows({variable: one}, sympy.Integer(0), assume.signs(variable))
+    if variable.is_number:  # such as log(2)
+        value = sympy.Rational(str(sympy.N(variable, 30)))
+        yield {variable: one}, -value + ROUNDED, False
+        yield {variable: -one}, value + ROUNDED, False
     atom = ATOM_OF.get(variable)
     if isinstance(atom, (Parameter, Component)):
         p = atom.parameter if isinstance(atom, Component) else atom

@@ -30,7 +30,7 @@ from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.pairs import Pair
 from fibration.language.traversal import atoms, desugar, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown, written
+from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown
 from fibration.laws.witness.coefficients import Point
 from fibration.laws.witness.drawn import Breaks, breaks, read_by, reads_policies, said
 from fibration.laws.witness.duals import LogOf, TooClose, value_of
@@ -359,13 +359,12 @@ def _witness(
         f"advantages {_listed(point.advantages)}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
         f"{first} and {_readable(yours[token])} in {second}"
     )
-    values: dict[str, object] = {
+    values = {
         "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
         "token": f"{leaf} {element + 1}", "coefficients": tuple(rounded(c, off) for c in mine.values()),
         "other_coefficients": tuple(rounded(yours[t], off) for t in mine),
     }  # fmt: skip
-    if spoken:
-        values[what_said.replace("-", "_")] = {p: written(v) for p, v in spoken.items()}
+    values |= {f"{what_said.replace('-', '_')} of {p}": v for p, v in spoken.items()}
     return Witness(text, concrete, values)
 
 
