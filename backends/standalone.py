@@ -195,6 +195,16 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
     }
 
 
+def further(plans: Mapping[str, Plan], indent: str = "") -> str:
+    """The paragraph of a docstring that names the tensors of further policies; nothing where there are none."""
+    every = (a for plan in plans.values() for a in signature(plan).arguments)
+    names = {a.name: a.key[1] for a in every if a.kind == "token" and len(a.key) > 1}
+    if not names:
+        return ""
+    of = ", ".join(f"`{name}` under '{policy}'" for name, policy in names.items())
+    return f"\n{indent}Beside `log_probs` and `old_log_probs` it takes, in their shape, log π of every token: {of}.\n"
+
+
 def written(functions: Mapping[str, dict[str, Any]]) -> str:
     """FUNCTIONS as text, one entry a line."""
     lines = ["{"]

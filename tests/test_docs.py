@@ -205,6 +205,18 @@ def test_the_numbers_that_ranks_send_are_those_of_the_page(words):
     assert [c.strip() for c in row[1:]] == [str(len(stages)), *(" + ".join(n) for n in sent.values())]
 
 
+def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
+    page = (ROOT / "docs" / "mismatch.md").read_text()
+    scope = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, scope)
+        said = [m.strip() for m in re.findall(r"^(?:    print\(.*\)  )?# (.*)$", block, re.MULTILINE)]
+        assert capsys.readouterr().out.splitlines() == said
+    assert len(scope["mine"]) == 7
+    names = set(re.findall(r"`(\w+)`", page)) & set(shipped())
+    assert {"fiberpo_tis", "fiberpo_domain_tis"} <= names
+
+
 def test_a_batch_of_ones_own_is_saved_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "operator.md").read_text(), re.DOTALL)[-1:]

@@ -7,7 +7,7 @@ from pprint import pformat
 
 from fibration.backends.c.build import FLAGS
 from fibration.backends.c.emit import LACKING, dtype_of
-from fibration.backends.standalone import LAY_OUT, Export, table, written
+from fibration.backends.standalone import LAY_OUT, Export, further, table, written
 from fibration.compiler.ir import BATCH
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
@@ -26,7 +26,7 @@ What is left are the tensors over tokens and the parameters, float64, one number
 Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
 `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage: use nothing of it then.
 The objective is NaN, and so is every result at such a token.
-"""
+{further}"""
 
 import ctypes
 import hashlib
@@ -139,4 +139,5 @@ def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[st
         functions=written({name: table(plan) for name, plan in plans.items()}),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),
         lay_out=LAY_OUT.rstrip(),
+        further=further(plans),
     )

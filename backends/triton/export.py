@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fibration.backends.standalone import LAY_OUT, Export, table, written
+from fibration.backends.standalone import LAY_OUT, Export, further, table, written
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.resources import compile_all, requests
@@ -31,7 +31,7 @@ def run(function, *, dtype=None, shape=None, **given):
     Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
     `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage. The objective is
     NaN then, and so is every result at such a token: nothing has to be read back to be told.
-    """
+{further}    """
     given = checked(function, given)
     tokens = next(given[name] for name, kind, _ in FUNCTIONS[function]["arguments"] if kind == "token")
     dtype = dtype or (torch.float64 if tokens.dtype == torch.float64 else torch.float32)
@@ -46,7 +46,11 @@ def export(
 ) -> Export:
     """The module; for an `arch`, every kernel's assembly and binary, and what each takes of the chip."""
     functions = {k: table(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
-    module = source.rstrip("\n") + "\n" + CALLER.format(functions=written(functions), lay_out=LAY_OUT)
+    module = (
+        source.rstrip("\n")
+        + "\n"
+        + CALLER.format(functions=written(functions), lay_out=LAY_OUT, further=further(plans, "    "))
+    )
     file = f"{name}_triton.py"
     files: dict[str, str | bytes] = {file: module}
     resources: list[Mapping[str, str | int]] = []

@@ -33,7 +33,8 @@ for module, data in torch.load(folder + "/data.pt").items():
     assert not any(m.split(".")[0] == "fibration" for m in sys.modules)
     call = loss.run if hasattr(loss, "run") else lambda name, **given: getattr(loss, name)(**given)
     layout = loss.lay_out("objective", data["offsets"], data["parents"], data.get("leaves")) | data.get("matrices", {})
-    tokens = {k: data[k] for k in ("log_probs", "old_log_probs", "advantages")}
+    tokens = {k: data[k] for k in ("log_probs", "old_log_probs", "advantages")} | data["policies"]
+    assert all(name in (getattr(loss, "run", loss).__doc__ or "") for name in data["policies"])
     results[module] = call("objective", **tokens, **data["parameters"], **layout)
     try:
         call("objective", log_prob=data["log_probs"])
@@ -89,6 +90,8 @@ GIVEN = {
         {"parents": {("trajectory", "domain"): FIRST, ("trajectory", "modality"): SECOND}},
     ),
     "fiberpo_experts": ({"expert": FINE.tolist()}, {"parents": {("token", "expert"): FINE}}),
+    "fiberpo_tis": ({}, {}),
+    "mis": ({}, {}),  # a statistic over trajectories, which have no gate
     "apc_obj": ({"state": FINE.tolist()}, {"parents": {("token", "state"): FINE}}),
 }
 
@@ -107,22 +110,25 @@ def defaults(op):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
-    """Chains, a tree, quivers."""
+    """Chains, a tree, quivers; losses of a third policy."""
     torch.manual_seed(1)
     tokens = {"log_probs": -torch.rand(N), "old_log_probs": -torch.rand(N), "advantages": torch.randn(N)}
     expected, data = {}, {}
-    names = list(GIVEN) if ALL else ["fiberpo_domain", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts"]
+    names = list(GIVEN) if ALL else ["fiberpo_domain", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "mis"]
+    rollout = tokens["old_log_probs"] + 0.2 * torch.randn(N)
     for name in names:
         labels, layout = GIVEN[name]
         op = compiled(fibration.load(name), backend)
         assert write(name, backend, tmp_path).exit_code == 0
         module, index = f"{name}_{backend}", op.index(offsets=OFFSETS, **labels)
-        expected[module] = op.coefficients(*tokens.values(), index, metrics=False)
+        policies = {"rollout": rollout} if op.hierarchy.policies else {}
+        expected[module] = op.coefficients(*tokens.values(), index, policies=policies, metrics=False)
         mixes = {m.word: index.matrix(m.into, m.of) for m in op.programs["objective"].matrices}
         assert bool(mixes) == (name == "fiberpo_crossed")
         parents = layout.get("parents", {})
         data[module] = {**tokens, **layout, "parents": parents, "matrices": mixes, "offsets": OFFSETS}
         data[module]["parameters"] = defaults(op)
+        data[module]["policies"] = {f"{policy}_log_probs": given for policy, given in policies.items()}
     found = alone(tmp_path, data)
     for module, result in found.items():
         assert torch.equal(result["coefficients"], expected[module].values), module
