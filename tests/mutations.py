@@ -25,7 +25,7 @@ from pathlib import Path
 from slips import SLIPS, Slip
 
 HERE = Path(__file__).resolve().parent.parent
-LIBRARY = ("fibration", "backends")
+LIBRARY = ("fibration", "backends", "specs")
 NO_END, CRASH = "no end within", "a crash by"  # besides names of tests
 CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL, -signal.SIGABRT)
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")

@@ -1329,4 +1329,35 @@ TRAINERS = (
     ),
 )  # fmt: skip
 
-SLIPS = (*LANGUAGE, *WORDS, *LAWS, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS)
+SPECS = (
+    slip(
+        "a folder's specs are those of its first level", "test_loading",
+        "yield from () if path.is_symlink() else _below(path)", "yield from ()",
+    ),
+    slip(
+        "links to folders are followed when specs are looked for", "test_loading",
+        "yield from () if path.is_symlink() else _below(path)", "yield from _below(path)",
+    ),
+    slip(
+        "GSPO-token's own ratio has a value too", "published",
+        "where(passes, x - stop(x), 0)", "where(passes, x, 0)",
+    ),
+    slip(
+        "geometric masks count the tokens that they drop", "published",
+        '(mean_ratio <= most), normaliser="kept")', "(mean_ratio <= most))",
+    ),
+    slip(
+        "a ratio that ASPO turns over is turned over where the advantage is negative", "published",
+        "where(advantage >= 0, 1 / r, r), ceiling)", "where(advantage >= 0, r, 1 / r), ceiling)",
+    ),
+    slip(
+        "CISPO's cap is a deviation in both conventions", "published",
+        "Gate(minimum(residual, ceiling - 1))},\n    decomposition=ratio_deviation(),\n    objective=token_mean().score(),", "Gate(minimum(residual, ceiling))},\n    decomposition=ratio_deviation(),\n    objective=token_mean().score(),",
+    ),
+    slip(
+        "bad answers are what off-policy masks keep", "published",
+        "(mean(-token_log_ratio, over=trajectory) <= delta)", "(mean(token_log_ratio, over=trajectory) <= delta)",
+    ),
+)  # fmt: skip
+
+SLIPS = (*LANGUAGE, *WORDS, *LAWS, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS)

@@ -2,7 +2,7 @@
 
 `J = Σ μ·min(s·A, clip(s, 1-low, 1+high)·A)`, `μ = 1/trajectories` for every token, `s = exp(mean log r)` of the
 trajectory. TRL ships it as `luspo`, with `importance_sampling_level="sequence"`; without that it is another loss. All
-laws hold but `identity` and `first_order`, as of `gspo`.
+laws hold but `identity` and `first_order`, as in GSPO.
 """
 
 from fibration import (

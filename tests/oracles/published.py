@@ -372,9 +372,9 @@ def clip_cov(b: Rows, p: Parameters) -> Found:
 PUBLISHED: Mapping[str, Callable[[Rows, Parameters], Found]] = {"ppo": dual_clip} | {
     f.__name__: f
     for f in (
-        reinforce, cispo, cispo_absolute, grpo, dapo, dr_grpo, sapo, truly_ppo, aspo, ce_gppo, bapo,
-        gspo, gspo_token, fspo, luspo, vespo, topr,
+        reinforce, cispo, cispo_absolute, grpo, dapo, dr_grpo, sapo, truly_ppo, aspo, ce_gppo, dcpo, bapo,
+        gspo, gspo_token, gmpo, fspo, luspo, vespo, topr, dhpo,
         tis, sequence_tis, mis, icepop, geometric_mask, token_veto, decoupled_ppo, minirl, aipo, fiberpo, fiberpo_tis,
-        dppo_tv, dppo_kl, opsm, m2po,
+        dppo_tv, dppo_kl, opsm, m2po, clip_cov,
     )
 }  # fmt: skip
