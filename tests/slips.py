@@ -158,6 +158,18 @@ WORDS = (
         "back = [(Recovery, h.decomposition.recovery), (Weight, h.decomposition.scale)]",
         "back = [(Recovery, h.decomposition.recovery), (Recovery, h.decomposition.scale)]",
     ),
+    slip(
+        "what has nothing left to stop is stopped", "test_token_formulas",
+        "if e.operator == STOP and not (", "if not e.operator and not (",
+    ),
+    slip(
+        "formulas remember the hashes of another process", "test_immutable",
+        "def __reduce__(self) -> tuple[Any, ...]:  # hashes of text", "def reduced(self) -> tuple[Any, ...]:  # hashes of text",
+    ),
+    slip(
+        "statistics remember the hashes of another process", "test_immutable",
+        "def __reduce__(self) -> tuple[Any, ...]:  # as Apply's", "def reduced(self) -> tuple[Any, ...]:  # as Apply's",
+    ),
 )  # fmt: skip
 
 LAWS = (

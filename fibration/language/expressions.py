@@ -168,6 +168,9 @@ class Apply(Expression):
     def is_condition(self) -> bool:  # type: ignore[override]
         return SYNTAX[self.operator].is_condition
 
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes of text are others in every process
+        return Apply, (self.operator, self.arguments)
+
     def __hash__(self) -> int:
         return self._hash
 

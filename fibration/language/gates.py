@@ -21,8 +21,9 @@ PULL = pull
 class Gate(Written):
     """A scalar formula in `residual`, and whatever else locality allows at the element.
 
-    It may read parameters, counts, the element's own attributes, `advantage`, and `density(stratum, channel)` of
-    coarser strata. Its derivative at a breakpoint is that of the branch that holds at the breakpoint.
+    It may read parameters, counts, the element's own attributes, `advantage`, `density(stratum, channel)` of coarser
+    strata, statistics of tokens, and on tokens log-probs of frozen policies. Its derivative at a breakpoint is that of
+    the branch that holds at the breakpoint.
     """
 
     METHODS: ClassVar = ("per", "inward")

@@ -14,7 +14,8 @@ from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Count, Parameter, Total
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
 from fibration.language.operators import OPERATORS, Sugar
-from fibration.language.traversal import atoms
+from fibration.language.token_formulas import STOP, moves
+from fibration.language.traversal import atoms, desugar
 
 
 class Unbounded(SpecError):
@@ -62,6 +63,8 @@ def _limit(e: Expression, p: Parameter, sign: int, positive: Callable[[Expressio
     parts = [_limit(a, p, sign, positive) for a in e.arguments]
     if e.operator in ("and", "or"):
         return _joined(e.operator, parts)
+    if e.operator == STOP and not (isinstance(parts[0], Expression) and moves(desugar(parts[0]))):
+        return parts[0]  # nothing is left to stop
     if all(isinstance(a, Expression) for a in parts):
         return apply(e.operator, *parts)  # type: ignore[arg-type]
     if e.operator == "not":

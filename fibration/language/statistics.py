@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Gathered, Parameter, Total, Where, of_strata, over_text
@@ -40,6 +41,9 @@ class Aggregate(Gathered):
     @property
     def is_condition(self) -> bool:  # type: ignore[override]
         return self.kind == "some"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # as Apply's
+        return Aggregate, (self.kind, self.formula, self.over, self.level)
 
     def __hash__(self) -> int:
         return self._hash

@@ -12,9 +12,12 @@ from fibration import (
     Fibration,
     Hierarchy,
     Parameter,
+    advantage,
     aggregate_gate,
     count,
     identity_gate,
+    mean,
+    residual,
     signed_log_ratio,
     strata,
     trajectory_mean,
@@ -86,6 +89,17 @@ def test_copies_are_equal(copier, name):
     again = copier(spec(name))
     assert again == spec(name)
     assert hash(again) == hash(spec(name))
+
+
+@pytest.mark.parametrize("formula", [1 + residual, mean(advantage, over=trajectory)], ids=repr)
+def test_formulas_of_another_process_are_the_same(formula):
+    """There hashes of names are others, and formulas remember theirs."""
+    hashed = hash(formula)
+    object.__setattr__(formula, "_hash", hashed + 1)
+    again = pickle.loads(pickle.dumps(formula))
+    object.__setattr__(formula, "_hash", hashed)
+    assert hash(again) == hashed
+    assert again == formula
 
 
 def test_per_channel_values_hash_by_content():

@@ -58,6 +58,7 @@ from fibration.language.atoms import in_channel
 from fibration.language.expressions import apply, as_expression
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import gates
+from fibration.language.limits import at_infinity
 from fibration.language.operators import OPERATORS
 from fibration.language.places import home
 from fibration.language.statistics import Aggregate, rewritten, within
@@ -327,6 +328,19 @@ def test_what_a_gradient_flows_through_may_be_stopped():
     held = decomposition(density=token_log_ratio, recovery=exp(gated("") - stop(gated(""))))
     assert stop(gated("")) in held.recovery.arguments[0].arguments
     three(decomposition=held)
+
+
+def test_what_no_longer_moves_is_no_longer_stopped():
+    """Where a parameter is infinite."""
+    limits = {
+        residual * exp(stop(residual / C)): residual * exp(0),
+        where(residual < C, residual, stop(residual)): residual,
+        stop(minimum(residual, C)): stop(residual),
+        stop(where(residual < C, 1, C)): as_expression(1),
+    }
+    for formula, limit in limits.items():
+        assert at_infinity(formula, C, 1, True) == limit
+        gate(Gate(limit))
 
 
 # ---------------------------------------------------------------- as JSON
