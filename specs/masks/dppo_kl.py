@@ -2,8 +2,8 @@
 
 `J = Σ μ·stop(min(r, ceiling))·A·log π` over tokens with `KL <= epsilon` or on the side that the advantage leads away
 from, `KL = q·log(q/p) + (1-q)·log((1-q)/(1-p))`, `p = π`, `q = π_old` of the token, `μ = 1/tokens` of all tokens. As
-verl's `dppo_kl`, with 1e-8 beside `1 - p` and `1 - q`. All laws hold but `first_order`: a score estimator, whose value
-is no objective's.
+verl's `dppo_kl`, with 1e-8 beside `1 - p` and `1 - q`, as in SkyRL's `dppo` of type `binary_kl`. All laws hold but
+`first_order`: a score estimator, whose value is no objective's.
 """
 
 from fibration import (

@@ -2,7 +2,8 @@
 
 `J = Σ μ·stop(min(r, ceiling))·A·log π` over tokens with `p - q <= high` where `A > 0` and `p - q >= -low` elsewhere, `p
 = π`, `q = π_old` of the token, `μ = 1/tokens` of all tokens. verl ships it as `dppo_tv`, with `clip_ratio` for both
-bounds, SkyRL as a policy loss too. All laws hold but `first_order`: a score estimator, whose value is no objective's.
+bounds, SkyRL as `dppo` without a ceiling, prime-rl with a squared log ratio beside it; these two take `old` from the
+engine. All laws hold but `first_order`: a score estimator, whose value is no objective's.
 """
 
 from fibration import (

@@ -1,7 +1,8 @@
 """AIPO (LlamaRL, Wu et al. 2025, 2505.24034): REINFORCE with a capped ratio to the engine, some updates behind.
 
 `J = Σ μ·stop(min(π/π_rollout, ceiling))·A·log π`, `μ = 1/tokens`: one cap above, none below, and no policy between the
-two. `cispo_absolute` is the same where the engine is `old`. All laws hold but `identity` and `first_order`: a score
+two. SkyRL's `rollout_is` drops what is out of a band, by its comment without another gradient, which is not so.
+`cispo_absolute` is the same where the engine is `old`. All laws hold but `identity` and `first_order`: a score
 estimator, whose value is no objective's.
 """
 

@@ -1,8 +1,8 @@
 """IcePop (Ling Team 2025, 2510.18855): as `tis`, and tokens on which training and engine disagree are dropped.
 
 `J = Σ μ·ρ·min(r·A, clip(r, 1-low, 1+high)·A)` over tokens with `least <= ρ <= most`, `ρ = π_old/π_rollout` of the
-token, `μ = 1/tokens` of all tokens. TRL's `token_mask`, verl's `rollout_is_threshold="0.5_5"`, slime's and SkyRL's
-masks of tokens, which keep no `ρ`. All laws hold.
+token, `μ = 1/tokens` of all tokens. TRL's `token_mask`, verl's `rollout_is_threshold="0.5_5"`, `icepop` of slime,
+NeMo-RL and OpenRLHF; SkyRL's `token_mask_eps_low` masks without a weight, and counts kept tokens. All laws hold.
 """
 
 from fibration import (

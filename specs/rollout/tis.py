@@ -1,8 +1,8 @@
 """TIS (Yao et al. 2025): PPO, with every token weighed by its ratio to the engine that sampled it.
 
 `J = Σ μ·min(ρ, ceiling)·min(r·A, clip(r, 1-low, 1+high)·A)`, `ρ = π_old/π_rollout` of the token, `μ = 1/tokens`. verl's
-`rollout_is=token`, TRL's `token_truncate`, SkyRL's `tis_ratio_type=token`, slime's `--use-tis`; ROLL's `tis` is
-`cispo_absolute` at 1. All laws hold.
+`rollout_is=token`, TRL's `token_truncate`, SkyRL's `tis_ratio_type=token`, slime's `--use-tis`, `tis` of NeMo-RL and
+OpenRLHF, which have a lower bound too; ROLL's `tis` is `cispo_absolute` at 1. All laws hold.
 """
 
 from fibration import (

@@ -1,8 +1,9 @@
-"""GSPO (Zheng et al. 2025; app:apc_obj_to_gspo): one ratio per trajectory, the geometric mean of its tokens' ratios.
+"""GSPO (Zheng et al. 2025, 2507.18071; app:apc_obj_to_gspo): the geometric mean of a trajectory's ratios.
 
-`J = Σ μ·min(s·A, clip(s, 1-low, 1+high)·A)` with `s = exp(mean log r)` of the trajectory. All laws hold but
-`identity` and `first_order`: what a token does beyond its trajectory's mean is removed, so token by token the gradient
-is not that of the policy; for advantages that are constant on trajectories, as GRPO's are, it is.
+`J = Σ μ·min(s·A, clip(s, 1-low, 1+high)·A)` with `s = exp(mean log r)` of the trajectory. TRL's
+`importance_sampling_level="sequence"`, OpenRLHF's and AReaL's too; verl and SkyRL ship `gspo_token` by this name. All
+laws hold but `identity` and `first_order`: what a token does beyond its trajectory's mean is removed, so token by token
+the gradient is not that of the policy; for advantages that are constant on trajectories, as GRPO's are, it is.
 """
 
 from fibration import (

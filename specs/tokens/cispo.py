@@ -1,8 +1,9 @@
-"""CISPO (MiniMax 2025): the importance ratio is clipped and held fixed, and every token keeps its score.
+"""CISPO (MiniMax 2025, 2506.13585): the importance ratio is clipped and held fixed, and every token keeps its score.
 
 `J = Σ μ·stop(clip(r, 1-low, 1+high))·A·log π`, a score estimator: `∇J = Σ μ·clip(r)·A·∇log π`. A `low` of 1 or more
-never binds, as in the paper. All laws hold but `first_order`: at `r = 1` the gradient is that of the policy, and the
-value is none of the true objective.
+never binds, as in the paper. verl's, SkyRL's and slime's `cispo`, NeMo-RL's `use_cispo`; of TRL and others see
+`cispo_absolute`. All laws hold but `first_order`: at `r = 1` the gradient is that of the policy, and the value is none
+of the true objective.
 """
 
 from fibration import Gate, Hierarchy, Parameter, clip, ratio_deviation, residual, strata, token_mean

@@ -1,6 +1,7 @@
-"""GRPO (app:xxpo_rgf): PPO's gate, averaged over the tokens of a trajectory first and then over trajectories.
+"""GRPO (Shao et al. 2024, 2402.03300; app:xxpo_rgf): PPO's gate, averaged over the tokens of each trajectory first.
 
-`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `μ = 1/(trajectories·T)` for `T` tokens of a trajectory. All laws hold.
+`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `μ = 1/(trajectories·T)` for `T` tokens of a trajectory. TRL's `grpo`,
+verl's `vanilla` with `seq-mean-token-mean`. All laws hold.
 """
 
 from fibration import Hierarchy, Parameter, pessimistic_clip_gate, ratio_deviation, strata, trajectory_mean

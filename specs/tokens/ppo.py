@@ -1,7 +1,8 @@
 """PPO with dual clip (app:xxpo_rgf; dual clip: Ye et al. 2020): tokens are gated alone, against their advantage.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `μ = 1/tokens`; for negative advantages the ratio counts as at most
-`ceiling`. All laws hold.
+`ceiling`. verl's `vanilla`, SkyRL's `dual_clip`, OpenRLHF's `dual_clip`, TRL's `delta`, slime's `eps_clip_c`; TRL has
+no ceiling unless told so. All laws hold.
 """
 
 from fibration import Hierarchy, Parameter, dual_clip_gate, ratio_deviation, strata, token_mean

@@ -33,7 +33,7 @@ PARAMETERS = {
     "fspo": {"band": 0.2},
     **{name: {"ceiling": 1.2} for name in ("tis", "sequence_tis", "mis", "minirl", "aipo", "fiberpo_tis")},
     "icepop": {"least": 0.8, "most": 1.3},
-    "geometric_mask": {"least": 0.9, "most": 1.1},
+    **{name: {"least": 0.9, "most": 1.1} for name in ("geometric_mask", "seq_mask_tis")},
     "token_veto": {"least": 0.68, "most": 1.6},
     "dppo_tv": {"ceiling": 1.5, "epsilon_low": 0.1, "epsilon_high": 0.1},
     "dppo_kl": {"ceiling": 1.5},

@@ -263,6 +263,14 @@ def geometric_mask(b: Rows, p: Parameters) -> Found:
     return token_mean(b.kept(inside), terms), [*branches, rho < p["least"], rho > p["most"]]
 
 
+def seq_mask_tis(b: Rows, p: Parameters) -> Found:
+    terms, branches = ppo(b, p)
+    rho = b.mean(b.mismatch).exp().expand_as(b.mask)
+    inside = (rho >= p["least"]) & (rho <= p["most"])
+    terms = torch.where(inside, b.mismatch.exp() * terms, 0)
+    return token_mean(b, terms), [*branches, rho < p["least"], rho > p["most"]]
+
+
 def token_veto(b: Rows, p: Parameters) -> Found:
     terms, branches = ppo(b, p)
     rho = b.mismatch.exp()
@@ -374,7 +382,7 @@ PUBLISHED: Mapping[str, Callable[[Rows, Parameters], Found]] = {"ppo": dual_clip
     for f in (
         reinforce, cispo, cispo_absolute, grpo, dapo, dr_grpo, sapo, truly_ppo, aspo, ce_gppo, dcpo, bapo,
         gspo, gspo_token, gmpo, fspo, luspo, vespo, topr, dhpo,
-        tis, sequence_tis, mis, icepop, geometric_mask, token_veto, decoupled_ppo, minirl, aipo, fiberpo, fiberpo_tis,
+        tis, sequence_tis, mis, icepop, geometric_mask, seq_mask_tis, token_veto, decoupled_ppo, minirl, aipo, fiberpo, fiberpo_tis,
         dppo_tv, dppo_kl, opsm, m2po, clip_cov,
     )
 }  # fmt: skip

@@ -20,6 +20,8 @@ from fibration.language.loading import shipped, shipped_file
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
 FOLDERS = ("tokens", "sequences", "rollout", "masks", "fiberpo")
+TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "Tinker")
+FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
 WORDS = ("weigh", "keep", "log_prob", "total", "mean", "largest", "some", "quantile", "stop", "inward")
 MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
 
@@ -50,12 +52,17 @@ def page(measured: dict[str, float]) -> str:
     for folder in FOLDERS:
         title = (ROOT / "specs" / folder / "__init__.py").read_text().strip().strip('"')
         lines += ["", f"## {folder}", "", title, ""]
-        lines += ["| loss | what it is | words | gives up | differs by |", "|---|---|---|---|---|"]
+        lines += [
+            "| loss | what it is | formula | trainers | words | gives up | differs by |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for name in by_folder[folder]:
             summary = text_of(name).splitlines()[0]
             given_up = "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
             apart = f"{measured[name]:.1e}" if name in measured else ""
-            cells = (f"[{name}](#{name})", summary, words(name), given_up, apart)
+            formula = f"`{' '.join(FORMULA.search(text_of(name)).group(1).split())}`"
+            known = ", ".join(t for t in TRAINERS if re.search(rf"\b{t}\b", text_of(name)))
+            cells = (f"[{name}](#{name})", summary, formula, known, words(name), given_up, apart)
             lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
         for name in by_folder[folder]:
             notes += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]

@@ -90,6 +90,14 @@ def test_a_rollout_correction_is_verls(name, level, threshold, seed):
     same(name, b, given, theirs("vanilla", b, config_of(NO_DUAL, given), "token-mean", weights=weights))
 
 
+def test_verls_clip_cov_is_ours_where_it_drops_all_that_it_may():
+    b = rows("clip_cov", 0)
+    given = parameters("clip_cov", b)
+    chosen = PolicyLossConfig(clip_cov_ratio=1.0, clip_cov_lb=given["least"], clip_cov_ub=given["most"])
+    expected = theirs("clip_cov", b, config_of(CLIP, given, policy_loss=chosen), "token-mean")
+    same("clip_cov", b, given, expected)
+
+
 def masked(b, given, low, high):
     keep, _ = compute_rollout_rejection_mask(b.mismatch, b.mask.double(), "seq_mean_k1", f"{low}_{high}")
     return theirs("vanilla", b, config_of(NO_DUAL, given), "token-mean", mask=keep)
