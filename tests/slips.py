@@ -374,7 +374,7 @@ LAWS = (
     ),
     slip(
         "what is declared at r = 1 is not asked where the law of recovery holds", "laws*gradient laws*first_order",
-        '(0,) if subject.proved("recovery") else SIDES', '() if subject.proved("recovery") else SIDES',
+        '(0,) if subject.proved("recovery") and not stopped else SIDES', '() if subject.proved("recovery") else SIDES',
     ),
     slip(
         "the slope of a recovery is not asked where gates agree to first order alone", "laws*first_order",
@@ -543,11 +543,11 @@ LAWS = (
     ),
     slip(
         "coefficients forget the weights of the objective", "laws/test_coefficients",
-        "weighted = [m * a for m, a in zip(self.weights,", "weighted = [a for m, a in zip(self.weights,",
+        "weighted = [m * w * a for m, w, a in zip(self.weights,", "weighted = [w * a for m, w, a in zip(self.weights,",
     ),
     slip(
         "gates below the tokens read the advantage of the first token of the batch", "laws/test_coefficients",
-        "advantage: advantages[self.fibres[stratum][element][0]],", "advantage: advantages[0],",
+        "advantage: at_tokens.advantages[first],", "advantage: at_tokens.advantages[0],",
     ),
     slip(
         "a law that is given up covers what follows from it", "laws/test_verify",
@@ -713,8 +713,8 @@ COMPILER = (
     ),
     slip(
         "what a coarse stage reads of other ranks' rows is not gathered", "compiler*spread runtime*spread",
-        "waiting |= {n: None for n in stage.saved if n in read or spread.cuts(n, program.leaves)}",
-        "waiting |= {n: None for n in stage.saved if spread.cuts(n, program.leaves)}",
+        "waiting |= {n: None for n in mine if n in read or spread.cuts(n, program.leaves)}",
+        "waiting |= {n: None for n in mine if spread.cuts(n, program.leaves)}",
     ),
     slip(
         "an advantage is read of rows that other ranks have", "compiler*spread",
@@ -722,7 +722,7 @@ COMPILER = (
     ),
     slip(
         "a sum over cut rows is one rank's", "compiler*spread runtime*spread",
-        "node.source in leaves and node.target not in self.whole", "node.source in leaves and not node.target",
+        "return over_tokens and node.stratum not in self.whole", "return over_tokens and not node.stratum",
     ),
     slip("parts of a term are too large to add up exactly", "compiler*spread", "RANGE = 2.0**69", "RANGE = 2.0**72"),
     slip(
@@ -740,7 +740,7 @@ COMPILER = (
     ),
     slip(
         "what is put together is not written back", "backends*ranks",
-        "vectors[node].copy_(whole)", "vectors[node] = whole",
+        "vector_of(node, slots, work, batch).copy_(whole)", "vectors[node] = whole",
     ),
     slip(
         "the shape of a tile follows the tokens of this rank", "backends*ranks",
