@@ -26,6 +26,7 @@ class Language:
     select: Callable[[list[str]], str]  # a choice, over several lines where it is long
     infix: frozenset[str] = INFIX  # what needs parentheses inside one another
     named_conditions: bool = True  # whether a condition that is used twice may get a name of its own
+    compared: frozenset[str] = frozenset()  # comparisons, if a choice that is compared is to have a name of its own
 
     def __post_init__(self) -> None:
         wanted = SCALAR_ARITY.keys() - {"arg", "const", "select"}
@@ -38,7 +39,7 @@ class Language:
     def write(
         self, body: Scalar, operands: list[str], name: str, taken: Collection[str]
     ) -> tuple[list[tuple[str, str]], str]:
-        """The text of `body`, and before it a name and a text for every part of it that is used twice."""
+        """The text of `body`, and before it a name and a text for every part of it that is used twice, or compared."""
         free = (word for i in itertools.count(1) if (word := f"{name}_{i}") not in taken)
         uses: Counter[Scalar] = Counter()
 
@@ -49,6 +50,7 @@ class Language:
                     visit(a)
 
         visit(body)
+        named = {a for s in uses if s.op in self.compared for a in s.args if a.op == "select"}
         before: list[tuple[str, str]] = []
         known: dict[Scalar, str] = {}
 
@@ -70,7 +72,8 @@ class Language:
                     for a, t in zip(s.args, texts, strict=True)
                 ]
                 written = self.operators[s.op].format(*texts)
-            if uses[s] > 1 and s is not body and (self.named_conditions or s.op not in CONDITIONS):
+            twice = uses[s] > 1 and (self.named_conditions or s.op not in CONDITIONS)
+            if s is not body and (twice or s in named):
                 known[s] = next(free)
                 before.append((known[s], written))
                 return known[s]

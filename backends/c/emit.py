@@ -80,7 +80,8 @@ def token_constant(value: float) -> str:
 
 def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
     operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
-    return Language("C", operators, constant, ternary, INFIX, named_conditions=False)
+    # compilers make branches of a comparison with a choice inside, and no vector code
+    return Language("C", operators, constant, ternary, INFIX, named_conditions=False, compared=frozenset({"lt", "le"}))
 
 
 WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)
