@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import sympy
 from sympy import oo
 
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import log1p
 from fibration.language.report import Fact
 from fibration.language.sympy_bridge import from_sympy
 from fibration.laws.proof.amplified import Amplified, Bound
 from fibration.laws.proof.contributions import Lines, reads_batch
 from fibration.laws.proof.near import RHO
+from fibration.laws.proof.pieces import text
 from fibration.laws.proof.subject import Subject
+from fibration.laws.proof.weights import supremum
 from fibration.laws.witness.batches import shown
 from fibration.laws.witness.crowds import Span, strongest
 
@@ -26,9 +30,19 @@ def amplification(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     bounds = found.bounds()
     if len(bounds) > 1 and len(set(map(str, bounds.values()))) == 1:
         bounds = {0: next(iter(bounds.values()))}
-    value = "; ".join(_words(b, side, _reached(found, b, side)) for side, b in bounds.items())
+    value = "; ".join(_words(b, side, _reached(found, b, side)) for side, b in bounds.items()) + _weighed(
+        subject.hierarchy
+    )
     why = "|∂J/∂log π| of a token is at most this times its μ and the largest |A|"
     yield Fact("amplification", "hierarchy", value, next((b.why for b in bounds.values() if b.why), why))
+
+
+def _weighed(h: Hierarchy) -> str:
+    """What weights of tokens multiply all this by."""
+    most = sympy.Mul(*(supremum(h, w) for w in h.objective.weighed))
+    if most == 1:
+        return ""
+    return "; times w" if most == oo else f"; times w, at most {text(most)}"
 
 
 def _words(bound: Bound, side: int, reached: str) -> str:

@@ -14,6 +14,7 @@ from fibration.language.report import Fact
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.amplification import amplification
+from fibration.laws.batch_facts import normaliser, second_moment
 from fibration.laws.proof.contributions import Lines, contribution, reads_batch
 from fibration.laws.proof.coordinates import coordinate, lines
 from fibration.laws.proof.near import RHO, WORDS
@@ -21,7 +22,8 @@ from fibration.laws.proof.pieces import Line, Piece, extremes, text
 from fibration.laws.proof.reach import domain, is_effect, reach
 from fibration.laws.proof.subject import Subject
 
-NAMES = ("radius", "bounds", "continuity", "blocks", "amplification")  # the one that costs most is the last
+# the one that costs most is the last
+NAMES = ("radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "amplification")
 
 
 def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
@@ -35,6 +37,8 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     yield "bounds", _bounds(subject, table, known) if far else iter(())
     yield "continuity", _continuity(h, table, known)
     yield "blocks", iter((_blocks(h),))
+    yield "second_moment", second_moment(subject)
+    yield "normaliser", iter((normaliser(h),))
     yield "amplification", amplification(subject, table, known)
 
 

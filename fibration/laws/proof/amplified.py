@@ -269,6 +269,8 @@ class Amplified:
 
     def _coupled(self, table: Lines) -> Bound:
         """The sum over the strata of what their gates differ by, times the largest ratio."""
+        if any(k.normaliser == "kept" for k in self.h.objective.kept):
+            raise NotCertified("the objective counts the tokens that are kept, and kernels weigh all of them")
         least = self._of_one_ratio(table)
         if least is not None and least.grows:
             return least

@@ -10,6 +10,8 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import from_sympy
 from fibration.laws.proof.near import RHO, is_kinked
 from fibration.laws.proof.pieces import Line, extremes
@@ -21,8 +23,11 @@ Ends = tuple[list[Any], list[Any]]  # candidates for an infimum, and for a supre
 
 
 def reads_batch(value: Any) -> bool:
-    """Whether what a gate gives changes with more of the batch than its residual: with a density or an advantage."""
-    return any(isinstance(from_sympy(s), (Density, Reading)) for s in sympy.sympify(value).free_symbols - {RHO})
+    """Whether what a gate gives changes with more of the batch than its residual: a density, an advantage, say."""
+    return any(
+        isinstance(from_sympy(s), (Density, Reading, LogProb, Aggregate))
+        for s in sympy.sympify(value).free_symbols - {RHO}
+    )
 
 
 def contribution(stratum: Stratum, table: Lines, subject: Subject, known: str) -> tuple[Any, Any] | None:

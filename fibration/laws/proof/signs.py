@@ -72,7 +72,7 @@ class Assumptions:
         self.at = at
         self.extra = extra or {}
         self._family: dict[Any, Assumptions] = {}
-        self._root = self
+        self.anywhere = self  # without the signs of expressions
         self._start()
 
     def _start(self, wider: Assumptions | None = None) -> None:
@@ -101,7 +101,7 @@ class Assumptions:
         if key not in self._family:
             made = object.__new__(Assumptions)
             made.populations, made.at, made.extra = self.populations, self.at, merged
-            made._family, made._root = self._family, self._root
+            made._family, made.anywhere = self._family, self.anywhere
             made._start(self if all(extra.get(s, signs) <= signs for s, signs in self.extra.items()) else None)
             self._family[key] = made
         return self._family[key]
@@ -236,7 +236,7 @@ class Assumptions:
         """What lies between the values of a formula has the signs that it may have, at whichever token."""
         if atom.is_condition:
             return NOT_NEGATIVE
-        found = self._root.signs(to_sympy(atom.formula))
+        found = self.anywhere.signs(to_sympy(atom.formula))
         return found | ZERO if found >= NOT_ZERO else found
 
     # ------------------------------------------------------------ signs

@@ -13,6 +13,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.coefficients import Point
+from fibration.laws.witness.on_policy import gates_alone
 from fibration.laws.witness.search import parameter_values
 from fibration.laws.witness.shapes import edges
 
@@ -59,7 +60,7 @@ def strongest(
     alone, or from all others.
     """
     # least squares and the recursion agree where everything lies over one element
-    plain = h if h.orthogonalise is None else h.replace(orthogonalise=None)
+    plain = gates_alone(h if h.orthogonalise is None else h.replace(orthogonalise=None))
     best: tuple[int, int] | None = None
     found = []
     for n in sizes:

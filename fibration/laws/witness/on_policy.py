@@ -86,7 +86,7 @@ def wrong_coefficients(h: Hierarchy) -> Witness | None:
     """
     if h.orthogonalise is not None:
         return None
-    h = h.replace(objective=Objective(h.objective.weight, estimator=h.objective.estimator))
+    h = gates_alone(h)
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
     signed = any(advantage in set(atoms(e)) for e in read)
     for concrete, way, close in _tried(h, read):
@@ -96,6 +96,12 @@ def wrong_coefficients(h: Hierarchy) -> Witness | None:
                 alone = (a for a in _alone(h, concrete) if _are_off(h, concrete, ends, a, close))
                 return _witness(Point(h, concrete, ends[0], next(alone, advantages)))
     return None
+
+
+def gates_alone(h: Hierarchy) -> Hierarchy:
+    """The hierarchy without weights and conditions of tokens."""
+    plain = Objective(h.objective.weight, estimator=h.objective.estimator)
+    return h.replace(objective=plain) if h.objective.formulas else h
 
 
 def _tried(h: Hierarchy, read: list[Expression]) -> Iterator[tuple[Concrete, tuple[int, ...], Fraction]]:

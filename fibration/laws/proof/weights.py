@@ -1,0 +1,122 @@
+"""How large a weight can be, and its second moment under the policy that tokens are sampled from.
+
+Bounds are intervals with formulas for ends, from the values that a weight takes in each of its branches: a condition
+that compares it, or its logarithm, with a number bounds it by that number.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+from sympy import oo
+
+from fibration.language.atoms import Component, Parameter
+from fibration.language.expressions import Apply, Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import NOT_NEGATIVE, OPERATORS, exp, where
+from fibration.language.places import whole_batch
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.statistics import Aggregate, total, within
+from fibration.language.sympy_bridge import ATOM_OF, CURRENT_LOG_PROB, OPERATOR_OF, to_sympy
+from fibration.language.traversal import atoms, desugar
+from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.claim import Claim
+from fibration.laws.proof.pieces import extremes
+from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
+
+BETWEEN = ("mean", "largest", "quantile")  # statistics that lie between the values that they are of
+
+
+def at_tokens(h: Hierarchy) -> Assumptions:
+    """What is known at every token, the current policy's log-prob with the others."""
+    current = to_sympy(CURRENT_LOG_PROB)
+    plain = Assumptions(whole_batch(h), h.assume)
+    return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
+
+
+def supremum(h: Hierarchy, weight: Expression) -> Any:
+    """What a weight is at most on tokens that are kept, in numbers and parameters; `oo` where no bound is known.
+
+    In each of its branches that is what it can be seen to be, or a number that is written in the weight or in a
+    condition, where the branch says that it, or its logarithm, is not above that.
+    """
+    read, assume = _on_kept(h, weight), at_tokens(h)
+    bounds = [to_sympy(e) for e in dict.fromkeys(_written(desugar(read)))]
+    try:
+        ends = [_of_case(case, bounds, assume) for case in cases(read, assume)]
+    except TooManyCases:
+        return oo
+    return oo if oo in ends else sympy.Max(*extremes(list(dict.fromkeys(ends)), assume, 1))
+
+
+def _on_kept(h: Hierarchy, weight: Expression) -> Expression:
+    """A weight, and 0 on tokens that are not kept."""
+    kept = [k.condition for k in h.objective.kept]
+    return where(functools.reduce(operator.and_, kept), weight, 0) if kept else weight
+
+
+def _written(e: Expression) -> Iterator[Expression]:
+    """The largest parts of a formula that read parameters and numbers alone."""
+    if not e.is_condition and all(isinstance(a, Parameter) for a in atoms(e)):
+        yield e
+    elif isinstance(e, Apply):
+        for a in e.arguments:
+            yield from _written(a)
+
+
+def _of_case(case: Case, bounds: list[Any], assume: Assumptions) -> Any:
+    inside = assume.with_signs(dict(case.signs))
+    value = case.sympy()
+    found = [e for e in (_top(value, inside),) if e != oo]
+    found += [b for b in bounds if -1 not in inside.signs(b - value)]
+    if isinstance(value, sympy.exp):
+        found += [sympy.exp(b) for b in bounds if -1 not in inside.signs(b - value.args[0])]
+    return extremes(found, assume, -1)[0] if found else oo
+
+
+def _top(value: Any, assume: Assumptions) -> Any:
+    """What a value is at most, from what it is made of; `oo` where that is not known."""
+    if not _varies(value):
+        return value
+    if 1 not in assume.signs(value):
+        return sympy.Integer(0)
+    atom = ATOM_OF.get(value)
+    if isinstance(atom, Aggregate) and atom.kind in BETWEEN:
+        formula = to_sympy(atom.formula)
+        return oo if formula.has(sympy.Piecewise) else _top(formula, assume.anywhere)
+    if isinstance(value, sympy.exp):
+        return sympy.exp(_top(value.args[0], assume))
+    row = OPERATORS.get(OPERATOR_OF.get(value.func, ""))
+    if row is not None and row.bound is not None:
+        return row.bound
+    if value.is_Add or (value.is_Mul and all(-1 not in assume.signs(f) for f in value.args)):
+        ends = [_top(t, assume) for t in value.args]
+        return oo if oo in ends else value.func(*ends)
+    return oo
+
+
+def _varies(value: Any) -> bool:
+    """Whether a value is more than numbers and parameters."""
+    read = (ATOM_OF.get(s) for s in sympy.sympify(value).free_symbols)
+    return not all(isinstance(a, (Parameter, Component)) for a in read)
+
+
+def sampled_from(h: Hierarchy, weight: Expression) -> str:
+    """A policy whose ratio of another is nowhere below a weight, so that its mean there is at most 1; '' if none is.
+
+    The mean of a ratio of probabilities under the policy that is divided by is 1: of a token, or of a sampled sequence.
+    """
+    read = (a.policy.name for e in within(weight) for a in atoms(e) if isinstance(a, LogProb))
+    named = list(dict.fromkeys((*read, OLD, CURRENT)))
+    assume = at_tokens(h)
+    for below, other in itertools.product((p for p in named if p != CURRENT), named):
+        log_ratio = LogProb(Policy(other)) - LogProb(Policy(below))
+        for ratio in (exp(log_ratio), exp(total(log_ratio, over=h.rows))) if other != below else ():
+            if Claim(_on_kept(h, ratio - weight), assume, NOT_NEGATIVE).is_shown:
+                return below
+    return ""

@@ -1,0 +1,200 @@
+"""The facts of weights, masks and normalisers, held against batches far off policy and against sums over all actions."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hierarchies.quivers import domain, expert, make
+from hierarchies.weighed import (
+    RIGHT,
+    WRONG,
+    C,
+    D,
+    T,
+    advantage,
+    batch,
+    epsilon,
+    k,
+    mu,
+    one,
+    rho,
+    token,
+    trajectory,
+    two,
+)
+from oracles.weighed import drawn
+
+from fibration import (
+    Attribute,
+    Gate,
+    Objective,
+    aggregate_gate,
+    clip,
+    clip_gate,
+    count,
+    exp,
+    identity_gate,
+    largest,
+    log_prob,
+    mean,
+    minimum,
+    policies,
+    quantile,
+    residual,
+    some,
+    tanh,
+    token_log_ratio,
+    token_mean,
+    total,
+    trajectory_mean,
+    where,
+)
+
+current, old, rollout = policies("current old rollout")
+DEFAULTS = {"C": 2.0, "D": 2.0, "q": 0.2}
+
+
+def facts(hierarchy, name):
+    return [f for f in hierarchy.verify().facts if f.name == name]
+
+
+def moment(objective):
+    """The bounds of the weight and of its square's mean."""
+    (fact,) = facts(one(objective), "second_moment")
+    words = fact.value.removeprefix("w is at most ").split(", E[w²] at most ")
+    return tuple(words)
+
+
+MOMENTS = {
+    "TIS": (mu.weigh(minimum(rho, C)), ("C", "C under rollout")),
+    "TIS with a cap of any size": (mu.weigh(minimum(rho, D)), ("D", "D under rollout")),
+    "of sequences": (mu.weigh(minimum(exp(total(k, over=trajectory)), C)), ("C", "C under rollout")),
+    "a mask for a cap": (mu.weigh(rho).keep(rho <= C), ("C", "C under rollout")),
+    "a mask of logarithms": (mu.weigh(rho).keep(k <= C), ("exp(C)", "exp(C) under rollout")),
+    "on both sides": (mu.weigh(rho).keep((rho <= C) & (rho >= 1 / C)), ("C", "C under rollout")),
+    "to the current policy": (mu.weigh(minimum(exp(log_prob(current) - log_prob(rollout)), C)), ("C", "C under rollout")),
+    "its square": (mu.weigh(minimum(rho * rho, C)), ("C", "C**2")),
+    "of both signs": (mu.weigh(where(advantage >= 0, 1, clip(exp(token_log_ratio), 0, 1))), ("1", "1")),
+    "a probability": (mu.weigh(exp(log_prob(old))), ("1", "1")),
+    "a mean of probabilities": (mu.weigh(1 + mean(exp(log_prob(old)), over=batch)), ("2", "4")),
+    "bounded by itself": (mu.weigh(1 + tanh(k)), ("2", "4")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_bounds_of_weights(name):
+    objective, expected = MOMENTS[name]
+    assert moment(objective) == expected
+
+
+@pytest.mark.parametrize("objective", [mu.weigh(rho), mu.weigh(1 / rho), mu.weigh(rho).keep(rho >= 1 / C)])
+def test_what_has_no_bound_says_so(objective):
+    (fact,) = facts(one(objective), "second_moment")
+    assert fact.value == "w has no bound that is known"
+
+
+@pytest.mark.parametrize("name", [n for n, w in {**RIGHT, **WRONG}.items() if w.hierarchy.objective.weighed])
+def test_no_weight_is_above_its_bound(name):
+    """Policies far apart; conditions of the objective hold on what is weighed."""
+    loss = {**RIGHT, **WRONG}[name]
+    for fact in facts(loss.hierarchy, "second_moment"):
+        if "at most" not in fact.value:
+            continue
+        most = eval(fact.value.removeprefix("w is at most ").split(",")[0], {"exp": math.exp, **DEFAULTS})
+        for seed, spread in itertools.product(range(5), (0.5, 3, 10)):
+            with np.errstate(all="ignore"):
+                found = np.asarray(loss.of(drawn(seed, spread, DEFAULTS)), float)
+            assert (found[np.isfinite(found)] <= most * (1 + 1e-12)).all()
+
+
+def test_the_second_moment_is_that_of_all_actions():
+    """`E[w²]` summed over every action of many pairs of distributions, and over every sequence of two tokens."""
+    rng, cap = np.random.default_rng(0), 2.0
+    tight = 0.0
+    for _ in range(300):
+        p, q = rng.dirichlet(np.full(4, 0.3)), rng.dirichlet(np.full(4, 0.3))
+        q = (q + 1e-9) / (q + 1e-9).sum()
+        assert q @ np.minimum(p / q, cap) ** 2 <= cap + 1e-9  # C, as `moment` says of TIS
+        pairs, sampled = np.outer(p, p), np.outer(q, q)
+        assert (sampled * np.minimum(pairs / sampled, cap) ** 2).sum() <= cap + 1e-9
+        square = q @ np.minimum((p / q) ** 2, cap) ** 2
+        assert square <= cap**2 + 1e-9
+        tight = max(tight, square)
+    assert tight > cap  # so that of a weight that is not below the ratio no more can be said
+
+
+# ---------------------------------------------------------------- normaliser
+
+
+def needs(hierarchy):
+    (fact,) = facts(hierarchy, "normaliser")
+    return fact.value
+
+
+def test_what_needs_the_whole_batch():
+    per_row = Objective(1 / T)
+    assert needs(one(per_row)) == "nothing"
+    assert needs(one(token_mean())) == "count(token, over=batch)"
+    assert needs(one(trajectory_mean())) == "count(trajectory, over=batch)"
+    assert needs(one(token_mean().keep(rho <= C))) == "count(token, over=batch)"
+    assert needs(one(token_mean().keep(rho <= C, normaliser="kept"))) == "count(token, over=batch) of what is kept"
+    assert needs(one(per_row.keep(rho <= C, normaliser="kept"))) == "nothing"
+    assert needs(one(per_row.weigh(rho / mean(rho, over=trajectory)))) == "nothing"
+    assert needs(one(per_row.keep(~some(k > 9, over=batch)))) == f"some({k} > 9, over=batch)"
+    inner = mean(k, over=batch)
+    assert needs(one(per_row.weigh(exp(mean(k - inner, over=trajectory))))) == str(inner)
+    entropy = Attribute("entropy", on=token)
+    top = quantile(entropy, 0.8, over=batch)
+    both = one(token_mean().keep(entropy >= top).weigh(rho / mean(rho, over=batch)), gives_up={"mask_open": "the top"})
+    assert needs(both) == f"count(token, over=batch); {mean(rho, over=batch)}; {top}"
+
+
+def test_what_crosses_the_rows_needs_the_batch():
+    """An expert has tokens of several rows, as a domain has; a gate may read what is of one."""
+    crossed = make(
+        (token, expert), (token, trajectory), (expert, batch), (trajectory, batch), objective=Objective(1 / T)
+    )
+    assert needs(crossed) == "nothing"
+    assert needs(crossed.replace(objective=Objective(1 / T).weigh(1 + 0 * largest(k, over=expert)))) == str(
+        largest(k, over=expert)
+    )
+    gate = Gate(where(mean(k, over=domain) > 1, residual / 2, residual))
+    over = make((token, trajectory), (trajectory, domain), objective=Objective(1 / T), gates={domain: gate})
+    assert needs(over) == str(mean(k, over=domain))
+
+
+# ---------------------------------------------------------------- amplification
+
+
+def test_weights_multiply_the_amplification():
+    plain = facts(one(mu), "amplification")[0].value
+    assert facts(one(mu.weigh(minimum(rho, C))), "amplification")[0].value == f"{plain}; times w, at most C"
+    assert facts(one(mu.weigh(rho)), "amplification")[0].value == f"{plain}; times w"
+    assert facts(one(mu.weigh(exp(log_prob(old)))), "amplification")[0].value == plain
+    assert facts(one(mu.weigh(minimum(rho, C)).weigh(minimum(1 / rho, D))), "amplification")[0].value.endswith(
+        "at most C*D"
+    )
+
+
+def test_kept_counts_are_not_those_of_kernels():
+    steep = two(aggregate_gate(epsilon, rollback=T), clip_gate(epsilon).per(1 / T))
+    assert "at most" in facts(steep, "amplification")[0].value
+    masked = steep.replace(objective=mu.keep(rho <= C, normaliser="kept"))
+    (fact,) = facts(masked, "amplification")
+    assert fact.value.startswith("not certified") and "tokens that are kept" in fact.argument
+    assert "at most" in facts(steep.replace(objective=mu.keep(rho <= C)), "amplification")[0].value
+
+
+def test_a_gate_that_reads_a_probability_has_no_bound_of_one_number():
+    reads = one(gate=Gate(clip(residual, -epsilon, epsilon / exp(log_prob(old)))))
+    assert reads.verify().ok
+    assert facts(reads, "amplification")[0].value.startswith("not certified")
+    assert not facts(reads, "radius") and not facts(reads, "bounds")
+
+
+def test_counts_are_of_tokens():
+    assert needs(make((token, trajectory), objective=Objective(count(token) / count(token, over=batch)))) == (
+        "count(token, over=batch)"
+    )
+    assert identity_gate().expression == residual
