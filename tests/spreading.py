@@ -135,7 +135,10 @@ def evaluate(
     now = layout.tensor(batch.x, dtype)
     a = layout.tensor(batch.advantages, dtype) if by_row is None else torch.tensor(by_row, dtype=dtype)
     old = layout.tensor(np.zeros(batch.tokens), dtype)
-    result = op.coefficients(now, old, a, layout.index, batch.parameters)
+    others = {
+        name: layout.tensor(values, dtype) for name, values in batch.policies.items() if name in op.hierarchy.policies
+    }
+    result = op.coefficients(now, old, a, layout.index, batch.parameters, policies=others)
     found = {
         "values": layout.read(result.values),
         "objective": float(result.objective),
@@ -144,9 +147,10 @@ def evaluate(
     }
     if gates:
         x = now.clone().requires_grad_()
-        gated = op.gate(x, layout.index, batch.parameters, advantages=a)
+        others |= {"old": old} if "old" in op.hierarchy.policies else {}
+        gated = op.gate(x, layout.index, batch.parameters, advantages=a, policies=others)
         gated.backward(layout.tensor(np.cos(np.round(batch.x * 1024)), dtype))
-        levels = op.levels(now, layout.index, batch.parameters, advantages=a)
+        levels = op.levels(now, layout.index, batch.parameters, advantages=a, policies=others)
         both = {"residual": levels.residual, "gated": levels.gated}
         found |= {"gated": layout.read(gated), "slope": layout.read(x.grad)}
         found["levels"] = {(word, *key): v.numpy() for word, one in both.items() for key, v in one.items()}

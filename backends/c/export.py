@@ -23,6 +23,7 @@ What is left are the tensors over tokens and the parameters, float64, one number
     layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
     objective(log_probs=..., old_log_probs=..., advantages=..., NAME_of=torch.tensor([0.1]).double(), **layout)
 
+Where formulas name a further policy, its log-probs are an argument of its name, as `rollout_log_probs`.
 Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
 `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage: use nothing of it then.
 The objective is NaN, and so is every result at such a token.

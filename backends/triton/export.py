@@ -28,6 +28,7 @@ def run(function, *, dtype=None, shape=None, **given):
         layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
         run("objective", log_probs=..., old_log_probs=..., advantages=..., epsilon_of=..., **layout)
 
+    Where formulas name a further policy, its log-probs are an argument of its name, as `rollout_log_probs`.
     Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
     `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage. The objective is
     NaN then, and so is every result at such a token: nothing has to be read back to be told.

@@ -93,27 +93,24 @@ def policy_tensors(
                 required=f"one of {', '.join(map(repr, known))}" if known else "no policies",
                 remedy="leave it out" + (", or look for a slip in its name" if known else ""),
             )
-    found = {}
-    for node in program.inputs:
-        name = OLD if node.kind == "old_log_prob" else node.key[0] if node.kind == "policy_log_prob" else CURRENT
-        if name in own:
-            continue
+    kinds = ("policy_log_prob",) if OLD in own else ("policy_log_prob", "old_log_prob")
+    read = {node.key[0] if node.key else OLD: node for node in program.inputs if node.kind in kinds}
+    for name in (name for name in known if name in read):
         if policies.get(name) is None:
             raise BatchError(
                 f"'{hierarchy.name}' reads the policy {name!r}, and its log-probs are not given",
-                required=f"log-probs of {list(known)} in the shape of the batch",
+                required=f"those of {', '.join(read)}, in the shape of the batch",
                 found=f"no {name!r}, which is read by {_reader(hierarchy, name)}",
                 remedy=f'pass policies={{"{name}": log_probs}}',
             )
-        found[token_tensor(node).called] = policies[name]
-    return found
+    return {token_tensor(node).called: policies[name] for name, node in read.items()}
 
 
 def _reader(hierarchy: Hierarchy, policy: str) -> str:
     """The formula that names a policy, as it was written."""
-    read = [*((f"weigh({w})", w) for w in hierarchy.objective.weighed)]
+    read = [(f"the gate on {s}", hierarchy.gate(s)) for s in hierarchy.order]
+    read += [(f"weigh({w})", w) for w in hierarchy.objective.weighed]
     read += [(f"keep({k.condition})", k.condition) for k in hierarchy.objective.kept]
-    read += [(f"the gate on {s}", hierarchy.gate(s)) for s in hierarchy.order]
     named = LogProb(Policy(policy))
     return next((text for text, e in read if any(named in set(atoms(inner)) for inner in within(e))), "the hierarchy")
 

@@ -9,9 +9,19 @@ from support import operator, refuses, spec, token
 
 from fibration import (
     BatchError,
+    Gate,
+    Hierarchy,
     HierarchyIndexError,
     clip_gate,
+    exp,
+    log_prob,
+    log_ratio,
+    policies,
+    residual,
+    token_mean,
 )
+
+old, rollout, reference = policies("old rollout reference")
 
 FIBERPO = operator(spec("fiberpo"))
 PPO = operator(spec("ppo"))
@@ -134,6 +144,65 @@ def test_one_advantage_per_trajectory_for_gspo():
             required="one advantage per trajectory", found="of trajectory 1", remedy="pass advantages per row",
         )  # fmt: skip
     op.loss(x, x, torch.tensor([1.0, 1.0, 2.0, 2.0]), index)
+
+
+MASKED = operator(
+    Hierarchy(
+        name="masked",
+        gates={token: Gate(residual * (1 + exp(log_prob(old))))},
+        decomposition=log_ratio(),
+        objective=token_mean().weigh(exp(log_prob(old) - log_prob(rollout))).keep(log_prob(reference) > -3),
+    )
+)
+ROLLOUT = torch.full((3, 3), -1.0)
+GIVEN = {"rollout": ROLLOUT, "reference": ROLLOUT}
+POLICIES = {
+    "none": (None, dict(
+        what="'masked' reads the policy 'rollout', and its log-probs are not given",
+        found="weigh(exp(log_prob(old) - log_prob(rollout)))", remedy='policies={"rollout": log_probs}',
+    )),
+    "one lacks": ({"rollout": ROLLOUT}, dict(what="the policy 'reference'", found="keep(log_prob(reference) > -3)")),
+    "None": ({**GIVEN, "rollout": None}, dict(what="the policy 'rollout'", remedy="policies=")),
+    "a slip": ({**GIVEN, "rolout": ROLLOUT}, dict(
+        what="no formula of 'masked' reads the policy 'rolout'", required="one of 'rollout', 'reference'", remedy="slip",
+    )),
+    "current": ({**GIVEN, "current": ROLLOUT}, dict(what="'current'", required="this call takes log_probs, which are current's")),
+    "old": ({**GIVEN, "old": ROLLOUT}, dict(what="'old'", required="this call takes old_log_probs, which are old's")),
+    "a tensor": (ROLLOUT, dict(what="policies are a Tensor", required="a mapping", remedy="policies={'rollout': log_probs}")),
+    "shape": ({**GIVEN, "rollout": ROLLOUT[0]}, dict(what="policies['rollout'] has shape [3]", required="[3, 3]")),
+    "dtype": ({**GIVEN, "rollout": ROLLOUT.long()}, dict(what="policies['rollout']: torch.int64", required="float32, bfloat16")),
+    "device": ({**GIVEN, "rollout": ROLLOUT.to("meta")}, dict(what="policies['rollout'] is on meta", required="cpu")),
+    "nan": ({**GIVEN, "rollout": poked(1, 0, math.nan)}, dict(what="policies['rollout'] of token [1, 0] of trajectory 1 is nan")),
+    "inf": ({**GIVEN, "reference": poked(0, 1, -math.inf)}, dict(what="policies['reference'] of token [0, 1] of trajectory 0 is -inf")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", POLICIES)
+def test_policies(which):
+    given, expected = POLICIES[which]
+    arguments = {**tensors(index=MASKED.index(mask=MASK)), "policies": given}
+    for call in (MASKED.loss, MASKED.coefficients):
+        refuses(BatchError, lambda call=call: call(**arguments), **expected)
+
+
+def test_policies_of_a_gate():
+    """It takes log ratios: the log-probs of `old` are then those of a policy. Above 0 they are taken as they are."""
+    index, x = MASKED.index(mask=MASK), torch.full((3, 3), 0.5)
+    for call in (MASKED.gate, MASKED.levels):
+        call(x, index, policies={"old": ROLLOUT})
+        call(x, index, policies={"old": -ROLLOUT, **GIVEN})
+        for given, expected in (
+            ({}, dict(what="the policy 'old'", found="the gate on token", remedy='policies={"old": log_probs}')),
+            ({"current": x}, dict(what="'current'", required="this call takes log_ratio, which are current's")),
+            ({"old": poked(0, 0, math.nan)}, dict(what="old_log_probs of token [0, 0] of trajectory 0 is nan")),
+        ):
+            refuses(BatchError, lambda call=call, given=given: call(x, index, policies=given), **expected)
+    refuses(
+        BatchError,
+        lambda: PPO.gate(x, PPO.index(mask=MASK), policies={"rollout": x}),
+        what="'rollout'",
+        required="no policies",
+    )
 
 
 def test_an_index_cannot_be_asked_for_what_lies_elsewhere():

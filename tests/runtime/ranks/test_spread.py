@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from hierarchies.chains import batch_for as chain_batch
-from hierarchies.chains import chain
+from hierarchies.chains import candidate, chain
 from hierarchies.random_quivers import COUNT, batch_for, quiver
+from hierarchies.token_words import with_words
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.backends_here import BACKENDS_HERE, F32, F64
@@ -25,12 +26,33 @@ from training import narrow
 
 from fibration import Hierarchy
 
+STEEP = {2, 12, 14, 16}  # gates that roundings are multiplied by thousands in, or a batch of one row
+
+
+@functools.cache
+def words(seed: int) -> Hierarchy:
+    """Weights, conditions and statistics of tokens; even seeds are chains."""
+    return with_words(quiver(seed // 2) if seed % 2 else candidate(seed // 2), seed)
+
+
+def words_batch(h: Hierarchy, seed: int) -> Batch:
+    """Log-probs of further policies, those of `old` being 0."""
+    batch = (batch_for if seed % 2 else chain_batch)(h, seed)
+    drawn = np.random.default_rng(seed).normal(scale=0.4, size=(2, batch.tokens))
+    return replace(batch, policies={"rollout": drawn[0], "reference": drawn[1] - 2})
+
+
 BATCHES = {name: (functools.partial(spec, name), batch_for, 7) for name in OF_EVERY_KIND}
 BATCHES |= {f"quiver {s}": (functools.partial(quiver, s), batch_for, s) for s in range(COUNT)}
 BATCHES |= {f"chain {s}": (functools.partial(chain, s), chain_batch, s) for s in range(20) if s != 12}  # m of 1e-9
+BATCHES |= {f"words {s}": (functools.partial(words, s), words_batch, s) for s in range(24) if s not in STEEP}
 # Levels, a crossing by least squares, experts that cross rows, a score estimator, a gate on trajectories that reads the
-# advantage, and three leaves with all of the latter and an attribute.
-NAMES = list(BATCHES) if ALL else ["fiberpo_domain", "fiberpo_crossed", "fiberpo_experts", "cispo", "gspo", "quiver 10"]
+# advantage, three leaves with all of the latter and an attribute; weights, conditions and statistics over all strata.
+NAMES = (
+    list(BATCHES)
+    if ALL
+    else ["fiberpo_domain", "fiberpo_crossed", "fiberpo_experts", "cispo", "gspo", "quiver 10", "words 4", "words 9"]
+)
 KINDS = st.sampled_from(["packed", "padded"])
 
 
