@@ -7,7 +7,7 @@ widened first. At a log ratio of exactly 0 the sign-split losses have slope 2 he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,7 @@ class Prepared:
     modality_rows: Tensor  # [M], trajectories
     modality_tokens: Tensor  # [M]
     crossing: Tensor  # [D + M, D + M]: from sums over domains and modalities to their effects
+    policies: Mapping[str, Tensor]  # further log-probs, in the tokens' shape
 
     def sums(self, values: Tensor) -> Tensor:
         """Over the tokens of every trajectory; padded values are 0 under the mask."""
@@ -97,6 +98,7 @@ def prepare(problem: Problem) -> Prepared:
         modality_rows=total(modality, torch.ones_like(lengths)),
         modality_tokens=total(modality, lengths),
         crossing=_crossing(domain, modality).to(wide),
+        policies=problem.policies,
     )
 
 
@@ -148,6 +150,20 @@ def dapo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Ten
 
 def dr_grpo(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
     return -_masked_surrogate(log_probs, old, advantages, b).sum() / (1024 * len(b.length))
+
+
+# ---------------------------------------------------------------- three policies
+
+
+def tis(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    weight = (_wide(old) - _wide(b.policies["rollout"])).exp().clamp(max=2.0)
+    return -(_masked_surrogate(log_probs, old, advantages, b, high=0.28) * weight).sum() / b.tokens
+
+
+def mis(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepared) -> Tensor:
+    ratio = b.sums(b.masked(_wide(old) - _wide(b.policies["rollout"]))).exp()
+    kept = b.sums(_masked_surrogate(log_probs, old, advantages, b, high=0.28)) * ratio
+    return -torch.where(ratio <= 3.0, kept, 0.0).sum() / b.tokens
 
 
 # ---------------------------------------------------------------- gates on trajectories and above
@@ -248,7 +264,8 @@ def _crossed(drift: Tensor, budget: float, b: Prepared) -> Tensor:
 
 
 BASELINES: dict[str, Loss] = {
-    f.__name__: f for f in (ppo, grpo, dapo, dr_grpo, gspo, fiberpo, fiberpo_domain, fiberpo_modal, fiberpo_crossed)
+    f.__name__: f
+    for f in (ppo, grpo, dapo, dr_grpo, tis, mis, gspo, fiberpo, fiberpo_domain, fiberpo_modal, fiberpo_crossed)
 }
 
 

@@ -52,12 +52,12 @@ def test_a_baseline_is_the_loss_of_its_spec(name: str, spread: str, layout: str,
     per_token = p.advantages.shape == p.log_probs.shape
     advantages = p.advantages.reshape(-1)[where].numpy() if per_token else np.repeat(p.advantages.numpy(), p.lengths)
     labels = {k: list(v) for k, v in p.labels.items()}
-    if h.shape.is_chain:
+    if h.shape.is_chain and not h.policies:
         oracle = Interpreter.of(h, Batch(tuple(p.lengths), x, advantages, labels))
         expected, objective = oracle.coefficients(), oracle.objective()
     else:  # the torch backend in float64, which test_shipped.py compares with explicit matrices
         result = operator(h).coefficients(
-            p.log_probs, p.old_log_probs, p.advantages, p.index(operator(h)), metrics=False
+            p.log_probs, p.old_log_probs, p.advantages, p.index(operator(h)), policies=p.policies, metrics=False
         )
         expected, objective = result.values.reshape(-1)[where].numpy(), float(result.objective)
 
@@ -79,7 +79,7 @@ def test_the_batches_meet_a_gate_on_both_sides(name: str) -> None:
     h = spec(name)
     p = make_problem(h, Shape(8 * KI, 64))
     op = operator(h)
-    metrics = op.coefficients(p.log_probs, p.old_log_probs, p.advantages, p.index(op)).metrics
+    metrics = op.coefficients(p.log_probs, p.old_log_probs, p.advantages, p.index(op), policies=p.policies).metrics
     passed = [float(v) for k, v in metrics.items() if k.endswith("/passed") and "[" not in k]
     assert any(0 < v < 1 for v in passed), metrics
 
@@ -180,6 +180,18 @@ def test_bytes_that_must_move() -> None:
     assert (
         make_problem(spec("fiberpo"), Shape(640, 64, "equal"), torch.bfloat16).bytes_moved == 640 * 8 + 10 * 2 + 11 * 8
     )
+
+
+def test_a_batch_has_the_policies_that_its_hierarchy_is_given() -> None:
+    """Near the old policy and never above probability 1, and 0 under the mask as all inputs; they too must be read."""
+    assert not make_problem(spec("dapo"), SMALL).policies
+    shape = Shape(640, 64, "equal", "padded")
+    p = make_problem(spec("tis"), shape)
+    assert list(p.policies) == ["rollout"] and p.policies["rollout"].dtype == torch.float32
+    assert p.mask is not None
+    apart = (p.policies["rollout"] - p.old_log_probs)[p.mask]
+    assert 0.03 < apart.std() < 0.06 and p.policies["rollout"][p.mask].max() < 0
+    assert p.bytes_moved == make_problem(spec("dapo"), shape).bytes_moved + 4 * 640
 
 
 def test_equal_seeds_give_equal_batches() -> None:
