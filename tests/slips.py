@@ -635,6 +635,90 @@ LAWS = (
     ),
 )  # fmt: skip
 
+WEIGHED = (
+    slip(
+        "what is stopped keeps its slope in witnesses", "laws/test_tokens laws/test_agreement",
+        'if operator == "stop":\n        return held(arguments[0])', 'if operator == "stop":\n        return arguments[0]',
+    ),
+    slip(
+        "a statistic has a slope", "laws/test_tokens",
+        "return [held(x) for x in self.log_ratios]", "return list(self.log_ratios)",
+    ),
+    slip(
+        "a log-prob of the current policy is that of the old", "laws/test_tokens laws/test_agreement",
+        "return self.log_prob(OLD, k) + self._held[k]", "return self.log_prob(OLD, k)",
+    ),
+    slip(
+        "a quantile stands at the value below it", "laws/test_tokens laws/test_agreement",
+        "return a * (1 - share) + b * share", "return a",
+    ),
+    slip(
+        "tokens that stand for many count as one", "laws/test_tokens",
+        "numbers = [self._number(k, *place) for k in inside]", "numbers = [1 for k in inside]",
+    ),
+    slip(
+        "every condition takes its tokens out of the counts", "laws/test_tokens",
+        'if k.normaliser == "kept"])', "])",
+    ),
+    slip(
+        "rows that have no kept token are counted", "laws/test_tokens",
+        "there = {below(leaf, i, atom.of) for leaf, i in tokens if leaf in reach",
+        "there = {below(leaf, i, atom.of) for leaf in reach for i in range(concrete.size[leaf]) if leaf in reach",
+    ),
+    slip(
+        "a weight of a dropped token is asked for", "laws/test_tokens",
+        "found = [w and w * value_of(here.value(weight, k))", "found = [w * value_of(here.value(weight, k))",
+    ),
+    slip(
+        "a weight need only have a limit", "laws/test_agreement",
+        "return all(ends and all(vanishes(e - 1) for e in ends) for ends in found)",
+        "return all(ends and all(vanishes(e - ends[0]) for e in ends) for ends in found)",
+    ),
+    slip(
+        "a total tends to what its formula does", "laws/test_agreement",
+        "limit = limit * functools.reduce(operator.add, counts)", "pass",
+    ),
+    slip(
+        "a mask that may hold is open", "laws/test_agreement",
+        "if all(here.outcomes(keep.condition) == {True}", "if all(True in (here.outcomes(keep.condition) or ())",
+    ),
+    slip(
+        "policies other than the current one stay where they are", "laws/test_agreement",
+        "if isinstance(atom, LogProb) and atom != REFERENCE:", "if isinstance(atom, LogProb) and not REFERENCE:",
+    ),
+    slip(
+        "a weight may be negative", "laws/test_agreement",
+        'yield _of_tokens(subject, f"weight {weight}", read, NOT_NEGATIVE)',
+        'yield _of_tokens(subject, f"weight {weight}", read, ANY)',
+    ),
+    slip(
+        "the sign of a statistic is that of this token's formula", "laws/test_agreement",
+        "found = self.anywhere.signs(to_sympy(atom.formula))", "found = self.signs(to_sympy(atom.formula))",
+    ),
+    slip(
+        "a slope that is stopped counts for the gradient", "laws/test_agreement",
+        "return flowing(sympy.diff(to_sympy(self.value), variable))",
+        "return sympy.diff(flowing(to_sympy(self.value)), variable)",
+    ),
+    slip(
+        "a gate that stays still agrees to first order", "laws/test_agreement",
+        "if is_one(subject) and has_slope_one(subject, still=True):", "if is_one(subject) and has_slope_one(subject):",
+    ),
+    slip(
+        "every weight is at most a ratio", "laws/test_facts_weights",
+        "if Claim(_on_kept(h, ratio - weight), assume, NOT_NEGATIVE).is_shown:",
+        "if Claim(_on_kept(h, ratio - weight), assume).is_shown:",
+    ),
+    slip(
+        "a mask bounds no weight", "laws/test_facts_weights",
+        "read, assume = _on_kept(h, weight), at_tokens(h)", "read, assume = weight, at_tokens(h)",
+    ),
+    slip(
+        "statistics of domains are known row by row", "laws/test_facts_weights",
+        "return place != h.rows and h.rows not in shape.coarser(place)", "return place == Stratum(BATCH)",
+    ),
+)  # fmt: skip
+
 COMPILER = (
     slip(
         "the residual is taken against the gated base", "vectors gradients test_quivers",

@@ -270,6 +270,19 @@ GATES_RIGHT: dict[str, Hierarchy] = {
         gives_up={"first_order": "half of it is a trajectory's ratio"},
     ),
 }  # fmt: skip
+QUIET = where(mean(absolute(x), over=trajectory) <= epsilon, residual, 0)
+GATES_RIGHT |= {
+    "a trajectory that drifts is closed": two(Gate(QUIET), clip_gate(epsilon)),
+    "a token whose trajectory drifts is closed": one(gate=Gate(QUIET)),
+    "halved once some token drifts": one(gate=Gate(where(some(absolute(x) > epsilon, over=batch), residual / 2, residual))),
+    "closed where the engine is far off": one(gate=Gate(where(k < C, residual, 0))),
+}  # fmt: skip
+GATES_WRONG: dict[str, Hierarchy] = {
+    "halved once a token rises": one(gate=Gate(where(largest(x, over=batch) > 0, residual / 2, residual))),
+    "open below alone": one(gate=Gate(where(k < 0, residual, 0))),
+    "a sum for a mean": one(gate=Gate(residual * total(rho, over=trajectory))),
+    "closed by what is sampled": one(gate=Gate(where(quantile(entropy, q, over=batch) > 1, residual, 0))),
+}
 STOPS_RIGHT: dict[str, Hierarchy] = {
     "GSPO-token": two(Gate(SEQUENCE), Gate(where(CLOSED, 0, HELD)), gives_up=LATER),
     "a held value": one(gate=Gate(residual - stop(residual)), gives_up=LATER),

@@ -133,6 +133,15 @@ def test_what_is_stopped_in_the_right_place_and_what_gates_may_read_besides(name
     assert next(v for v in report.verdicts if v.law == "gradient").status == "proved"
 
 
+@pytest.mark.parametrize("name", weighed.GATES_WRONG)
+def test_statistics_in_gates_are_what_they_are_on_policy(name):
+    """Near it they are near to that, so that a gate is refuted by its gradient, which is then another one."""
+    report = weighed.GATES_WRONG[name].verify()
+    assert not report.ok
+    verdict = next(v for v in report.verdicts if v.law == "gradient")
+    assert verdict.status == "refuted" and "instead of μ·A" in str(verdict.counterexample)
+
+
 def test_a_probability_of_1_is_tried():
     """Without a margin the divergence of a token of which the old policy was certain has no value."""
     verdict = failing(weighed.dppo(0))

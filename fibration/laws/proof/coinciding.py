@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from fibration.errors import SpecError
@@ -19,6 +20,7 @@ from fibration.language.operators import where
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate
+from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import from_sympy, show, symbol, vanishes
 from fibration.language.traversal import atoms, transform
 from fibration.laws.proof.branches import TooManyCases
@@ -31,17 +33,27 @@ NEVER, ALWAYS = as_expression(0) > 1, as_expression(0) < 1
 
 
 class Coinciding:
-    """Formulas as the tokens of one leaf read them, near where all policies coincide."""
+    """Formulas as the tokens of one leaf read them, or a gate at its elements, near where all policies coincide."""
 
     def __init__(self, h: Hierarchy, leaf: Stratum) -> None:
         self.h, self.leaf = h, leaf
-        self.shape = whole_batch(h)
-        self.assume = Assumptions(self.shape, h.assume, leaf)
-        self.moving: dict[Any, int] = {symbol(token_log_ratio): 0}
+        self.small: dict[Any, int] = {}  # what stands for a change, of a policy or of a statistic
+
+    @cached_property
+    def shape(self) -> Shape:
+        return whole_batch(self.h)
+
+    @cached_property
+    def assume(self) -> Assumptions:
+        return Assumptions(self.shape, self.h.assume, self.leaf)
+
+    @property
+    def moving(self) -> dict[Any, int]:
+        return {symbol(token_log_ratio): 0, **self.small}
 
     def limits(self, formula: Expression) -> list[Any] | None:
         """What a formula tends to, in each branch that can hold near; None where one may have no value."""
-        written = self._written(formula)
+        written = self.written(formula)
         near = Near(self.assume, self.moving, at_0=False)
         try:
             found = near.branches(written)
@@ -54,7 +66,7 @@ class Coinciding:
 
     def question(self, formula: Expression, right: Any) -> str:
         """Where a formula tends to something else, as `D - 1 is below 0`; '' if that is not one condition."""
-        written = self._written(formula)
+        written = self.written(formula)
         near = Near(self.assume, self.moving, at_0=False)
         try:
             for case in near.branches(written):
@@ -71,7 +83,7 @@ class Coinciding:
         found = self.limits(where(condition, 1, 0))
         return None if found is None else {bool(value) for value in found}
 
-    def _written(self, formula: Expression) -> Expression:
+    def written(self, formula: Expression) -> Expression:
         """A formula in what is small: the change of every policy, and of every statistic."""
         return transform(at(formula, self.leaf), self._atom)
 
@@ -84,7 +96,7 @@ class Coinciding:
 
     def _small(self, words: str) -> Expression:
         made = Reading(words)
-        self.moving[symbol(made)] = 0
+        self.small[symbol(made)] = 0
         return made
 
     def _statistic(self, statistic: Aggregate) -> Expression:

@@ -122,9 +122,9 @@ class Germ:
     slopes: tuple[tuple[Conditions, Any], ...] | None = None
 
 
-def germ(gate: Expression, assume: Assumptions) -> Germ:
-    """Examine a gate at 0 and on both sides."""
-    reference, *around = _neighbourhoods(gate, assume)
+def germ(gate: Expression, assume: Assumptions, held: Mapping[Any, int]) -> Germ:
+    """Examine a gate at 0 and on both sides; what is `held` tends to 0 too, however the residual does."""
+    reference, *around = _neighbourhoods(gate, assume, held)
     try:
         # whatever the densities, so that a branch beside 0 does not depend on them to first order either
         value_ok = all(reference.is_smooth(c) and vanishes(c.sympy().subs(RHO, 0)) for c in reference.branches(gate))
@@ -148,9 +148,9 @@ def germ(gate: Expression, assume: Assumptions) -> Germ:
     return Germ(value_ok, slope_ok, passes and value_ok, tuple(dict.fromkeys(slopes)) if known else None)
 
 
-def _neighbourhoods(gate: Expression, assume: Assumptions) -> list[Near]:
+def _neighbourhoods(gate: Expression, assume: Assumptions, held: Mapping[Any, int] | None = None) -> list[Near]:
     """Residual 0 whatever the densities are; then on either side of 0, and at it, near the density 0."""
-    on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)}
+    on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)} | dict(held or {})
     return [beside(assume, 0), *(beside(assume, side, on_policy) for side in SIDES)]
 
 

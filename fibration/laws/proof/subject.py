@@ -12,10 +12,13 @@ from fibration.language.atoms import Density, Reading, Stratum, in_channel, resi
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import POSITIVE, Signs
+from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
+from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.proof.branches import TooManyCases, cases
+from fibration.laws.proof.coinciding import Coinciding
 from fibration.laws.proof.near import Germ, germ
 from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
 
@@ -75,7 +78,10 @@ class Subject:
     def germ(self, gate: Expression, stratum: Stratum) -> Germ:
         """The germ of a gate on a stratum, once for each."""
         if (gate, stratum) not in self._germs:
-            self._germs[gate, stratum] = germ(gate, self.at(stratum))
+            here, read = Coinciding(self.hierarchy, stratum), set(atoms(gate))
+            plain = not any(isinstance(a, (Aggregate, LogProb)) for a in read)
+            written = gate if plain else here.written(gate)
+            self._germs[gate, stratum] = germ(written, self.at(stratum), here.small)
         return self._germs[gate, stratum]
 
     def proved(self, law: str, subject: str | None = None) -> bool:
