@@ -61,6 +61,7 @@ CAN_BE_GIVEN_UP = (
 class Hierarchy(Declared):
     """A fibration gating hierarchy (def:fgh): strata, fibrations, a gate on every stratum, `F` and `R`, an objective.
 
+    A gate may be two, a mapping `{"+": gate, "-": gate}` for the channels of a decomposition that is split by sign.
     The strata are those that the fibrations join, or the single gated one. They form a chain, a tree (several strata
     over one), or a quiver (one over several). Tokens are elements of the leaves, each of one of them. `rows` is the
     stratum whose elements are the rows of a batch, one sampled sequence each; it need not be part of the hierarchy.
