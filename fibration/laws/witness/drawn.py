@@ -72,8 +72,9 @@ def breaks(pair: Pair, concrete: Concrete) -> Breaks:
     for comparison, leaf in _comparisons(pair):
         if not concrete.size[leaf]:
             continue
-        for a in (ONE, -ONE) if _reads_advantage(comparison) else (ONE,):
-            for moved in (CURRENT, OLD, *names):
+        said = _policies_of(comparison)
+        for a in (ONE, -ONE) if said and _reads_advantage(comparison) else (ONE,):
+            for moved in (n for n in (CURRENT, OLD, *names) if n in said):
                 for is_log, root in _roots(comparison, concrete, leaf, moved, a):
                     if moved == OLD:
                         found["levels"] |= {root: None} if not is_log and 0 < root <= 1 else {}
@@ -104,6 +105,14 @@ def _compared(e: Expression) -> Iterator[Apply]:
             yield e
         for a in e.arguments:
             yield from _compared(a)
+
+
+@functools.lru_cache(maxsize=1024)
+def _policies_of(comparison: Expression) -> frozenset[str]:
+    """The policies that move it."""
+    read = {a for inner in within(comparison) for a in atoms(inner)}
+    found = {a.policy.name for a in read if isinstance(a, LogProb)}
+    return frozenset(found | ({CURRENT} if token_log_ratio in read else set()) | ({OLD} if found else set()))
 
 
 def _reads_advantage(e: Expression) -> bool:
