@@ -47,6 +47,9 @@ def test_marks_of_shipped_hierarchies() -> None:
     assert crossed == {"agreement", "mask_open"}  # no token is weighed or dropped
     alone = {law for law, word in words("ppo").items() if word == "does not apply"}
     assert alone == crossed | {"markov", "reflecting", "coherent", "orthogonality"}  # there is no kernel
+    of_policies = {name: [words(name)[law] for law in ("agreement", "mask_open")] for name in ("ppo", "tis", "mis")}
+    assert of_policies["ppo"] == ["does not apply"] * 2  # it weighs and keeps nothing
+    assert of_policies["tis"] == ["proved", "does not apply"] and of_policies["mis"] == ["proved"] * 2
     given_up = {law for law, word in words("gspo").items() if word == "given up"}
     assert given_up == {"identity", "first_order"}
 

@@ -8,6 +8,7 @@ compute the same.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -51,6 +52,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     _scale: Scale
     _known: Known
     _warned = False  # whether the user knows that the passes differ
+    _told = False  # and that what sampled is the old policy
 
     @_as(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
@@ -196,7 +198,18 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 remedy="actor_rollout_ref.rollout.calculate_log_probs=true, and "
                 "algorithm.rollout_correction.bypass_mode=false, under which they are the old ones",
             )
-        return {ROLLOUT: _wide(_padded(data, SAMPLED).to(self.device_name))}
+        sampled, old = (_padded(data, key) for key in (SAMPLED, "old_log_probs"))
+        mask = _padded(data, "response_mask").bool()
+        if not self._told and mask.any() and torch.equal(sampled[mask], old[mask]):
+            self._told = True
+            warnings.warn(
+                f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and on every token '{SAMPLED}' are the old log-probs, "
+                "as under algorithm.rollout_correction.bypass_mode=true: between the two there is nothing to correct, "
+                "and budgets are spent by what sampled",
+                UserWarning,
+                stacklevel=2,
+            )
+        return {ROLLOUT: _wide(sampled.to(self.device_name))}
 
     def _step(self, window: Window, objective: Tensor) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)

@@ -235,6 +235,18 @@ def other_losses(data: Rollouts) -> dict[str, Any]:
     }
 
 
+def bypassed(data: Rollouts) -> dict[str, Any]:
+    """The old policy is what sampled, in two mini-batches; and with one row of each excepted."""
+    found, case = [], Case(FIVE | OF_THREE, terms=Terms(three=True))
+    for shift in (0.0, 0.5):
+        rows = [replace(row, rollout=[x - shift * (row.number % 10 == 2) for x in row.old]) for row in data.rows[False]]
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            data.watched(case).train(rollouts.carried(spread(rows), case.layout, case.dtype), mini_batch_size=10)
+        found.append([str(one.message) for one in heard if "bypass_mode" in str(one.message)])
+    return {"bypassed": found[0], "one row differs": found[1]}
+
+
 def in_verls_log(data: Rollouts) -> dict[str, Any]:
     """What verl's trainer logs of an update of several mini-batches."""
     case = CASES["mini-batches, dynamic"]

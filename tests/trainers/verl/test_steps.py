@@ -200,6 +200,12 @@ def test_verls_trainer_logs_the_mean_of_mini_batches(found):
         assert log["logged"][f"actor/{key}"] == pytest.approx(expected), key
 
 
+def test_what_sampled_being_the_old_policy_is_said_once(found):
+    said = found(1)[0]["beside"]["bypassed"]
+    assert len(said["bypassed"]) == 1 and "nothing to correct" in said["bypassed"][0]
+    assert said["one row differs"] == []
+
+
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals_say_what_is_wrong(found, name):
     error = found(1)[0]["refusals"][name]["error"]

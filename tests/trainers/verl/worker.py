@@ -40,7 +40,14 @@ def main(folder: Path, chosen: list[str]) -> None:
     for name, (_, _, ranks) in cases.MISTAKES.items():
         if dist.get_world_size() >= ranks and (not chosen or name in chosen):
             found["mistakes"][name] = tried(lambda name=name: cases.mistaken(data, name))  # type: ignore[misc]
-    several = (cases.two_passes, cases.sampled_now, cases.sampled_otherwise, cases.other_losses, cases.in_verls_log)
+    several = (
+        cases.two_passes,
+        cases.sampled_now,
+        cases.sampled_otherwise,
+        cases.other_losses,
+        cases.bypassed,
+        cases.in_verls_log,
+    )
     for beside in several:
         if not chosen or beside.__name__ in chosen:
             found["beside"][beside.__name__] = tried(lambda beside=beside: beside(data))  # type: ignore[misc]
