@@ -294,6 +294,10 @@ def _findings(g: Gated) -> Iterator[Any]:
         ("gated ratio 𝒢(r)", gated, f"differs from r on {changed:.0%} of the tokens"),
         ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of mean |r − 1|"),
         ("KL estimate", f"{float(m['kl']):.5f}", "mean over trajectories of mean −log r, in nats"),
+        *(
+            (f"to {name}", f"{float(m[f'{name}/kl']):.5f}", "mean over tokens of exp(d) − 1 − d, d = log π_old/π of it")
+            for name in g.policies
+        ),
     ):
         grid.add_row(Text(name, "bold"), value, Text(meaning, "dim"))
     yield grid

@@ -113,6 +113,10 @@ def test_a_run_uses_the_batch_that_has_the_policy(spec: Path, tmp_path: Path) ->
     some = w[kept]
     numbers = [100 * kept.mean(), some.min(), some.mean(), some.max(), 100 * effective(some)]
     assert [float(v) for v in row.groups()[:-1]] == pytest.approx(numbers, abs=0.51, rel=1e-3)
+    b = load_rollouts(engine=True)
+    d = b.old_log_probs.astype(float) - b.policies["rollout"]
+    (kl,) = re.findall(r"to rollout ([\d.]+)", text)
+    assert float(kl) == pytest.approx((np.expm1(d) - d).mean(), abs=6e-6)
     assert "with μ of trajectory_mean()" in text and "μ counts kept tokens" in text
     assert {p.name for p in tmp_path.iterdir()} == {"hierarchy.png", "regimes.png", "ratios.png", "weights.png"}
 
