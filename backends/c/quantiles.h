@@ -66,14 +66,17 @@ static int64_t keep_inside(const double *x, double *found, int64_t n, double low
     return total;
 }
 
+/* Up to SAMPLE numbers in order, NaN at the ends: each at its rank, which is counted without a branch. */
 static void sort(double *x, int64_t n)
 {
-    for (int64_t i = 1; i < n; i++) {
-        const double value = x[i];
-        int64_t k = i;
-        for (; k > 0 && x[k - 1] > value; k--) x[k] = x[k - 1];
-        x[k] = value;
+    int64_t key[SAMPLE], rank[SAMPLE];
+    double copy[SAMPLE];
+    for (int64_t i = 0; i < n; i++) copy[i] = x[i], key[i] = order_f64(x[i]), rank[i] = 0;
+    for (int64_t k = 0; k < n; k++) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) rank[i] += key[k] < key[i] + (k < i);
     }
+    for (int64_t i = 0; i < n; i++) x[rank[i]] = copy[i];
 }
 
 /* a + t (b - a), from the nearer end; 0 for -0. */
