@@ -721,6 +721,15 @@ WEIGHED = (
 
 COMPILER = (
     slip(
+        "what reads a quantile is computed in the tokens' precision", "backends*quantiles",
+        "return frozenset(found | reading | {n for n in made if n.stratum in leaves})", "return frozenset(found)",
+    ),
+    slip(
+        "a quantile over part of a segment's tokens is taken inside its sweep", "backends*quantiles",
+        "return all(self.primary[leaf] == node.target for leaf in node.sources) and not self._cut(node.target)",
+        "return all(self.primary[leaf] == node.target for leaf in node.sources)",
+    ),
+    slip(
         "the residual is taken against the gated base", "vectors gradients test_quivers",
         's = self.named(residuals[name], "residual", name, channel)',
         's = self.named(next((binary("sub", self.density[name, channel], self.pull(down[u.name, channel], name)) '
@@ -834,6 +843,22 @@ COMPILER = (
 
 BACKENDS = (
     slip(
+        "the upper neighbour of a quantile may lie beyond the bound", "backends*quantiles",
+        "if (k + next >= n - above) high = INFINITY, above = 0;", "if (k >= n - above) high = INFINITY, above = 0;",
+    ),
+    slip(
+        "C finds a quantile among what is no number", "backends*quantiles",
+        "if (kept + below + above < n) return NAN;", "if (n < 0) return NAN;",
+    ),
+    slip(
+        "of several leaves the values set aside last are left", "backends*quantiles",
+        """place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])""", 'place = "i"',
+    ),
+    slip(
+        "Triton takes the number at a place for the one after it", "backends*quantiles",
+        "b = torch.where(k + 1 < equal, a, least)", "b = torch.where(k < equal, a, least)",
+    ),
+    slip(
         "C sums tokens in float32", "hard_inputs test_c.py test_shipped test_chains",
         "f\"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
         "f\"float {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
@@ -918,6 +943,14 @@ BACKENDS = (
 )  # fmt: skip
 
 RUNTIME = (
+    slip(
+        "a quantile lies at its level of n numbers, not of the n - 1 between them", "backends*quantiles",
+        "place = level * last\n", "place = level * (last + 1)\n",
+    ),
+    slip(
+        "what fills up a rank's tokens counts in quantiles", "backends*quantiles",
+        "pad(parent.double(), (0, room), value=float(NOWHERE))", "pad(parent.double(), (0, room), value=0.0)",
+    ),
     slip(
         "log ratios are taken in the precision of the log-probs", "hard_inputs",
         "return values.reshape(-1)[batch.index.positions_of(leaf)].double()",

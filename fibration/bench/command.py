@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fibration import pipeline
-from fibration.bench import laws, ranks, report
+from fibration.bench import laws, masks, ranks, report
 from fibration.bench.candidates import candidates
 from fibration.bench.machine import describe_machine
 from fibration.bench.measure import bandwidth, clock
@@ -25,6 +25,7 @@ from fibration.printing.reports import load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
 SPREAD = ("fiberpo", "fiberpo_domain")  # two levels over rows, and four
+MASKED = ("grpo", "fiberpo")  # the cheapest loss, and one of two levels
 SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
 
 
@@ -46,6 +47,7 @@ class Settings:
     quick: bool = False
     laws: bool = False
     ranks: bool = False
+    masks: bool = False
     timeout: float = BUDGET  # of a hierarchy's laws and facts
 
     @property
@@ -68,7 +70,7 @@ class Settings:
             words += [w for v in values for w in (option, v)]
         words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
         words += ["--repeats", str(self.rounds), "--seed", str(self.seed)]
-        words += [f"--{flag}" for flag in ("sweep", "ranks", "quick") if getattr(self, flag)]
+        words += [f"--{flag}" for flag in ("sweep", "ranks", "masks", "quick") if getattr(self, flag)]
         for option, path in (("--json", self.json), ("--plot", self.plot)):
             words += [option, str(path)] if path is not None else []
         return words
@@ -135,10 +137,7 @@ def check(settings: Settings) -> list[Hierarchy]:
     for text in (*settings.tokens, settings.length):
         parse_count(text)
     _check_outputs(settings)
-    found = [
-        load_quietly(spec)
-        for spec in settings.specs or (SWEPT if settings.sweep else SPREAD if settings.ranks else DEFAULT)
-    ]
+    found = [load_quietly(spec) for spec in settings.specs or _usual(settings)]
     for hierarchy in found:
         hierarchy.verify(settings.timeout).raise_for_status()
     return found
@@ -202,6 +201,40 @@ def bench_ranks(console: Console, settings: Settings) -> int:
         rank_report.draw(results, machine, shape, settings.plot)
         console.print(f"drawn in {settings.plot}")
     return 0
+
+
+def bench_masks(console: Console, settings: Settings) -> int:
+    """The whole of `fibration bench --masks`; the exit code."""
+    if settings.sweep or settings.plot is not None or len(settings.tokens) > 1:
+        raise BackendError(
+            "--masks measures one batch, and draws nothing",
+            remedy="leave --sweep and --plot out, and name --tokens once",
+        )
+    hierarchies = check(settings)
+    shape = Shape(
+        parse_count(*(settings.tokens or ("64Ki" if settings.quick else "1Mi",))), parse_count(settings.length)
+    )
+    machine = describe_machine(torch.device(settings.device))
+    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores; {shape}\n")
+    results: list[masks.Measured] = []
+    for hierarchy in hierarchies:
+        for backend in dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)):
+            with console.status(hierarchy.name):
+                given = hierarchy, backend, shape, settings.rounds, settings.dtype, settings.device, settings.seed
+                results += masks.measure(*given)
+    masks.emit_tables(console, results)
+    if settings.json is not None:
+        document = masks.document(settings.command, machine, shape, results)
+        write_file(settings.json, json.dumps(document, indent=2) + "\n")
+        console.print(f"written to {settings.json}")
+    return 0
+
+
+def _usual(settings: Settings) -> tuple[str, ...]:
+    """What is measured where no spec is named."""
+    if settings.sweep:
+        return SWEPT
+    return SPREAD if settings.ranks else MASKED if settings.masks else DEFAULT
 
 
 def _check_outputs(settings: Settings) -> None:

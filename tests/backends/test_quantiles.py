@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -51,12 +52,12 @@ def program(h: Hierarchy, taken: Taken, formula: Scalar | None = None) -> Progra
     outputs: dict[Key, Node] = {
         Key(f"quantile_{i}", t): Quantile(t, over[t], Const(level, t)) for i, (t, level) in enumerate(taken)
     }
-    for leaf, value in zip(leaves, read, strict=True):
-        operands, body = [value], const(0.0)
+    for leaf, x in zip(leaves, inputs, strict=True):
+        operands, body = [cast(Node, x)], const(0.0)
         for i, q in enumerate(list(outputs.values())[: len(taken)]):
             if leaf in q.sources:  # type: ignore[attr-defined]
                 operands.append(Pull(leaf, q.stratum, q))
-                inside = scalar("le", arg(0), arg(len(operands) - 1))
+                inside = scalar("le", formula or arg(0), arg(len(operands) - 1))  # worked out again
                 body = scalar("add", body, scalar("select", inside, const(2.0**i), const(0.0)))
         outputs[part("coefficients", leaf, leaves)] = Map(body, tuple(operands))
     return optimise(Program("p", leaves, outputs, {}).validate())
