@@ -78,7 +78,9 @@ def _known(h: Hierarchy, leaf: Stratum) -> Assumptions:
 def _of_mu(subject: Subject) -> Decision:
     h = subject.hierarchy
     weight, shape = h.objective.spelled_out(h.leaves, h.rows), whole_batch(h)
-    defined = {leaf: Claim(weight, Assumptions(shape, h.assume, leaf)) for leaf in h.leaves}
+    # what is kept is a batch too, in which a branch may be empty that is not in the whole one
+    assume = () if any(k.normaliser == "kept" for k in h.objective.kept) else h.assume
+    defined = {leaf: Claim(weight, Assumptions(shape, assume, leaf)) for leaf in h.leaves}
     loose = next((leaf for leaf, claim in defined.items() if not claim.is_shown), None)
     if loose is None:
         argument = f"μ = {weight} has a value: no division by 0, no logarithm or root outside its domain"

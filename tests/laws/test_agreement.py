@@ -16,8 +16,10 @@ from oracles.weighed import CLOSE, coefficients, coincide, drawn, is_possible, r
 
 from fibration import (
     Gate,
+    Objective,
     Parameter,
     advantage,
+    count,
     exp,
     identity_gate,
     largest,
@@ -29,6 +31,7 @@ from fibration import (
     token_mean,
     where,
 )
+from fibration.language.assumptions import populated
 from fibration.language.places import whole_batch
 from fibration.laws.verify import decide
 from fibration.laws.witness.batches import Concrete
@@ -213,6 +216,27 @@ def test_on_trees_every_leaf_is_asked():
     objective = token_mean().weigh(minimum(rho, D)).keep(~some(k > 1, over=trajectory))
     found = {v.law: v.status for v in both.replace(objective=objective).verify().verdicts}
     assert found["agreement"] == "refuted" and found["mask_open"] == "proved"
+
+
+def test_a_branch_that_is_populated_may_have_no_kept_token():
+    """Counts of what is kept are of another batch, of which nothing is assumed."""
+    per_text = Objective(1 / count(text, over=trajectory))
+    both = make((text, trajectory, BOTH), (image, trajectory, BOTH), assume=[populated(text, over=trajectory)])
+    for objective, status in (
+        (per_text.keep(rho <= weighed.C), "proved"),
+        (per_text.keep(rho <= weighed.C, normaliser="kept"), "undecided"),
+        (token_mean().keep(rho <= weighed.C, normaliser="kept"), "proved"),
+    ):
+        verdicts = both.replace(objective=objective).verify().verdicts
+        assert [v.status for v in verdicts if (v.law, v.subject) == ("objective", "weight")] == [status]
+
+
+def test_what_is_known_of_one_token_is_not_known_of_all():
+    """A token that rose says nothing of the mean of its trajectory."""
+    rose = weighed.x > 0
+    for formula, status in ((mean(weighed.x, over=trajectory), "undecided"), (weighed.x, "proved")):
+        verdicts = one(mu.weigh(where(rose, formula, 0))).verify().verdicts
+        assert next(v for v in verdicts if v.law == "objective" and v.subject != "weight").status == status
 
 
 def test_a_log_prob_is_never_above_0():

@@ -176,6 +176,15 @@ def test_gates_read_frozen_policies_and_statistics():
 absolute_drift = where(token_log_ratio < 0, -token_log_ratio, token_log_ratio)
 
 
+def test_no_slope_goes_through_a_statistic():
+    here = point(plain(token_mean(), Gate(residual * exp(mean(token_log_ratio, over=trajectory)))), 1)
+    x, _, _, _ = arrays(1)
+    held = np.exp(over(x, np.mean))
+    np.testing.assert_allclose(list(map(float, here.gated)), 1 + np.expm1(x) * held, rtol=1e-12)
+    found = np.array([list(map(float, row)) for row in here.jacobian])
+    np.testing.assert_allclose(found, np.diag(np.exp(x) * held), rtol=1e-12)
+
+
 def test_what_is_stopped_has_a_value_and_no_slope():
     h = plain(token_mean(), Gate(residual - stop(residual) / 2))
     x, _, _, _ = arrays()
