@@ -91,7 +91,9 @@ def test_a_spec_says_where_it_is_from_and_which_laws_it_gives_up(name):
         for word in ("hierarchy", name)
     )
     (said,) = re.findall(r"All\slaws\s+hold(?:\s+but([^:;.]*))?[:,;.]", text)
-    assert set(re.findall(r"`(\w+)`", said)) == {law for law, mark in zip(laws, row, strict=True) if mark == "†"}
+    assert set(re.findall(r"`(\w+)`", said)) & set(laws) == {
+        law for law, mark in zip(laws, row, strict=True) if mark == "†"
+    }
     assert re.search(r"\(.*(def:|app:|(?:19|20)\d\d)|^Ours.*(def:|rem:)", text, re.MULTILINE)
     assert re.search(r"`(J|𝒢\(r\)|log 𝒢) = |`min\(|`clip\(", text), "no formula"
 
