@@ -692,10 +692,6 @@ WEIGHED = (
         'yield _of_tokens(subject, f"weight {weight}", read, ANY)',
     ),
     slip(
-        "the sign of a statistic is that of this token's formula", "laws/test_agreement",
-        "found = self.anywhere.signs(to_sympy(atom.formula))", "found = self.signs(to_sympy(atom.formula))",
-    ),
-    slip(
         "a slope that is stopped counts for the gradient", "laws/test_agreement",
         "return flowing(sympy.diff(to_sympy(self.value), variable))",
         "return sympy.diff(flowing(to_sympy(self.value)), variable)",
