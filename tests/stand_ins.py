@@ -66,6 +66,7 @@ class Data:
     advantages: Tensor
     prompt_group: list[int]
     domain: list[str]
+    rollout: Tensor  # log-probs of what sampled
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -211,6 +212,7 @@ def run_skyrl(scope: dict[str, Any], model: Model, data: Data, size: int, ranks:
         sequences=data.tokens,
         loss_mask=data.mask.double(),
         action_log_probs=data.old,
+        rollout_logprobs=data.rollout,
         advantages=data.advantages[:, None].expand(data.mask.shape).clone(),
     )
     batch.metadata = {"policy_mini_batch_boundaries": [(i, i + size) for i in range(0, len(data), size)]}
@@ -540,6 +542,7 @@ def run_nemo(scope: dict[str, Any], model: Model, data: Data, size: int, ranks: 
         token_mask=mask.double(),
         sample_mask=kept,
         prev_logprobs=torch.cat([first.double(), data.old], 1),
+        generation_logprobs=torch.cat([first.double(), data.rollout], 1),
     )
     batch["advantages"] = estimator.compute_advantage(
         prompt_ids=torch.tensor(data.prompt_group)[:, None].expand(-1, 2),

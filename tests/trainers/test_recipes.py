@@ -16,6 +16,7 @@ import torch
 import training
 from stand_ins import Data, Imported, Model
 from thread_ranks import ThreadGroup, on_ranks
+from three_policies import of_three
 from torch import Tensor
 
 from fibration.runtime.metrics import Metric
@@ -51,25 +52,27 @@ def rollout(fresh: bool = False) -> Data:
     advantages = torch.randn(rows, generator=make, dtype=torch.float64)
     ends = ((8, 16), (4, 16), (12, 20))  # of the first and second domain, in each step
     domain = [("math", "code", "maps")[sum(i % SIZE >= end for end in ends[i // SIZE])] for i in range(rows)]
-    return Data(tokens, mask, old, advantages, [i // 4 for i in range(rows)], domain)
+    sampled = old + 0.13 * torch.randn(rows, T, generator=make, dtype=torch.float64)
+    return Data(tokens, mask, old, advantages, [i // 4 for i in range(rows)], domain, sampled)
 
 
 class Narrow:
     """The operator, with budgets of each step with which elements of every level pass, are rolled back and zeroed."""
 
-    def __init__(self, budgets: list[dict[str, Any]] | None) -> None:
-        self.op = support.operator(support.spec("fiberpo_domain"), "c")
+    def __init__(self, budgets: list[dict[str, Any]] | None, three: bool = False) -> None:
+        self.op = support.operator(of_three if three else support.spec("fiberpo_domain"), "c")
         self.hierarchy, self.index = self.op.hierarchy, self.op.index
         self.given, self.budgets = budgets, list[dict[str, Any]]()
         self.metrics: list[dict[str, Metric]] = []
 
-    def coefficients(self, now: Tensor, old: Tensor, advantages: Tensor, index: Any, *_: Any, **__: Any) -> Any:
+    def coefficients(self, now: Tensor, old: Tensor, advantages: Tensor, index: Any, *_: Any, **more: Any) -> Any:
         if self.given is not None:
             self.budgets.append(self.given[min(len(self.budgets), len(self.given) - 1)])
         else:
             self.budgets.append({} if torch.equal(now, old) else training.narrow(self.op, index, now - old))
         looked_at = self.given is None  # metrics cost as much again
-        found = self.op.coefficients(now, old, advantages, index, self.budgets[-1], metrics=looked_at)
+        given = {"policies": more["policies"], "metrics": looked_at}
+        found = self.op.coefficients(now, old, advantages, index, self.budgets[-1], **given)
         self.metrics.append(found.metrics)
         return found
 
@@ -90,10 +93,10 @@ def block(name: str) -> str:
     return found
 
 
-def ran(name: str, ranks: int, text: str, chosen: Any) -> tuple[list[Model], Data, list[Narrow]]:
+def ran(name: str, ranks: int, text: str, chosen: Any, three: bool = False) -> tuple[list[Model], Data, list[Narrow]]:
     """The recipe in its trainer, over a rollout: models of all ranks, what was trained on, the operators."""
     modules, run = RECIPES[name]
-    data, ops = rollout(fresh=name == "slime_hierarchy"), [Narrow(chosen) for _ in range(ranks)]
+    data, ops = rollout(fresh=name == "slime_hierarchy"), [Narrow(chosen, three) for _ in range(ranks)]
 
     def work(rank: int, group: Any) -> Model:
         scope: dict[str, Any] = {}
@@ -108,9 +111,12 @@ def ran(name: str, ranks: int, text: str, chosen: Any) -> tuple[list[Model], Dat
     return models, data, ops
 
 
-def errors(name: str, ranks: int, text: str) -> list[float]:
-    """Of each optimizer step, relative to the gradient of `op.loss` on its rows at the weights of the step."""
-    models, data, (op, *_) = ran(name, ranks, text, budgets(name))
+def errors(name: str, ranks: int, text: str, three: bool = False) -> list[float]:
+    """Of each optimizer step, relative to the gradient of `op.loss` on its rows at the weights of the step.
+
+    `three`: of a hierarchy that reads what sampled, too.
+    """
+    models, data, (op, *_) = ran(name, ranks, text, budgets(name), three)
     assert all(torch.equal(model.weights, models[0].weights) for model in models)
     assert len(models[0].steps) == len(budgets(name))
     found = []
@@ -121,7 +127,9 @@ def errors(name: str, ranks: int, text: str) -> list[float]:
             model.weights.copy_(weights)
         labels = {"prompt_group": data.prompt_group[rows], "domain": data.domain[rows]}
         index = op.index(mask=data.mask[rows], **labels)
-        loss = op.op.loss(model(data.tokens[rows]), data.old[rows], data.advantages[rows], index, budgets(name)[at])
+        sampled = {"rollout": data.rollout[rows]} if three else {}
+        tokens = (model(data.tokens[rows]), data.old[rows], data.advantages[rows])
+        loss = op.op.loss(*tokens, index, budgets(name)[at], policies=sampled)
         loss.loss.backward()
         assert model.weights.grad is not None
         found.append(float((grad - model.weights.grad).norm() / model.weights.grad.norm()))
@@ -132,6 +140,23 @@ def errors(name: str, ranks: int, text: str) -> list[float]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_optimizer_step_has_the_gradient_of_the_whole_step(name, ranks):
     assert max(errors(name, ranks, block(name))) <= (A_LITTLE if name == "nemo_hierarchy" else EXACT)
+
+
+# What the page says of a third policy, written into the two recipes whose driver has all rows.
+SAMPLED = {
+    "skyrl_hierarchy": ('step["advantages"], labels)', 'step["rollout_logprobs"]'),
+    "nemo_hierarchy": ('step["advantages"], of_rows)', 'step["generation_logprobs"]'),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_log_probs_of_what_sampled_are_where_the_page_says(name):
+    call, field = SAMPLED[name]
+    assert f"`{field}`" in PAGE and call in block(name)
+    text = block(name).replace(call, f'{call[:-1]}, policies={{"rollout": {field}}})')
+    assert max(errors(name, 2, text, three=True)) <= (A_LITTLE if name == "nemo_hierarchy" else EXACT)
+    mistaken = text.replace(field, 'step["action_log_probs"]' if name == "skyrl_hierarchy" else 'step["prev_logprobs"]')
+    assert max(errors(name, 2, mistaken, three=True)) > WRONG
 
 
 def test_the_first_step_of_slime_needs_no_forward_pass():
