@@ -62,6 +62,35 @@ LANGUAGE = (
         "            return channel_sign * advantage\n", "            return advantage + 0 * channel_sign\n",
     ),
     slip(
+        "groups are pulled by the plain mean of advantages", "runtime/test_inward",
+        "        return channel_sign * total(term, over=stratum)\n",
+        "        return channel_sign * total(advantage + 0 * term, over=stratum)\n",
+    ),
+    slip(
+        "the law of inward gates forgets which way a channel moves the ratio", "laws/test_inward",
+        "held = {p: assume.with_signs({base: frozenset({p * (up or 1)})})",
+        "held = {p: assume.with_signs({base: frozenset({p})})",
+    ),
+    slip(
+        "a pull back may be turned round", "laws/test_inward",
+        "for p, d in line if d == -1]", "for p, d in line if d == -2]",
+    ),
+    slip(
+        "a gate may open again beyond its budget", "laws/test_inward",
+        "for p, d in stretches[stops:] if d == 1), None)", "for p, d in stretches[stops:] if d == 2), None)",
+    ),
+    slip(
+        "a clip on the wrong side of the advantage is none", "laws/test_inward",
+        "if lost is not None and qs and qs[-1][1] == 1 and", "if lost is not None and qs and qs[-1][1] == 2 and",
+    ),
+    slip(
+        "a score that turns advantages round is proved", "laws/test_inward",
+        """    if subject.proved("positivity"):
+        return proved("hierarchy", "𝒢(r) > 0,""",
+        """    if not subject.proved("nothing"):
+        return proved("hierarchy", "𝒢(r) > 0,""",
+    ),
+    slip(
         "what an inward gate lets pass is never cut", "test_inward",
         "passed = residual if ceiling is None else clip(", "passed = residual if True else clip(",
     ),
@@ -547,7 +576,7 @@ LAWS = (
     ),
     slip(
         "gates below the tokens read the advantage of the first token of the batch", "laws/test_coefficients",
-        "advantage: at_tokens.advantages[first],", "advantage: at_tokens.advantages[0],",
+        "first = self.fibres[stratum][element][0]\n", "first = 0\n",
     ),
     slip(
         "a law that is given up covers what follows from it", "laws/test_verify",

@@ -55,6 +55,7 @@ from fibration.language.traversal import atoms, substitute
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
 CAN_BE_GIVEN_UP = (
     "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "orthogonality", "positivity",
+    "inward",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from fibration.laws import (
     first_order,
     gradient,
     identity,
+    inward,
     locality,
     markov,
     mask_open,
@@ -30,7 +31,7 @@ from fibration.laws import (
 from fibration.laws.law import Law
 
 _FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
-_CONSEQUENCES = (recovery, identity, first_order, gradient, agreement, mask_open, orthogonality, positivity)
+_CONSEQUENCES = (recovery, identity, first_order, gradient, agreement, mask_open, orthogonality, positivity, inward)
 LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
 
 if {n: law.may_be_given_up for n, law in LAWS.items()} != {

@@ -1,7 +1,12 @@
 """FiberPO (def:fiberpo_main): a budget on each trajectory's drift per sign channel, a clip on what tokens add to it.
 
 `log 𝒢 = Σ± ±(g(m±) + clip(x± - m±, -ε, ε))`: `x+` and `x-` are `|log r|` by its sign, `m±` their means over the
-trajectory, and `g` passes up to the budget `C±`, rolls back with slope `-T`, then zeroes (eq:gagg_main). All laws hold.
+trajectory, and `g` passes up to the budget `C±`, rolls back with slope `-T`, then zeroes (eq:gagg_main).
+
+All laws hold but `inward`: `g` looks at the drift alone. Where the advantage pulls outward it pulls back. Where a ratio
+above 1 meets `A < 0`, or one below 1 `A > 0`, the gradient would bring it back by itself: in the strip beyond the
+budget `g` turns that round and pushes further out, `T` times as hard, and beyond the strip it stops it.
+`fiberpo_inward` does neither.
 """
 
 from fibration import (
@@ -30,4 +35,5 @@ fiberpo = Hierarchy(
     },
     decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),
+    gives_up={"inward": "roll-backs look at drift alone, and turn round what would come back by itself"},
 )

@@ -69,8 +69,8 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[st
 
 
 def test_text_shows_every_law_and_every_argument() -> None:
-    code, output = invoke("verify", "fiberpo")
-    report = load("fiberpo").verify()
+    code, output = invoke("verify", "fiberpo_inward")
+    report = load("fiberpo_inward").verify()
     assert code == 0
     words = " ".join(output.split())
     for v in report.verdicts:
@@ -78,7 +78,7 @@ def test_text_shows_every_law_and_every_argument() -> None:
         assert " ".join(v.argument.split()[:3]) in words
     for f in report.facts:
         assert f.name in output
-    assert output.splitlines()[0] == f"fiberpo  verified  {len(report.verdicts)} proved"
+    assert output.splitlines()[0] == f"fiberpo_inward  verified  {len(report.verdicts)} proved"
     assert output.splitlines()[-1] == "1 of 1 hierarchy verified"
 
 
@@ -100,7 +100,7 @@ def test_a_refusal_says_what_was_required_found_and_what_to_do(specs: Path) -> N
     assert f"what to do: {failing.remedy}" in words
     assert "so too: orthogonality of residual on token" in words
     assert words.count("orthogonality") == 1
-    assert "wrong refused 14 proved, 2 refuted, 1 that follows" in words
+    assert "wrong refused 16 proved, 2 refuted, 1 that follows" in words
     assert output.splitlines()[-1] == "0 of 1 hierarchy verified; refused: wrong"
 
 

@@ -38,7 +38,7 @@ from fibration import (
 )
 from fibration.language.atoms import mass
 from hierarchies.quivers import batch, domain, image, modality, text, token, trajectory, turn
-from hierarchies.zoo import budget, epsilon, x
+from hierarchies.zoo import INWARD, budget, epsilon, x
 
 state, group = strata("state group")
 T = count(token, over=state)
@@ -99,7 +99,7 @@ def truly_ppo():
     above = high - alpha * (residual - high)
     below = -low - alpha * (residual + low)
     gate = where(residual > high, above, where(residual < -low, below, residual))
-    return alone(gate, gives_up={"positivity": "rolled back without end, a gated ratio falls below 0"})
+    return alone(gate, gives_up={"positivity": "rolled back without end, a gated ratio falls below 0", **INWARD})
 
 
 def gspo_residual():
@@ -283,7 +283,7 @@ SPECS = {
     "tree of clips, split by sign": Spec(tree(EVERYWHERE, SIGNED), "proved"),
     "deep tree of clips": Spec(deep_tree(EVERYWHERE), "proved"),
     "deep tree, split by sign": Spec(
-        deep_tree({**EVERYWHERE, trajectory: aggregate_gate(budget, rollback=4).per(mass)}, SIGNED), "proved"
+        deep_tree({**EVERYWHERE, trajectory: aggregate_gate(budget, rollback=4).per(mass)}, SIGNED, gives_up=INWARD), "proved"
     ),
     "tree of identities of deviations": Spec(tree(split=ratio_deviation(scale=mass)), "proved"),
     "tree, one leaf dropped": Spec(tree({image: zero_gate()}), "refuted", gradient="", ok=False, identity=False),

@@ -95,8 +95,8 @@ def _verified(draw: Callable[[int], Hierarchy]) -> Hierarchy:
         if candidate.verify().ok:
             return candidate
         broken = {v.law for v in candidate.verify().verdicts if not v.accepted}
-        # of deviations it is not always decided that ratios stay positive; rows may not get back what a level loses
-        if broken <= {"positivity", "gradient"}:
+        # of deviations it is not always decided that ratios stay positive; rows may not get back what a level loses; many fall
+        if broken <= {"positivity", "gradient", "inward"}:
             candidate = candidate.replace(gives_up={**candidate.gives_up, **dict.fromkeys(broken, "drawn at random")})
             if candidate.verify().ok:
                 return candidate

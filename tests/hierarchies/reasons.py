@@ -36,7 +36,7 @@ from fibration import (
 from fibration.language.atoms import mass
 from hierarchies.quivers import image, make, text
 from hierarchies.right import M
-from hierarchies.zoo import TG, T, budget, chain, epsilon, one, token, trajectory, two, weight, x
+from hierarchies.zoo import INWARD, TG, T, budget, chain, epsilon, one, token, trajectory, two, weight, x
 
 g = gated("")
 half, other = Parameter("half", default=0.3, upper=0.5), Parameter("other", default=0.2, upper=0.5)
@@ -99,7 +99,9 @@ DECIDED = {
     "a square and 1": cut(T * T - 4 * T + 5 <= 0),
     "a bound with a square in it": two(inner=clip_gate(epsilon * (T * T - 4 * T + 5)).per(1 / T)),
     "an objective with a square in it": two(objective=Objective(1 / (T * T - 5 * T + 7))),
-    "a denominator with a square in it": one(residual / (1 - residual + residual * residual), log_ratio()),
+    "a denominator with a square in it": one(
+        residual / (1 - residual + residual * residual), log_ratio(), gives_up=INWARD
+    ),
     "a square of two counts": over_groups(clip_gate(epsilon * ((TG - 3 * M) ** 2 + 1))),
     "a square of a count and a mood": two(inner=clip_gate(epsilon * (mood * mood - 2 * mood * T + T * T + 1))),
     "a square of a parameter": bounded(epsilon * epsilon - epsilon + 0.26),

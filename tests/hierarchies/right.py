@@ -49,7 +49,7 @@ from fibration import (
     zero_gate,
 )
 from hierarchies import zoo
-from hierarchies.zoo import TG, T, W, budget, epsilon, one, trajectory, two, weight, x
+from hierarchies.zoo import INWARD, TG, T, W, budget, epsilon, one, trajectory, two, weight, x
 
 SHIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "fiberpo", "fiberpo_domain")
 token, _, prompt_group, domain = zoo.token, zoo.trajectory, zoo.prompt_group, zoo.domain
@@ -84,7 +84,7 @@ def right_kernels():
         "five levels": kernels(uniform(), proportional(count(token)), uniform(), proportional(count(trajectory)), levels=five),
         "five gated levels": kernels(
             uniform(), uniform(), proportional(count(token)), proportional(count(five[2])), levels=five,
-            gates={**gates, five[1]: clip_gate(epsilon), five[0]: clip_gate(epsilon).per(per_turn)},
+            gates={**gates, five[1]: clip_gate(epsilon), five[0]: clip_gate(epsilon).per(per_turn)}, gives_up=INWARD,
         ),
         "by an attribute": kernels(proportional(total(weight)), proportional(total(weight)), split=log_ratio(scale=weight / W)),
         "by an attribute of trajectories": kernels(uniform(), proportional(total(price))),
@@ -125,7 +125,7 @@ def right_gates():
         "tanh": one(epsilon * tanh(residual / epsilon), log_ratio()),
         "arc tangent": one(epsilon * atan(residual / epsilon), log_ratio()),
         "centred softplus": one(2 * epsilon * (softplus(residual / epsilon) - log(2)), log_ratio()),
-        "bell": one(residual * exp(-residual * residual), log_ratio()),
+        "bell": one(residual * exp(-residual * residual), log_ratio(), gives_up=INWARD),
         "softsign": one(residual / (1 + abs(residual)), log_ratio()),
         "softer sign": one(residual / sqrt(1 + residual * residual / (epsilon * epsilon)), log_ratio()),
         "centred sigmoid": one(4 * sigmoid(residual) - 2, log_ratio()),
@@ -157,7 +157,7 @@ def right_gates():
         "both channels read": two(
             inner=Gate(residual / (1 + density(trajectory, "+") + density(trajectory, "-"))), split=split
         ),
-        "rollback of a coarse density": two(outer=aggregate_gate(budget, rollback=count(token)).per(1)),
+        "rollback of a coarse density": two(outer=aggregate_gate(budget, rollback=count(token)).per(1), gives_up=INWARD),
         "state budget of APC": two(
             outer=zero_gate(), split=ratio_deviation(scale=1),
             inner=Gate(clip(residual, -maximum(T * budget - abs(over) + abs(residual), 0), maximum(T * budget - abs(over) + abs(residual), 0))),
@@ -248,10 +248,10 @@ def subspaces():
             three({trajectory: Gate(own * residual), token: zero_gate()}, uniform()), None,
         ),
         "by a parameter per trajectory": (over(Gate(own * residual), drop), trajectory),
-        "by the sign of the advantage": (over(Gate(where(advantage > 0, residual, 0)), drop), trajectory),
+        "by the sign of the advantage": (over(Gate(where(advantage > 0, residual, 0)), {**drop, **INWARD}), trajectory),
         "by the length of the trajectory": (over(Gate(where(T > 6, residual / 2, residual)), drop), trajectory),
         "by the weight of the token": (over(Gate(where(weight > 1, residual / 2, residual))), None),
-        "root of a square": (over(Gate(sqrt(residual * residual))), None),
+        "root of a square": (over(Gate(sqrt(residual * residual)), {**wrong, **INWARD}), None),
         "the token's base moves it": (over(Gate(where(absolute(residual) > 0, density(trajectory), 0))), None),
     }  # fmt: skip
 

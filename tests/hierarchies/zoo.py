@@ -36,7 +36,9 @@ from fibration import (
     log_clip_gate,
     log_prob,
     log_ratio,
+    maximum,
     mean,
+    minimum,
     pessimistic_clip_gate,
     policies,
     proportional,
@@ -68,6 +70,9 @@ budget = Parameter("C", default=0.2)
 weight = Attribute("weight", on=token)
 signed = Attribute("signed", on=token, positive=False)
 
+
+# Of every hierarchy whose gates roll back by the drift alone, as the paper's do.
+INWARD = {"inward": "the paper's gates look at the drift alone"}
 
 # ---------------------------------------------------------------- hierarchies to break
 
@@ -527,8 +532,26 @@ def wrong() -> dict[str, Wrong]:
         wrong_reading,
         wrong_structure,
         wrong_promises,
+        wrong_pushes,
     )
     return {name: w for make in (*groups, wrong_objectives) for name, w in make().items()}
+
+
+def wrong_pushes() -> dict[str, Wrong]:
+    def pushes(gate: Gate) -> Wrong:
+        return Wrong(two(outer=gate, split=log_ratio(scale=1 / T)), "inward", "gate on trajectory")
+
+    strip = aggregate_gate(budget, rollback=count(token))
+    wide, far = absolute(residual) <= budget, absolute(residual) < 2 * budget
+    zone = where(wide, residual, where(far, sign(residual) * budget, residual - sign(residual) * budget))
+    kept_low, kept_high = maximum(residual, -budget), minimum(residual, budget)
+    return {
+        "a roll-back that looks at drift alone": pushes(strip),
+        "a roll-back of ratios that pull the other way": pushes(strip.inward(pull=-advantage)),
+        "a roll-back where the advantage is negative": pushes(Gate(where(advantage < 0, strip.expression, residual))),
+        "clips that stop what comes back": pushes(Gate(where(advantage >= 0, kept_low, kept_high))),
+        "a stop that opens again": pushes(Gate(zone)),
+    }
 
 
 def undecidable() -> dict[str, Wrong]:

@@ -170,7 +170,7 @@ def test_right_ones_are_never_undecided():
             pairs = list(zip(levels, levels[1:], strict=False))
             kernels = [right_kernels(a, b)[min(first, i)] for i, (a, b) in enumerate(pairs)]
             for split in (log_ratio(), signed_log_ratio()):
-                gate = [clip_gate(epsilon), aggregate_gate(budget, rollback=count(token))][first]
+                gate = [clip_gate(epsilon), aggregate_gate(budget, rollback=count(token)).inward()][first]
                 h = over(levels, kernels).replace(gates=dict.fromkeys(levels, gate), decomposition=split)
                 found = h.verify()
                 assert found.ok, found

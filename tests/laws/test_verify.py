@@ -53,13 +53,14 @@ FOLLOWING = {  # a slip, the verdict on it, and what fails along with it
     "value": (
         zoo.two(NO_VALUE),
         "markov",
-        "reflecting of kernel token → trajectory, first_order, gradient, orthogonality of residual on token, positivity",
+        "reflecting of kernel token → trajectory, first_order, gradient, orthogonality of residual on token, positivity, "
+        "inward of gate on trajectory",
     ),
     "gate": (zoo.two(inner=zoo.zero_gate()), "identity", "first_order"),
     "gate without a value": (
         zoo.one(zoo.residual / (zoo.budget - zoo.budget)),
         "identity",
-        "first_order, gradient, positivity",
+        "first_order, gradient, positivity, inward of gate on token",
     ),
     "recovery": (
         WRONG["recovery scaled twice over"].hierarchy,

@@ -104,7 +104,7 @@ def test_the_collection_is_large_and_varied():
     laws = {w.law for w in WRONG.values()}
     assert laws == {
         "structure", "locality", "markov", "reflecting", "recovery", "identity", "first_order", "positivity", "given_up",
-        "gradient", "objective",
+        "gradient", "objective", "inward",
     }  # fmt: skip
     assert sum(1 for w in WRONG.values() if w.law == "reflecting") >= 25
     assert all(any(True for _ in atoms(f.weight)) for w in WRONG.values() for f in w.hierarchy.fibrations)

@@ -12,9 +12,10 @@ from fractions import Fraction
 from typing import Any
 
 from fibration import Attribute, Fibration, Hierarchy, Parameter, advantage, gated, residual, token_log_ratio
-from fibration.language.atoms import Component, Count, Density, Stratum, Total, in_channel
+from fibration.language.atoms import Component, Count, Density, Gated, Stratum, Total, in_channel
 from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from oracles.definition import (
     NO_VALUE,
@@ -92,7 +93,7 @@ def confirm(h: Hierarchy, verdict: Verdict, all_verdicts: Iterable[Verdict] = ()
         "structure": _confirm_structure, "locality": _confirm_locality, "markov": _confirm_markov,
         "reflecting": _confirm_reflecting, "recovery": _confirm_recovery, "identity": _confirm_identity,
         "first_order": _confirm_first_order, "gradient": _confirm_gradient, "orthogonality": _confirm_orthogonality,
-        "positivity": _confirm_positivity, "given_up": _confirm_given_up, "objective": _confirm_objective,
+        "positivity": _confirm_positivity, "inward": _confirm_inward, "given_up": _confirm_given_up, "objective": _confirm_objective,
     }[verdict.law](h, verdict, list(all_verdicts))  # fmt: skip
 
 
@@ -307,6 +308,67 @@ def _confirm_positivity(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> Non
     assert min(found) <= TINY, found
 
 
+def _confirm_inward(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
+    """Coefficients as they are said to be, and a level that passes on its pull so that it goes further out."""
+    world, values = world_of(h, verdict), verdict.counterexample.values  # type: ignore[union-attr]
+    xs = values["log_ratios"] if "log_ratios" in values else [real("log", r) for r in values["ratios"]]
+    advantages, close = values["advantages"], F(1, 10**25)
+    found = coefficients(world, xs, advantages)
+    assert all(abs(a - b) <= close for a, b in zip(found, values["coefficients"], strict=True))
+    if "token" in values:
+        k = values["token"]
+        assert world.ratios(xs, advantages)[k] < 0
+        assert found[k] * xs[k] > 0 > advantages[k] * xs[k]
+        return
+    ungated = [world.mu(i) * a * truth(x_) for i, (a, x_) in enumerate(zip(advantages, xs, strict=True))]
+    assert all(abs(a - b) <= close for a, b in zip(ungated, values["ungated"], strict=True))
+    stratum = next(s for s in h.strata if s.name == values["stratum"])
+    rho, slope_, pull_ = level(world, stratum, values["channel"], values["element"], xs, advantages)
+    assert abs(rho - values["residual"]) <= close
+    assert slope_ * pull_ * rho > 0, "it is not pushed further out"
+    if values["what"] == "turned":
+        assert slope_ < 0
+        return
+    assert slope_ > 0
+    if values["what"] == "lost":  # with the other sign it is stopped on the way back
+        _, back, _ = level(world, stratum, values["channel"], values["element"], xs, values["beside"])
+        assert back <= 0
+        return
+    nearer = values["beside"] if "log_ratios" in values else [real("log", r) for r in values["beside"]]
+    rho_, stopped, _ = level(world, stratum, values["channel"], values["element"], nearer, advantages)
+    assert 0 < rho_ / rho < 1
+    assert stopped <= 0
+
+
+def level(world: World, stratum: Stratum, channel: str, element: int, xs: Any, advantages: Any) -> Any:
+    """Of a gate at an element, its residual, its slope there, and what pulls it."""
+    h, n = world.h, len(xs)
+    inside = [k for k, (leaf, i) in enumerate(world.tokens) if world.below(leaf, i, stratum) == element]
+    for k in inside:
+        moved = world.run([Dual(x_, F(i == k)) for i, x_ in enumerate(xs)], advantages, Formulas())
+        rho, gated_ = moved.residual[stratum, channel][element], moved.gated[stratum, channel][element]
+        if rho.slope:
+            break
+    if any(isinstance(a, Density) for a in atoms(in_channel(h.gate(stratum), channel))):
+        read = {a: moved.density[a.stratum, a.channel or channel][world.below(stratum, element, a.stratum)].value
+                for a in atoms(in_channel(h.gate(stratum), channel)) if isinstance(a, Density)}  # fmt: skip
+        steep = gate_slope(world, stratum, channel, element, {**read, residual: rho.value, advantage: advantages[k]})
+    else:
+        steep = gated_.slope / rho.slope
+    back_ = h.with_mass(h.decomposition.recovery, world.tokens[k][0])
+    at = {gated(c): h.with_mass(h.decomposition[c], world.tokens[k][0]) for c in h.decomposition.channels}
+    at = {g: world.value(e, *world.tokens[k], {x: xs[k], advantage: advantages[k]}) for g, e in at.items()}
+    at |= {b: world.atom(b, *world.tokens[k]) for b in atoms(back_) if b not in at and b != advantage}
+    up = slope(back_, gated(channel), {**at, advantage: advantages[k]})
+    return rho.value, steep, up * sum((world.mu(i) * advantages[i] * truth(xs[i]) for i in inside), F(0)) if n else 0
+
+
+def gate_slope(world: World, stratum: Stratum, channel: str, element: int, bound: Any) -> Fraction:
+    gate = in_channel(world.h.gate(stratum), channel)
+    at = {b: world.atom(b, stratum, element) for b in atoms(gate) if b not in bound and b != residual}
+    return slope(gate, residual, {**at, **bound})
+
+
 def _confirm_given_up(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> None:
     law = verdict.subject.removeprefix("law '").removesuffix("'")
     assert all(v.status == "proved" for v in others if v.law == law)
@@ -451,6 +513,62 @@ def _uphold_positivity(h: Hierarchy, verdict: Verdict, world: World, rng: random
         assert all(r > 0 for r in found), [float(r) for r in found]
 
 
+DRIFTS = tuple(F(n, 97) for n in (1, 3, 5, 8, 11, 15, 19, 21, 26, 33, 41, 55, 80, 120, 200, 500))
+
+
+def _uphold_inward(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
+    """Along the residuals of one element, for a pull either way, with anything beside them that a gate may read."""
+    if verdict.subject == "hierarchy":
+        return
+    stratum = next(s for s in h.strata if verdict.subject == f"gate on {s}")
+    element, split = rng.randrange(world.size(stratum)), len(h.decomposition.channels) == 2
+    unit = world.value(h.masses[stratum], stratum, element)
+    for channel in h.decomposition.channels:
+        gate = in_channel(h.gate(stratum), channel)
+        read = [a for a in atoms(gate) if isinstance(a, Density)]
+        pulls = [a for a in atoms(gate) if isinstance(a, Aggregate)]
+        up = _rises(h, world, channel)
+        for a, side in itertools.product((F(1), F(-1)), (1, -1)):
+            if side < 0 and (split and stratum in h.roots):
+                continue
+            bound = {
+                advantage: a,
+                **dict.fromkeys(pulls, a),
+                **{d: F(rng.randint(0 if split else -3, 3)) for d in read},
+            }
+            stopped = 0
+            for drift in DRIFTS:
+                if side * drift <= -1 and not split and h.decomposition.channels == ("",):
+                    break
+                if split and read and not stays_a_density(h, world, stratum, element, side * drift * unit, bound):
+                    continue
+                steep = gate_slope(world, stratum, channel, element, {**bound, residual: side * drift * unit})
+                if up * a * side < 0:
+                    assert steep >= -TINY, f"a slope of {float(steep)} at {side * drift} turns round what comes back"
+                elif not read:
+                    assert steep <= TINY or stopped < 2, f"a slope of {float(steep)} at {side * drift}, beyond a stop"
+                    stopped = stopped + 1 if steep <= TINY else 0
+
+
+def stays_a_density(h: Hierarchy, world: World, stratum: Stratum, element: int, rho: Fraction, bound: Any) -> bool:
+    """Whether the element's own density is not below 0, as those of sign channels are not."""
+    own = rho
+    for u, c in h.shape.moebius(stratum).items():
+        held = next((v for d, v in bound.items() if isinstance(d, Density) and d.stratum == u), F(0))
+        own += c * world.weight(stratum, element, u) * held
+    return own >= 0
+
+
+def _rises(h: Hierarchy, world: World, channel: str) -> int:
+    """1 if ratios rise with the density on a channel, -1 if they fall."""
+    leaf = h.leaves[0]
+    back_ = h.with_mass(h.decomposition.recovery, leaf)
+    small = F(1, 10**6)
+    at = {b: world.atom(b, leaf, 0) for b in atoms(back_) if not isinstance(b, Gated) and b != advantage}
+    at |= {gated(c): small for c in h.decomposition.channels} | {advantage: F(1)}
+    return 1 if slope(back_, gated(channel), at) > 0 else -1
+
+
 def _uphold_objective(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
     for i in range(world.size(h.leaves[0])):
         try:
@@ -462,7 +580,7 @@ def _uphold_objective(h: Hierarchy, verdict: Verdict, world: World, rng: random.
 _UPHELD = {
     "markov": _uphold_markov, "reflecting": _uphold_reflecting, "orthogonality": _uphold_orthogonality,
     "recovery": _uphold_recovery, "identity": _uphold_identity, "first_order": _uphold_first_order,
-    "gradient": _uphold_gradient, "positivity": _uphold_positivity, "objective": _uphold_objective,
+    "gradient": _uphold_gradient, "positivity": _uphold_positivity, "inward": _uphold_inward, "objective": _uphold_objective,
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from fibration.language.atoms import (
     in_channel,
 )
 from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.statistics import Aggregate
 
 F = Fraction
 ZERO = F(0)
@@ -354,6 +355,15 @@ class World:
         leaf, i = self.tokens[token]
         return self.value(self.h.objective.weight, self.h.rows, self.below(leaf, i, self.h.rows))
 
+    def statistic(self, a: Aggregate, s: Stratum, e: int, xs: Sequence[Dual], advantages: Sequence[Fraction]) -> Any:
+        """A sum or a mean over all tokens that lie over what an element lies over."""
+        assert a.kind in ("total", "mean") and isinstance(a.over, Stratum)
+        base, found = self.below(s, e, a.over), []
+        for k, (leaf, i) in enumerate(self.tokens):
+            if self.below(leaf, i, a.over) == base:
+                found.append(self.value(a.formula, leaf, i, {X: xs[k].value, ADVANTAGE: advantages[k]}))
+        return sum(found, F(0)) / (len(found) if a.kind == "mean" else 1)
+
     # ------------------------------------------------------------ the operator
 
     def ratios(self, xs: Sequence[Fraction], advantages: Sequence[Fraction] = ()) -> list[Fraction]:
@@ -389,12 +399,14 @@ class World:
             for s in order:
                 gate = in_channel(h.gate(s), c)
                 densities = [a for a in words(gate).values() if isinstance(a, Density)]
+                statistics = [a for a in words(gate).values() if isinstance(a, Aggregate)]
                 rho[s, c], gated[s, c] = [], []
                 for e, sigma in enumerate(density[s, c]):
                     for u in self.coarser(s):
                         sigma = sigma - Dual(self.weight(s, e, u)) * rho[u, c][self.below(s, e, u)]
                     bound: dict[Expression, Dual] = {RESIDUAL: sigma}
                     bound |= {a: read(a, c, s, e) for a in densities}
+                    bound |= {a: Dual(self.statistic(a, s, e, xs, advantages)) for a in statistics}
                     bound[ADVANTAGE] = Dual(advantages[inside[s][e][0]] if advantages and inside[s][e] else F(1))
                     rho[s, c].append(sigma)
                     gated[s, c].append(at(gate, s, e, bound))

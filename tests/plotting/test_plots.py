@@ -119,7 +119,7 @@ def test_the_whole_run(file: Path, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80 or str(out) in max(lines, key=len)
     words = " ".join(output.split())
     assert "│ reflecting" in output
-    assert re.search(r"fiberpo +verified +✓( [✓·])+$", output, re.MULTILINE)
+    assert re.search(r"fiberpo +verified +✓( [✓·†])+$", output, re.MULTILINE)
     assert "36 trajectories, 9 prompt groups, 3 domains, sampled by a small model" in words
     assert "✓ at most 1e-09" in words
     assert sorted(p.name for p in out.iterdir()) == ["hierarchy.png", "ratios.png", "regimes.png"]

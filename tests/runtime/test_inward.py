@@ -109,6 +109,8 @@ def regimes(seed, labels):
 SPECS = {
     "fiberpo_inward": ((), rolled_back, 0.05),
     "fiberpo_inward_clip": ((), clipped, 0.2),
+    "fiberpo_domain_inward": (("prompt_group", "domain"), rolled_back, 0.05),
+    "fiberpo_domain_inward_clip": (("prompt_group", "domain"), clipped, 0.2),
 }
 
 

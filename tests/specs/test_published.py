@@ -19,6 +19,7 @@ BOUND = 1e-9
 # Ours: the paper's own, whose definition `test_shipped.py` holds them against as matrices.
 OURS = {
     *("apc_obj", "gspo_residual", "fiberpo_inward", "fiberpo_inward_clip"),
+    *("fiberpo_domain_inward", "fiberpo_domain_inward_clip"),
     *("fiberpo_crossed", "fiberpo_domain", "fiberpo_experts", "fiberpo_modal", "fiberpo_turns"),
 }
 WEIGHED = {"fiberpo_tis": "fiberpo", "fiberpo_domain_tis": "fiberpo_domain"}

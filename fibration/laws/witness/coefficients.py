@@ -11,9 +11,10 @@ from fractions import Fraction
 from functools import cached_property
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Count, Stratum, Total
+from fibration.language.atoms import Count, Stratum, Total, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import exp
 from fibration.language.traversal import evaluate
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.definition import Dense
@@ -50,7 +51,7 @@ class Point:
         return Dense(self.h, self.concrete, self.strict)
 
     @cached_property
-    def _moving(self) -> list[Real]:
+    def moving(self) -> list[Real]:
         """Log ratios, each a variable of its own."""
         one = Fraction(1)
         if self.ratios is not None:
@@ -59,11 +60,11 @@ class Point:
 
     @cached_property
     def at_tokens(self) -> Tokens:
-        return self.dense.at_tokens(self._moving, self.advantages, self.log_probs)
+        return self.dense.at_tokens(self.moving, self.advantages, self.log_probs)
 
     @cached_property
     def _gated(self) -> list[Real]:
-        return self.dense.ratios(self._moving, self.advantages, self.log_probs)
+        return self.dense.ratios(self.moving, self.advantages, self.log_probs)
 
     @cached_property
     def gated(self) -> list[Fraction]:
@@ -112,6 +113,12 @@ class Point:
         for weight in self.h.objective.weighed:
             found = [w and w * value_of(here.value(weight, k)) for k, w in enumerate(found)]
         return found
+
+    @cached_property
+    def ungated(self) -> list[Fraction]:
+        """`μ_i·w_i·A_i·r_i`: the coefficients of the loss without its gates."""
+        known = self.ratios or [evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in self.log_ratios]
+        return [m * w * a * r for m, w, a, r in zip(self.weights, self.factors, self.advantages, known, strict=True)]
 
     @cached_property
     def coefficients(self) -> list[Fraction]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from fibration.language.assumptions import Populated
-from fibration.language.atoms import Component
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -14,7 +13,7 @@ from fibration.language.places import whole_batch
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.coefficients import Point
 from fibration.laws.witness.on_policy import gates_alone
-from fibration.laws.witness.search import parameter_values
+from fibration.laws.witness.search import usual
 from fibration.laws.witness.shapes import edges
 
 Span = tuple[Expression | None, Expression | None]  # where log ratios may lie; None where it has no end
@@ -31,15 +30,9 @@ def crowd(h: Hierarchy, tokens: int) -> Concrete:
     leaf = h.leaves[0]
     full = shape.strata if any(isinstance(a, Populated) for a in h.assume) else (leaf, *shape.coarser(leaf))
     size = {s: int(s in full) for s in shape.strata} | {leaf: 2}
-    parameters: dict[Expression, Fraction] = {}
-    for p in h.parameters.values():
-        defaults = dict(p.default_items())
-        for c in ("+", "-") if p.per_channel else ("",):
-            value = defaults.get(c, defaults.get(""))
-            parameters[Component(p, c) if c else p] = parameter_values(p)[0] if value is None else Fraction(str(value))
     maps = {(s, t): (0,) * size[s] for s, t in edges(shape)}
     attributes = {a: (a.nearest(Fraction(1)),) * size[a.on] for a in h.attributes.values()}
-    return Concrete(shape, maps, attributes, parameters, {leaf: (1, tokens - 1)})
+    return Concrete(shape, maps, attributes, usual(h), {leaf: (1, tokens - 1)})
 
 
 def pull(h: Hierarchy, concrete: Concrete, log_ratios: Sequence[Fraction], a: Fraction) -> Fraction:

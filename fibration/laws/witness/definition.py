@@ -140,13 +140,7 @@ class Dense:
         """
         h, at_tokens = self.h, self.at_tokens(log_ratios, advantages, log_probs)
         split = h.decomposition
-        means: dict[str, Values] = {}
-        for channel in split.channels:
-            own = []
-            for (leaf, i), x, a in zip(self.tokens, log_ratios, advantages, strict=True):
-                density = self.value(self.densities[channel, leaf], leaf, i, {token_log_ratio: x, advantage: a})
-                own.append(quotient(density, self.mass[leaf][i] or Fraction(0)))
-            means[channel] = self.means(own)
+        means = self.densities_of(log_ratios, advantages)
         levels = {(s, ch): self._gated(s, ch, means, at_tokens) for s in h.order for ch in split.channels}
         found = []
         for (leaf, i), a in zip(self.tokens, advantages, strict=True):
@@ -157,6 +151,17 @@ class Dense:
                 )
                 bound[gated(channel)] = (self.mass[leaf][i] or Fraction(0)) * total
             found.append(self.value(self.recoveries[leaf], leaf, i, bound))
+        return found
+
+    def densities_of(self, log_ratios: Sequence[Real], advantages: Sequence[Fraction]) -> dict[str, Values]:
+        """The density of every element on every channel, in units of the leaf measure."""
+        found: dict[str, Values] = {}
+        for channel in self.h.decomposition.channels:
+            own = []
+            for (leaf, i), x, a in zip(self.tokens, log_ratios, advantages, strict=True):
+                density = self.value(self.densities[channel, leaf], leaf, i, {token_log_ratio: x, advantage: a})
+                own.append(quotient(density, self.mass[leaf][i] or Fraction(0)))
+            found[channel] = self.means(own)
         return found
 
     def attempt(self, log_ratios: Sequence[Fraction], a: Fraction) -> list[Fraction] | None:
@@ -178,28 +183,32 @@ class Dense:
     def _gated(self, stratum: Stratum, channel: str, means: dict[str, Values], at_tokens: Tokens) -> list[Real | None]:
         """`h_v = g(m·ρ)/m` at every element."""
         gate = in_channel(self.h.gate(stratum), channel)
-        read = list(atoms(gate))
         found: list[Real | None] = []
         for element, m in enumerate(self.mass[stratum]):
             if m is None:
                 found.append(None)
                 continue
-            first = self.fibres[stratum][element][0]
-            bound: dict[Expression, Real] = {
-                advantage: at_tokens.advantages[first],
-                residual: m * self.residual(means[channel], stratum, element),
-            }
-            for d in read:
-                if isinstance(d, Aggregate):
-                    bound[d] = at_tokens.statistic(d, stratum, element)
-                elif isinstance(d, LogProb):
-                    bound[d] = at_tokens.atom(d, first)
-                elif isinstance(d, Density):
-                    e = self.base[stratum][element][d.stratum]
-                    value = means[d.channel or ""][d.stratum][e] or Fraction(0)
-                    bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
+            bound = self.read_by(gate, stratum, element, means, at_tokens)
+            bound[residual] = m * self.residual(means[channel], stratum, element)
             found.append(quotient(self.value(gate, stratum, element, bound), m))
         return found
+
+    def read_by(
+        self, gate: Expression, stratum: Stratum, element: int, means: Mapping[str, Values], at_tokens: Tokens
+    ) -> dict[Expression, Real]:
+        """What a gate reads of a batch at an element, beside its residual."""
+        first = self.fibres[stratum][element][0]
+        bound: dict[Expression, Real] = {advantage: at_tokens.advantages[first]}
+        for d in atoms(gate):
+            if isinstance(d, Aggregate):
+                bound[d] = at_tokens.statistic(d, stratum, element)
+            elif isinstance(d, LogProb):
+                bound[d] = at_tokens.atom(d, first)
+            elif isinstance(d, Density):
+                e = self.base[stratum][element][d.stratum]
+                value = means[d.channel or ""][d.stratum][e] or Fraction(0)
+                bound[d] = (self.mass[d.stratum][e] or Fraction(0)) * value
+        return bound
 
 
 def has_residual(h: Hierarchy, concrete: Concrete, stratum: Stratum, element: int) -> bool:

@@ -70,6 +70,28 @@ def concretes(
     yield from itertools.islice(found.large(), None if most is None else most - len(first))
 
 
+def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concrete]:
+    """The batches of so many leaf elements, parameters at their defaults and attributes at what is nearest to 1."""
+    parameters, assumed = usual(hierarchy), [a for a in hierarchy.assume if isinstance(a, Balanced)]
+    for maps in small(shape, leaves, hierarchy.assume):
+        size = Concrete(shape, maps).size
+        attributes = {a: (a.nearest(Fraction(1)),) * size[a.on] for a in hierarchy.attributes.values()}
+        concrete = Concrete(shape, maps, attributes, parameters)
+        if all(is_balanced(hierarchy, concrete, a.first, a.second) for a in assumed):
+            yield concrete
+
+
+def usual(hierarchy: Hierarchy) -> dict[Expression, Fraction]:
+    """Of every parameter its default, or where it has none a value that it may have."""
+    found: dict[Expression, Fraction] = {}
+    for p in hierarchy.parameters.values():
+        defaults = dict(p.default_items())
+        for c in ("+", "-") if p.per_channel else ("",):
+            value = defaults.get(c, defaults.get(""))
+            found[Component(p, c) if c else p] = parameter_values(p)[0] if value is None else Fraction(str(value))
+    return found
+
+
 @dataclass(frozen=True)
 class _Search:
     hierarchy: Hierarchy

@@ -1,0 +1,92 @@
+"""Inward: outside its budget a level never pushes an element further out.
+
+A gate passes on what pulls its residual, times its slope. Where the pull is inward, towards residual 0, a slope below 0
+turns it round: so does a roll-back that looks at no advantage. Where the pull is outward, a gate has a budget where it
+stops to pass it, and a slope above 0 further out breaks it; a gate that stops what comes back and nothing that goes out
+has its bound on the wrong side.
+
+The pull is that of `Hierarchy.pull`, with the direction in which the recovery moves. Of a gate whose stretches have no
+order, or that move with densities, only what comes back is asked: that it is not turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sympy import oo
+
+from fibration.language.atoms import Stratum
+from fibration.language.sympy_bridge import from_sympy
+from fibration.laws.identity import gate_without_a_value
+from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.markov import without_a_value
+from fibration.laws.proof.coordinates import coordinate
+from fibration.laws.proof.pushes import OPENED, TURNED, Fault, faults, way_up
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.batches import Witness
+from fibration.laws.witness.pushed import Span, negative_ratio, pushed_further_out
+
+STATEMENT = "outside its budget a level never pushes an element further out"
+GIVE_UP = "or gives_up={'inward': 'why'}, if the loss means it"
+
+
+def decide_inward(subject: Subject) -> Iterator[Decision]:
+    if subject.hierarchy.objective.estimator == "score":
+        yield _of_score(subject)
+        return
+    for stratum in subject.hierarchy.order:
+        yield _of_gate(subject, stratum)
+
+
+def _of_score(subject: Subject) -> Decision:
+    """Each token's coefficient is `μ·𝒢·A`."""
+    if subject.proved("positivity"):
+        return proved("hierarchy", "𝒢(r) > 0, so that every coefficient μ·𝒢·A has the sign of its advantage")
+    remedy = f"bound 𝒢 below by 0; {GIVE_UP}"
+    witness = negative_ratio(subject.hierarchy)
+    found = "𝒢(r), which turns advantages round where it is below 0" if witness else "𝒢(r), whose sign was not found"
+    return following(unproved("hierarchy", found, remedy, witness), subject.first_failure("recovery", "positivity"))
+
+
+def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
+    h, gate = subject.hierarchy, subject.hierarchy.gates[stratum]
+    known = coordinate(h, subject)
+    of = "deviation" if "deviation" in known else "log"
+    open_channel = None
+    for channel in h.decomposition.channels:
+        found = faults(subject, stratum, channel, way_up(subject, channel))
+        if found is None:
+            open_channel = channel if open_channel is None else open_channel
+        elif found:
+            spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
+            witness = pushed_further_out(h, stratum, channel, {f.what for f in found}, spans, of)
+            return _refused(subject, stratum, found, witness)
+    if open_channel is None:
+        return proved(
+            f"gate on {stratum}", f"{gate} turns no pull round that is inward, and opens to none that is outward"
+        )
+    witness = pushed_further_out(h, stratum, open_channel, {TURNED}, [], of)
+    return _refused(subject, stratum, [], witness)
+
+
+def _span(low: object, high: object) -> Span:
+    return tuple(None if end in (oo, -oo) else from_sympy(end) for end in (low, high))  # type: ignore[return-value]
+
+
+def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Witness | None) -> Decision:
+    gate = subject.hierarchy.gates[stratum]
+    what = {f.what for f in found} or ({TURNED} if witness else set())
+    why, remedy = "whose slopes were not decided", "bound what decides them"
+    if TURNED in what:
+        why, remedy = "which turns round what would come back by itself", f"let that pass: {gate}.inward()"
+    elif OPENED in what:
+        why, remedy = "which opens again beyond where it stops what goes out", "stop it for good"
+    elif what:
+        why, remedy = "which stops what comes back, and nothing that goes out", f"bound the other side: {gate}.inward()"
+    decision = unproved(f"gate on {stratum}", f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
+    lacking = without_a_value(subject, *subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
+    cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")
+    return decision if witness else following(decision, cause)
+
+
+LAW = Law("inward", STATEMENT, decide_inward)
