@@ -864,6 +864,53 @@ COMPILER = (
         "the shape of a tile follows the tokens of this rank", "backends*ranks",
         "tokens = index.ranks.tokens if index.ranks else sum(", "tokens = sum(",
     ),
+    slip(
+        "a gradient flows through weights and conditions", "test_token_words",
+        "self.read[key] = Detach(node)", "self.read[key] = node",
+    ),
+    slip(
+        "a gradient flows through statistics", "test_token_words",
+        "return Detach(found)", "return found",
+    ),
+    slip(
+        "what is dropped is multiplied by 0", "test_token_words",
+        'return Map(scalar("select", scalar("lt", ZERO, arg(0)), arg(1), ZERO), (kept, node))',
+        'return Map(scalar("mul", arg(0), arg(1)), (kept, node))',
+    ),
+    slip(
+        "nothing keeps steep slopes from tokens that are dropped", "test_token_words",
+        "drops = bool(hierarchy.objective.kept)", "drops = False",
+    ),
+    slip(
+        "μ counts kept tokens where all are to be counted", "test_token_words",
+        'conditions = [k.condition for k in self.h.objective.kept if k.normaliser == "kept"]',
+        "conditions = [k.condition for k in self.h.objective.kept]",
+    ),
+    slip(
+        "a statistic is compared in the tokens' precision", "test_token_words",
+        "coarse = place not in (None, leaf) and not any(a in known for a in read)", "coarse = False",
+    ),
+    slip(
+        "statistics are summed in the tokens' precision", "test_token_words",
+        "if isinstance(n, Push) and (n.wide or n in cut)", "if isinstance(n, Push) and n in cut",
+    ),
+    slip(
+        "weights of dropped tokens are to be finite", "test_token_words",
+        'return {leaf: where_kept(program.outputs.get(program.part("kept", leaf)), w) for leaf, w in found.items()}',
+        "return found",
+    ),
+    slip(
+        "what is counted once over each element is counted once", "test_token_words",
+        'return binary("mul", one, ir.count_input(source, target))', "return one",
+    ),
+    slip(
+        "metrics of weights have the weights of dropped tokens", "test_metrics",
+        "weights = {leaf: where_kept(kept[leaf], program.outputs[program.part(word, leaf)])", "weights = {leaf: program.outputs[program.part(word, leaf)]",
+    ),
+    slip(
+        "the log ratio of a formula is the other way round", "test_token_words",
+        "return -token_log_ratio", "return token_log_ratio",
+    ),
 )  # fmt: skip
 
 BACKENDS = (
@@ -975,6 +1022,10 @@ RUNTIME = (
     slip(
         "what fills up a rank's tokens counts in quantiles", "backends*quantiles",
         "pad(parent.double(), (0, room), value=float(NOWHERE))", "pad(parent.double(), (0, room), value=0.0)",
+    ),
+    slip(
+        "a policy that no formula names is taken", "test_bad_input",
+        "        if name not in known:\n            raise BatchError(\n                f\"no formula of", "        if False:\n            raise BatchError(\n                f\"no formula of",
     ),
     slip(
         "log ratios are taken in the precision of the log-probs", "hard_inputs",

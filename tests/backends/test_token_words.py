@@ -32,20 +32,23 @@ from thorough import ALL
 
 from fibration import (
     BatchError,
+    Gate,
     Hierarchy,
     Parameter,
     absolute,
+    clip_gate,
     exp,
-    identity_gate,
     log_prob,
     log_ratio,
     mean,
     pessimistic_clip_gate,
     policies,
     ratio_deviation,
+    residual,
     some,
     token_log_ratio,
     token_mean,
+    total,
     trajectory_mean,
     where,
 )
@@ -166,8 +169,8 @@ def by_hand(lengths, x, k, advantages):
 def called(op, layout, x, k, advantages, dtype=F64, before=-2.5):
     given = (before + x, np.full(len(x), before), advantages)
     now, then, a = (layout.tensor(v, dtype) for v in given)
-    more = {"policies": {"rollout": layout.tensor(before - k, dtype)}}
-    found = op.coefficients(now, then, a, layout.index, metrics=False, **more)
+    others = {"rollout": layout.tensor(before - k, dtype)} if "rollout" in op.hierarchy.policies else {}
+    found = op.coefficients(now, then, a, layout.index, policies=others, metrics=False)
     return float(found.objective), layout.read(found.values), found
 
 
@@ -220,7 +223,7 @@ def test_where_nothing_is_kept_the_objective_is_0(backend):
 
 STEEP = Hierarchy(
     name="steep",
-    gates={token: identity_gate()},
+    gates={token: clip_gate(2000)},
     decomposition=log_ratio(),
     objective=token_mean().weigh(exp(k)).keep((log_prob(rollout) > -900) & (token_log_ratio < 700)),
 )
@@ -241,8 +244,38 @@ def test_what_is_dropped_adds_nothing_however_large_its_weight_and_ratio(backend
     k[3] = 800.0
     refuses(
         BatchError,
+        Gate,
         lambda: called(op, layout, x, k, rows.advantages),
         what=("the weight of token", "of trajectory 1 is not finite"),
         required="finite weights of all tokens that are kept",
         found="weigh(exp(log_prob(old) - log_prob(rollout)))",
     )
+
+
+def test_weights_and_statistics_of_what_moves_are_held():
+    """A weight of the ratio itself, and a gate by how far a trajectory's ratios are: both as if they were numbers."""
+    ratio, spread = exp(log_prob(old) - log_prob(current)), mean(token_log_ratio * token_log_ratio, over=trajectory)
+    held = Hierarchy(
+        name="held",
+        gates={token: Gate(residual * (1 + spread))},
+        decomposition=log_ratio(),
+        objective=token_mean().weigh(ratio),
+    )
+    op, rows = operator(held), rows_of(3, 1, 4)
+    _, values, _ = called(op, packed(op, rows), rows.x, np.zeros(8), rows.advantages)
+    means = np.array([rows.x[rows.row == r] @ rows.x[rows.row == r] for r in range(3)]) / rows.lengths
+    slope = 1 + means[rows.row]
+    assert values == pytest.approx(slope * np.exp(rows.x * slope - rows.x) * rows.advantages / 8, rel=1e-12)
+
+
+@pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu" and (ALL or b.name == "c")])
+def test_the_sign_of_a_sum_is_that_of_all_its_digits(backend):
+    """What is left of large numbers that cancel, in float32: statistics are summed in float64, compared with 0 too."""
+    op = operator(masked(token_mean().keep(total(k, over=trajectory) > 0)), backend)
+    rows = rows_of(129, 129)
+    large = [4096.0] * 64
+    k_of = np.array([*large, 2.0**-11, *(-x for x in large), *large, -(2.0**-11), *(-x for x in large)])
+    x, advantages = np.full(258, 0.125), np.ones(258)
+    _, values, _ = called(op, packed(op, rows), x, k_of, advantages, F32)
+    assert (values[:129] > 0).all()
+    assert (values[129:] == 0).all()

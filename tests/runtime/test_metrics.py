@@ -16,8 +16,12 @@ from fibration import (
     aggregate_gate,
     clip_gate,
     count,
+    exp,
     identity_gate,
+    log_prob,
     log_ratio,
+    minimum,
+    policies,
     residual,
     tanh,
     trajectory_mean,
@@ -26,6 +30,7 @@ from fibration import (
 )
 from fibration.runtime.metrics import FEW, Extreme, Mean
 
+old, rollout = policies("old rollout")
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
 
 
@@ -342,3 +347,45 @@ def test_metrics_can_be_left_out():
     assert op.loss(x, x * 0, a, layout.index, metrics=False).metrics == {}
     full = op.loss(x, x * 0, a, layout.index).metrics
     assert {k: float(v) for k, v in full.items()} == {k: float(v) for k, v in measured(op, batch).items()}
+
+
+def test_weights_and_what_is_kept_and_further_policies():
+    """Of two weights, one infinite where the token is dropped; every number from a plain recount, and `+` of two batches."""
+    k = log_prob(old) - log_prob(rollout)
+    h = Hierarchy(
+        name="weighed",
+        gates={token: identity_gate()},
+        decomposition=log_ratio(),
+        objective=trajectory_mean().weigh(exp(k)).weigh(2 - minimum(exp(k), 1)).keep(k < 0.3, normaliser="kept"),
+    )
+    op, generator = operator(h), np.random.default_rng(2)
+
+    def measure(lengths):
+        batch = spread_batch(lengths, seed=len(lengths))
+        then = generator.uniform(-3, -0.5, batch.tokens)
+        d = generator.normal(scale=0.4, size=batch.tokens)
+        d[0] = 900.0
+        layout = packed(op, batch)
+        now, before, other, a = map(layout.tensor, (then + batch.x, then, then - d, batch.advantages))
+        return d, op.coefficients(now, before, a, layout.index, policies={"rollout": other}).metrics
+
+    (first, one), (second, two) = measure((3, 1, 4)), measure((2, 5))
+    d = np.concatenate([first, second])
+    metrics = {name: one[name] + two[name] for name in one}
+    kept = d[d < 0.3]
+    assert 0 < len(kept) < len(d) - 2
+    with np.errstate(over="ignore"):
+        expected = {
+            "kept": len(kept) / len(d),
+            "weight_1/mean": np.exp(kept).mean(),
+            "weight_1/mean_square": np.exp(2 * kept).mean(),
+            "weight_1/max": np.exp(kept).max(),
+            "weight_2/mean": (2 - np.minimum(np.exp(kept), 1)).mean(),
+            "weight_2/max": (2 - np.minimum(np.exp(kept), 1)).max(),
+            "rollout/log_ratio": d.mean(),
+            "rollout/kl": (np.expm1(d) - d).mean(),
+        }
+    for name, value in expected.items():
+        assert float(metrics[name]) == pytest.approx(value, rel=1e-12), name
+    plain = measured(operator(spec("ppo")), batch_for("ppo")).keys()
+    assert not [name for name in plain if name.startswith(("kept", "weight"))]
