@@ -244,7 +244,6 @@ def test_what_is_dropped_adds_nothing_however_large_its_weight_and_ratio(backend
     k[3] = 800.0
     refuses(
         BatchError,
-        Gate,
         lambda: called(op, layout, x, k, rows.advantages),
         what=("the weight of token", "of trajectory 1 is not finite"),
         required="finite weights of all tokens that are kept",
