@@ -139,7 +139,7 @@ def completed(function, given, dtype):
     """Every argument by name, in order: those too that the call makes itself. And the results that it will fill."""
     about = FUNCTIONS[function]
     tokens = next(given[name] for name, kind, _ in about["arguments"] if kind == "token")
-    size = {"batch": 1}
+    size = {"batch": 1, **dict.fromkeys(about["leaves"], tokens.numel())}  # of leaves, as many as there can be
     for name, kind, of in about["arguments"]:
         if kind == "starts":
             size[of[0]] = len(given[name])

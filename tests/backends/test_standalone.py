@@ -17,6 +17,7 @@ from thorough import ALL
 from typer.testing import CliRunner
 
 import fibration
+from fibration import Stratum, absolute, quantile, token_log_ratio
 from fibration.backends.triton.aot import BYTES
 from fibration.cli.main import app
 
@@ -96,6 +97,17 @@ GIVEN = {
 }
 
 
+GIVEN["by_quantiles"] = GIVEN["fiberpo_domain"]
+
+
+def by_quantiles():
+    """Tokens within two quantiles: of their domain, and of the batch."""
+    h, drift = fibration.load("fiberpo_domain"), absolute(token_log_ratio)
+    inside = [drift <= quantile(drift, 0.8, over=Stratum(over)) for over in ("domain", "batch")]
+    given_up = {**h.gives_up, "mask_open": "the largest are dropped from any batch"}
+    return h.replace(name="by_quantiles", objective=h.objective.keep(inside[0] & inside[1]), gives_up=given_up)
+
+
 def defaults(op):
     """The parameters' defaults, as arguments of the generated functions."""
     program, found = op.programs["objective"], {}
@@ -114,12 +126,15 @@ def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
     torch.manual_seed(1)
     tokens = {"log_probs": -torch.rand(N), "old_log_probs": -torch.rand(N), "advantages": torch.randn(N)}
     expected, data = {}, {}
-    names = list(GIVEN) if ALL else ["fiberpo_domain", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "mis"]
+    shown = ["fiberpo_domain", "fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "mis", "by_quantiles"]
+    names = list(GIVEN) if ALL else shown
+    (tmp_path / "by_quantiles.json").write_text(by_quantiles().model_dump_json())
     rollout = tokens["old_log_probs"] + 0.2 * torch.randn(N)
     for name in names:
         labels, layout = GIVEN[name]
-        op = compiled(fibration.load(name), backend)
-        assert write(name, backend, tmp_path).exit_code == 0
+        spec = str(tmp_path / "by_quantiles.json") if name == "by_quantiles" else name
+        op = compiled(fibration.load(spec), backend)
+        assert write(spec, backend, tmp_path).exit_code == 0
         module, index = f"{name}_{backend}", op.index(offsets=OFFSETS, **labels)
         policies = {"rollout": rollout} if op.hierarchy.policies else {}
         expected[module] = op.coefficients(*tokens.values(), index, policies=policies, metrics=False)
