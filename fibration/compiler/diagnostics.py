@@ -223,7 +223,8 @@ def _nothing(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node]
     advantages = [i for i in program.inputs if i.kind == "advantage"]
     for leaf in hierarchy.leaves:
         read: list[Node] = [program.token_input("log_ratio", leaf.name)]  # even where no gate lets it pass
-        read += [i for i in program.inputs if i.over == leaf.name and i.kind in ("old_log_prob", "policy_log_prob")]
+        kinds = ["policy_log_prob", *(["old_log_prob"] if Key("objective") not in program.outputs else [])]
+        read += [i for i in program.inputs if i.over == leaf.name and i.kind in kinds]
         read += [weights[leaf.name]] if leaf.name in weights else []
         for node in advantages:
             if node.stratum in (leaf.name, BATCH) or Stratum(node.stratum) in hierarchy.coarser(leaf):
