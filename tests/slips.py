@@ -522,6 +522,26 @@ LAWS = (
         'counted = [k.condition for k in objective.kept if k.normaliser == "kept"]', "counted = []",
     ),
     slip(
+        "policies that are the same say other things", "laws*equivalent_words",
+        "away |= dict.fromkeys(group - {OLD, CURRENT}, (zero,) * n)", "away |= {}",
+    ),
+    slip(
+        "log-probs are compared at no tie", "laws*equivalent_words",
+        "Breaks(**{k: tuple(v)[:MOST] for", "Breaks(**{k: tuple(v)[:0] for",
+    ),
+    slip(
+        "weights and conditions are no part of a loss", "laws*equivalent",
+        "Counter(objective.weighed), Counter(objective.kept), h.rows", "h.rows",
+    ),
+    slip(
+        "a formula for a parameter is compared where the parameter cannot be that", "laws*equivalent",
+        "ranges += [formula > as_expression(p.lower)] if", "ranges += [] if",
+    ),
+    slip(
+        "a mean and what is largest are one variable", "laws*equivalent_words",
+        'if kind not in ("total", "mean"):', 'if kind == "quantile":',
+    ),
+    slip(
         "a frozen policy that is the same as the current one is moved with it", "laws*equivalent_words",
         "stop(token_log_ratio) if policy.is_frozen else token_log_ratio", "token_log_ratio",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+from hierarchies.pairs import of_tokens
 from hierarchies.spoken import (
     DIFFERENT,
     SAME,
@@ -17,12 +18,24 @@ from hierarchies.spoken import (
     old,
     rho,
     rollout,
+    trajectory,
     with_objective,
 )
 from oracles import losses
 from thorough import some
 
-from fibration import equivalent, minimum, same
+from fibration import (
+    Gate,
+    equivalent,
+    load,
+    log_prob,
+    log_ratio,
+    mean,
+    minimum,
+    residual,
+    same,
+    token_log_ratio,
+)
 from fibration.language.pairs import pair
 from fibration.laws.proof.same_loss import same_loss
 from fibration.laws.witness.differences import difference
@@ -78,9 +91,37 @@ def test_a_policy_that_is_the_current_one_is_still_held():
     assert not equivalent(by_old, dapo, same(current, rollout)).ok
 
 
-def test_what_is_stopped_has_no_slope():
-    """In value both are the ratio of the trajectory; a token's own log ratio moves one of them alone, by all of it."""
-    assert not same_loss(pair(means, held)).proved
+def trajectories(gate):
+    return means.replace(name="ours", gates={**means.gates, trajectory: Gate(gate)})
+
+
+def tokens(gate):
+    return of_tokens(gate, log_ratio(), name="ours")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "when"),
+    [
+        (means, held, ()),
+        (means, trajectories(mean(token_log_ratio, over=trajectory)), ()),
+        (tokens(residual), tokens(log_prob(rollout) - log_prob(old)), same(current, rollout)),
+    ],
+)
+def test_what_is_the_same_in_value_alone_has_another_slope(first, second, when):
+    """What is stopped, a statistic, and the log-prob of a frozen policy have none."""
+    assert not same_loss(pair(first, second, when)).proved
+    assert difference(pair(first, second, when), {1: 20, 2: 40}) is not None
+
+
+@pytest.mark.parametrize("name", ["a mean, and what is largest", "a median, and another quantile"])
+def test_statistics_of_two_kinds_are_two_variables(name):
+    p = DIFFERENT[name]
+    assert not same_loss(pair(p.first, p.second)).proved
+
+
+def test_gates_that_compare_residuals_with_log_probs_are_compared():
+    """As that of DCPO does, whose bounds are the wider the less probable a token was."""
+    assert not equivalent(load("dcpo"), load("reinforce")).ok
 
 
 def test_what_policies_say_is_part_of_a_counterexample():

@@ -29,6 +29,8 @@ from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.pairs import Pair
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown
 from fibration.laws.witness.coefficients import Point
@@ -45,6 +47,7 @@ MANY: Points = {1: 200, 2: 300, 3: 200, 4: 100, 0: 40}
 MOST_WIDE = 40  # tokens of a regular batch
 ONE = Fraction(1)
 exact_exp, exact_log = transcendental("exp"), transcendental("log")
+HALF = exact_log(Fraction(1, 2))  # a log-prob, where a gate compares its residual with what it makes of one
 COMPARED = ("<", "<=", ">", ">=")
 
 
@@ -295,7 +298,9 @@ def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
                 continue
             size = concrete.attempt(m, s, 0)
             read = [a for a in atoms(comparison) if a not in (residual, advantage) and not isinstance(a, Density)]
-            known = tuple((a, concrete.atom(a, s, 0)) for a in read)
+            if any(isinstance(a, Aggregate) for a in read):
+                continue
+            known = tuple((a, HALF if isinstance(a, LogProb) else concrete.atom(a, s, 0)) for a in read)
             for a in (ONE, -ONE) if size else ():
                 root = _root(comparison, known, size or ONE, a)
                 if root and Fraction(1, 10**9) < abs(root) < 50:
