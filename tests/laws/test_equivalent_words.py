@@ -35,6 +35,7 @@ from fibration import (
     residual,
     same,
     token_log_ratio,
+    where,
 )
 from fibration.language.pairs import pair
 from fibration.laws.proof.same_loss import same_loss
@@ -122,6 +123,12 @@ def test_statistics_of_two_kinds_are_two_variables(name):
 def test_gates_that_compare_residuals_with_log_probs_are_compared():
     """As that of DCPO does, whose bounds are the wider the less probable a token was."""
     assert not equivalent(load("dcpo"), load("reinforce")).ok
+
+
+def test_a_breakpoint_may_be_a_ratio_of_nearly_0():
+    """A gate that changes at a log ratio of -40, next to one that acts on ratios."""
+    far = of_tokens(where(residual < -40, -40, residual), log_ratio())
+    assert difference(pair(far, of_tokens(where(residual < -0.5, -0.5, residual))), {1: 20}) is not None
 
 
 def test_what_policies_say_is_part_of_a_counterexample():

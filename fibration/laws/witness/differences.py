@@ -277,7 +277,7 @@ def _readable_size(t: Fraction) -> Fraction:
 def _deviation(t: Fraction) -> Fraction | None:
     """`r - 1` of the log ratio `t`, if `r` is a short rational."""
     r = exact_exp(t).limit_denominator(10**6)
-    return r - 1 if abs(exact_log(r) - t) < Fraction(1, 10**40) else None
+    return r - 1 if r and abs(exact_log(r) - t) < Fraction(1, 10**40) else None
 
 
 def _acts_on_ratios(h: Hierarchy) -> bool:
