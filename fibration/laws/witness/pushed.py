@@ -13,11 +13,12 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.assumptions import balanced
-from fibration.language.atoms import BATCH, Stratum, advantage, gated, in_channel, residual
+from fibration.language.atoms import BATCH, Density, Reading, Stratum, advantage, gated, in_channel, residual
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
+from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
@@ -176,8 +177,8 @@ def _sizes(
     spans: Sequence[Span],
     of: str,
 ) -> list[Fraction]:
-    """How far tokens drift, so that residuals lie in the spans; some of all sizes where there are none."""
-    if not spans:
+    """How far tokens drift, so that residuals lie in the spans; some of all sizes where ends are no numbers by now."""
+    if not spans or any(map(_reads_tokens, (e for span in spans for e in span if e is not None))):
         return list(SIZES)
     one = Fraction(1, 2)
     point = _point(h, concrete, way, one, (Fraction(1),) * len(way), of)
@@ -192,6 +193,11 @@ def _sizes(
                 ends = [None if e is None else concrete.attempt(e, stratum, element) for e in (low, high)]
                 found |= {rho / unit for rho in _within(*ends) if rho / unit > 0}
     return sorted(found)
+
+
+def _reads_tokens(end: Expression) -> bool:
+    """Whether where a span ends is a matter of the advantages, log-probs or densities of a batch."""
+    return any(isinstance(a, (Reading, Density, LogProb, Aggregate)) for a in atoms(end))
 
 
 def _within(low: Fraction | None, high: Fraction | None) -> list[Fraction]:
