@@ -28,6 +28,7 @@ def gate(level, rollback=1):
     return aggregate_gate(budget, rollback=rollback)
 
 
+PULLED_BACK = {"inward": "the paper's roll-backs, which the trainers' tests are to meet"}
 clip = clip_gate(Parameter("epsilon", default=0.05)).per(1 / count(token, over=trajectory))
 of_prompts = Hierarchy(
     name="of_prompts",
@@ -35,6 +36,7 @@ of_prompts = Hierarchy(
     gates={prompt: gate(prompt).per(count(trajectory)), trajectory: gate(trajectory), token: clip},
     decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),
+    gives_up=PULLED_BACK,
 )
 soft = Hierarchy(
     name="soft",
@@ -51,5 +53,6 @@ soft = Hierarchy(
     },
     decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),
+    gives_up=PULLED_BACK,
 )
 of_three = weighed(soft, "of_three")
