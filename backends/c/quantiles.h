@@ -3,6 +3,7 @@
 
 #define FEW 32
 #define SAMPLE 256
+#define SHARED (8 * LONG) /* so many that threads wait for each other less than they count */
 
 static double *reserve(int64_t numbers)
 {
@@ -34,7 +35,7 @@ static int64_t keep_block(const double *x, double *found, int64_t n, double low,
 static void count_outside(const double *x, int64_t n, double low, double high, int threads, int64_t *below,
                           int64_t *above)
 {
-    if (n <= LONG) {
+    if (n <= SHARED) {
         count_block(x, n, low, high, below, above);
         return;
     }
@@ -52,7 +53,7 @@ static void count_outside(const double *x, int64_t n, double low, double high, i
 /* Those between two bounds into `found`, which may be `x`: how many they are. */
 static int64_t keep_inside(const double *x, double *found, int64_t n, double low, double high, int threads)
 {
-    if (n <= LONG) return keep_block(x, found, n, low, high);
+    if (n <= SHARED) return keep_block(x, found, n, low, high);
     int64_t *kept = (int64_t *)reserve(n / LONG + 1), total = 0;
     (void)threads;
 #pragma omp parallel for num_threads(threads)
@@ -152,7 +153,7 @@ static void quantiles(double *out, int parts, const double *const *x, const int6
         for (int64_t b = 0; b < targets; b++) {
             int64_t n = 0;
             for (int p = 0; p < parts; p++) n += members[p][b + 1] - members[p][b];
-            if ((n > LONG) != large) continue;
+            if ((n > SHARED) != large) continue;
             double *room = reserve(2 * n), *end = room;
             const double *values = room;
             for (int p = 0; p < parts; p++)
