@@ -369,7 +369,8 @@ def test_record_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert code == 0
     assert output == f"sampling\nwritten to {file}\n"
-    assert seen == {"path": file, "prompts_per_domain": 2, "samples_per_prompt": 3, "updates": 0, "seed": 5}
+    expected = {"prompts_per_domain": 2, "samples_per_prompt": 3, "updates": 0, "seed": 5, "engine": None}
+    assert seen == {"path": file, **expected}
     assert file.parent.is_dir()
 
 
