@@ -15,8 +15,10 @@ from collections.abc import Iterator
 
 from sympy import oo
 
-from fibration.language.atoms import Stratum
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import from_sympy
+from fibration.language.traversal import atoms
 from fibration.laws.identity import gate_without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
@@ -59,6 +61,7 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
             open_channel = channel if open_channel is None else open_channel
         elif found:
             spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
+            spans = spans if all(_is_known(end) for span in spans for end in span) else []
             witness = pushed_further_out(h, stratum, channel, {f.what for f in found}, spans, of)
             return _refused(subject, stratum, found, witness)
     if open_channel is None:
@@ -71,6 +74,12 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
 
 def _span(low: object, high: object) -> Span:
     return tuple(None if end in (oo, -oo) else from_sympy(end) for end in (low, high))  # type: ignore[return-value]
+
+
+def _is_known(end: Expression | None) -> bool:
+    """Whether an end is a number on every batch, whatever its advantages."""
+    known = (Attribute, Component, Count, Parameter, Total)
+    return end is None or all(isinstance(a, known) for a in atoms(end))
 
 
 def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Witness | None) -> Decision:
