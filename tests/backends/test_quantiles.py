@@ -113,12 +113,19 @@ def holds(h: Hierarchy, backend: str, taken: Taken, layout: Layout, x: Vector, d
 
 
 CPU = [b for b in BACKENDS_HERE if b.device == "cpu"]
+
+
+def named(value: object) -> str:
+    """A function by its name: its address is another in every process."""
+    return getattr(value, "__name__", str(value))
+
+
 EVERYWHERE = [(packed, F64, None), (padded, F32, STEEP), (padded, torch.bfloat16, None)]
 
 
 @pytest.mark.parametrize(("lay", "dtype", "formula", "backend"), [
     (*met, b) for b in CPU for met in EVERYWHERE if not b.slow or met[1] == F32
-], ids=str)  # fmt: skip
+], ids=named)  # fmt: skip
 def test_quantiles_over_every_stratum(lay, dtype, formula, backend: Backend):
     """Ragged rows, one of them without a token and one with a single one; several in one program."""
     h, generator = spec("fiberpo_domain"), np.random.default_rng(1)
@@ -132,7 +139,7 @@ def test_quantiles_over_every_stratum(lay, dtype, formula, backend: Backend):
 @pytest.mark.parametrize(("name", "lay", "backend"), [
     (name, lay, b) for b in CPU for name, lay in (("fiberpo_modal", padded), ("fiberpo_crossed", packed))
     if not b.slow or name == "fiberpo_modal"
-], ids=str)  # fmt: skip
+], ids=named)  # fmt: skip
 def test_several_leaves_and_crossed_strata(name, lay, backend: Backend):
     """Tokens of all leaves over an element count together, whatever their order in the batch."""
     h, batch = spec(name), batch_for(spec(name), 3, small=backend.slow)
