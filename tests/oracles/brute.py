@@ -522,7 +522,10 @@ def _uphold_inward(h: Hierarchy, verdict: Verdict, world: World, rng: random.Ran
         return
     stratum = next(s for s in h.strata if verdict.subject == f"gate on {s}")
     element, split = rng.randrange(world.size(stratum)), len(h.decomposition.channels) == 2
-    unit = world.value(h.masses[stratum], stratum, element)
+    try:
+        unit = world.value(h.masses[stratum], stratum, element)
+    except ZeroDivisionError:  # a kernel without a value, which is for the law of Markov kernels to say
+        return
     for channel in h.decomposition.channels:
         gate = in_channel(h.gate(stratum), channel)
         read = [a for a in atoms(gate) if isinstance(a, Density)]

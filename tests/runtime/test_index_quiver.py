@@ -363,7 +363,7 @@ def batch_of(i, advantages, per_row=None, **tokens):
 
 def read_by(batch):
     """What a program reads that has every input which the batch has."""
-    kinds = [kind for kind, (given, *_) in TOKENS.items() if given in batch.tokens]
+    kinds = [kind for kind, row in TOKENS.items() if row.called in batch.tokens]
     leaves = batch.index.leaves
     inputs = [token_input(kind, leaf, leaves) for kind in (*kinds, "advantage") for leaf in leaves]
     outputs = {Key(f"out_{n}"): i for n, i in enumerate((*inputs, EXTRA))}
