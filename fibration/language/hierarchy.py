@@ -155,7 +155,7 @@ class Hierarchy(Declared):
         """
         if stratum in self.leaves or self.rows in (stratum, *self.coarser(stratum)):
             return channel_sign * advantage
-        term = self.objective.spelled_out(self.leaves, self.rows) * advantage * exp(token_log_ratio)
+        term = self.objective.of_kept(self.leaves, self.rows) * advantage * exp(token_log_ratio)
         for weight in self.objective.weighed:
             term = weight * term
         for keep in self.objective.kept:

@@ -7,6 +7,7 @@ unmasked token does not count.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +15,9 @@ from fibration.errors import SpecError
 from fibration.language.atoms import BATCH, Count, Place, Stratum, Total, Where, count
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression
+from fibration.language.operators import maximum, where
 from fibration.language.registry import Written, constructor
+from fibration.language.statistics import total
 from fibration.language.traversal import transform
 
 # Resolved by `Objective.spelled_out`: the sampled strata, the rows of the batch, the batch itself.
@@ -99,6 +102,27 @@ class Objective(Written):
     def formulas(self) -> tuple[Expression, ...]:
         """Weights and conditions of single tokens, read at the leaves."""
         return (*self.weighed, *(k.condition for k in self.kept))
+
+    def of_kept(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
+        """The weight at a token that is kept, as a token formula: counts that say so are statistics of kept tokens."""
+        conditions = [k.condition for k in self.kept if k.normaliser == "kept"]
+        if not conditions:
+            return self.spelled_out(leaves, rows)
+        inside = functools.reduce(operator.and_, conditions)
+
+        def counted(each: Expression, over: Stratum) -> Expression:  # at least 1 where a kept token reads it
+            return maximum(total(where(inside, each, 0), over=over), 1)
+
+        one = as_expression(1)
+
+        def put(atom: Expression) -> Expression:
+            if not isinstance(atom, Count) or not isinstance(atom.over, Stratum):
+                return atom
+            if atom.of == LEAF or [atom.of] == list(leaves):
+                return counted(one, atom.over)
+            return counted(1 / counted(one, rows), atom.over) if atom.of == rows else atom
+
+        return transform(self.spelled_out((), rows), put)
 
     def spelled_out(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
         """The weight in strata of a hierarchy. Tokens are the elements of all its leaves: a count of them is a sum.

@@ -631,8 +631,11 @@ class _Dense:
         return np.array([first[e] if e in some else Long(0) for e in self.world.label[rows]], Long)
 
     def pull(self, stratum: str, c: str) -> Dual:
-        """`Σ μ·A·r` over every element, the other way on the channel "-"; without a slope."""
+        """`Σ μ·w·A·r` of what is kept over every element, the other way on the channel "-"; without a slope."""
         each = self.mu * self.batch.advantages.astype(Long) * np.exp(self.x.value)
+        for formula in self.h.objective.weighed:
+            each = each * self.tokens(formula)
+        each = np.where(self.kept("all", "kept"), each, 0)
         found = np.array([each[tokens].sum() for tokens in self.world.over[stratum]], Long)
         return Dual(-found if c == "-" else found, np.zeros((len(found), self.world.n), Long))
 

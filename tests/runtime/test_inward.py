@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
+from oracles import matrices
 from support import Batch, coefficients, operator, packed, spec
 
 from fibration import (
@@ -15,10 +16,12 @@ from fibration import (
     Hierarchy,
     aggregate_gate,
     clip_gate,
+    count,
     identity_gate,
     log_ratio,
     ratio_deviation,
     strata,
+    token_log_ratio,
     token_mean,
     trajectory_mean,
     uniform,
@@ -225,3 +228,28 @@ def test_a_level_that_passes_is_left_alone():
     found, _ = coefficients(op, packed(op, batch), batch)
     mu = 1 / (len(batch.lengths) * np.asarray(batch.lengths)[batch.row])
     assert found == pytest.approx(mu * batch.advantages * np.exp(batch.x), rel=1e-12)
+
+
+def test_what_pulls_a_group_is_weighed_as_the_objective_weighs():
+    """Of ten tokens one is kept, and `μ` counts that one: the row pulls ten times as hard, and the other way wins."""
+    group, scale = strata("prompt_group")[0], 1 / count(token, over=trajectory)
+    h = Hierarchy(
+        name="kept",
+        fibrations=[
+            Fibration(token, trajectory, kernel=uniform()),
+            Fibration(trajectory, group, kernel=uniform()),
+        ],
+        gates={
+            group: clip_gate(0.1).per(count(trajectory)).inward(),
+            trajectory: identity_gate(),
+            token: identity_gate(),
+        },
+        decomposition=log_ratio(scale=scale),
+        objective=trajectory_mean().keep(token_log_ratio <= 0.4, normaliser="kept"),
+    )
+    x = np.array([0.3, *[0.5] * 9, 0.3, 0.3])
+    batch = Batch((10, 2), x, np.repeat([1.5, -1.0], (10, 2)), {"prompt_group": [0, 0]})
+    kept = matrices.dense(h, batch)
+    op = operator(h)
+    found, _ = coefficients(op, packed(op, batch), batch)
+    assert found == pytest.approx(kept.coefficients.astype(float), rel=1e-12, abs=1e-15)
