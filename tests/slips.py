@@ -728,6 +728,14 @@ WEIGHED = (
         "limit = limit * functools.reduce(operator.add, counts)", "pass",
     ),
     slip(
+        "a statistic is nowhere below its limit", "laws/test_agreement",
+        "found |= near.assume.with_signs(dict(case.signs)).signs(case.sympy() - limit)", "found = frozenset({0, 1})",
+    ),
+    slip(
+        "the smaller of two inside a statistic is the larger", "laws/test_agreement",
+        "chosen = min if isinstance(e, sympy.Min) else max", "chosen = max if isinstance(e, sympy.Min) else min",
+    ),
+    slip(
         "a mask that may hold is open", "laws/test_agreement",
         "if all(here.outcomes(keep.condition) == {True}", "if all(True in (here.outcomes(keep.condition) or ())",
     ),

@@ -157,7 +157,7 @@ def _piece_stays_above_minus_1(p: Piece, assume: Assumptions) -> bool:
 def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
     """A sampled ratio whose gated ratio is not positive, on one token."""
     [leaf] = h.order
-    gate, scale = h.gate(leaf), h.with_mass(h.decomposition.scale, leaf)
+    gate, scale = in_channel(h.gate(leaf), ""), h.with_mass(h.decomposition.scale, leaf)
     recovery = h.with_mass(h.decomposition.recovery, leaf)
     reads_tokens = any(isinstance(a, (LogProb, Aggregate)) for a in atoms(gate))
     if known not in ("log", "deviation") or reads_tokens:

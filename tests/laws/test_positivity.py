@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 from hierarchies.agreement import SPECS, three
 from hierarchies.quivers import token, trajectory
-from hierarchies.zoo import budget, epsilon
+from hierarchies.zoo import budget, epsilon, one
 from oracles import brute, verdicts
 from oracles.certified import TINY, report
 from oracles.definition import batches, truth
@@ -43,6 +43,10 @@ def test_two_levels_of_deviations_that_push_apart_are_not_proved_positive():
 @pytest.mark.parametrize("name", ["apc, the state passes too", "truly_ppo"])
 def test_refuted_positivity_is_seen(name):
     refuted(SPECS[name].h)
+
+
+def test_what_an_inward_gate_pulls_outward_is_evaluated_where_it_stands():
+    refuted(one(Gate(2 * residual).inward()))
 
 
 def refuted(h):

@@ -16,12 +16,12 @@ from fibration.errors import SpecError
 from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Reading, Stratum, Total, at, token_log_ratio
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import where
+from fibration.language.operators import NOT_ZERO, ZERO, Signs, where
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import from_sympy, show, symbol, vanishes
+from fibration.language.sympy_bridge import from_sympy, show, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, transform
 from fibration.laws.proof.branches import TooManyCases
 from fibration.laws.proof.near import WORDS, Near, is_kinked
@@ -38,6 +38,7 @@ class Coinciding:
     def __init__(self, h: Hierarchy, leaf: Stratum) -> None:
         self.h, self.leaf = h, leaf
         self.small: dict[Any, int] = {}  # what stands for a change, of a policy or of a statistic
+        self.sides: dict[Any, Signs] = {}  # of those that lie on one side of 0
 
     @cached_property
     def shape(self) -> Shape:
@@ -53,21 +54,19 @@ class Coinciding:
 
     def limits(self, formula: Expression) -> list[Any] | None:
         """What a formula tends to, in each branch that can hold near; None where one may have no value."""
-        written = self.written(formula)
-        near = Near(self.assume, self.moving, at_0=False)
+        near, written = self._near(formula)
         try:
             found = near.branches(written)
         except TooManyCases:
             return None
-        if not all(near.is_smooth(case) and not is_kinked(case.sympy()) for case in found):
+        if not all(near.is_defined(case) and not is_kinked(case.sympy()) for case in found):
             return None
         ends = [case.sympy().subs(self.moving) for case in found]
         return list(dict.fromkeys(ends))
 
     def question(self, formula: Expression, right: Any) -> str:
         """Where a formula tends to something else, as `D - 1 is below 0`; '' if that is not one condition."""
-        written = self.written(formula)
-        near = Near(self.assume, self.moving, at_0=False)
+        near, written = self._near(formula)
         try:
             for case in near.branches(written):
                 if not vanishes(case.sympy().subs(self.moving) - right):
@@ -82,6 +81,10 @@ class Coinciding:
         """Whether a condition may hold near, and whether it may fail; None where that is not known."""
         found = self.limits(where(condition, 1, 0))
         return None if found is None else {bool(value) for value in found}
+
+    def _near(self, formula: Expression) -> tuple[Near, Expression]:
+        written = self.written(formula)
+        return Near(self.assume.with_signs(self.sides), self.moving, at_0=False), written
 
     def written(self, formula: Expression) -> Expression:
         """A formula in what is small: the change of every policy, and of every statistic."""
@@ -107,10 +110,21 @@ class Coinciding:
         limit = self._common(statistic)
         if limit is None:
             return statistic
+        change = self._small(f"change of {statistic}")
+        self.sides[symbol(change)] = self._side(statistic, to_sympy(limit))
         if statistic.kind == "total":
             counts = (Count(leaf, statistic.over) for leaf in self._leaves(statistic))
             limit = limit * functools.reduce(operator.add, counts)
-        return limit + self._small(f"change of {statistic}")
+        return limit + change
+
+    def _side(self, statistic: Aggregate, limit: Any) -> Signs:
+        """The signs of a statistic's formula less its limit, so that a mean of squares is not below 0."""
+        found: Signs = frozenset()
+        for leaf in self._leaves(statistic):
+            near, written = Coinciding(self.h, leaf)._near(statistic.formula)
+            for case in near.branches(written):
+                found |= near.assume.with_signs(dict(case.signs)).signs(case.sympy() - limit)
+        return found | ZERO if found >= NOT_ZERO else found
 
     def _leaves(self, statistic: Aggregate) -> Iterable[Stratum]:
         assert isinstance(statistic.over, Stratum)

@@ -6,7 +6,7 @@ up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,11 +59,15 @@ class Near:
 
         A root of 0 has a value and no slope: to sympy `sqrt(x)*sqrt(x)` is `x`, and its derivative at 0 is `0·inf`.
         """
+        return self._has(case, lambda e, allowed: allowed - ZERO if e.has(*self.moving, *self.held) else allowed)
+
+    def is_defined(self, case: Case) -> bool:
+        """Whether a branch has a value, which tends to that where nothing has moved."""
+        return self._has(case, lambda e, allowed: allowed)
+
+    def _has(self, case: Case, allowed: Callable[[Any, Signs], Signs]) -> bool:
         fixed = self._fixed(case)
-        return all(
-            self.signs(e, fixed) <= (allowed - ZERO if e.has(*self.moving, *self.held) else allowed)
-            for e, allowed in case.needs
-        )
+        return all(self.signs(e, fixed) <= allowed(e, signs) for e, signs in case.needs)
 
     def signs(self, difference: Any, assume: Assumptions | None = None) -> Signs:
         """Signs that a difference takes: those of its first term that does not vanish."""

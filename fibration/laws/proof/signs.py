@@ -8,6 +8,7 @@ until they do. sympy never sees a `where`, a `min` or a `sign`; cases are split 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
@@ -195,7 +196,7 @@ class Assumptions:
             of_count = isinstance(ATOM_OF.get(e), Count)  # may be narrower by what is known of polynomials in it
             same = wider is not None and e.is_Symbol and not of_count and wider._counted == self._counted
             found = wider._range(atom) if wider is not None and same else self._plain_range(e)
-            self._ranges[atom] = ranges.narrowed(found, self._facts.get(atom, ANY))
+            self._ranges[atom] = ranges.narrowed(found, self._by_facts(variable(atom), self._facts.get(atom, ANY)))
         return self._ranges[atom]
 
     def _plain_range(self, e: Any) -> Range:
@@ -220,6 +221,11 @@ class Assumptions:
             return Range()
         if e.is_number:
             return ranges.of_number(e)
+        if isinstance(e, sympy.Piecewise):
+            return Range(_union(self.signs(branch) for branch, _ in e.args))
+        if isinstance(e, (sympy.Min, sympy.Max)):
+            chosen = min if isinstance(e, sympy.Min) else max
+            return Range(frozenset(chosen(of) for of in itertools.product(*map(self.signs, e.args))))
         argument = e.args[0]
         if e.is_Pow:
             base = self.signs(argument)
@@ -334,12 +340,16 @@ class Assumptions:
                 found = self._terms(f) or self._at_counts(f) or self._shifted(f)
             except TooLarge:
                 return ANY
-            for known, signs in self._facts.items():
-                if isinstance(known, Polynomial) and (ends := slack(f, known)):
-                    more = _added([_turned(signs, ends[0]), _turned(POSITIVE, ends[1])])
-                    found = found & more or more
-            self._decided[f] = found
+            self._decided[f] = self._by_facts(f, found)
         return self._decided[f]
+
+    def _by_facts(self, p: Polynomial, found: Signs) -> Signs:
+        """These signs of a polynomial, or fewer where it lies beside one of known sign."""
+        for known, signs in self._facts.items():
+            if isinstance(known, Polynomial) and (ends := slack(p, known)):
+                more = _added([_turned(signs, ends[0]), _turned(POSITIVE, ends[1])])
+                found = found & more or more
+        return found
 
     def _terms(self, p: Polynomial) -> Signs | None:
         """The sign that all terms share; None if they do not."""

@@ -81,7 +81,7 @@ class Subject:
             here, read = Coinciding(self.hierarchy, stratum), set(atoms(gate))
             plain = not any(isinstance(a, (Aggregate, LogProb)) for a in read)
             written = gate if plain else here.written(gate)
-            self._germs[gate, stratum] = germ(written, self.at(stratum), here.small)
+            self._germs[gate, stratum] = germ(written, self.at(stratum).with_signs(here.sides), here.small)
         return self._germs[gate, stratum]
 
     def proved(self, law: str, subject: str | None = None) -> bool:
