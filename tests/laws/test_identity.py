@@ -2,8 +2,10 @@
 
 import random
 
+import pytest
 from hierarchies import quivers, zoo
 from hierarchies.quivers import (
+    batch,
     image,
     make,
     n,
@@ -22,8 +24,13 @@ from fibration import (
     clip,
     clip_gate,
     count,
+    exp,
+    largest,
+    log_prob,
     log_ratio,
     mass,
+    mean,
+    policies,
     residual,
     tanh,
     where,
@@ -110,3 +117,22 @@ def test_few_are_undecided():
         counts[verdicts.status(found, "identity", "gate on token")] += 1
     assert counts["undecided"] <= 20
     assert min(counts["proved"], counts["refuted"]) >= 8
+
+
+current, old, rollout = policies("current old rollout")
+k = log_prob(old) - log_prob(rollout)
+WIDTHS = {
+    "the mean of ratios": epsilon * mean(exp(k), over=batch),
+    "the largest ratio": epsilon * largest(exp(k), over=trajectory),
+    "wider by distances": epsilon + mean(absolute(k), over=trajectory),
+    "no wider than distances": mean(absolute(k), over=batch),
+    "the mean of log ratios": mean(k, over=batch),
+}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_a_width_that_reads_policies_is_one_where_they_are_near(name):
+    """A clip passes what is near 0 where its width stays away from 0, as a ratio does, and a distance does not."""
+    found = one(clip_gate(WIDTHS[name]).expression, log_ratio()).verify()
+    holds = name in ("the mean of ratios", "the largest ratio", "wider by distances")
+    assert verdicts.status(found, "identity", "gate on token") == ("proved" if holds else "refuted")

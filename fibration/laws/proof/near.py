@@ -153,9 +153,12 @@ def germ(gate: Expression, assume: Assumptions, held: Mapping[Any, int]) -> Germ
 
 
 def _neighbourhoods(gate: Expression, assume: Assumptions, held: Mapping[Any, int] | None = None) -> list[Near]:
-    """Residual 0 whatever the densities are; then on either side of 0, and at it, near the density 0."""
+    """Residual 0 whatever the densities are; then on either side of 0, and at it, near the density 0.
+
+    What is `held` is small in all of them: no ratio between policies is what it is on policy unless they coincide.
+    """
     on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)} | dict(held or {})
-    return [beside(assume, 0), *(beside(assume, side, on_policy) for side in SIDES)]
+    return [beside(assume, 0, held), *(beside(assume, side, on_policy) for side in SIDES)]
 
 
 WORDS = {
