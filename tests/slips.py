@@ -923,6 +923,10 @@ COMPILER = (
         "if isinstance(n, Push) and (n.wide or n in cut)", "if isinstance(n, Push) and n in cut",
     ),
     slip(
+        "what a quantile still needs of a row is not saved for it", "test_token_words",
+        "[n for _, n in self.stores] + self.asides", "[n for _, n in self.stores]",
+    ),
+    slip(
         "weights of dropped tokens are to be finite", "test_token_words",
         'return {leaf: where_kept(program.outputs.get(program.part("kept", leaf)), w) for leaf, w in found.items()}',
         "return found",

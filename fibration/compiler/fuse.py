@@ -324,7 +324,7 @@ class _Planner:
         if user in inside:
             return False
         if user.stratum in self.leaves:  # a Pull: a token value that some pending sum or store still needs
-            pending = [p.operand for p in self.pushes] + [n for _, n in self.stores]
+            pending = [p.operand for p in self.pushes] + [n for _, n in self.stores] + self.asides
             return any(node in self.needs[n] for n in pending)
         return True
 

@@ -38,11 +38,13 @@ from fibration import (
     absolute,
     clip_gate,
     exp,
+    largest,
     log_prob,
     log_ratio,
     mean,
     pessimistic_clip_gate,
     policies,
+    quantile,
     ratio_deviation,
     residual,
     some,
@@ -52,11 +54,13 @@ from fibration import (
     trajectory_mean,
     where,
 )
+from fibration.language.atoms import BATCH, Stratum
 
 MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16)
 UNCLEAR = {41, 149}  # no batch away from all of their breakpoints
 SEEDS = [s for s in range(200 if ALL else 9) if s not in UNCLEAR]
 current, old, rollout = policies("current old rollout")
+WHOLE = Stratum(BATCH)
 k = log_prob(old) - log_prob(rollout)
 
 
@@ -219,6 +223,25 @@ def test_where_nothing_is_kept_the_objective_is_0(backend):
         assert objective == 0
         assert (values == 0).all()
         assert torch.isfinite(found.values).all()
+
+
+@pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu" and (ALL or not b.slow)])
+def test_a_quantile_waits_for_a_statistic_of_its_row(backend):
+    """Its values need the mean of the batch too, so they are set aside in a later loop than the row's largest."""
+    inner = k - mean(k, over=WHOLE) + largest(absolute(k), over=trajectory)
+    h = Hierarchy(
+        name="waiting", gates={token: clip_gate(0.2)}, decomposition=log_ratio(),
+        objective=token_mean().keep(quantile(inner, 0.6, over=WHOLE) >= k + 0.25),
+    )  # fmt: skip
+    op, rows = operator(h, backend), rows_of(7, 1, 12, 3)
+    k_of = np.random.default_rng(2).normal(size=23) / 4
+    of_row = np.array([np.abs(k_of[rows.row == r]).max() for r in range(4)])
+    values = k_of - k_of.mean() + of_row[rows.row]
+    kept, inside = k_of + 0.25 <= np.quantile(values, 0.6), np.abs(rows.x) <= 0.2
+    expected = np.where(kept & inside, np.exp(rows.x) * rows.advantages / 23, 0)
+    _, found, _ = called(op, packed(op, rows), rows.x, k_of, rows.advantages)
+    assert 0 < (kept & inside).sum() < inside.sum()
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 STEEP = Hierarchy(
