@@ -1,19 +1,24 @@
-"""The facts of weights, masks and normalisers: `second_moment`, and `normaliser`, what needs a whole batch."""
+"""The facts of what rows have in common: `second_moment` of weights, `normaliser`, what needs a batch, and `blocks`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import BATCH, Count, Stratum, Total, at
+from fibration.language.atoms import BATCH, Count, Density, Stratum, Total, at
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.places import whole_batch
 from fibration.language.report import Fact
 from fibration.language.statistics import Aggregate, within
+from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import atoms
+from fibration.laws.proof.coordinates import intensive
+from fibration.laws.proof.near import RHO
 from fibration.laws.proof.pieces import text
+from fibration.laws.proof.reach import is_effect
 from fibration.laws.proof.subject import Subject
 from fibration.laws.proof.weights import sampled_from, supremum
 
@@ -42,7 +47,7 @@ def normaliser(h: Hierarchy) -> Fact:
     needed = list(dict.fromkeys(_needed(h)))
     if not needed:
         return Fact("normaliser", "objective", "nothing", "each row's coefficients are known without the others")
-    why = "these are of the whole batch, and known before the coefficients of any row"
+    why = "these are of several rows, and known before the coefficients of any"
     return Fact("normaliser", "objective", "; ".join(needed), why)
 
 
@@ -51,10 +56,16 @@ def _needed(h: Hierarchy) -> Iterator[str]:
     counts = [a for a in atoms(mu) if isinstance(a, (Count, Total)) and _is_beyond_rows(h, a.over)]
     kept = any(k.normaliser == "kept" for k in h.objective.kept)
     yield from (f"{a} of what is kept" if kept else str(a) for a in counts)
-    read = [at(e, leaf) for e in h.objective.formulas for leaf in h.leaves] + [gate for _, _, gate in gates(h)]
-    for a in (a for e in read for inner in within(e) for a in atoms(inner)):
-        if isinstance(a, Aggregate) and _is_beyond_rows(h, a.over):
-            yield str(a)
+    levels = [intensive(h, s, c) for s in h.order for c in h.decomposition.channels]
+    levels += [f.weight for f in h.fibrations if not _is_beyond_rows(h, f.target)]
+    read = [at(e, leaf) for e in h.objective.formulas for leaf in h.leaves]
+    inner = [e for formula in (*read, *levels) for e in within(formula)]
+    measures = (a for e in inner for a in atoms(e) if isinstance(a, (Count, Total)))
+    yield from (str(a) for a in measures if _is_beyond_rows(h, a.over))
+    joined = read_by_gates(h)
+    yield from (str(Density(s)) for s in h.order if s in joined and _is_beyond_rows(h, s))
+    inner = [e for formula in (*read, *(gate for _, _, gate in gates(h))) for e in within(formula)]
+    yield from (str(a) for e in inner for a in atoms(e) if isinstance(a, Aggregate) and _is_beyond_rows(h, a.over))
 
 
 def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
@@ -63,3 +74,45 @@ def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
     if not isinstance(place, Stratum) or place not in shape.strata:
         return place == Stratum(BATCH)
     return place != h.rows and h.rows not in shape.coarser(place)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def blocks(h: Hierarchy) -> Fact:
+    """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
+    needed = read_by_gates(h)
+    common = [s for s in h.order if all(n == s or s in h.coarser(n) for n in needed)]
+    finest = [s for s in common if not any(s in h.coarser(o) for o in common)]
+    if not finest:
+        return Fact("blocks", "Jacobian of 𝒢", "one block", "no stratum is coarser than all that the gates read")
+    if not needed and len(h.leaves) > 1:
+        return Fact("blocks", "Jacobian of 𝒢", "diagonal", "every gate is the identity")
+    why = "no gate reads beyond the element of this stratum that it lies over"
+    over = {a.over for _, _, gate in gates(h) for a in atoms(gate) if isinstance(a, Aggregate)}
+    if any(o != s and s not in h.shape.coarser(o) for o in over for s in finest if isinstance(o, Stratum)):
+        why += ", but for statistics, which are held"
+    value = " and over ".join(s.name for s in finest)
+    return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {value}", why)
+
+
+def read_by_gates(h: Hierarchy) -> set[Stratum]:
+    """The strata whose densities decide what the levels give together.
+
+    Levels that pass unchanged telescope: `D = σ + Σ (h_v - ρ_v)` over the others. So a token depends on what the
+    elements below it hold of the strata that these residuals and gates are made of.
+    """
+    needed: set[Stratum] = set()
+    for stratum, _, gate in gates(h):
+        if _has_branches(gate) or not vanishes(to_sympy(gate) - RHO):
+            needed |= {stratum, *h.shape.moebius(stratum)}
+            needed |= {a.stratum for a in atoms(gate) if isinstance(a, Density)}
+            if is_effect(h, stratum):  # a fit joins all that crosses
+                needed.update(h.shape.crossed())
+    return needed
+
+
+def _has_branches(e: Any) -> bool:
+    return getattr(e, "operator", "") in ("where", "clip", "minimum", "maximum", "abs", "sign") or any(
+        _has_branches(a) for a in getattr(e, "arguments", ())
+    )

@@ -14,10 +14,10 @@ from fibration.language.report import Fact
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.amplification import amplification
-from fibration.laws.batch_facts import normaliser, second_moment
+from fibration.laws.batch_facts import blocks, normaliser, second_moment
 from fibration.laws.proof.contributions import Lines, contribution, reads_batch
 from fibration.laws.proof.coordinates import coordinate, lines
-from fibration.laws.proof.near import RHO, WORDS
+from fibration.laws.proof.near import WORDS
 from fibration.laws.proof.pieces import Line, Piece, extremes, text
 from fibration.laws.proof.reach import domain, is_effect, reach
 from fibration.laws.proof.subject import Subject
@@ -36,7 +36,7 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     yield "radius", _radius(subject, table, known) if far else iter(())
     yield "bounds", _bounds(subject, table, known) if far else iter(())
     yield "continuity", _continuity(h, table, known)
-    yield "blocks", iter((_blocks(h),))
+    yield "blocks", iter((blocks(h),))
     yield "second_moment", second_moment(subject)
     yield "normaliser", iter((normaliser(h),))
     yield "amplification", amplification(subject, table, known)
@@ -182,33 +182,3 @@ def _when(h: Hierarchy, stratum: Stratum, channel: str, line: Line, piece: Piece
             return f" where the pull is {'outward' if turned == {1} else 'inward'}"
     signs = line.assume.extra.get(symbol(advantage))
     return f" where the advantage is {WORDS[signs]}" if signs in WORDS else ""
-
-
-def _blocks(h: Hierarchy) -> Fact:
-    """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence).
-
-    Levels that pass unchanged telescope: `D = σ + Σ (h_v - ρ_v)` over the others. So a token depends on what the
-    elements below it hold of the strata that these residuals and gates are made of.
-    """
-    needed: set[Stratum] = set()
-    for stratum, _, gate in gates(h):
-        if _has_branches(gate) or not vanishes(to_sympy(gate) - RHO):
-            needed |= {stratum, *h.shape.moebius(stratum)}
-            needed |= {a.stratum for a in atoms(gate) if isinstance(a, Density)}
-            if is_effect(h, stratum):  # a fit joins all that crosses
-                needed.update(h.shape.crossed())
-    common = [s for s in h.order if all(n == s or s in h.coarser(n) for n in needed)]
-    finest = [s for s in common if not any(s in h.coarser(o) for o in common)]
-    if not finest:
-        return Fact("blocks", "Jacobian of 𝒢", "one block", "no stratum is coarser than all that the gates read")
-    what = "no gate reads beyond the element of this stratum that it lies over"
-    if not needed and len(h.leaves) > 1:
-        return Fact("blocks", "Jacobian of 𝒢", "diagonal", "every gate is the identity")
-    value = " and over ".join(s.name for s in finest)
-    return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {value}", what)
-
-
-def _has_branches(e: Any) -> bool:
-    return getattr(e, "operator", "") in ("where", "clip", "minimum", "maximum", "abs", "sign") or any(
-        _has_branches(a) for a in getattr(e, "arguments", ())
-    )

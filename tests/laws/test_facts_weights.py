@@ -37,6 +37,7 @@ from fibration import (
     identity_gate,
     largest,
     log_prob,
+    mass,
     mean,
     minimum,
     policies,
@@ -161,7 +162,27 @@ def test_what_crosses_the_rows_needs_the_batch():
     )
     gate = Gate(where(mean(k, over=domain) > 1, residual / 2, residual))
     over = make((token, trajectory), (trajectory, domain), objective=Objective(1 / T), gates={domain: gate})
-    assert needs(over) == str(mean(k, over=domain))
+    assert needs(over) == f"density(domain); {mean(k, over=domain)}"
+
+
+def test_gates_above_the_rows_join_them():
+    """So do gates of rows taken against what is above them; levels that pass cancel, and so do counts with masses."""
+    plain = make((token, trajectory), (trajectory, domain), objective=Objective(1 / T))
+    assert needs(plain) == "nothing"
+    assert needs(plain.replace(gates={**plain.gates, token: clip_gate(epsilon).per(mass)})) == "nothing"
+    for stratum in (trajectory, domain):
+        assert needs(plain.replace(gates={**plain.gates, stratum: clip_gate(epsilon).per(mass)})) == "density(domain)"
+    n = count(trajectory, over=domain)
+    assert needs(plain.replace(gates={**plain.gates, token: clip_gate(epsilon / n).per(mass)})) == str(n)
+    assert needs(one(Objective(1 / T).weigh(1 + 0 * k / count(token, over=batch)))) == "count(token, over=batch)"
+
+
+def test_blocks_say_that_statistics_are_held():
+    """The Jacobian is that of the gates: what they read of a batch moves none of them."""
+    read = {trajectory: mean(exp(k), over=trajectory), batch: mean(exp(k), over=batch)}
+    said = {s: facts(two(clip_gate(epsilon * w), clip_gate(epsilon).per(1 / T)), "blocks")[0] for s, w in read.items()}
+    assert {f.value for f in said.values()} == {"block-diagonal over trajectory"}
+    assert [f.argument.endswith(", but for statistics, which are held") for f in said.values()] == [False, True]
 
 
 # ---------------------------------------------------------------- amplification
