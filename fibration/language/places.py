@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from fibration.language.atoms import BATCH, Component, Parameter, Stratum, read_at
 from fibration.language.expressions import Expression
 from fibration.language.kernels import Fibration, uniform
+from fibration.language.outline import Outline
 from fibration.language.statistics import within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 
-if TYPE_CHECKING:
-    from fibration.language.hierarchy import Hierarchy
 
-
-def home(hierarchy: Hierarchy, atom: Expression) -> str | None:
+def home(hierarchy: Outline, atom: Expression) -> str | None:
     """The stratum at whose elements an atom has its values; None for what is read where it stands.
 
     A parameter may vary over `on`, or over the coarsest stratum that reads it (never the leaf). A kernel reads at its
@@ -43,7 +40,7 @@ def home(hierarchy: Hierarchy, atom: Expression) -> str | None:
     return readers[0].name if one else BATCH
 
 
-def _one_for_all(h: Hierarchy) -> Iterator[Expression]:
+def _one_for_all(h: Outline) -> Iterator[Expression]:
     """Atoms of what is no level's own: of the objective, of the decomposition, of formulas in statistics."""
     own = [h.objective.weight, *h.objective.formulas, h.decomposition.recovery, h.decomposition.scale]
     own += [e for _, e in h.decomposition.densities]
@@ -53,12 +50,12 @@ def _one_for_all(h: Hierarchy) -> Iterator[Expression]:
         yield from atoms(formula)
 
 
-def row_path(hierarchy: Hierarchy, leaf: str) -> list[str]:
+def row_path(hierarchy: Outline, leaf: str) -> list[str]:
     """From a leaf to the rows of the batch: through the hierarchy where it leads there, else in one step."""
     return way(hierarchy, leaf, hierarchy.rows.name)
 
 
-def way(hierarchy: Hierarchy, source: str, target: str) -> list[str]:
+def way(hierarchy: Outline, source: str, target: str) -> list[str]:
     """The strata from one to what it lies over, both included: through the hierarchy where it leads there.
 
     To the batch it leads by way of the rows, so that no sum runs over all of its tokens at once.
@@ -77,7 +74,7 @@ def way(hierarchy: Hierarchy, source: str, target: str) -> list[str]:
     return [source, *(f.target.name for f in hierarchy.shape.path(here, Stratum(target)))]
 
 
-def whole_batch(h: Hierarchy) -> Shape:
+def whole_batch(h: Outline) -> Shape:
     """The strata with the rows, which every leaf lies over, and the batch, which everything does."""
     batch = Stratum(BATCH)
     rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)

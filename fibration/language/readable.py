@@ -6,7 +6,7 @@ Whether it is right is for the laws.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fibration.errors import SpecError, an
 from fibration.language.assumptions import Assumption, Balanced, Populated
@@ -16,11 +16,9 @@ from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
 from fibration.language.kernels import Fibration
 from fibration.language.objectives import Objective
+from fibration.language.outline import Outline
 from fibration.language.token_formulas import check_stops, check_token_formulas
 from fibration.language.traversal import atoms
-
-if TYPE_CHECKING:
-    from fibration.language.hierarchy import Hierarchy
 
 # What an argument is called in messages, what it has to be, and an example of one.
 _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
@@ -64,7 +62,7 @@ def _expect(name: str, what: str, value: object, kind: type, example: str) -> No
         )
 
 
-def check(h: Hierarchy) -> None:
+def check(h: Outline) -> None:
     """Raise a SpecError for the first thing in a hierarchy that cannot be read."""
     here = f"hierarchy '{h.name}'"
     _check_gates(h, here)
@@ -75,7 +73,7 @@ def check(h: Hierarchy) -> None:
     _check_assumptions(h, here)
 
 
-def _check_gates(h: Hierarchy, here: str) -> None:
+def _check_gates(h: Outline, here: str) -> None:
     """Every stratum has a gate, what has a gate is joined by a fibration, and nothing is coarser than the batch."""
     if not h.gates:
         raise SpecError(f"{here} has no gate", required="one gate per stratum")
@@ -109,7 +107,7 @@ def _check_gates(h: Hierarchy, here: str) -> None:
             )
 
 
-def _check_names(h: Hierarchy, here: str) -> None:
+def _check_names(h: Outline, here: str) -> None:
     words = [s.name for s in dict.fromkeys((*h.strata, h.rows))]
     words += [*h.parameters, *h.attributes, *h.policies]
     for word in words:
@@ -117,7 +115,7 @@ def _check_names(h: Hierarchy, here: str) -> None:
             raise SpecError(f"{here} uses the name '{word}' for two things", required="one meaning per name")
 
 
-def _check_objective(h: Hierarchy, here: str) -> None:
+def _check_objective(h: Outline, here: str) -> None:
     for atom in atoms(h.objective.weight):
         if not _is_weight(h, atom):
             raise SpecError(
@@ -128,7 +126,7 @@ def _check_objective(h: Hierarchy, here: str) -> None:
             )
 
 
-def _is_weight(h: Hierarchy, atom: Expression) -> bool:
+def _is_weight(h: Outline, atom: Expression) -> bool:
     """Whether an objective may read `atom`: it is one number per row."""
     place = read_at(atom)
     at_row = not isinstance(place, Stratum) or place in (h.rows, *h.coarser(h.rows))
@@ -142,7 +140,7 @@ def _is_weight(h: Hierarchy, atom: Expression) -> bool:
     return known and (at_row or atom.over == Stratum(BATCH))
 
 
-def _check_assumptions(h: Hierarchy, here: str) -> None:
+def _check_assumptions(h: Outline, here: str) -> None:
     for a in h.assume:
         for s in (a.first, a.second) if isinstance(a, Balanced) else (a.stratum, a.over):
             if s not in h.strata:

@@ -6,7 +6,6 @@ And `stop`, which is an error where none would flow without it: it says somethin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from fibration.errors import SpecError, listed
 from fibration.language.atoms import (
@@ -26,14 +25,12 @@ from fibration.language.atoms import (
 )
 from fibration.language.expressions import Apply, Expression
 from fibration.language.operators import stop
+from fibration.language.outline import Outline
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
-
-if TYPE_CHECKING:
-    from fibration.language.hierarchy import Hierarchy
 
 REQUIRED = (
     "what every token has: log_prob(policy), token_log_ratio, advantage; attributes, counts and totals of it or of "
@@ -50,7 +47,7 @@ STOP = "stop"
 WIDEST = 80  # of a formula in a message
 
 
-def check_token_formulas(h: Hierarchy, here: str) -> None:
+def check_token_formulas(h: Outline, here: str) -> None:
     """Everything that weights, conditions and statistics read is one number of every token."""
     for what, formula in _token_formulas(h):
         for atom in atoms(formula):
@@ -59,7 +56,7 @@ def check_token_formulas(h: Hierarchy, here: str) -> None:
                 raise SpecError(f"{here}: {what} reads {atom}", required=REQUIRED, found=why, remedy=remedy)
 
 
-def _token_formulas(h: Hierarchy) -> Iterator[tuple[str, Expression]]:
+def _token_formulas(h: Outline) -> Iterator[tuple[str, Expression]]:
     """All of them, each with what it is of; those that statistics of statistics are of too."""
     own = [(f"the weight {_short(w)}", w) for w in h.objective.weighed]
     own += [(f"keep({_short(k.condition)})", k.condition) for k in h.objective.kept]
@@ -70,7 +67,7 @@ def _token_formulas(h: Hierarchy) -> Iterator[tuple[str, Expression]]:
                 yield f"the statistic {_short(statistic)}", statistic.formula
 
 
-def _formulas(h: Hierarchy) -> Iterator[tuple[str, Expression]]:
+def _formulas(h: Outline) -> Iterator[tuple[str, Expression]]:
     """Every formula through which gradients may flow, and what it is."""
     yield from ((f"kernel {f.name}", f.weight) for f in h.fibrations)
     yield from ((f"the gate on {s}", g.expression) for s, g in h.gates.items())
@@ -85,7 +82,7 @@ def _short(formula: Expression) -> str:
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
-def _problem(h: Hierarchy, atom: Expression) -> tuple[str, str] | None:
+def _problem(h: Outline, atom: Expression) -> tuple[str, str] | None:
     """Why a token has no single such number, and what to do about it; None if it has one."""
     if isinstance(atom, (Density, Gated)):
         return "densities are a level's, and gradients flow through them", "read token_log_ratio, or a statistic of it"
@@ -105,7 +102,7 @@ def _problem(h: Hierarchy, atom: Expression) -> tuple[str, str] | None:
     return _statistic(h, shape, atom, places) if isinstance(atom, Aggregate) else None
 
 
-def _elsewhere(h: Hierarchy, shape: Shape, place: object, places: list[Stratum]) -> tuple[str, str]:
+def _elsewhere(h: Outline, shape: Shape, place: object, places: list[Stratum]) -> tuple[str, str]:
     if place in h.leaves:
         why = f"tokens are elements of {listed(h.leaves)}, not of {place} alone"
     elif place in shape.strata:
@@ -115,7 +112,7 @@ def _elsewhere(h: Hierarchy, shape: Shape, place: object, places: list[Stratum])
     return why, f"name one of {', '.join(s.name for s in places)}" if places else "name what tokens lie over"
 
 
-def _sum(h: Hierarchy, shape: Shape, atom: Count | Total, places: list[Stratum]) -> tuple[str, str] | None:
+def _sum(h: Outline, shape: Shape, atom: Count | Total, places: list[Stratum]) -> tuple[str, str] | None:
     of, over = atom.of, atom.over
     if not isinstance(of, Stratum):
         return f"'{of}' is a stratum of kernels alone", "name a stratum"
@@ -130,7 +127,7 @@ def _sum(h: Hierarchy, shape: Shape, atom: Count | Total, places: list[Stratum])
     return None
 
 
-def _statistic(h: Hierarchy, shape: Shape, atom: Aggregate, places: list[Stratum]) -> tuple[str, str] | None:
+def _statistic(h: Outline, shape: Shape, atom: Aggregate, places: list[Stratum]) -> tuple[str, str] | None:
     over, level = atom.over, atom.level
     if over is None:
         return "over one token it is that token's own", f"say over what: over= one of {', '.join(map(str, places))}"
@@ -144,7 +141,7 @@ def _statistic(h: Hierarchy, shape: Shape, atom: Aggregate, places: list[Stratum
 # ---------------------------------------------------------------- stop
 
 
-def check_stops(h: Hierarchy, here: str) -> None:
+def check_stops(h: Outline, here: str) -> None:
     """No `stop` of what does not move with the current policy, and none where no gradient flows anyway."""
     for what, formula in _token_formulas(h):
         for stopped in _stops(formula):

@@ -1,0 +1,157 @@
+"""What a hierarchy is made of, and what its formulas read: strata, gates, masses, parameters, attributes, policies.
+
+Whatever looks at a declaration before it is known to be readable, or must not know how one is read and written, takes
+an `Outline`; a `Hierarchy` is one that has been checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from fibration.errors import SpecError
+from fibration.language.assumptions import Assumption
+from fibration.language.atoms import (
+    Attribute,
+    Parameter,
+    Stratum,
+    advantage,
+    at,
+    channel_sign,
+    mass,
+    pull,
+    token_log_ratio,
+)
+from fibration.language.declared import Declared, FrozenMap, Name
+from fibration.language.decompositions import Decomposition
+from fibration.language.document import named
+from fibration.language.expressions import Expression
+from fibration.language.gates import Gate
+from fibration.language.kernels import Fibration
+from fibration.language.leaf_measure import masses
+from fibration.language.objectives import Objective
+from fibration.language.operators import exp, where
+from fibration.language.policies import Policy
+from fibration.language.statistics import total
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms, substitute
+
+
+class Outline(Declared):
+    """The parts of a hierarchy."""
+
+    name: Name
+    fibrations: tuple[Fibration, ...] = ()
+    gates: Annotated[Mapping[Stratum, Gate], AfterValidator(FrozenMap)]
+    decomposition: Decomposition
+    objective: Objective
+    gives_up: Annotated[Mapping[str, str], AfterValidator(FrozenMap)] = FrozenMap()
+    assume: tuple[Assumption, ...] = ()
+    orthogonalise: Literal["projection"] | None = None
+    rows: Stratum = Stratum("trajectory")
+
+    # ------------------------------------------------------------ structure
+
+    @cached_property
+    def strata(self) -> tuple[Stratum, ...]:
+        """Every stratum, in the order of the fibrations (finest first when they are written so)."""
+        joined = (s for f in self.fibrations for s in (f.source, f.target))
+        return tuple(dict.fromkeys([*joined, *self.gates]))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The strata as a graph."""
+        return Shape(self.strata, self.fibrations)
+
+    @property
+    def leaves(self) -> tuple[Stratum, ...]:
+        """The sampled strata: those over which nothing lies. Every token is an element of one of them."""
+        return self.shape.leaves
+
+    @property
+    def roots(self) -> tuple[Stratum, ...]:
+        return self.shape.roots
+
+    def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
+        """Every stratum that `stratum` lies over, nearest first."""
+        return self.shape.coarser(stratum)
+
+    @property
+    def order(self) -> tuple[Stratum, ...]:
+        """Every stratum after those that it lies over; of a chain, from the root to the leaf."""
+        return self.shape.order
+
+    # ------------------------------------------------------------ vocabulary
+
+    def gate(self, stratum: Stratum) -> Expression:
+        """The gate's formula with every count and total naming its stratum, and the mass in terms of these."""
+        g = self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
+        return substitute(g, {pull: self.pull(stratum)}) if pull in set(atoms(g)) else g
+
+    def pull(self, stratum: Stratum) -> Expression:
+        """What pulls the density of an element up: `Σ μ·w·A·r` over its tokens, in the direction of its channel.
+
+        Where the element has one advantage its sign decides, and it is read instead: on tokens, and on what lies over
+        the rows. Elsewhere it is a statistic of tokens, since advantages whose mean is 0 say nothing by it.
+        """
+        if stratum in self.leaves or self.rows in (stratum, *self.coarser(stratum)):
+            return channel_sign * advantage
+        term = self.objective.of_kept(self.leaves, self.rows) * advantage * exp(token_log_ratio)
+        for weight in self.objective.weighed:
+            term = weight * term
+        for keep in self.objective.kept:
+            term = where(keep.condition, term, 0)
+        return channel_sign * total(term, over=stratum)
+
+    def with_mass(self, expression: Expression, stratum: Stratum) -> Expression:
+        """An expression read at a stratum, with its mass written out."""
+        return substitute(expression, {mass: self.masses[stratum]}) if mass in set(atoms(expression)) else expression
+
+    @cached_property
+    def masses(self) -> Mapping[Stratum, Expression]:
+        """The leaf measure that the kernels spread, at every stratum; defined once the law of structure holds."""
+        return masses(self.shape, self.decomposition)
+
+    def _expressions(self) -> Iterator[Expression]:
+        yield from (f.weight for f in self.fibrations)
+        yield from (at(g.expression, s) for s, g in self.gates.items())
+        yield from (e for _, e in self.decomposition.densities)
+        yield self.decomposition.recovery
+        yield self.decomposition.scale
+        yield self.objective.weight
+        yield from self.objective.formulas
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Every parameter, by name, in the order in which it is met."""
+        return self._named(Parameter)
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Every attribute, by name."""
+        return self._named(Attribute)
+
+    @cached_property
+    def policies(self) -> Mapping[str, Policy]:
+        """Every policy that a formula names, by name."""
+        return FrozenMap({p.name: p for p in named(self._expressions()) if isinstance(p, Policy)})
+
+    def _named(self, kind: type[Any]) -> Mapping[str, Any]:
+        found: dict[str, Any] = {}
+        for value in (v for v in named(self._expressions()) if isinstance(v, kind)):
+            known = found.setdefault(value.name, value)
+            if known != value:
+                raise SpecError(
+                    f"hierarchy '{self.name}' declares '{value.name}' twice, differently",
+                    required="one declaration per name",
+                    found=f"{_declaration(known)} and {_declaration(value)}",
+                    remedy="reuse one object, or give the second another name",
+                )
+        return FrozenMap(found)
+
+
+def _declaration(value: Any) -> str:
+    return value.declaration() if isinstance(value, Parameter) else repr(value.model_dump())
