@@ -22,12 +22,14 @@ if not torch.cuda.is_available():  # read when triton is first imported
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from thorough import ALL
+
 settings.register_profile(
     "deterministic",
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=60,
+    max_examples=60 if ALL else 30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile("deterministic")
@@ -36,8 +38,6 @@ settings.load_profile("deterministic")
 @pytest.fixture
 def quick_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """C of hierarchies drawn at random is built as it stands, which takes a quarter of the time."""
-    from thorough import ALL
-
     from fibration.backends.c.build import compiler
 
     if not ALL:

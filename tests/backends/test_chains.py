@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_chain
+from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_candidate
 from oracles.backends_here import (
     BACKENDS_HERE,
     F32,
@@ -37,7 +37,7 @@ MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16, F32)  # the precision 
 
 @functools.cache
 def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
-    h = chain(seed)
+    h = candidate(seed)
     return case(h, batch_for(h, seed + 1000 * direct, small), dtype, seed, direct)
 
 
@@ -80,6 +80,12 @@ def test_the_interpreter_s_tolerances_are_tight():
             found.append(c.bounds(layout, ROUNDOFF[dtype]).run("objective")["coefficients"].uncertainty)
         assert np.median(found) < usual / 10
         assert max(found) < usual
+
+
+@pytest.mark.parametrize("seed", some(range(CHAINS), 30))
+def test_they_verify_as_first_drawn(seed):
+    """Numbers are held against the interpreter whether or not the laws are; what is held here is not beside the point."""
+    assert chain(seed).gates == candidate(seed).gates
 
 
 def test_a_hundred_chains_are_a_varied_lot():
@@ -166,7 +172,7 @@ def test_the_number_of_threads_does_not_change_a_bit(seed, backend):
 @on_backends(some(range(18), 3), slow=(0, 9, 12))
 def test_linear_gates_have_their_transpose(seed, backend):
     """`⟨G x, y⟩ = ⟨x, Gᵀ y⟩` where gates pass or remove a level: log 𝒢 is linear in the log ratios."""
-    h = linear_chain(seed)
+    h = linear_candidate(seed)
     op, batch = backend.operator(h), batch_for(h, seed, small=True, smooth=True)
     layout = backend.packed(h, batch)
     generator = np.random.default_rng(seed)
@@ -187,7 +193,7 @@ def test_linear_gates_have_their_transpose(seed, backend):
 @on_backends((0, 1, 2, 4, 7, 8, 9, 13, 14, 19), slow=(7,))
 def test_coefficients_against_finite_differences(seed, backend):
     """Central differences of the backend's own float64 objective, wherever both sides agree on the slope."""
-    h = chain(seed)
+    h = candidate(seed)
     c = case(h, batch_for(h, seed, small=True, smooth=True), F64, seed, direct=True)
     op, layout = backend.operator(h), c.layout(backend, "packed")
     a, zero = layout.tensor(c.batch.advantages), layout.tensor(np.zeros(c.batch.tokens))

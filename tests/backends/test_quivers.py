@@ -92,7 +92,7 @@ def test_the_interpreter_gives_what_is_written(seed):
             expected[word].check(value.value, F64, word)
 
 
-@pytest.mark.parametrize("seed", range(0, COUNT, 4))
+@pytest.mark.parametrize("seed", some(range(0, COUNT, 4), 3))
 def test_dense_slopes_are_those_of_dense_values(seed):
     """Central differences, wherever both sides agree on the slope."""
     c = dense_case(quiver(seed), seed, small=True, zeros="none")
@@ -133,7 +133,7 @@ def test_random_quivers_match_dense_matrices(seed, backend):
         holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
 
 
-@pytest.mark.parametrize("seed", range(0, COUNT, 5))
+@pytest.mark.parametrize("seed", some(range(0, COUNT, 5), 3))
 def test_jacobians(seed):
     """Row by row from the backward of `gate`, where the test above looks at one product with it."""
     c = random_case(seed, F64, True, True)
@@ -152,7 +152,7 @@ def test_jacobians(seed):
 # ---------------------------------------------------------------- laws, in numbers
 
 SHAPES = [(k, False) for k in KINDS] + [(k, True) for k in PROJECTED]
-BY_SIGN = [(*shape, bool(signed)) for i, shape in enumerate(SHAPES) for signed in (0, 1) if ALL or signed == i % 2]
+BY_SIGN = [(*shape, bool(signed)) for i, shape in enumerate(SHAPES) for signed in (0, 1) if ALL or i % 4 == 3 * signed]
 
 
 @pytest.mark.parametrize(("name", "projected", "signed"), BY_SIGN)
@@ -257,7 +257,7 @@ def test_residuals_of_unbalanced_crossings_are_not(name):
 # ---------------------------------------------------------------- metrics
 
 
-@pytest.mark.parametrize("seed", some(range(COUNT), 3))
+@pytest.mark.parametrize("seed", some(range(COUNT), 6))
 def test_metrics_add_up(seed):
     """Every element is in one regime, parts add up to the whole, drifts are those of the dense residuals."""
     c = random_case(seed, F64)

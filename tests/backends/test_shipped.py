@@ -1,7 +1,7 @@
 """Every shipped hierarchy on every backend against the dense matrices of `matrices.py`, its C optimised as it is shipped.
 
-A generated function is built once per dtype and layout. C of every hierarchy meets padded float32, and one more of those
-in turn; Triton's interpreter meets them in turn; torch meets all of them.
+A generated function is built once per dtype and layout. C of every hierarchy meets padded float32, and of some one more;
+Triton's interpreter meets two of them in turn; torch meets two each, all of them in turn.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from thorough import ALL, some
 LAYOUTS = [(kind, dtype) for dtype in DTYPES for kind in ("padded", "packed")]
 USUAL = "padded", F32
 OTHERS = [x for x in LAYOUTS if x != USUAL]
+# Programs of the same statements as another's, or that `test_triton.py` holds in three layouts.
+LIKE_OTHERS = ("dapo", "dr_grpo", "fiberpo_domain", "fiberpo_inward_clip", "fiberpo_turns", "grpo")
 
 
 def layouts_of(number: int, backend: Backend) -> list[tuple[str, torch.dtype]]:
     """The layouts that a hierarchy meets on a backend: building takes time, and Triton's interpreter more."""
     if backend.name == "torch":
-        return some(LAYOUTS, 3, number % 3)
+        return some(LAYOUTS, 4, number % 4)
     if backend.slow:
-        return [USUAL, ("packed", F64)] if ALL else [(USUAL, ("packed", F64))[number % 2]]
-    return [USUAL, *some([OTHERS[number % len(OTHERS)]], 2, number % 2)]
+        both = [USUAL, ("packed", F64)]
+        return both if ALL else both[number % 2 :][: OF_EVERY_KIND[number] not in LIKE_OTHERS]
+    return [USUAL, *some([OTHERS[number % len(OTHERS)]], 4, number % 4)]
 
 
 @functools.cache

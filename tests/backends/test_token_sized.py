@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PER_TOKEN = {"apc_obj", "fiberpo_experts", "fiberpo_modal", "fiberpo_turns"}  # they say what single tokens are
 MEASURED = {"fiberpo_crossed"}  # a projection weighs every token
-NAMES = sorted(set(OF_EVERY_KIND) - PER_TOKEN - MEASURED) if ALL else ["fiberpo_domain", "gspo"]
+NAMES = sorted(set(OF_EVERY_KIND) - PER_TOKEN - MEASURED) if ALL else ["fiberpo_domain"]
 ROWS, LENGTH, PADDING = 50, 2000, 20
 BYTES = 4  # for each place of the batch: masks, and what they are compared with
 

@@ -1,7 +1,8 @@
 """Random chains that verify, and random batches for them; a seed always gives the same.
 
-`chain(seed)` has 1 to 6 strata. Its parts come from the registry of constructors, so a new gate is drawn as soon
-as it is registered, and from formulas that keep the laws by construction: they pass through 0 with slope 1.
+`chain(seed)` has 1 to 6 strata, and `candidate(seed)` is the same where the laws do not matter, without the price of a
+verdict. Its parts come from the registry of constructors, so a new gate is drawn as soon as it is registered, and from
+formulas that keep the laws by construction: they pass through 0 with slope 1.
 """
 
 from __future__ import annotations
@@ -76,17 +77,16 @@ def chain(seed: int) -> Hierarchy:
     return _verified(lambda attempt: candidate(seed, attempt))
 
 
+@functools.cache
 def candidate(seed: int, attempt: int = 0) -> Hierarchy:
     """What `chain` draws, before anybody has asked whether it verifies; the first attempt nearly always does."""
     return _Draw(f"{seed}/{attempt}", DEPTHS[seed % len(DEPTHS)]).hierarchy(f"chain_{seed}")
 
 
 @functools.cache
-def linear_chain(seed: int) -> Hierarchy:
-    """As `chain`, with gates that pass a level or remove it: `G` is a linear map of the log ratios."""
-    return _verified(
-        lambda attempt: _Draw(f"linear {seed}/{attempt}", DEPTHS[seed % len(DEPTHS)]).linear(f"linear_{seed}")
-    )
+def linear_candidate(seed: int) -> Hierarchy:
+    """As `candidate`, with gates that pass a level or remove it: `G` is a linear map of the log ratios."""
+    return _Draw(f"linear {seed}/0", DEPTHS[seed % len(DEPTHS)]).linear(f"linear_{seed}")
 
 
 def _verified(draw: Callable[[int], Hierarchy]) -> Hierarchy:

@@ -38,7 +38,7 @@ def agrees(h, batch: Batch, log_prob=None):
 
 @pytest.mark.parametrize("seed", range(0, len(chains.DEPTHS), 2))
 def test_chains(seed):
-    h = chains.chain(seed)
+    h = chains.candidate(seed)
     agrees(h, one_value_each(chains.batch_for(h, seed, small=True)))
 
 

@@ -584,7 +584,7 @@ KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("figure", "name"),
-    some(((f, n) for f in FIGURES for n in OF_EVERY_KIND if f == "gates" or n in KINDS), 5),
+    some(((f, n) for f in FIGURES for n in OF_EVERY_KIND if f == "gates" or n in KINDS), 8, 2),
 )
 def test_pictures_keep_to_their_page(name: str, figure: str) -> None:
     inside(make(compiled(name), figure, {}))

@@ -149,7 +149,7 @@ def test_the_tables_are_the_metrics(batch: Gated) -> None:
     assert f"{float(metrics['ratio/min']):.3f} … {float(metrics['ratio/max']):.3f}" in output
 
 
-@pytest.mark.parametrize("name", some(["cispo", "ppo", "gspo_residual", "gspo", "sapo", "truly_ppo"], 3))
+@pytest.mark.parametrize("name", some(["cispo", "ppo", "gspo_residual", "gspo", "sapo", "truly_ppo"], 6))
 def test_a_hierarchy_takes_only_the_labels_that_it_needs(name: str, file: Path, tmp_path: Path) -> None:
     code, output = invoke(name, "--rollouts", file, "--out", tmp_path)
     assert code == 0
@@ -309,7 +309,7 @@ def branching() -> Rollouts:
     return dataclasses.replace(plain, labels=labels, masks={"text_token": g.random(tokens) < 0.7})
 
 
-@pytest.mark.parametrize("name", some(["fiberpo_modal", "fiberpo_turns", "fiberpo_crossed", "fiberpo_experts"], 2))
+@pytest.mark.parametrize("name", some(["fiberpo_modal", "fiberpo_turns", "fiberpo_crossed", "fiberpo_experts"], 4))
 def test_trees_and_quivers_run(name: str, tmp_path: Path) -> None:
     """The image tokens are those that the one mask leaves."""
     save_rollouts(tmp_path / "batch", branching())
