@@ -263,7 +263,7 @@ LAWS = (
     slip(
         "a case that may be undefined is defined",
         "laws*markov laws*reflecting laws*recovery laws*identity laws/test_random",
-        "return all(inside.signs(e) <= allowed for e, allowed in self.needs)",
+        "return all(courses.signs(e, inside) <= allowed for e, allowed in self.needs)",
         "return all(inside.signs(e) & allowed for e, allowed in self.needs)",
     ),
     slip(
@@ -734,6 +734,14 @@ WEIGHED = (
     slip(
         "the smaller of two inside a statistic is the larger", "laws/test_agreement",
         "chosen = min if isinstance(e, sympy.Min) else max", "chosen = max if isinstance(e, sympy.Min) else min",
+    ),
+    slip(
+        "what rises from below 0 is above it", "laws/test_courses",
+        "return (side,) if began * side >= 0 else", "return (side,) if began * side >= -1 else",
+    ),
+    slip(
+        "what turns has the sign of its start", "laws/test_courses laws/test_inward",
+        "if began * side < 0 and _turn(side * f) == -1 else None", "if began * side < 0 else None",
     ),
     slip(
         "a mask that may hold is open", "laws/test_agreement",

@@ -62,7 +62,10 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
         elif found:
             spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
             spans = spans if all(_is_known(end) for span in spans for end in span) else []
-            witness = pushed_further_out(h, stratum, channel, {f.what for f in found}, spans, of)
+            what = {f.what for f in found}
+            witness = pushed_further_out(h, stratum, channel, what, spans, of)
+            if witness is None and spans and TURNED in what:  # a bent piece turns back beyond where it began
+                witness = pushed_further_out(h, stratum, channel, {TURNED}, [], of)
             return _refused(subject, stratum, found, witness)
     if open_channel is None:
         return proved(

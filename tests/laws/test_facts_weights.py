@@ -79,7 +79,7 @@ MOMENTS = {
     "of both signs": (mu.weigh(where(advantage >= 0, 1, clip(exp(token_log_ratio), 0, 1))), ("1", "1")),
     "a probability": (mu.weigh(exp(log_prob(old))), ("1", "1")),
     "a mean of probabilities": (mu.weigh(1 + mean(exp(log_prob(old)), over=batch)), ("2", "4")),
-    "bounded by itself": (mu.weigh(1 + tanh(k)), ("2", "4")),
+    "bounded by itself": (mu.weigh(1 + tanh(k)), ("2", "2 under rollout")),  # nowhere above exp(k)
 }  # fmt: skip
 
 

@@ -15,8 +15,10 @@ from fibration import (
     clip_gate,
     count,
     dual_clip_gate,
+    exp,
     identity_gate,
     load,
+    log1p,
     log_ratio,
     maximum,
     mean,
@@ -59,6 +61,13 @@ PROVED = {
     "softer": one(epsilon * atan(residual / epsilon), log_ratio()),
     "nothing": two(outer=zero_gate(), gives_up={"first_order": "on purpose", "gradient": "on purpose"}),
     "bent between its bounds": one(where(abs(residual) <= 0.5, residual - residual**3, sign(residual) * 0.375), log_ratio()),
+    "by a logarithm": one(residual / (1 + 3 * log1p(residual * residual)), log_ratio()),
+    "by a logarithm, in units of a bound": one(residual / (1 + log1p((residual / budget) ** 2)), log_ratio()),
+    "by a logarithm of ratios": one(residual / (1 + log1p(residual * residual))),
+    "by a hyperbolic tangent": one(residual / (1 + tanh(abs(residual) / budget)), log_ratio()),
+    "back smoothly, outwards alone": one(
+        where(advantage * residual > 0, residual * exp(-((residual / budget) ** 2) / 2), residual), log_ratio()
+    ),
     "inward": two(outer=STRIP.inward(), split=LOG),
     "inward, on both channels": two(outer=STRIP.inward(), inner=clip_gate(epsilon).per(1 / T).inward()),
     "inward with a ceiling": two(outer=STRIP.inward(ceiling=1 + budget), split=LOG),
@@ -92,6 +101,12 @@ REFUTED = {
         groups(STRIP.per(M).inward(pull=channel_sign * mean(advantage, over=prompt_group))), "prompt_group", TURNED,
     ),
     "a bell": (one(residual / (1 + residual * residual), log_ratio()), "token", TURNED),
+    "a sharp logarithm": (one(residual / (1 + 4 * log1p(residual * residual)), log_ratio()), "token", TURNED),
+    "a bell of an exponential": (one(residual * exp(-(residual * residual)), log_ratio()), "token", TURNED),
+    "back smoothly, inwards alone": (
+        one(where(advantage * residual < 0, residual * exp(-((residual / budget) ** 2) / 2), residual), log_ratio()),
+        "token", TURNED,
+    ),
     "a score below 0": (one(2 * residual).replace(objective=token_mean().score()), "hierarchy", TURNED),
 }  # fmt: skip
 

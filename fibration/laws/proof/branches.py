@@ -12,6 +12,7 @@ from fibration.language.expressions import Apply, Expression, apply
 from fibration.language.operators import OPERATORS, Signs, Valued
 from fibration.language.sympy_bridge import flowing, to_sympy
 from fibration.language.traversal import desugar
+from fibration.laws.proof import courses
 from fibration.laws.proof.signs import Assumptions
 
 MAX_CASES = 512
@@ -49,7 +50,7 @@ class Case:
     def defined(self, assume: Assumptions) -> bool:
         """Whether the assumptions and the case's own conditions rule out that it has no value."""
         inside = assume.with_signs(dict(self.signs))
-        return all(inside.signs(e) <= allowed for e, allowed in self.needs)
+        return all(courses.signs(e, inside) <= allowed for e, allowed in self.needs)
 
 
 class TooManyCases(Exception):

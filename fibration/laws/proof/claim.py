@@ -9,6 +9,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, ZERO, Signs
 from fibration.language.sympy_bridge import from_sympy, vanishes
+from fibration.laws.proof import courses
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.signs import Assumptions
 
@@ -32,7 +33,7 @@ class Claim:
     def _has_sign(self, case: Case) -> bool:
         if self.signs in (ANY, ZERO):  # that a formula is 0 is for algebra, which knows more of it than its sign
             return self.signs == ANY or vanishes(case.sympy())
-        return self.assume.with_signs(dict(case.signs)).signs(case.sympy()) <= self.signs
+        return courses.signs(case.sympy(), self.assume.with_signs(dict(case.signs))) <= self.signs
 
     def empty_branches(self) -> list[Count | Total]:
         """The counts and totals over a branch that may be empty, where they keep a formula from having a value."""

@@ -20,6 +20,7 @@ from fibration.language.operators import NOT_NEGATIVE, Signs
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.language.traversal import atoms
+from fibration.laws.proof import courses
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.coordinates import X, coordinate, intensive, normal_recovery
 from fibration.laws.proof.feasible import feasible, normal
@@ -134,7 +135,16 @@ def _outwards(line: Line, side: int) -> list[tuple[Piece, int | None]]:
     zero = next(i for i, p in enumerate(line.pieces) if p.is_point and p.low == 0)
     chosen = line.pieces[zero + 1 :] if side == 1 else line.pieces[:zero][::-1]
     reached = [p for p in chosen if not p.is_point and not _is_beyond(p, line.assume)]
-    return [(p, _direction(p, line.assume)) for p in reached]
+    return [(p, d) for p in reached for d in _directions_of(p, line.assume, side)]
+
+
+def _directions_of(p: Piece, assume: Assumptions, side: int) -> list[int | None]:
+    """The directions of a piece, in order from 0 outwards; of a bent one, all those of its formula on that side."""
+    found = _direction(p, assume)
+    if found is not None or is_kinked(p.value):
+        return [found]
+    slopes = courses.course(sympy.diff(p.value, RHO), RHO, side, assume)
+    return [None] if slopes is None else [s for s in slopes if s] or [0]
 
 
 def _direction(p: Piece, assume: Assumptions) -> int | None:
@@ -197,7 +207,7 @@ def _directions(gate: Expression, assume: Assumptions, own: Any) -> set[int] | N
         value = case.sympy()
         if is_kinked(value) or not case.defined(assume):
             return None
-        signs = assume.with_signs(dict(case.signs)).signs(sympy.diff(value, RHO))
+        signs = courses.signs(sympy.diff(value, RHO), assume.with_signs(dict(case.signs)))
         if -1 in signs and not _can_hold(case, assume, own):
             continue
         if not signs <= {0, 1} and not signs <= {-1, 0}:

@@ -1,0 +1,55 @@
+"""Signs of smooth formulas of one variable: what is proved is seen on numbers, and what is wrong beside it is not."""
+
+import math
+
+import pytest
+import sympy
+from hierarchies.zoo import two
+
+from fibration.language.operators import POSITIVE, Stopped
+from fibration.laws.proof.courses import DEEPEST, T, _course
+from fibration.laws.proof.subject import Subject
+
+exp, log, tanh, atan = sympy.exp, sympy.log, sympy.tanh, sympy.atan
+U = T * T
+KNOWN = Subject(two(), []).assume
+COURSES = {
+    exp(T) - 1 - T: (1,),
+    exp(-T) - 1 + T: (1,),
+    T - tanh(T): (1,),
+    1 + tanh(T) - T * (1 - tanh(T) ** 2): (1,),
+    (1 + U) * (1 + log(1 + U)) - 2 * U: (1,),
+    (1 + U) * (1 + 3 * log(1 + U)) - 6 * U: (1,),  # 0.08 at its turn, T = 0.97
+    (1 + U) * (6 - 5 * log(1 + U)) - 12: (-1,),
+    1 - U: (1, 0, -1),
+    (1 - U) ** 2: (1, 0, 1),
+    3 * log(1 + U) - 2: (-1, 0, 1),
+    atan(T) - T / (1 + U): (1,),
+    T * exp(-T) - sympy.Rational(1, 2): (-1,),
+}
+UNKNOWN = (
+    (1 + U) * (1 + 4 * log(1 + U)) - 8 * U,  # below 0 between two places
+    T * exp(-T) - sympy.Rational(1, 3),
+    log((1 - T) ** 2) + 1,  # has no value at T = 1
+    1 / (T - 1) + exp(T),
+    sympy.sin(T) + 2,
+    T - Stopped(2 * T),  # its derivative is 1, and it falls
+)
+
+
+def inside():
+    return KNOWN.with_signs({T: POSITIVE})
+
+
+@pytest.mark.parametrize("f", COURSES, ids=str)
+def test_a_course_is_seen_on_numbers(f):
+    found = _course(f, inside(), DEEPEST)
+    assert found == COURSES[f]
+    value = sympy.lambdify(T, f, "math")
+    signs = [int(math.copysign(1, v)) for k in range(-300, 300) if abs(v := value(1.02**k)) > 1e-9]
+    assert [s for i, s in enumerate(signs) if i == 0 or signs[i - 1] != s] == list(dict.fromkeys(s for s in found if s))
+
+
+@pytest.mark.parametrize("f", UNKNOWN, ids=str)
+def test_what_turns_twice_or_has_no_value_somewhere_is_not_known(f):
+    assert _course(f, inside(), DEEPEST) is None
