@@ -74,7 +74,13 @@ LEARNING = [
     n for n in OF_EVERY_KIND if n not in ("gspo", "gspo_residual", "sapo", "cispo")
 ]  # these give up first order
 TOKEN_MEAN = ("ppo", "dapo", "truly_ppo", "apc_obj", "fiberpo_experts")
-IN_EITHER = [(n, d, b) for b in BACKENDS_HERE for n in LEARNING for d in (F64, F32) if ALL or not b.slow or d == F32]
+IN_EITHER = [
+    (n, d, b)
+    for b in BACKENDS_HERE
+    for n in LEARNING
+    for d in (F64, F32)
+    if ALL or b.name == "torch" or (n not in LIKE_OTHERS and (d == F32 or not b.slow))
+]
 
 
 @pytest.mark.usefixtures("quick_c")

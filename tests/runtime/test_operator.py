@@ -26,6 +26,7 @@ from support import (
     token,
     trajectory,
 )
+from thorough import ALL
 
 import fibration
 from fibration import (
@@ -55,7 +56,7 @@ def needs_rows(name):
 # ---------------------------------------------------------------- the definition
 
 
-@settings(max_examples=120)
+@settings(max_examples=120 if ALL else 60)
 @given(cases())
 def test_the_backend_computes_the_definition(case):
     """Gated ratios and J of random hierarchies: generated torch == interpreter == rational arithmetic."""
@@ -74,7 +75,6 @@ def test_the_backend_computes_the_definition(case):
         assert objective == pytest.approx(truth.objective, rel=1e-12, abs=1e-13 * size)
 
 
-@settings(max_examples=60)
 @given(cases(identity=True))
 def test_identity_gates_give_the_identity(case):
     """`G(r) = r` and `c_i = mu_i A_i r_i`, whatever the chain and its kernels."""
