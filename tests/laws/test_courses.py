@@ -33,6 +33,7 @@ UNKNOWN = (
     log((1 - T) ** 2) + 1,  # has no value at T = 1
     1 / (T - 1) + exp(T),
     sympy.sin(T) + 2,
+    log(U + 2 * T + 1) - 2 * log(1 + T),  # 0, which sympy does not see
     T - Stopped(2 * T),  # its derivative is 1, and it falls
 )
 

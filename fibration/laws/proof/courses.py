@@ -134,7 +134,7 @@ def _by_slopes(f: Any, directions: list[int], inside: Assumptions) -> Course | N
     if not (start.is_real and start.is_finite):
         return None
     first = inside.signs(start)
-    if len(first) > 1 or len(directions) > 2:
+    if len(first) > 1 or len(directions) not in (1, 2):
         return None
     [began], side = first, directions[0]  # read the other way up, it rises at first
     if len(directions) == 1:
