@@ -7,6 +7,7 @@ import re
 
 import jsonschema
 import pytest
+import thorough
 from matplotlib.mathtext import MathTextParser
 from support import OF_EVERY_KIND
 from typer.testing import CliRunner
@@ -184,7 +185,7 @@ def test_latex_is_balanced_and_escaped(hierarchy: Hierarchy) -> None:
         assert len(re.findall(r"(?<!\\)&", without_cases(row))) == 1
 
 
-@pytest.mark.parametrize("hierarchy", ALL, ids=lambda h: h.name)
+@pytest.mark.parametrize("hierarchy", thorough.some(ALL, 2), ids=lambda h: h.name)
 def test_latex_is_mathematics(hierarchy: Hierarchy) -> None:
     """Every row parses as what matplotlib knows of TeX, which has neither environments nor some of the names."""
     names = {r"\lvert": "|", r"\rvert": "|", r"\land": r"\wedge", r"\lor": r"\vee", r"\lnot": r"\neg"}
