@@ -18,7 +18,7 @@ from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
-from fibration.language.grammar import MAX_TEXT
+from fibration.language.grammar import MAX_REASON, MAX_TEXT
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.objectives import Objective
 from fibration.language.policies import Policy
@@ -107,7 +107,7 @@ class HierarchyDocument(_Document):
     objective: Annotated[
         str, _text("the weights of the objective", "trajectory_mean()", "token_mean().weigh(exp(log_prob(old)))")
     ]
-    gives_up: dict[str, Annotated[str, Field(max_length=1000)]] = {}
+    gives_up: dict[str, Annotated[str, Field(max_length=MAX_REASON)]] = {}
     assume: Annotated[list[BalancedDocument | PopulatedDocument], Field(max_length=64)] = []
     orthogonalise: Literal["projection"] | None = None
     rows: NameText = "trajectory"

@@ -38,6 +38,7 @@ from fibration.language.statistics import largest, mean, quantile, some, total
 
 T = TypeVar("T")
 MAX_TEXT = 10_000
+MAX_REASON = 1_000  # of a law that is given up
 MAX_DIGITS = 1_000
 
 TOKEN = re.compile(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, an
 from fibration.language.atoms import BATCH, Count, Place, Stratum, Total, Where, count
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression
@@ -103,24 +103,34 @@ class Objective(Written):
         """Weights and conditions of single tokens, read at the leaves."""
         return (*self.weighed, *(k.condition for k in self.kept))
 
-    def of_kept(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
-        """The weight at a token that is kept, as a token formula: counts that say so are statistics of kept tokens."""
+    def of_kept(self, leaves: Sequence[Stratum], rows: Stratum, below: Collection[Stratum]) -> Expression:
+        """The weight at a token that is kept, as a token formula: counts that say so are statistics of kept tokens.
+
+        `below` is what every token lies over. SpecError where only tokens of some leaves lie over what is counted.
+        """
         conditions = [k.condition for k in self.kept if k.normaliser == "kept"]
         if not conditions:
             return self.spelled_out(leaves, rows)
         inside = functools.reduce(operator.and_, conditions)
 
-        def counted(each: Expression, over: Stratum) -> Expression:  # at least 1 where a kept token reads it
-            return maximum(total(where(inside, each, 0), over=over), 1)
-
-        one = as_expression(1)
+        def gathered(each: Expression, over: Where) -> Expression:
+            return total(where(inside, each, 0), over=over)
 
         def put(atom: Expression) -> Expression:
-            if not isinstance(atom, Count) or not isinstance(atom.over, Stratum):
+            if not isinstance(atom, (Count, Total)) or not isinstance(atom.over, Stratum) or atom.of == atom.over:
                 return atom
-            if atom.of == LEAF or [atom.of] == list(leaves):
-                return counted(one, atom.over)
-            return counted(1 / counted(one, rows), atom.over) if atom.of == rows else atom
+            of, value = atom.of, atom.attribute if isinstance(atom, Total) else as_expression(1)
+            if of != LEAF and of not in below:
+                raise SpecError(
+                    f"what is kept of {atom} is no statistic of tokens",
+                    required=f"counts and totals of what every token lies over, or of {LEAF}",
+                    found=f"the objective {self.written}, of whose tokens only some lie over {an(str(of))}",
+                    remedy="write normaliser='all', or a gate without pull: inward() reads it",
+                )
+            of_tokens = of == LEAF or of in leaves
+            found = gathered(value if of_tokens else value / maximum(gathered(as_expression(1), of), 1), atom.over)
+            # a token that is kept is among what is added up, so this changes no number there, and says that it is not 0
+            return maximum(found, value) if isinstance(atom, Count) or atom.attribute.positive else found
 
         return transform(self.spelled_out((), rows), put)
 

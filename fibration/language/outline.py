@@ -99,7 +99,9 @@ class Outline(Declared):
         """
         if stratum in self.leaves or self.rows in (stratum, *self.coarser(stratum)):
             return channel_sign * advantage
-        term = self.objective.of_kept(self.leaves, self.rows) * advantage * exp(token_log_ratio)
+        shared = [s for s in self.strata if all(s in (leaf, *self.coarser(leaf)) for leaf in self.leaves)]
+        weight = self.objective.of_kept(self.leaves, self.rows, (*shared, self.rows))
+        term = weight * advantage * exp(token_log_ratio)
         for weight in self.objective.weighed:
             term = weight * term
         for keep in self.objective.kept:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fibration.errors import SpecError, an
+from fibration.errors import SpecError, an, located
 from fibration.language.assumptions import Assumption, Balanced, Populated
-from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Place, Stratum, Total, read_at
+from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Place, Stratum, Total, pull, read_at
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
+from fibration.language.grammar import MAX_REASON, MAX_TEXT
 from fibration.language.kernels import Fibration
 from fibration.language.objectives import Objective
 from fibration.language.outline import Outline
@@ -70,6 +71,8 @@ def check(h: Outline) -> None:
     _check_objective(h, here)
     check_token_formulas(h, here)
     check_stops(h, here)
+    _check_pulls(h, here)
+    _check_written(h, here)
     _check_assumptions(h, here)
 
 
@@ -104,6 +107,36 @@ def _check_gates(h: Outline, here: str) -> None:
                 required="a decomposition with the channels '+' and '-'",
                 found=f"{h.decomposition}, which has one channel",
                 remedy="declare one gate, or split the ratio by sign: signed_log_ratio()",
+            )
+
+
+def _check_pulls(h: Outline, here: str) -> None:
+    """What pulls an element is a formula of tokens, where a gate reads it; a cycle is for the laws to refuse."""
+    for stratum, gate in h.gates.items() if h.leaves else ():
+        if pull in set(atoms(gate.expression)):
+            with located(f"{here}: the gate on {stratum} reads pull"):
+                h.pull(stratum)
+
+
+def _check_written(h: Outline, here: str) -> None:
+    """What is written as JSON can be read again."""
+    parts = [(f"kernel {f.name}", f.kernel.written, MAX_TEXT) for f in h.fibrations]
+    for s, g in h.gates.items():
+        both = (g.plus, g.minus) if isinstance(g, GatePerChannel) else (g,)
+        parts += [(f"the gate on {s}", one.written, MAX_TEXT) for one in both]
+    parts += [
+        ("the decomposition", h.decomposition.written, MAX_TEXT),
+        ("the objective", h.objective.written, MAX_TEXT),
+    ]
+    for what, text, limit in (
+        *parts,
+        *((f"the reason for giving up '{a}'", b, MAX_REASON) for a, b in h.gives_up.items()),
+    ):
+        if len(text) > limit:
+            raise SpecError(
+                f"{here}: {what} has {len(text)} characters when it is written",
+                required=f"at most {limit}, so that it can be read again",
+                remedy="say it shorter: a formula that is used twice is written twice",
             )
 
 

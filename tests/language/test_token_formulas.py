@@ -17,6 +17,7 @@ from fibration import (
     FibrationError,
     Gate,
     Hierarchy,
+    Objective,
     Parameter,
     SpecError,
     advantage,
@@ -440,3 +441,43 @@ def test_what_pulls_is_written_out_where_an_element_has_several_advantages():
     assert pull not in set(atoms(h.gate(prompt_group)))
     low = gate(Gate(residual).inward())
     assert not any(isinstance(a, Aggregate) for a in atoms(low.gate(token)))
+
+
+def test_what_pulls_counts_kept_tokens_or_is_refused():
+    """A leaf's own tokens among those of several are no statistic of all tokens."""
+    text, image = strata("text_token image_token")
+    fibrations = [Fibration(s, trajectory, uniform()) for s in (text, image)]
+
+    def made(objective, top):
+        gates = {trajectory: top, text: identity_gate(), image: identity_gate(), prompt_group: clip_gate(0.1).inward()}
+        return Hierarchy(
+            name="leaves", fibrations=[*fibrations, Fibration(trajectory, prompt_group, uniform())], gates=gates,
+            decomposition=log_ratio(), objective=objective.keep(RHO > 1, normaliser="kept"),
+        )  # fmt: skip
+
+    assert made(token_mean(), identity_gate())
+    alone = Objective(1 / (count(text, over=trajectory) + count(image, over=trajectory)))
+    with pytest.raises(SpecError) as caught:
+        made(alone, identity_gate())
+    assert caught.value.what == (
+        "hierarchy 'leaves': the gate on prompt_group reads pull: what is kept of count(text_token, over=trajectory) is "
+        "no statistic of tokens"
+    )
+    assert caught.value.found.startswith("the objective Objective(1/(")
+
+
+@pytest.mark.parametrize("where_it_stands", ["gates", "objective", "gives_up"])
+def test_what_could_not_be_read_again_is_refused(where_it_stands):
+    """A short declaration may be long when it is written: what is used twice is written twice."""
+    long = RHO
+    for _ in range(8):
+        long = minimum(long, long + 1)
+    parts = {
+        "gates": lambda: gate(Gate(where(long > 0, residual, 0))),
+        "objective": lambda: weighed(long),
+        "gives_up": lambda: weighed(RHO).replace(gives_up={"agreement": "why " * 300}),
+    }
+    with pytest.raises(SpecError) as caught:
+        parts[where_it_stands]()
+    assert "characters when it is written" in caught.value.what
+    assert caught.value.required.startswith("at most 1")

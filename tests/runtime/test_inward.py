@@ -12,8 +12,10 @@ from oracles import matrices
 from support import Batch, coefficients, operator, packed, spec
 
 from fibration import (
+    Attribute,
     Fibration,
     Hierarchy,
+    Objective,
     aggregate_gate,
     clip_gate,
     count,
@@ -23,11 +25,13 @@ from fibration import (
     strata,
     token_log_ratio,
     token_mean,
+    total,
     trajectory_mean,
     uniform,
 )
 
-token, trajectory = strata("token trajectory")
+token, turn, trajectory, group, whole = strata("token turn trajectory prompt_group batch")
+length, share = Attribute("length", on=token), Attribute("share", on=turn)
 STEP = 1e-30  # of an imaginary part: what is divided by it keeps all its digits
 
 
@@ -232,7 +236,7 @@ def test_a_level_that_passes_is_left_alone():
 
 def test_what_pulls_a_group_is_weighed_as_the_objective_weighs():
     """Of ten tokens one is kept, and `μ` counts that one: the row pulls ten times as hard, and the other way wins."""
-    group, scale = strata("prompt_group")[0], 1 / count(token, over=trajectory)
+    scale = 1 / count(token, over=trajectory)
     h = Hierarchy(
         name="kept",
         fibrations=[
@@ -253,3 +257,31 @@ def test_what_pulls_a_group_is_weighed_as_the_objective_weighs():
     op = operator(h)
     found, _ = coefficients(op, packed(op, batch), batch)
     assert found == pytest.approx(kept.coefficients.astype(float), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("weight", [
+    1 / count(token, over=trajectory), 1 / total(length, over=trajectory), 1 / total(share, over=trajectory),
+    1 / (count(turn, over=trajectory) * count(trajectory, over=whole)), 1 / (total(length, over=whole) * count(token, over=trajectory)),
+], ids=str)  # fmt: skip
+def test_what_pulls_a_group_counts_everything_as_the_objective_does(weight):
+    """Tokens, turns, and what attributes of these add up to, of which most of one row are dropped."""
+    chain = (token, turn, trajectory, group)
+    h = Hierarchy(
+        name="counted",
+        fibrations=[Fibration(a, b, uniform()) for a, b in itertools.pairwise(chain)],
+        gates={s: identity_gate() for s in chain} | {group: clip_gate(0.1).inward()},
+        decomposition=log_ratio(),
+        objective=Objective(weight).keep(token_log_ratio <= 0.4, normaliser="kept"),
+    )
+    x = np.array([0.3, *[0.5] * 9, 0.3, 0.35])
+    attributes = {
+        "length": np.array([0.5, *[0.75] * 9, 0.5, 0.25]),
+        "share": {0: 0.5, 1: 0.75, 2: 0.75, 3: 0.75, 4: 1.0},
+    }
+    batch = Batch(
+        (10, 2), x, np.repeat([2.5, -1.0], (10, 2)), {"prompt_group": [0, 0]},
+        token_labels={"turn": [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]}, attributes=attributes,
+    )  # fmt: skip
+    op = operator(h)
+    found, _ = coefficients(op, packed(op, batch), batch)
+    assert found == pytest.approx(matrices.dense(h, batch).coefficients.astype(float), rel=1e-12, abs=1e-15)
