@@ -11,7 +11,7 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -44,11 +44,11 @@ from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, in_brief, rounding, shown
 from fibration.laws.witness.definition import STEPS, has_residual
 from fibration.laws.witness.duals import Dual, Real, differentiate, slopes_of, stops
-from fibration.laws.witness.enclosures import Unsure, of_its_sign
+from fibration.laws.witness.enclosures import Unsure, branching
 from fibration.laws.witness.germs import Series
 from fibration.laws.witness.germs import beside as just_beside
 from fibration.laws.witness.on_policy import CLOSE, attempt
-from fibration.laws.witness.probes import between, crossings, turning
+from fibration.laws.witness.probes import between
 from fibration.laws.witness.search import concretes
 from fibration.laws.witness.tokens import read_on_policy
 
@@ -72,19 +72,22 @@ def decide_identity(subject: Subject) -> Iterator[Decision]:
         yield undecided("reference", "densities that are not 0 on policy", remedy, "F(1) = 0")
         return
     for stratum in h.order:
-        for gate in (in_channel(h.gate(stratum), c) for c in h.decomposition.channels):
+        for channel in h.decomposition.channels:
+            gate = in_channel(h.gate(stratum), channel)
             germ = subject.germ(gate, stratum)
             if not (germ.value_ok and germ.slope_ok):
-                yield _not_identity(subject, stratum, gate, germ)
+                yield _not_identity(subject, stratum, channel, germ)
                 break
         else:
             why = "the identity near 0" if germ.passes else "value 0 and slope 1 at 0, from both sides"
             yield proved(f"gate on {stratum}", f"{h.gates[stratum]} is {why}")
 
 
-def _not_identity(subject: Subject, stratum: Stratum, gate: Expression, germ: Germ) -> Decision:
+def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) -> Decision:
     h, assume = subject.hierarchy, subject.at(stratum)
-    witness = gate_off_identity(h, stratum, gate)
+    gate = in_channel(h.gate(stratum), channel)
+    differs = any(in_channel(h.gate(stratum), c) != gate for c in h.decomposition.channels)
+    witness = gate_off_identity(h, stratum, gate, channel if differs else "")
     question = "" if witness else open_question(gate, assume)
     part = "slope" if germ.value_ok else "value"
     why = f"whose {part} at 0 is not the identity's" if witness else "whose branches near 0 were not decided"
@@ -101,11 +104,11 @@ def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
     return next((v for v in mine if str(v.counterexample).endswith(NO_VALUE)), None)
 
 
-def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witness | None:
+def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel: str = "") -> Witness | None:
     """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals.
 
     Quotients are taken where residuals other than 0 occur: an only child has none, and the root of a sign channel none
-    below 0.
+    below 0. `channel` is named, where it is given.
     """
     reads = set(atoms(gate))
     split, root = h.decomposition.channels != ("",), stratum in h.roots
@@ -133,7 +136,8 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
                     continue
                 p, part, text = off
                 where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on {an(stratum)}"
-                extra = f" with advantage {a}" if advantage in reads else ""
+                extra = f' on channel "{channel}"' if channel else ""
+                extra += f" with advantage {a}" if advantage in reads else ""
                 extra += f" and log-probs of {base}" if len(bases) > 1 else ""
                 if p:
                     extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")
@@ -149,12 +153,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression) -> Witne
 
 def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[Fraction]:
     """Advantages of every sign, and those around which another branch holds at the reference."""
-
-    def at(e: Expression) -> Callable[[Fraction], Fraction | None]:
-        return lambda a: of_its_sign(e, lambda atom: a if atom == advantage else here.get(atom, Fraction(0)))
-
-    found = {c for e in turning([gate]) if advantage in atoms(e) for c in crossings(at(e))}
-    return list(dict.fromkeys([*map(Fraction, (1, -1, 0)), *between(sorted(found))]))
+    return list(dict.fromkeys([*map(Fraction, (1, -1, 0)), *between(sorted(branching(gate, here)))]))
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ from fibration.laws.identity import gate_without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
 from fibration.laws.proof.coordinates import coordinate
-from fibration.laws.proof.pushes import OPENED, TURNED, Fault, faults, way_up
+from fibration.laws.proof.pushes import LOST, OPENED, TURNED, Fault, faults, way_up
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness
 from fibration.laws.witness.pushed import Span, negative_ratio, pushed_further_out
 
 STATEMENT = "outside its budget a level never pushes an element further out"
+ORDER = "pessimistic_clip_gate(low, high)"
 GIVE_UP = "or gives_up={'inward': 'why'}, if the loss means it"
 
 
@@ -87,14 +88,17 @@ def _is_known(end: Expression | None) -> bool:
 
 def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Witness | None) -> Decision:
     gate = subject.hierarchy.gates[stratum]
-    what = {f.what for f in found} or ({TURNED} if witness else set())
+    what = {str(witness.values["what"])} if witness else {f.what for f in found}
     why, remedy = "whose slopes were not decided", "bound what decides them"
     if TURNED in what:
-        why, remedy = "which turns round what would come back by itself", f"let that pass: {gate}.inward()"
+        why, remedy = "which turns round what would come back by itself", f"let that pass: {gate.inward()}"
     elif OPENED in what:
         why, remedy = "which opens again beyond where it stops what goes out", "stop it for good"
     elif what:
-        why, remedy = "which stops what comes back, and nothing that goes out", f"bound the other side: {gate}.inward()"
+        why = "which stops what comes back, and nothing that goes out"
+        remedy = f"swap what bounds its two sides, as {ORDER} has them; inward() alone would leave no bound"
+    if "pull=" in str(gate) and {TURNED, LOST} & what:
+        remedy = "leave pull= out of inward(): it then is what the law asks of"
     decision = unproved(f"gate on {stratum}", f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
     lacking = without_a_value(subject, *subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
     cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")

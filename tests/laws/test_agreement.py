@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hierarchies import weighed
 from hierarchies.quivers import BOTH, image, make, text, trajectory
-from hierarchies.weighed import GATES_RIGHT, RIGHT, STOPS_RIGHT, STOPS_WRONG, WRONG, D, k, mu, one, rho, token
+from hierarchies.weighed import GATES_RIGHT, RIGHT, STOPS_RIGHT, STOPS_WRONG, WRONG, C, D, k, mu, one, rho, token
 from oracles.weighed import CLOSE, coefficients, coincide, drawn, is_possible, read
 
 from fibration import (
@@ -263,3 +263,9 @@ def test_gates_of_a_loss_with_weights_are_asked_alone():
     assert found["agreement"] == found["mask_open"] == "refuted"
     cap = Parameter("cap", default=2, lower=1, upper=3)
     assert one(mu.weigh(minimum(rho, cap))).verify().ok
+
+
+def test_a_mask_is_not_said_to_fail_where_what_is_always_so_is_so():
+    """`C` is above 1: that the other bound holds is no reason why one fails."""
+    (found,) = (v for v in one(mu.keep((rho > 1 / C) & (rho <= 1))).verify().verdicts if v.law == "mask_open")
+    assert found.status == "refuted" and found.found.endswith(" <= 1))")

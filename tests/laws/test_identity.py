@@ -12,7 +12,7 @@ from hierarchies.quivers import (
     text,
     trajectory,
 )
-from hierarchies.zoo import budget, epsilon, one
+from hierarchies.zoo import budget, epsilon, one, token
 from oracles import verdicts
 from thorough import ALL
 
@@ -25,6 +25,7 @@ from fibration import (
     clip_gate,
     count,
     exp,
+    identity_gate,
     largest,
     log_prob,
     log_ratio,
@@ -32,8 +33,10 @@ from fibration import (
     mean,
     policies,
     residual,
+    signed_log_ratio,
     tanh,
     where,
+    zero_gate,
 )
 from fibration.laws import LAWS
 from fibration.laws.proof.subject import Subject
@@ -136,3 +139,12 @@ def test_a_width_that_reads_policies_is_one_where_they_are_near(name):
     found = one(clip_gate(WIDTHS[name]).expression, log_ratio()).verify()
     holds = name in ("the mean of ratios", "the largest ratio", "wider by distances")
     assert verdicts.status(found, "identity", "gate on token") == ("proved" if holds else "refuted")
+
+
+def test_the_channel_is_named_where_gates_differ():
+    h = one(identity_gate().expression, signed_log_ratio())
+    found = h.replace(gates={token: {"+": identity_gate(), "-": zero_gate()}}).verify()
+    told = next(v for v in found.verdicts if v.law == "identity")
+    assert str(told.counterexample).startswith('on a token on channel "-": g(')
+    both = next(v for v in h.replace(gates={token: zero_gate()}).verify().verdicts if v.law == "identity")
+    assert str(both.counterexample).startswith("on a token: g(")

@@ -166,6 +166,33 @@ def test_a_clip_that_ppo_would_not_make_is_told_apart_from_its_own():
     assert verdict(wrong.replace(gates={token: wrong.gates[token].inward()}), "token").status == "proved"
 
 
+def test_a_gate_with_its_sides_swapped_is_told_to_swap_them():
+    """`inward()` on top would leave it without any bound; the coefficient is too large, not of the wrong sign."""
+    found = verdict(REFUTED["a clip on the wrong side"][0], "token")
+    assert found.remedy.startswith("swap what bounds its two sides, as pessimistic_clip_gate(low, high) has them")
+    text = str(found.counterexample)
+    assert "its gate lets pass, though it stops what would come back from there" in text
+    assert "instead of" not in text and ", all of μ·A·r" in text
+    plain = one(residual, log_ratio())
+    for gate in (clip_gate(budget).inward(pull=-advantage), aggregate_gate(0.1, rollback=1).inward(pull=-advantage)):
+        found = verdict(plain.replace(gates={token: gate}), "token")
+        assert found.remedy.startswith("leave pull= out of inward()")
+        assert found.counterexample.values["what"] == LOST, "which the sentence is of, too"
+        assert found.found.endswith("which stops what comes back, and nothing that goes out")
+
+
+def test_a_gate_per_channel_is_mended_per_channel():
+    found = verdict(two(outer={"+": STRIP, "-": aggregate_gate(epsilon, rollback=1)}), "trajectory")
+    mended = f'let that pass: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}};'
+    assert found.remedy.startswith(mended)
+
+
+@pytest.mark.parametrize("pull", [advantage - 1, advantage - 0.5, 2 * advantage + 5])
+def test_a_pull_that_is_off_is_found_at_advantages_between(pull):
+    found = verdict(one(aggregate_gate(0.1, rollback=1).inward(pull=pull).expression, log_ratio()), "token")
+    assert found.status == "refuted" and found.counterexample.values["what"] == TURNED
+
+
 @verdicts.wrong_specs("inward")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)

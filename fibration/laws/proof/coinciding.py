@@ -71,7 +71,8 @@ class Coinciding:
             for case in near.branches(written):
                 if not vanishes(case.sympy().subs(self.moving) - right):
                     held = {d.subs(self.moving): signs for d, signs in case.signs}
-                    words = [f"{show(d)} is {WORDS[s]}" for d, s in held.items() if not d.is_number and s in WORDS]
+                    asked = {d: s for d, s in held.items() if s in WORDS and not self.assume.signs(d) <= s}
+                    words = [f"{show(d)} is {WORDS[s]}" for d, s in asked.items() if not d.is_number]
                     return words[0] if len(words) == 1 and len(words[0]) <= LONGEST else ""
         except (TooManyCases, SpecError):
             pass

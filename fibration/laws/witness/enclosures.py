@@ -7,15 +7,18 @@ no counterexample. Here every rounded value carries how far it may be off.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from fibration.language.atoms import advantage
 from fibration.language.exact import NoValue, TooLarge, bounded
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.operators import OPERATORS, Composed, Needs, Signs, Sugar, Valued
+from fibration.language.traversal import atoms
 from fibration.laws.witness.duals import ARGUMENTS, expanded
+from fibration.laws.witness.probes import crossings, turning
 
 OFF = Fraction(1, 10**45)  # of fifty digits, more than are lost in rounding an argument and a value
 LARGE = 10_000  # exponentials of more have too many digits
@@ -161,3 +164,12 @@ def domain(operator: str) -> Needs:
     row = OPERATORS[operator]
     assert isinstance(row, Valued)
     return row.domain(*ARGUMENTS[: row.arity])
+
+
+def branching(gate: Expression, here: Mapping[Expression, Fraction]) -> set[Fraction]:
+    """The advantages at which a gate goes over to another branch, with what is `here`, and 0 for all else."""
+
+    def at(e: Expression) -> Callable[[Fraction], Fraction | None]:
+        return lambda a: of_its_sign(e, lambda atom: a if atom == advantage else here.get(atom, Fraction(0)))
+
+    return {c for e in turning([gate]) if advantage in atoms(e) for c in crossings(at(e))}

@@ -13,7 +13,21 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.assumptions import balanced
-from fibration.language.atoms import BATCH, Density, Reading, Stratum, advantage, gated, in_channel, residual
+from fibration.language.atoms import (
+    BATCH,
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Parameter,
+    Reading,
+    Stratum,
+    Total,
+    advantage,
+    gated,
+    in_channel,
+    residual,
+)
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -26,6 +40,8 @@ from fibration.laws.witness.batches import Concrete, Witness, in_brief, rounded,
 from fibration.laws.witness.coefficients import Point
 from fibration.laws.witness.definition import directions, formulas
 from fibration.laws.witness.duals import Dual, slopes_of, value_of
+from fibration.laws.witness.enclosures import branching
+from fibration.laws.witness.probes import between
 from fibration.laws.witness.search import concretes, smallest
 
 MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500
@@ -100,10 +116,12 @@ def pushed_further_out(
     `of` is what drifts by multiples of one number, so that residuals do too: "log" ratios, or ratios, a "deviation".
     """
     h, tried = _by_recursion(h), 0
-    mixed = any(isinstance(a, Aggregate) for a in atoms(in_channel(h.gate(stratum), channel)))
+    gate = in_channel(h.gate(stratum), channel)
+    mixed = any(isinstance(a, Aggregate) for a in atoms(gate))
     for concrete, way in _tried(h):
         spread = _sizes(h, concrete, stratum, channel, way, spans, of)
-        for advantages in _advantages(h, concrete, way, mixed):
+        others = _others_than_signs(gate, concrete, stratum) if advantage in set(atoms(gate)) else []
+        for advantages in (*_advantages(h, concrete, way, mixed), *((a,) * len(way) for a in others)):
             found: list[tuple[Point, list[Level]]] = []
             for t in spread:
                 tried += 1
@@ -126,6 +144,15 @@ def _advantages(h: Hierarchy, concrete: Concrete, way: Sequence[int], mixed: boo
     if mixed and len(set(zip(rows, way, strict=True))) == len(set(rows)) > 1:
         for sign in (1, -1):
             yield tuple(Fraction(-9 * sign, 10) if d > 0 else Fraction(sign) for d in way)
+
+
+def _others_than_signs(gate: Expression, concrete: Concrete, stratum: Stratum) -> list[Fraction]:
+    """Advantages between and beyond those other than 0 at which a gate takes another branch."""
+    measured = [a for a in set(atoms(gate)) if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
+    here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, 0) for a in measured}
+    found = {c for c in branching(gate, here) if c}
+    around = between(sorted({*found, Fraction(0)})) if found else []
+    return sorted((a for a in around if a not in (-1, 0, 1)), key=lambda a: (a.denominator, abs(a)))
 
 
 def _by_recursion(h: Hierarchy) -> Hierarchy:
@@ -230,7 +257,7 @@ def _seen(
         turned = _turned(point)
         back = next((v for v in levels(turned, stratum, channel) if v.element == level.element), None)
         if level.is_outward and level.slope > 0 and back and back.slope <= 0:
-            why = "is pulled further out, which its gate lets pass, and a pull back it stops"
+            why = "is pulled further out, which its gate lets pass, though it stops what would come back from there"
             return _witness(point, stratum, channel, level, why, LOST, of, turned)
     return None
 
@@ -262,12 +289,16 @@ def _witness(
     place = concrete.describe(h.rows) if concrete.size[h.rows] == 1 else concrete.describe(Stratum(BATCH))
     who = "it" if stratum in h.leaves and not many else f"{stratum} {level.element + 1}"
     side = f' on channel "{channel}"' if channel else ""
+    beside = f" instead of μ·A·r = {_listed(ungated)}"
+    if what != TURNED:  # it has the right sign, and should be nearer to 0
+        beside = f", of μ·A·r = {_listed(ungated)}"
+        if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
+            beside = ", all of μ·A·r"
     text = (
         f"in {place} with {_said(point.advantages)} and {kind if many else kind[:-1]} "
         f"{_listed(drift)}, "
         f"{who}{side} has the residual {in_brief(level.residual)} and {why}: the "
-        f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {_listed(coefficients)} instead of "
-        f"μ·A·r = {_listed(ungated)}"
+        f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {_listed(coefficients)}{beside}"
     )
     values = {
         "what": what, "stratum": stratum.name, "channel": channel, "element": level.element,
