@@ -44,6 +44,7 @@ from fibration import (
     quantile,
     residual,
     some,
+    sqrt,
     tanh,
     token_log_ratio,
     token_mean,
@@ -75,6 +76,10 @@ MOMENTS = {
     "a mask of logarithms": (mu.weigh(rho).keep(k <= C), ("exp(C)", "exp(C) under rollout")),
     "on both sides": (mu.weigh(rho).keep((rho <= C) & (rho >= 1 / C)), ("C", "C under rollout")),
     "to the current policy": (mu.weigh(minimum(exp(log_prob(current) - log_prob(rollout)), C)), ("C", "C under rollout")),
+    "a veto of a sequence": (mu.weigh(rho).keep(~some(rho > C, over=trajectory)), ("C", "C under rollout")),
+    "a veto beside a mask": (mu.weigh(rho).keep((k > -9) & ~some(rho > C, over=batch)), ("C", "C under rollout")),
+    "half of a capped one": (mu.weigh(minimum(rho, C) / 2), ("C/2", "C**2/4")),
+    "a root of a capped one": (mu.weigh(sqrt(minimum(rho, C))), ("sqrt(C)", "C")),
     "its square": (mu.weigh(minimum(rho * rho, C)), ("C", "C**2")),
     "of both signs": (mu.weigh(where(advantage >= 0, 1, clip(exp(token_log_ratio), 0, 1))), ("1", "1")),
     "a probability": (mu.weigh(exp(log_prob(old))), ("1", "1")),
@@ -89,7 +94,16 @@ def test_bounds_of_weights(name):
     assert moment(objective) == expected
 
 
-@pytest.mark.parametrize("objective", [mu.weigh(rho), mu.weigh(1 / rho), mu.weigh(rho).keep(rho >= 1 / C)])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        mu.weigh(rho),
+        mu.weigh(1 / rho),
+        mu.weigh(rho).keep(some(rho <= C, over=trajectory)),
+        mu.weigh(sqrt(rho)),
+        mu.weigh(rho).keep(rho >= 1 / C),
+    ],
+)
 def test_what_has_no_bound_says_so(objective):
     (fact,) = facts(one(objective), "second_moment")
     assert fact.value == "w has no bound that is known"

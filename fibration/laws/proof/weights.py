@@ -16,7 +16,7 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Component, Parameter
-from fibration.language.expressions import Apply, Expression
+from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, OPERATORS, exp, where
 from fibration.language.places import whole_batch
@@ -43,8 +43,21 @@ def supremum(h: Hierarchy, weight: Expression) -> Any:
     """What a weight is at most on tokens that are kept, in numbers and parameters; `oo` where no bound is known.
 
     In each of its branches that is what it can be seen to be, or a number that is written in the weight or in a
-    condition, where the branch says that it, or its logarithm, is not above that.
+    condition, where the branch says that it, or its logarithm, is not above that. Where no bound of the whole is known,
+    a root and a multiple are bounded by what they are taken of.
     """
+    whole = _of_whole(h, weight)
+    if whole != oo or not isinstance(weight, Apply):
+        return whole
+    first, *others = weight.arguments
+    if weight.operator == "sqrt":
+        return sympy.sqrt(supremum(h, first))
+    if weight.operator == "/" and isinstance(others[0], Number) and others[0].value > 0:
+        return supremum(h, first) / to_sympy(others[0])
+    return oo
+
+
+def _of_whole(h: Hierarchy, weight: Expression) -> Any:
     read, assume = _on_kept(h, weight), at_tokens(h)
     bounds = [to_sympy(e) for e in dict.fromkeys(_written(desugar(read)))]
     try:
@@ -56,8 +69,19 @@ def supremum(h: Hierarchy, weight: Expression) -> Any:
 
 def _on_kept(h: Hierarchy, weight: Expression) -> Expression:
     """A weight, and 0 on tokens that are not kept."""
-    kept = [k.condition for k in h.objective.kept]
+    kept = [c for k in h.objective.kept for c in (k.condition, *_implied(k.condition))]
     return where(functools.reduce(operator.and_, kept), weight, 0) if kept else weight
+
+
+def _implied(condition: Expression) -> Iterator[Expression]:
+    """What holds at a token that is kept, as no token of an element that it lies in breaks it."""
+    if isinstance(condition, Apply) and condition.operator == "and":
+        for part in condition.arguments:
+            yield from _implied(part)
+    elif isinstance(condition, Apply) and condition.operator == "not":
+        (inner,) = condition.arguments
+        if isinstance(inner, Aggregate) and inner.kind == "some":
+            yield ~inner.formula
 
 
 def _written(e: Expression) -> Iterator[Expression]:
