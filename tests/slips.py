@@ -443,7 +443,7 @@ LAWS = (
     ),
     slip(
         "one advantage of each sign is enough", "laws*identity",
-        "found = {c for e in turning([gate]) if advantage in atoms(e) for c in crossings(at(e))}", "found = set()",
+        "*between(sorted(branching(gate, here)))]", "]",
     ),
     slip(
         "what is out of time is kept", "laws*budget",
