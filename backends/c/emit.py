@@ -60,7 +60,6 @@ SKELETON_WORDS = """
 real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
 AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
 int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs reserve quantile quantiles FEW SAMPLE
-SHARED
 """.split()
 PRECISIONS = ("f32", "f64", "real")
 RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})
@@ -393,7 +392,7 @@ class _Function:
     def picked(self, node: Quantile) -> None:
         """The quantile of a segment, of the values in its room."""
         room, size = self.room[node.values]
-        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)}, 1)"
+        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)})"
         self.assign(2, "double", self.names[node], text)
 
     def set_aside(self, depth: int, node: Node, value: str, sweep: Sweep, word: str) -> None:

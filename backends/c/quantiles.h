@@ -1,9 +1,9 @@
 /* Quantiles. The two values next to a place in order are closed in on between two of a sample, by counting, which is
-   vector code; so they are the same whatever the sample, or the number of threads. */
+   vector code; so they are the same whatever the sample. One thread looks for each: what two would share takes less time
+   than they wait for each other. */
 
 #define FEW 32
 #define SAMPLE 256
-#define SHARED (8 * LONG) /* so many that threads wait for each other less than they count */
 
 static double *reserve(int64_t numbers)
 {
@@ -12,7 +12,8 @@ static double *reserve(int64_t numbers)
     return room;
 }
 
-static void count_block(const double *x, int64_t n, double low, double high, int64_t *below, int64_t *above)
+/* How many are below and above two bounds. */
+static void count_outside(const double *x, int64_t n, double low, double high, int64_t *below, int64_t *above)
 {
     int64_t less = 0, more = 0;
 #pragma omp simd reduction(+ : less, more)
@@ -20,7 +21,8 @@ static void count_block(const double *x, int64_t n, double low, double high, int
     *below = less, *above = more;
 }
 
-static int64_t keep_block(const double *x, double *found, int64_t n, double low, double high)
+/* Those between two bounds into `found`, which may be `x`: how many they are. */
+static int64_t keep_inside(const double *x, double *found, int64_t n, double low, double high)
 {
     int64_t kept = 0;
     for (int64_t k = 0; k < n; k++) {
@@ -29,42 +31,6 @@ static int64_t keep_block(const double *x, double *found, int64_t n, double low,
         kept += (value >= low) & (value <= high);
     }
     return kept;
-}
-
-/* How many are below and above two bounds. */
-static void count_outside(const double *x, int64_t n, double low, double high, int threads, int64_t *below,
-                          int64_t *above)
-{
-    if (n <= SHARED) {
-        count_block(x, n, low, high, below, above);
-        return;
-    }
-    int64_t less = 0, more = 0;
-    (void)threads;
-#pragma omp parallel for num_threads(threads) reduction(+ : less, more)
-    for (int64_t at = 0; at < n; at += LONG) {
-        int64_t a, b;
-        count_block(x + at, at + LONG < n ? LONG : n - at, low, high, &a, &b);
-        less += a, more += b;
-    }
-    *below = less, *above = more;
-}
-
-/* Those between two bounds into `found`, which may be `x`: how many they are. */
-static int64_t keep_inside(const double *x, double *found, int64_t n, double low, double high, int threads)
-{
-    if (n <= SHARED) return keep_block(x, found, n, low, high);
-    int64_t *kept = (int64_t *)reserve(n / LONG + 1), total = 0;
-    (void)threads;
-#pragma omp parallel for num_threads(threads)
-    for (int64_t at = 0; at < n; at += LONG)
-        kept[at / LONG] = keep_block(x + at, found + at, at + LONG < n ? LONG : n - at, low, high);
-    for (int64_t at = 0; at < n; at += LONG) {
-        memmove(found + total, found + at, (size_t)kept[at / LONG] * sizeof(double));
-        total += kept[at / LONG];
-    }
-    __builtin_free(kept);
-    return total;
 }
 
 /* Up to SAMPLE numbers in order, NaN at the ends: each at its rank, which is counted without a branch. */
@@ -89,14 +55,14 @@ static double between(double a, double b, double t)
 }
 
 /* The same of the values at k and at k + next in order, both from `low` to `high`: bit by bit. */
-static double halved(const double *x, int64_t n, int64_t k, int64_t next, double t, double low, double high, int threads)
+static double halved(const double *x, int64_t n, int64_t k, int64_t next, double t, double low, double high)
 {
     int64_t above = order_f64(high), below = order_f64(low) - 1;
     while ((uint64_t)above - (uint64_t)below > 1) {
         const int64_t middle = (int64_t)((uint64_t)below + ((uint64_t)above - (uint64_t)below) / 2);
         const double bound = unorder_f64(middle);
         int64_t less, more;
-        count_outside(x, n, bound, bound, threads, &less, &more);
+        count_outside(x, n, bound, bound, &less, &more);
         if (n - more > k + next) above = middle;
         else if (n - more <= k) below = middle;
         else {
@@ -112,7 +78,7 @@ static double halved(const double *x, int64_t n, int64_t k, int64_t next, double
 }
 
 /* Of n values, at `level`; `found` has room for as many. NaN if one of them is. */
-static double quantile(const double *x, double *found, int64_t n, double level, int threads)
+static double quantile(const double *x, double *found, int64_t n, double level)
 {
     if (!n) return 0;
     const double place = level * (double)(n - 1);
@@ -126,13 +92,13 @@ static double quantile(const double *x, double *found, int64_t n, double level, 
         double low = at < room ? -INFINITY : sample[at - room];
         double high = at + room >= size ? INFINITY : sample[at + room];
         int64_t below, above;
-        count_outside(x, n, low, high, threads, &below, &above);
+        count_outside(x, n, low, high, &below, &above);
         if (k < below) low = -INFINITY, below = 0;
         if (k + next >= n - above) high = INFINITY, above = 0;
-        const int64_t kept = round < 16 ? keep_inside(x, found, n, low, high, threads) : n;
+        const int64_t kept = round < 16 ? keep_inside(x, found, n, low, high) : n;
         if (kept + below + above < n) return NAN;
         if (low == high) return low + 0.0;
-        if (kept == n) return halved(x, n, k, next, t, low, high, threads);
+        if (kept == n) return halved(x, n, k, next, t, low, high);
         x = found, n = kept, k -= below;
     }
     for (int64_t i = 0; i < n; i++) {
@@ -148,20 +114,17 @@ static void quantiles(double *out, int parts, const double *const *x, const int6
                       const int64_t *const *members, const double *level, int64_t stride, int64_t targets, int threads)
 {
     (void)threads;
-    for (int large = 0; large < 2; large++) { /* small ones beside each other, then large ones, each by all threads */
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (!large)
-        for (int64_t b = 0; b < targets; b++) {
-            int64_t n = 0;
-            for (int p = 0; p < parts; p++) n += members[p][b + 1] - members[p][b];
-            if ((n > SHARED) != large) continue;
-            double *room = reserve(2 * n), *end = room;
-            const double *values = room;
-            for (int p = 0; p < parts; p++)
-                if (parts == 1 && !order[p]) values = x[p] + members[p][b];
-                else
-                    for (int64_t k = members[p][b]; k < members[p][b + 1]; k++) *end++ = x[p][order[p] ? order[p][k] : k];
-            out[b] = quantile(values, room + n, n, level[b * stride], large ? threads : 1);
-            __builtin_free(room);
-        }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (targets > 1)
+    for (int64_t b = 0; b < targets; b++) {
+        int64_t n = 0;
+        for (int p = 0; p < parts; p++) n += members[p][b + 1] - members[p][b];
+        double *room = reserve(2 * n), *end = room;
+        const double *values = room;
+        for (int p = 0; p < parts; p++)
+            if (parts == 1 && !order[p]) values = x[p] + members[p][b];
+            else
+                for (int64_t k = members[p][b]; k < members[p][b + 1]; k++) *end++ = x[p][order[p] ? order[p][k] : k];
+        out[b] = quantile(values, room + n, n, level[b * stride]);
+        __builtin_free(room);
     }
 }

@@ -166,7 +166,7 @@ def shapes(n: int) -> dict[str, Vector]:
     }
 
 
-LONG, SHARED = 20_000, 140_000  # what is sampled more, and what several threads share
+LONG, LONGEST = 20_000, 140_000  # what is sampled more, and in several rounds
 HARD = [(kind, b) for b in CPU for kind in shapes(8) if not b.slow or kind in ("infinities", "ties")]
 
 
@@ -178,7 +178,7 @@ def test_hard_numbers(kind, backend: Backend):
         ((2, 33), (0.37,))
         if backend.slow
         else (
-            (1, 2, 5, 33, 300, 2000, SHARED if (kind, backend.name) == ("two", "c") else LONG),
+            (1, 2, 5, 33, 300, 2000, LONGEST if (kind, backend.name) == ("two", "c") else LONG),
             (0.0, 1e-4, 0.37, 0.9, 1.0),
         )
     )
