@@ -22,6 +22,7 @@ from fibration.errors import (
     SpecError,
     TrainerError,
 )
+from fibration.language.advantages import centred, standardised
 from fibration.language.assumptions import balanced, populated
 from fibration.language.atoms import (
     Attribute,
@@ -35,6 +36,7 @@ from fibration.language.atoms import (
     mass,
     pull,
     residual,
+    reward,
     strata,
     token_log_ratio,
 )
@@ -71,9 +73,11 @@ from fibration.language.operators import (
     tanh,
     where,
 )
+from fibration.language.order import after, before, position
+from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy, log_prob, policies
 from fibration.language.report import Report
-from fibration.language.statistics import largest, mean, quantile, some, total
+from fibration.language.statistics import deviation, largest, mean, quantile, some, total
 from fibration.laws.equivalent import equivalent
 from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 
@@ -94,13 +98,14 @@ _LAZY = {
 __all__ = [
     "Attribute", "BackendError", "BatchError", "Decomposition", "Fibration", "FibrationError", "Gate", "Hierarchy",
     "HierarchyIndexError", "LawError", "MarkovKernel", "MissingDependency", "NoHierarchy", "Objective", "Operator",
-    "Parameter", "ParameterError", "Policy", "RanksError", "Report", "Rollouts", "RolloutsError", "SpecError",
-    "Stratum", "TrainerError", "absolute", "advantage", "aggregate_gate", "atan", "balanced", "channel_sign", "clip",
-    "clip_gate", "compile", "constant_normaliser", "count", "decomposition", "density", "dual_clip_gate", "equal",
-    "equivalent", "exp", "expm1", "gated", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p",
-    "log_clip_gate", "log_prob", "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one",
-    "pessimistic_clip_gate", "policies", "populated", "proportional", "pull", "quantile", "ratio_deviation", "residual",
-    "same", "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt", "stop", "strata", "tanh",
+    "Parameter", "ParameterError", "Penalty", "Policy", "RanksError", "Report", "Rollouts", "RolloutsError",
+    "SpecError", "Stratum", "TrainerError", "absolute", "advantage", "after", "aggregate_gate", "atan", "balanced",
+    "before", "centred", "channel_sign", "clip", "clip_gate", "compile", "constant_normaliser", "count",
+    "decomposition", "density", "deviation", "dual_clip_gate", "equal", "equivalent", "exp", "expm1", "gated",
+    "identity_gate", "largest", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_prob", "log_ratio",
+    "mass", "maximum", "mean", "minimum", "on_policy", "one", "pessimistic_clip_gate", "policies", "populated",
+    "position", "proportional", "pull", "quantile", "ratio_deviation", "residual", "reward", "same", "sigmoid",
+    "sign", "signed_log_ratio", "softplus", "some", "sqrt", "standardised", "stop", "strata", "tanh",
     "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
 ]  # fmt: skip
 

@@ -51,7 +51,7 @@ def strata(names: str) -> tuple[Stratum, ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """Stands for the source or the target stratum of the fibration that a kernel will be put on."""
+    """Stands for a stratum that is known later: the source or the target of a kernel's fibration, the rows."""
 
     name: str
 
@@ -60,6 +60,7 @@ class Place:
 
 
 SOURCE, TARGET = Place("source"), Place("target")
+ROWS = Place("rows")  # of the batch, as long as nobody has said what they are
 Where = Stratum | Place | None
 
 
@@ -323,6 +324,8 @@ mass = Reading("mass")
 channel_sign = Reading("channel_sign")
 # What pulls the density of the element up, detached; only its sign has a meaning (`Hierarchy.pull`).
 pull = Reading("pull")
+# What a call is given in the place of advantages, which are then a formula of it.
+reward = Reading("reward")
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,7 +18,8 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
 RESERVED = frozenset({
     *CALLED, "and", "or", "not",
     "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "source", "target",
-    "channel_sign", "pull", "current", "old", "mean", "largest", "some", "quantile",
+    "channel_sign", "pull", "current", "old", "mean", "largest", "some", "quantile", "deviation",
+    "reward", "before", "after", "position", "centred", "standardised", "True", "False",
     "objective", "coefficients", "log_ratio", "log_prob", "old_log_prob", "cotangent", "torch",
 })  # fmt: skip
 NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"

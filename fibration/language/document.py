@@ -18,9 +18,10 @@ from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
-from fibration.language.grammar import MAX_REASON, MAX_TEXT
+from fibration.language.grammar import MAX_REASON, MAX_TEXT, parse
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.objectives import Objective
+from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy
 from fibration.language.registry import construct
 from fibration.language.statistics import within
@@ -89,6 +90,17 @@ class GatePerChannelDocument(_Document):
     minus: Annotated[GateText, Field(alias="-")]
 
 
+FormulaText = Annotated[str, _text("a formula of tokens", "beta * (log_prob(current) - log_prob(reference))**2 / 2")]
+
+
+class PenaltyDocument(_Document):
+    """A penalty with weights of its own, or one that is read at the elements of a stratum."""
+
+    formula: FormulaText
+    objective: Annotated[str, _text("the weights of its tokens", "token_mean()")] | None = None
+    over: NameText | None = None
+
+
 class HierarchyDocument(_Document):
     """A fibration gating hierarchy as `fibration` writes and reads it."""
 
@@ -111,6 +123,11 @@ class HierarchyDocument(_Document):
     assume: Annotated[list[BalancedDocument | PopulatedDocument], Field(max_length=64)] = []
     orthogonalise: Literal["projection"] | None = None
     rows: NameText = "trajectory"
+    groups: Annotated[list[NameText], Field(max_length=64, description="strata that rows lie over, without gates")] = []
+    advantages: (
+        Annotated[str, _text("advantages as a formula of rewards", "centred(reward, over=prompt_group)")] | None
+    ) = None
+    penalties: Annotated[dict[NameText, FormulaText | PenaltyDocument], Field(max_length=64)] = {}
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `Hierarchy`, or a SpecError naming the entry that cannot be read."""
@@ -150,6 +167,17 @@ class HierarchyDocument(_Document):
             parts = {c: gate(f"{s}, channel {c}", t) for c, t in (("+", text.plus), ("-", text.minus))}
             return GatePerChannel(parts["+"], parts["-"])
 
+        def penalty(name: str, given: str | PenaltyDocument) -> Penalty:
+            here_it = f"{here}: the penalty '{name}'"
+            if isinstance(given, str):
+                return Penalty(parse(given, names, here_it))
+            weighed = given.objective
+            return Penalty(
+                parse(given.formula, names, here_it),
+                None if weighed is None else construct(Objective, weighed, names, f"{here_it}: objective", Objective),
+                None if given.over is None else stratum(given.over, f"the penalty '{name}'"),
+            )
+
         return dict(
             name=self.name,
             fibrations=[
@@ -167,6 +195,9 @@ class HierarchyDocument(_Document):
             assume=[_assumption(a, stratum) for a in self.assume],
             orthogonalise=self.orthogonalise,
             rows=strata[self.rows] if self.rows in strata else Stratum(self.rows),
+            groups=[stratum(s, "'groups'") for s in self.groups],
+            advantages=None if self.advantages is None else parse(self.advantages, names, f"{here}: the advantages"),
+            penalties={name: penalty(name, given) for name, given in self.penalties.items()},
         )
 
     def check_used(self, strata: Iterable[Stratum], expressions: Iterable[Expression]) -> None:
@@ -208,6 +239,15 @@ def flat(value: Parameter | Attribute) -> dict[str, Any]:
 def written_gate(gate: Gate) -> str | dict[str, str]:
     """A gate as a document has it."""
     return {"+": gate.plus.written, "-": gate.minus.written} if isinstance(gate, GatePerChannel) else gate.written
+
+
+def written_penalty(penalty: Penalty) -> str | dict[str, str]:
+    """A penalty as a document has it."""
+    formula, objective, over = str(penalty.formula), penalty.objective, penalty.over
+    if objective is None and over is None:
+        return formula
+    rest = {"objective": None if objective is None else objective.written, "over": None if over is None else over.name}
+    return {"formula": formula, **{k: v for k, v in rest.items() if v is not None}}
 
 
 def written_assumption(assumption: Assumption) -> dict[str, Any]:

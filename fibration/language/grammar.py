@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import ClassVar, TypeVar
 
 from fibration.errors import SpecError, an, shown
+from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import (
     Place,
     Stratum,
@@ -29,12 +30,14 @@ from fibration.language.atoms import (
     mass,
     pull,
     residual,
+    reward,
     token_log_ratio,
 )
 from fibration.language.expressions import MAX_DEPTH, Expression, apply, as_expression
 from fibration.language.operators import CALLED, OPERATORS
+from fibration.language.order import after, before, position
 from fibration.language.policies import CURRENT, OLD, Policy, log_prob
-from fibration.language.statistics import largest, mean, quantile, some, total
+from fibration.language.statistics import deviation, largest, mean, quantile, some, total
 
 T = TypeVar("T")
 MAX_TEXT = 10_000
@@ -250,11 +253,16 @@ def read(text: object, what: str = "an expression") -> Tree:
 
 
 Names = Mapping[str, object]
-_READINGS = {r.name: r for r in (residual, advantage, token_log_ratio, mass, channel_sign, pull)}
+_READINGS = {r.name: r for r in (residual, advantage, token_log_ratio, mass, channel_sign, pull, reward)}
 _POLICIES = {name: Policy(name) for name in (CURRENT, OLD)}
 _ATOM_CALLS: dict[str, Callable[..., Expression]] = {
-    f.__name__: f for f in (count, total, density, gated, log_prob, mean, largest, some, quantile)
-}
+    f.__name__: f
+    for f in (
+        count, total, density, gated, log_prob, mean, deviation, largest, some, quantile, before, after, position,
+        centred, standardised,
+    )
+}  # fmt: skip
+_TRUTHS = {"True": True, "False": False}
 CALLS = (*CALLED, *_ATOM_CALLS)
 
 
@@ -302,13 +310,13 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
 
 
 def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], dict[str, object]]:
-    """The arguments of a call: strata and channels as themselves, everything else as an Expression."""
+    """The arguments of a call: strata, channels and truths as themselves, everything else as an Expression."""
 
     def value(tree: Tree) -> object:
         if isinstance(tree, Quoted):
             return tree.text
-        found = {**_POLICIES, **names}.get(tree.text) if isinstance(tree, Word) else None
-        if isinstance(found, (Stratum, Place, Policy)):
+        found = {**_POLICIES, **_TRUTHS, **names}.get(tree.text) if isinstance(tree, Word) else None
+        if isinstance(found, (Stratum, Place, Policy, bool)):
             return found
         if isinstance(tree, Word) and call.name == log_prob.__name__:
             known = [*_POLICIES, *(n for n, v in names.items() if isinstance(v, Policy))]

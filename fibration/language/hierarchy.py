@@ -19,20 +19,26 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from fibration.errors import SpecError
-from fibration.language.atoms import (
-    Stratum,
-    in_channel,
-)
+from fibration.language.atoms import Stratum, in_channel
 from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
-from fibration.language.document import HierarchyDocument, flat, named, written_assumption, written_gate
-from fibration.language.expressions import Expression
+from fibration.language.document import (
+    HierarchyDocument,
+    flat,
+    named,
+    written_assumption,
+    written_gate,
+    written_penalty,
+)
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate, as_gate
 from fibration.language.objectives import Objective
 from fibration.language.outline import Outline
+from fibration.language.penalties import as_penalty
 from fibration.language.read_document import read_document, read_json, source_of
 from fibration.language.readable import check, check_arguments, check_elements
 from fibration.language.report import Verify
+from fibration.language.statistics import of_rows
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
@@ -52,6 +58,10 @@ class Hierarchy(Outline):
     `gives_up` maps laws to the reason why this loss breaks them on purpose. `assume` holds what is assumed of every
     batch, `balanced(a, b)` or `populated(a, over=b)`: used in proofs and checked on every index.
     `orthogonalise="projection"` takes residuals of crossed strata by least squares instead of the Möbius recursion.
+
+    `groups` are further strata that rows lie over, without gates: an index takes a label for each row, and formulas
+    gather over them. `advantages` is a formula of `reward`: calls then take rewards. `penalties` maps names to formulas
+    that are taken off the objective and not multiplied by an advantage (`Penalty`).
     """
 
     def __init__(
@@ -66,15 +76,27 @@ class Hierarchy(Outline):
         assume: Any = (),
         orthogonalise: Literal["projection"] | None = None,
         rows: Stratum | None = None,
+        groups: Any = (),
+        advantages: Expression | None = None,
+        penalties: Mapping[str, Any] | None = None,
     ) -> None:
         check_name(name, "a hierarchy")
         given = dict(
             fibrations=fibrations, gates=gates, decomposition=decomposition, objective=objective, assume=assume
         )
         given |= {"gives_up": gives_up or {}, "rows": rows or Stratum("trajectory")}
+        given |= {"groups": groups, "penalties": penalties or {}}
         check_arguments(name, given)
         given["gates"] = {s: as_gate(g, f"hierarchy '{name}': the gate on {s}") for s, g in gates.items()}
-        given |= {"fibrations": tuple(fibrations), "assume": tuple(assume)}
+        given |= {"fibrations": tuple(fibrations), "assume": tuple(assume), "groups": tuple(groups)}
+        terms = {k: as_penalty(v, f"hierarchy '{name}': the penalty '{k}'") for k, v in given["penalties"].items()}
+        given["penalties"] = {
+            check_name(k, "a penalty"): p.model_copy(update={"formula": of_rows(p.formula, given["rows"])})
+            for k, p in terms.items()
+        }
+        if advantages is not None:
+            formula = as_expression(advantages, f"hierarchy '{name}': the advantages")
+            given["advantages"] = of_rows(formula, given["rows"])
         check_elements(name, given)
         if orthogonalise not in (None, "projection"):
             raise SpecError(f"hierarchy '{name}': orthogonalise={orthogonalise!r}", required="None or 'projection'")
@@ -114,8 +136,11 @@ class Hierarchy(Outline):
             "assume": list(self.assume),
             "orthogonalise": self.orthogonalise,
             "rows": self.rows if self.rows.name != "trajectory" else None,
+            "groups": list(self.groups),
+            "advantages": self.advantages,
+            "penalties": dict(self.penalties),
         }
-        extra = "".join(f"\n    {k}={v!r}," for k, v in rest.items() if v)
+        extra = "".join(f"\n    {k}={v!r}," for k, v in rest.items() if isinstance(v, Expression) or v)
         middle = f"\n    fibrations=[{fibrations}\n    ]," if fibrations else ""
         return (
             f"Hierarchy(\n    name={self.name!r},{middle}\n    gates={{{gates}\n    }},"
@@ -129,7 +154,7 @@ class Hierarchy(Outline):
 
     @model_serializer(mode="plain")
     def _to_json(self) -> dict[str, Any]:
-        words = (*self.strata, *named(self._expressions()))
+        words = (*self.strata, *self.groups, *named(self._expressions()))
         passed = [p.name for p in self.policies.values() if p.is_passed]
         return {
             "name": self.name,
@@ -147,6 +172,9 @@ class Hierarchy(Outline):
             **({"assume": [written_assumption(a) for a in self.assume]} if self.assume else {}),
             **({"orthogonalise": self.orthogonalise} if self.orthogonalise else {}),
             "rows": self.rows.name,
+            **({"groups": [s.name for s in self.groups]} if self.groups else {}),
+            **({"advantages": str(self.advantages)} if self.advantages is not None else {}),
+            **({"penalties": {k: written_penalty(p) for k, p in self.penalties.items()}} if self.penalties else {}),
         }
 
     @model_validator(mode="wrap")
@@ -155,7 +183,7 @@ class Hierarchy(Outline):
         if isinstance(data, Mapping) and not isinstance(data.get("decomposition"), Decomposition):
             document = read_document(data, source_of(info.context))
             made = cls(**document.arguments())
-            document.check_used(made.strata, made._expressions())
+            document.check_used((*made.strata, *made.groups), made._expressions())
             return made
         return handler(data)
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal
 
 from fibration.errors import SpecError, an
-from fibration.language.atoms import BATCH, Count, Place, Stratum, Total, Where, count
+from fibration.language.atoms import BATCH, ROWS, Count, Place, Stratum, Total, Where, count
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import maximum, where
@@ -21,7 +21,7 @@ from fibration.language.statistics import total
 from fibration.language.traversal import transform
 
 # Resolved by `Objective.spelled_out`: the sampled strata, the rows of the batch, the batch itself.
-LEAF, ROWS, WHOLE = Place("leaf"), Place("rows"), Place(BATCH)
+LEAF, WHOLE = Place("leaf"), Place(BATCH)
 
 
 Normaliser = Literal["all", "kept"]

@@ -34,6 +34,7 @@ from fibration.language.kernels import Fibration
 from fibration.language.leaf_measure import masses
 from fibration.language.objectives import Objective
 from fibration.language.operators import exp, where
+from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy
 from fibration.language.statistics import total
 from fibration.language.strata import Shape
@@ -52,6 +53,9 @@ class Outline(Declared):
     assume: tuple[Assumption, ...] = ()
     orthogonalise: Literal["projection"] | None = None
     rows: Stratum = Stratum("trajectory")
+    groups: tuple[Stratum, ...] = ()
+    advantages: Expression | None = None
+    penalties: Annotated[Mapping[str, Penalty], AfterValidator(FrozenMap)] = FrozenMap()
 
     # ------------------------------------------------------------ structure
 
@@ -125,6 +129,12 @@ class Outline(Declared):
         yield self.decomposition.scale
         yield self.objective.weight
         yield from self.objective.formulas
+        if self.advantages is not None:
+            yield self.advantages
+        for penalty in self.penalties.values():
+            yield penalty.formula
+            if penalty.objective is not None:
+                yield from (penalty.objective.weight, *penalty.objective.formulas)
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:

@@ -44,6 +44,10 @@ def _one_for_all(h: Outline) -> Iterator[Expression]:
     """Atoms of what is no level's own: of the objective, of the decomposition, of formulas in statistics."""
     own = [h.objective.weight, *h.objective.formulas, h.decomposition.recovery, h.decomposition.scale]
     own += [e for _, e in h.decomposition.densities]
+    own += [h.advantages] if h.advantages is not None else []
+    for penalty in h.penalties.values():
+        weighed = penalty.objective
+        own += [penalty.formula, *(() if weighed is None else (weighed.weight, *weighed.formulas))]
     levels = [*(h.gate(s) for s in h.gates), *(f.weight for f in h.fibrations)]
     inside = (formula for e in levels for formula in itertools.islice(within(e), 1, None))
     for formula in (*(formula for e in own for formula in within(e)), *inside):
@@ -63,22 +67,25 @@ def way(hierarchy: Outline, source: str, target: str) -> list[str]:
     rows, here = hierarchy.rows.name, Stratum(source)
     if source == target:
         return [source]
+    beyond = target == BATCH or target in map(str, hierarchy.groups)
     if (
-        target == BATCH
+        beyond
         and source != rows
         and (source in map(str, hierarchy.leaves) or hierarchy.rows in hierarchy.coarser(here))
     ):
-        return [*way(hierarchy, source, rows), BATCH]
+        return [*way(hierarchy, source, rows), target]
     if target == BATCH or Stratum(target) not in hierarchy.coarser(here):
         return [source, target]
     return [source, *(f.target.name for f in hierarchy.shape.path(here, Stratum(target)))]
 
 
 def whole_batch(h: Outline) -> Shape:
-    """The strata with the rows, which every leaf lies over, and the batch, which everything does."""
+    """The strata with the rows, which every leaf lies over, the groups, which rows do, and the batch below all."""
     batch = Stratum(BATCH)
     rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)
-    roots = [s for s in h.roots if s not in (batch, *(leaf for leaf, _ in rows))] + [t for _, t in rows[:1]]
-    added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *((s, batch) for s in roots)))
+    groups = tuple((h.rows, s) for s in h.groups)
+    under = [leaf for leaf, _ in rows] + ([h.rows] if groups else [])
+    roots = [s for s in (*h.roots, *(t for _, t in rows[:1]), *h.groups) if s not in (batch, *under)]
+    added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *groups, *((s, batch) for s in roots)))
     strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
     return Shape(tuple(strata), (*h.fibrations, *added))

@@ -30,6 +30,8 @@ _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
     "rows": ("stratum of the rows", Stratum, "rows=trajectory, a Stratum"),
     "gives_up": ("collection of laws given up", Mapping, "gives_up={'first_order': 'why'}"),
     "assume": ("collection of assumptions", Iterable, "assume=[balanced(domain, modality)]"),
+    "groups": ("collection of groups", Iterable, "groups=[prompt_group]"),
+    "penalties": ("collection of penalties", Mapping, "penalties={'kl': beta * token_log_ratio**2 / 2}"),
 }
 
 
@@ -47,6 +49,8 @@ def check_elements(name: str, given: Mapping[str, Any]) -> None:
                 f"hierarchy '{name}' assumes {a!r}",
                 required="balanced(domain, modality), or populated(image_token, over=trajectory)",
             )
+    for s in given["groups"]:
+        _expect(name, "group", s, Stratum, "groups=[prompt_group], strata that rows lie over")
     for f in given["fibrations"]:
         _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
     for stratum, gate in given["gates"].items():
@@ -141,7 +145,7 @@ def _check_written(h: Outline, here: str) -> None:
 
 
 def _check_names(h: Outline, here: str) -> None:
-    words = [s.name for s in dict.fromkeys((*h.strata, h.rows))]
+    words = [s.name for s in (*dict.fromkeys((*h.strata, h.rows)), *h.groups)]
     words += [*h.parameters, *h.attributes, *h.policies]
     for word in words:
         if words.count(word) > 1:

@@ -1,7 +1,7 @@
-"""Statistics of tokens: one number of all tokens that lie over an element, through which no gradient flows.
+"""Statistics: one number of all tokens, or of all elements of a stratum, that lie over an element.
 
-What they are of is a formula read at each token; where it counts nothing but an attribute, `total` is the additive
-measure of `atoms.py`.
+What they are of is a formula read at each of these; where it counts nothing but an attribute, `total` is the additive
+measure of `atoms.py`. A gradient flows through sums and means in penalties alone.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Attribute, Gathered, Parameter, Total, Where, of_strata, over_text
+from fibration.language.atoms import ROWS, Attribute, Gathered, Parameter, Stratum, Total, Where, of_strata, over_text
 from fibration.language.expressions import Expression, Number, Operand, as_expression, check_size
+from fibration.language.order import Ordered
 from fibration.language.traversal import atoms, transform
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Aggregate(Gathered):
-    """A statistic of a formula over all tokens that lie over an element; no gradient flows through it.
+    """A statistic of a formula over all elements of `of` that lie over an element; None is the tokens.
 
-    `formula` is read at the tokens, the statistic at the elements of `over` (None: at the current one). `level` is the
-    fraction of a quantile.
+    `formula` is read at those elements, the statistic at the elements of `over` (None: at the current one). `level` is
+    the fraction of a quantile. A mean of the `others` leaves out the element of `of` at which it is read.
     """
 
-    kind: str  # total, mean, largest, some, quantile
+    kind: str  # total, mean, largest, some, quantile, deviation
     formula: Expression
     over: Where = None
     level: Expression | None = None
+    of: Where = None
+    others: bool = False
     depth: int = field(init=False)
     size: int = field(init=False)
     _hash: int = field(init=False)
@@ -36,54 +39,71 @@ class Aggregate(Gathered):
         object.__setattr__(self, "depth", 1 + self.formula.depth)
         object.__setattr__(self, "size", 1 + self.formula.size)
         check_size(self)
-        object.__setattr__(self, "_hash", hash((self.kind, self.formula, self.over, self.level)))
+        object.__setattr__(self, "_hash", hash(self._fields))
+
+    @property
+    def _fields(self) -> tuple[Any, ...]:
+        return self.kind, self.formula, self.over, self.level, self.of, self.others
 
     @property
     def is_condition(self) -> bool:  # type: ignore[override]
         return self.kind == "some"
 
     def __reduce__(self) -> tuple[Any, ...]:  # as Apply's
-        return Aggregate, (self.kind, self.formula, self.over, self.level)
+        return Aggregate, self._fields
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        mine = (self.kind, self.formula, self.over, self.level)
         return self is other or (
-            isinstance(other, Aggregate)
-            and self._hash == other._hash
-            and mine == (other.kind, other.formula, other.over, other.level)
+            isinstance(other, Aggregate) and self._hash == other._hash and self._fields == other._fields
         )
 
     def text(self) -> str:
         level = "" if self.level is None else f", {self.level}"
-        return f"{self.kind}({self.formula}{level}{over_text(self.over)})"
+        of = "" if self.of is None else f", of={self.of!r}"
+        return f"{self.kind}({self.formula}{level}{over_text(self.over)}{of}{', others=True' * self.others})"
 
 
-def _aggregate(kind: str, formula: object, over: object, level: object = None) -> Aggregate:
+def _aggregate(
+    kind: str, formula: object, over: object, of: object, level: object = None, others: object = False
+) -> Aggregate:
     value = as_expression(formula, f"the formula of {kind}")
     if value.is_condition is not (kind == "some"):
         wanted = "a condition" if kind == "some" else "a number"
         remedy = "" if kind == "some" else "write where(condition, 1, 0)"
         raise SpecError(f"{kind} takes {wanted}, not {value}", required=wanted, remedy=remedy)
     place = None if over is None else of_strata(over, f"{kind}(..., over=)")
-    return Aggregate(kind, value, place, None if level is None else as_expression(level, f"the level of {kind}"))
+    each = None if of is None else of_strata(of, f"{kind}(..., of=)")
+    if not isinstance(others, bool):
+        raise SpecError(f"{kind}(..., others={others!r})", required="True or False")
+    share = None if level is None else as_expression(level, f"the level of {kind}")
+    return Aggregate(kind, value, place, share, each, others)
 
 
-def mean(formula: Operand, over: Where = None) -> Aggregate:
-    """The mean of a formula over the tokens that lie over the `over` element at or below the current one, detached."""
-    return _aggregate("mean", formula, over)
+def mean(formula: Operand, over: Where = None, of: Where = None, others: bool = False) -> Aggregate:
+    """The mean of a formula over the tokens that lie over the `over` element at or below the current one.
+
+    `of`: over the elements of this stratum instead, each of which counts once, whatever its tokens are. `others=True`:
+    over all of these but the one at hand.
+    """
+    return _aggregate("mean", formula, over, of, others=others)
 
 
-def largest(formula: Operand, over: Where = None) -> Aggregate:
-    """The largest value of a formula on those tokens, detached; the least is `-largest(-formula)`."""
-    return _aggregate("largest", formula, over)
+def deviation(formula: Operand, over: Where = None, of: Where = None) -> Aggregate:
+    """The standard deviation of a formula over those, of a sample: `sqrt(Σ(f - mean)²/(n - 1))`, and 0 of one alone."""
+    return _aggregate("deviation", formula, over, of)
 
 
-def some(condition: Expression, over: Where = None) -> Aggregate:
-    """Whether a condition holds on some of those tokens; on all of them is `~some(~condition)`."""
-    return _aggregate("some", condition, over)
+def largest(formula: Operand, over: Where = None, of: Where = None) -> Aggregate:
+    """The largest value of a formula on those; the least is `-largest(-formula)`."""
+    return _aggregate("largest", formula, over, of)
+
+
+def some(condition: Expression, over: Where = None, of: Where = None) -> Aggregate:
+    """Whether a condition holds on some of those; on all of them is `~some(~condition)`."""
+    return _aggregate("some", condition, over, of)
 
 
 def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
@@ -92,7 +112,7 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
     As `numpy.quantile` and `torch.quantile` do by default, so that equal values need no order. `level` is a number
     from 0 to 1, or a Parameter whose bounds lie in there.
     """
-    made = _aggregate("quantile", formula, over, level)
+    made = _aggregate("quantile", formula, over, None, level)
     given = made.level
     inside = isinstance(given, Number) and 0 <= given.value <= 1
     if isinstance(given, Parameter):
@@ -106,32 +126,46 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
     return made
 
 
-def total(summed: Attribute | Expression, over: Where = None) -> Total | Aggregate:
+def total(summed: Attribute | Expression, over: Where = None, of: Where = None) -> Total | Aggregate:
     """Sum over the `over` element at or below the current one.
 
-    Of an attribute it is an additive measure, like `count`; of any other formula a statistic of tokens, detached.
+    Of an attribute it is an additive measure, like `count`; of any other formula, and of the elements of `of`, a
+    statistic.
     """
     if not isinstance(summed, Expression):
         raise SpecError(f"total takes an Attribute or a formula, not {summed!r}", remedy="tokens are counted by count")
-    if not isinstance(summed, Attribute):
-        return _aggregate("total", summed, over)
+    if not isinstance(summed, Attribute) or of is not None:
+        return _aggregate("total", summed, over, of)
     return Total(summed, None if over is None else of_strata(over, "total(..., over=)"))
 
 
 def within(expression: Expression) -> Iterator[Expression]:
-    """The expression, and the formulas of the aggregates that it reads, however deep: those are read at tokens."""
+    """The expression, and the formulas of what it gathers of others, however deep: those are read at these."""
     yield expression
     for atom in atoms(expression):
-        if isinstance(atom, Aggregate):
+        if isinstance(atom, (Aggregate, Ordered)):
             yield from within(atom.formula)
-            if atom.level is not None:
-                yield atom.level
+        if isinstance(atom, Aggregate) and atom.level is not None:
+            yield atom.level
+        if isinstance(atom, Ordered):
+            yield atom.discount
+
+
+def of_rows(expression: Expression, rows: Stratum) -> Expression:
+    """An expression in which what is gathered of the rows names their stratum."""
+
+    def named(atom: Expression) -> Expression:
+        return replace(atom, of=rows) if isinstance(atom, (Aggregate, Ordered)) and atom.of == ROWS else atom
+
+    return rewritten(expression, lambda e: transform(e, named))
 
 
 def rewritten(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
-    """`change` of an expression, and of all formulas in the statistics that it reads, the innermost first."""
+    """`change` of an expression, and of all formulas in what it gathers of others, the innermost first."""
 
     def inside(atom: Expression) -> Expression:
+        if isinstance(atom, Ordered):
+            return replace(atom, formula=rewritten(atom.formula, change), discount=change(atom.discount))
         if not isinstance(atom, Aggregate):
             return atom
         level = None if atom.level is None else change(atom.level)

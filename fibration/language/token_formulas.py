@@ -60,6 +60,10 @@ def _token_formulas(h: Outline) -> Iterator[tuple[str, Expression]]:
     """All of them, each with what it is of; those that statistics of statistics are of too."""
     own = [(f"the weight {_short(w)}", w) for w in h.objective.weighed]
     own += [(f"keep({_short(k.condition)})", k.condition) for k in h.objective.kept]
+    for name, weighed in ((n, p.objective) for n, p in h.penalties.items()):
+        formulas = () if weighed is None else weighed.formulas
+        own += [(f"the objective of the penalty '{name}'", formula) for formula in formulas]
+    own += [] if h.advantages is None else [("the formula of advantages", h.advantages)]
     yield from own
     for _, read in (*_formulas(h), *own):
         for statistic in (a for e in within(read) for a in atoms(e)):
@@ -75,6 +79,7 @@ def _formulas(h: Outline) -> Iterator[tuple[str, Expression]]:
     yield "the recovery", h.decomposition.recovery
     yield "the scale of the decomposition", h.decomposition.scale
     yield "the objective", h.objective.weight
+    yield from ((f"the penalty '{name}'", p.formula) for name, p in h.penalties.items())
 
 
 def _short(formula: Expression) -> str:

@@ -1,0 +1,38 @@
+"""Advantages as residuals of the reward density: what a reward has beyond those that it is compared with.
+
+They are expressions of `reward`, and detached: `Hierarchy(advantages=centred(reward, over=prompt_group))`.
+"""
+
+from __future__ import annotations
+
+from fibration.errors import SpecError
+from fibration.language.atoms import ROWS, Where
+from fibration.language.expressions import Expression, Operand, as_expression
+from fibration.language.statistics import deviation, mean
+
+
+def centred(formula: Operand, over: Where, leave_one_out: bool = False, of: Where = ROWS) -> Expression:
+    """A formula less its mean over an element of `over`, in which every element of `of` counts once.
+
+    `of`: the rows of the batch, unless it is said, as tokens are by `of=token`. `leave_one_out=True`: less the mean of
+    the others, so that no element is part of what it is compared with (RLOO); an element alone has none, and is
+    refused.
+    """
+    return as_expression(formula) - mean(formula, over=over, of=of, others=_said("centred", leave_one_out))
+
+
+def standardised(
+    formula: Operand, over: Where, leave_one_out: bool = False, of: Where = ROWS, epsilon: Operand = 1e-6
+) -> Expression:
+    """`centred`, by the standard deviation plus `epsilon` (GRPO); 0 where all are equal.
+
+    The deviation is a sample's, with `n - 1`, as torch.std and the trainers take it.
+    """
+    spread = deviation(formula, over=over, of=of) + as_expression(epsilon, "the epsilon of standardised")
+    return centred(formula, over, _said("standardised", leave_one_out), of) / spread
+
+
+def _said(function: str, leave_one_out: object) -> bool:
+    if not isinstance(leave_one_out, bool):
+        raise SpecError(f"{function}(..., leave_one_out={leave_one_out!r})", required="True or False")
+    return leave_one_out

@@ -1,0 +1,116 @@
+"""Order within an element: what comes before a token of a trajectory, or after a turn of an episode.
+
+The prefix is the state in which a token was sampled. Elements are in the order of their tokens' places in a row, or of
+the positions that an index was given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Parameter, Where, of_strata, over_text
+from fibration.language.expressions import Apply, Expression, Number, Operand, as_expression, check_size
+
+BEFORE, AFTER = "before", "after"
+ONE = as_expression(1)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Ordered(Expression):
+    """A discounted sum of a formula over all that comes before an element, or after it, without itself.
+
+    `formula` is read at the elements of `of` (None: at tokens), and so is this. `before` is
+    `Σ_{s<t} discount^(t-s) f_s` over the elements of `of` that lie over the same element of `over`, `after` the same
+    over `s > t`.
+    """
+
+    direction: str  # before, after
+    formula: Expression
+    over: Where
+    discount: Expression = ONE
+    of: Where = None
+    depth: int = field(init=False)
+    size: int = field(init=False)
+    _hash: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", 1 + max(self.formula.depth, self.discount.depth))
+        object.__setattr__(self, "size", 1 + self.formula.size + self.discount.size)
+        check_size(self)
+        object.__setattr__(self, "_hash", hash(self._fields))
+
+    @property
+    def _fields(self) -> tuple[Any, ...]:
+        return self.direction, self.formula, self.over, self.discount, self.of
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether sums run in the order of the elements."""
+        return self.direction == BEFORE
+
+    def __reduce__(self) -> tuple[Any, ...]:  # as Apply's
+        return Ordered, self._fields
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Ordered) and self._hash == other._hash and self._fields == other._fields
+        )
+
+    def text(self) -> str:
+        of = "" if self.of is None else f", of={self.of!r}"
+        if (self.direction, self.formula, self.discount) == (BEFORE, ONE, ONE):
+            return f"position({over_text(self.over)[2:]}{of})"
+        discount = "" if self.discount == ONE else f", discount={self.discount}"
+        return f"{self.direction}({self.formula}{over_text(self.over)}{discount}{of})"
+
+
+def before(formula: Operand, over: Where, discount: Operand = 1, of: Where = None) -> Ordered:
+    """`Σ_{s<t} discount^(t-s) f_s` over the tokens before this one that lie over the same element of `over`.
+
+    0 at the first. `of`: over the elements of this stratum instead, turns of an episode, say. `discount` is a number
+    from 0 to 1, a Parameter whose bounds lie in there, or a product of such. Masked tokens are not counted.
+    """
+    return _ordered(BEFORE, formula, over, discount, of)
+
+
+def after(formula: Operand, over: Where, discount: Operand = 1, of: Where = None) -> Ordered:
+    """`Σ_{s>t} discount^(s-t) f_s` over the tokens after this one, as `before`; 0 at the last.
+
+    Generalised advantages are `delta + after(delta, over=trajectory, discount=gamma*lam)`.
+    """
+    return _ordered(AFTER, formula, over, discount, of)
+
+
+def position(over: Where, of: Where = None) -> Ordered:
+    """How many tokens of the same `over` element come before this one: 0 at the first. `before(1, over=...)`."""
+    return _ordered(BEFORE, 1, over, 1, of)
+
+
+def _ordered(direction: str, formula: object, over: object, discount: object, of: object) -> Ordered:
+    value = as_expression(formula, f"the formula of {direction}")
+    if value.is_condition:
+        remedy = "write where(condition, 1, 0)"
+        raise SpecError(f"{direction} takes a number, not {value}", required="a number", remedy=remedy)
+    share = as_expression(discount, f"the discount of {direction}")
+    if not _is_share(share):
+        raise SpecError(
+            f"the discount of {direction} is {share}",
+            required="a number from 0 to 1, a Parameter of one value with bounds in there, or a product of such",
+        )
+    each = None if of is None else of_strata(of, f"{direction}(..., of=)")
+    return Ordered(direction, value, of_strata(over, f"{direction}(..., over=)"), share, each)
+
+
+def _is_share(discount: Expression) -> bool:
+    """Whether a discount certainly lies from 0 to 1."""
+    if isinstance(discount, Apply) and discount.operator == "*":
+        return all(map(_is_share, discount.arguments))
+    if isinstance(discount, Parameter):
+        ends = discount.lower, discount.upper
+        return not discount.per_channel and discount.on is None and all(e is not None and 0 <= e <= 1 for e in ends)
+    return isinstance(discount, Number) and 0 <= discount.value <= 1
