@@ -23,11 +23,12 @@ from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.diagnostics import count_nonfinite, instrument, kept_weights, mark_nonfinite, report_of
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Node, Program
+from fibration.compiler.ir import BATCH, Const, Input, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Collective, Plan, Spread
+from fibration.compiler.program import Program
 from fibration.errors import BackendError, SpecError
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy

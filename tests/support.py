@@ -52,7 +52,7 @@ from fibration import (
     zero_gate,
 )
 from fibration import pipeline as compiling
-from fibration.compiler.ir import Program
+from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Reading, Stratum
 from fibration.language.grammar import Invocation, Operation, Word, read
 from fibration.language.report import Report

@@ -31,9 +31,10 @@ from fibration.compiler.arguments import (
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Program, Pull, Push, Quantile
+from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Pull, Push, Quantile
 from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Spread, Sweep
+from fibration.compiler.program import Program
 from fibration.compiler.reuse import keep
 from fibration.errors import BackendError
 

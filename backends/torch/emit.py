@@ -15,8 +15,9 @@ from pathlib import Path
 
 from fibration.backends.bodies import Language, call
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Program, Pull, Push, Quantile
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Pull, Push, Quantile
 from fibration.compiler.plan import Collective, Spread
+from fibration.compiler.program import Program
 from fibration.compiler.schedule import Schedule, Step, schedule, schedule_spread
 from fibration.errors import BackendError
 from fibration.runtime import quantiles

@@ -15,8 +15,8 @@ from fibration.backends.triton.language import HELPERS, RESERVED
 from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.compiler.arguments import Argument, Signature, signature
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import Program
 from fibration.compiler.plan import Plan, Spread
+from fibration.compiler.program import Program
 
 __all__ = ["RESERVED", "emit", "launched", "plan"]
 

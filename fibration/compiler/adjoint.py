@@ -21,7 +21,6 @@ from fibration.compiler.ir import (
     Map,
     Mix,
     Node,
-    Program,
     Pull,
     Push,
     Quantile,
@@ -31,6 +30,7 @@ from fibration.compiler.ir import (
     total,
 )
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 from fibration.errors import IRError
 
 

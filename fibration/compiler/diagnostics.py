@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from fibration.compiler.derivative import ZERO, derivative
-from fibration.compiler.ir import Const, Map, Node, Program, Pull, Push, Scalar, arg, const, count_input, scalar, total
+from fibration.compiler.ir import Const, Map, Node, Pull, Push, Scalar, arg, const, count_input, scalar, total
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import row_path

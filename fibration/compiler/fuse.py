@@ -15,7 +15,6 @@ from fibration.compiler.ir import (
     Map,
     Mix,
     Node,
-    Program,
     Pull,
     Push,
     Quantile,
@@ -23,6 +22,7 @@ from fibration.compiler.ir import (
 )
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Spread, Stage, Sweep, gathers
+from fibration.compiler.program import Program
 from fibration.compiler.schedule import value_names
 from fibration.compiler.spread import collected, exact
 from fibration.errors import IRError

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Program, Pull, Push, Quantile, Scalar
+from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Pull, Push, Quantile, Scalar
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 from fibration.compiler.scalars import MEANING
 from fibration.errors import IRError
 

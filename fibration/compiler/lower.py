@@ -19,8 +19,9 @@ from fibration.compiler import ir
 from fibration.compiler.derivative import ONE, ZERO
 from fibration.compiler.diagnostics import where_kept
 from fibration.compiler.formulas import Formulas, added, binary, minus, pushed
-from fibration.compiler.ir import Detach, Input, Map, Node, Program, Push
+from fibration.compiler.ir import Detach, Input, Map, Node, Push
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 from fibration.errors import SpecError
 from fibration.language.atoms import (
     BATCH,

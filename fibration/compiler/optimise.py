@@ -17,7 +17,6 @@ from fibration.compiler.ir import (
     Map,
     Mix,
     Node,
-    Program,
     Pull,
     Push,
     Scalar,
@@ -27,6 +26,7 @@ from fibration.compiler.ir import (
     scalar,
     with_arguments,
 )
+from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import compute
 

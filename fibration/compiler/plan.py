@@ -20,8 +20,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fibration.compiler.ir import Input, Map, Mix, Node, Program, Pull, Push, Quantile
+from fibration.compiler.ir import Input, Map, Mix, Node, Pull, Push, Quantile
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Program, Pull, Push, Quantile
+from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile
 from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan
+from fibration.compiler.program import Program
 
 _KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed", Quantile: "quantile"}
 

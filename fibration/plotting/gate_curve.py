@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import REGIMES, regime_nodes, slope_of
 from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Matrix, Node, Program, Scalar, const, scalar
+from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Matrix, Node, Scalar, const, scalar
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 from fibration.language.atoms import Density, advantage
 from fibration.language.expressions import Expression
 from fibration.language.statistics import Aggregate

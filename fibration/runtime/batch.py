@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.compiler.arguments import TOKENS, token_tensor
-from fibration.compiler.ir import Input, Matrix, Node, Program
+from fibration.compiler.ir import Input, Matrix, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Collective
+from fibration.compiler.program import Program
 
 Codes = NDArray[np.int64]
 

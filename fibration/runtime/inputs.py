@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.arguments import token_tensor
-from fibration.compiler.ir import BATCH, Input, Matrix, Program
+from fibration.compiler.ir import BATCH, Input, Matrix
 from fibration.compiler.plan import Collective
+from fibration.compiler.program import Program
 from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy

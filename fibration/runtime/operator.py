@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.compiler.ir import PER_TOKEN, Input, Matrix, Program
+from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
+from fibration.compiler.program import PER_TOKEN, Program
 from fibration.compiler.spread import BEYOND, RANGE
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy

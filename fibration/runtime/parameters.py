@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fibration.cache import Recent
-from fibration.compiler.ir import Input, Program
+from fibration.compiler.ir import Input
+from fibration.compiler.program import Program
 from fibration.errors import ParameterError
 from fibration.language.atoms import Parameter
 from fibration.language.hierarchy import Hierarchy

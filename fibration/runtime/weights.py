@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fibration.compiler.interpret import interpret
-from fibration.compiler.ir import Input, Matrix, Program, part
+from fibration.compiler.ir import Input, Matrix, part
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
+from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.index import Index
 

@@ -12,7 +12,8 @@ from oracles.issued import ELSEWHERE, called, counted, counting_operator, elsewh
 from support import OF_EVERY_KIND, SPECS, packed, padded, random_hierarchy, spec, spread_batch
 from thorough import some
 
-from fibration.compiler.ir import Map, Program, Scalar
+from fibration.compiler.ir import Map, Scalar
+from fibration.compiler.program import Program
 from fibration.runtime import devices
 
 BACKENDS = ["torch", *(["triton"] if triton_interprets() else [])]

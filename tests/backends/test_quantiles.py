@@ -22,7 +22,6 @@ from fibration.compiler.ir import (
     Const,
     Map,
     Node,
-    Program,
     Pull,
     Quantile,
     Scalar,
@@ -34,6 +33,7 @@ from fibration.compiler.ir import (
 )
 from fibration.compiler.keys import Key
 from fibration.compiler.optimise import optimise
+from fibration.compiler.program import Program
 from fibration.runtime.batch import Batch
 
 Vector = NDArray[np.float64]

@@ -16,7 +16,6 @@ from fibration.compiler.ir import (
     Detach,
     Input,
     Map,
-    Program,
     Pull,
     Push,
     Quantile,
@@ -26,6 +25,7 @@ from fibration.compiler.ir import (
 )
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
+from fibration.compiler.program import Program
 from fibration.compiler.scalars import MEANING, compute
 from fibration.errors import IRError
 from fibration.language.expressions import apply

@@ -13,9 +13,10 @@ from support import Batch, cases, raw_programs
 from thorough import examples
 
 from fibration import Gate, exp, identity_gate, log, residual, sqrt, where
-from fibration.compiler.ir import Const, Map, Program, Push, arg, const, count_input, scalar
+from fibration.compiler.ir import Const, Map, Push, arg, const, count_input, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.optimise import optimise
+from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import MEANING
 

@@ -23,8 +23,9 @@ from torch import Tensor
 from fibration import Hierarchy
 from fibration.compiler.diagnostics import levels
 from fibration.compiler.interpret import interpret, quantiles
-from fibration.compiler.ir import Const, Input, Map, Mix, Node, Program, Pull, Push, Quantile, Scalar
+from fibration.compiler.ir import Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 from fibration.compiler.scalars import MEANING
 from fibration.language.report import Report
 from fibration.pipeline import BACKENDS

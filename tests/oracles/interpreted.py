@@ -10,7 +10,8 @@ from support import Batch, raw_programs
 
 from fibration import Hierarchy
 from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import Input, Program
+from fibration.compiler.ir import Input
+from fibration.compiler.program import Program
 from fibration.language.atoms import Attribute, Component, Stratum
 from oracles.definition import WHOLE, World
 

@@ -4,8 +4,9 @@ import numpy as np
 
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.interpret import Sizes
-from fibration.compiler.ir import Const, Input, Program
+from fibration.compiler.ir import Const, Input
 from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
 from oracles.interpreted import interpreted
 
 x = Input("x", "fine", "x")

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import UNCHANGED
-from fibration.compiler.ir import Input, Matrix, Mix, Program, Push, Quantile
+from fibration.compiler.ir import Input, Matrix, Mix, Push, Quantile
+from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD as BEFORE

@@ -1,0 +1,185 @@
+"""IR graphs as a whole: outputs over inputs, what they are called, and the invariants that every stage keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fibration.compiler.ir import (
+    CONDITIONS,
+    SCALAR_ARITY,
+    Const,
+    Input,
+    Map,
+    Matrix,
+    Mix,
+    Node,
+    Pull,
+    Push,
+    Quantile,
+    Scalar,
+    part,
+    token_input,
+    with_operands,
+)
+from fibration.compiler.keys import Key, Names
+from fibration.errors import IRError
+from fibration.language.operators import PRIMITIVES
+
+PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # words of results that all leaves fill together
+
+
+@dataclass(frozen=True)
+class Program:
+    """Outputs over inputs. `names` are for reading: the user's words for some of the nodes."""
+
+    name: str
+    leaves: tuple[str, ...]
+    outputs: Mapping[Key, Node]
+    names: Mapping[Node, Key]
+
+    def part(self, word: str, leaf: str) -> Key:
+        """The key of a leaf's part of what exists per token."""
+        return part(word, leaf, self.leaves)
+
+    def token_input(self, kind: str, leaf: str, key: tuple[str, ...] = ()) -> Input:
+        return token_input(kind, leaf, self.leaves, key)
+
+    def results(self) -> dict[Key, dict[str, Key]]:
+        """For each result in the shape of the batch, the output of every leaf that fills it."""
+        found: dict[Key, dict[str, Key]] = {}
+        for key, node in self.outputs.items():
+            if node.stratum in self.leaves:
+                found.setdefault(Key(key.word) if key.word in PER_TOKEN else key, {})[node.stratum] = key
+        return found
+
+    @cached_property
+    def called(self) -> dict[Key, str]:
+        """The name of every output and result."""
+        names = Names()
+        return {key: names.free(str(key)) for key in dict.fromkeys((*self.outputs, *self.results()))}
+
+    @cached_property
+    def given(self) -> dict[Input | Matrix, str]:
+        """The name of everything that the caller gives; those of parameters yield to the others."""
+        names = Names()
+        every: list[Input | Matrix] = [*self.inputs, *self.matrices]
+        every.sort(key=lambda i: isinstance(i, Input) and i.kind == "parameter")  # stable
+        return {i: names.free(i.word) for i in every}
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those that the program multiplies by."""
+        return tuple(dict.fromkeys(n.matrix for n in self.nodes() if isinstance(n, Mix)))
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node that an output needs, operands before users, in a fixed order."""
+        seen: set[Node] = set()
+        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(self.outputs.values()))]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                yield node
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((o, False) for o in reversed(node.operands) if o not in seen)
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        return tuple(n for n in self.nodes() if isinstance(n, Input))
+
+    @cached_property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """The fibrations that the program sums or broadcasts along, or takes quantiles over."""
+        found: dict[tuple[str, str], None] = {}
+        for n in self.nodes():
+            if isinstance(n, (Push, Pull)):
+                found[n.source, n.target] = None
+            elif isinstance(n, Quantile):
+                found.update(dict.fromkeys((s, n.target) for s in n.sources))
+        return tuple(found)
+
+    def mapped(self, rule: Callable[[Node], Node], before: Callable[[Node], Node] = lambda node: node) -> Program:
+        """Every node as `rule` makes it of operands that are so already; `before` may choose others first."""
+        done: dict[Node, Node] = {}
+        for node in self.nodes():
+            done[node] = rule(with_operands(before(node), done))
+        names: dict[Node, Key] = {}
+        for node, key in self.names.items():
+            if node in done:
+                names.setdefault(done[node], key)
+        return replace(self, outputs={k: done[v] for k, v in self.outputs.items()}, names=names)
+
+    def validate(self) -> Program:
+        """Check the invariants; raises IRError naming the node."""
+        for node in self.nodes():
+            problem = _problem(node)
+            if problem:
+                raise IRError(f"program '{self.name}': {problem}", found=describe(node))
+        for name in [*self.called.values(), *map(str, self.names.values()), *self.given.values()]:
+            if not name.isidentifier():
+                raise IRError(f"program '{self.name}': {name!r} is no identifier")
+        return self
+
+    def __str__(self) -> str:
+        label = {node: f"%{i}" for i, node in enumerate(self.nodes())}
+        lines = [f"program {self.name} ({'leaf' if len(self.leaves) == 1 else 'leaves'} {', '.join(self.leaves)})"]
+        for node in self.nodes():
+            note = f"   # {self.names[node]}" if node in self.names else ""
+            what = f"input {self.given[node]}" if isinstance(node, Input) else describe(node, label)
+            lines.append(f"  {label[node]}: {node.stratum} = {what}{note}")
+        return "\n".join([*lines, *(f"  return {self.called[k]} = {label[v]}" for k, v in self.outputs.items())])
+
+
+def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
+    """One line for a node."""
+    shown = ", ".join((label or {}).get(o, "...") for o in node.operands)
+    if isinstance(node, Input):
+        return f"input {node.word}"
+    if isinstance(node, Const):
+        return repr(node.value)
+    if isinstance(node, Push):
+        return f"push[{node.source} -> {node.target}, {'wide ' * node.wide}{node.reduce}]({shown})"
+    if isinstance(node, Pull):
+        return f"pull[{node.source} -> {node.target}]({shown})"
+    if isinstance(node, Mix):
+        return f"mix[{node.into} <- {node.of}{', transposed' if node.transposed else ''}]({shown})"
+    if isinstance(node, Quantile):
+        return f"quantile[{', '.join(node.sources)} -> {node.target}]({shown})"
+    return f"map[{node.body}]({shown})" if isinstance(node, Map) else f"detach({shown})"
+
+
+def _problem(node: Node) -> str:
+    if isinstance(node, Push) and node.operand.stratum != node.source:
+        return f"a push from {node.source} of a vector over {node.operand.stratum}"
+    if isinstance(node, Push) and node.reduce not in ("sum", "max"):
+        return f"a push with the reduction {node.reduce!r}"
+    if isinstance(node, Pull) and node.operand.stratum != node.target:
+        return f"a pull from {node.target} of a vector over {node.operand.stratum}"
+    if isinstance(node, Mix) and node.operand.stratum != node.source:
+        return f"a mix of {node.source} with a vector over {node.operand.stratum}"
+    if isinstance(node, Quantile):
+        if node.level.stratum != node.target:
+            return f"a quantile over {node.target} at a level over {node.level.stratum}"
+        if not node.values or len(set(node.sources)) < len(node.values):
+            return f"a quantile of {len(node.values)} vectors over {', '.join(node.sources) or 'nothing'}"
+    if isinstance(node, Map):
+        strata = {o.stratum for o in node.inputs}
+        if len(strata) != 1:
+            return f"a map over several strata: {', '.join(sorted(strata))}"
+        return _scalar_problem(node.body, len(node.inputs), False)
+    return ""
+
+
+def _scalar_problem(body: Scalar, arity: int, condition: bool) -> str:
+    if SCALAR_ARITY.get(body.op) != len(body.args):
+        return f"the scalar operator {body.op!r} with {len(body.args)} arguments"
+    if (body.op in CONDITIONS) != condition:
+        return f"{body.op!r} where a {'condition' if condition else 'number'} belongs"
+    if body.op == "arg" and not 0 <= int(body.value or 0) < arity:
+        return f"the unbound argument {body}"
+    conditions = PRIMITIVES[body.op].conditions if body.args else frozenset()
+    problems = (_scalar_problem(a, arity, i in conditions) for i, a in enumerate(body.args))
+    return next(filter(None, problems), "")
