@@ -194,7 +194,7 @@ class Layout:
 
 
 def _labels_for(op: Operator, batch: Batch) -> dict[str, Any]:
-    wanted = {s.name for s in op.hierarchy.strata} - {op.hierarchy.rows.name, BATCH}
+    wanted = {s.name for s in (*op.hierarchy.strata, *op.hierarchy.groups)} - {op.hierarchy.rows.name, BATCH}
     return {k: v for k, v in batch.labels.items() if k in wanted}
 
 

@@ -24,6 +24,7 @@ from fibration.language.atoms import (
     Density,
     Parameter,
     Reading,
+    Stratum,
     Total,
     at,
     token_log_ratio,
@@ -32,7 +33,7 @@ from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import where
-from fibration.language.places import home, way
+from fibration.language.places import home, way, whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
@@ -50,6 +51,8 @@ class Formulas:
         self.strata = {s.name: s for s in self.order}
         self.leaves = tuple(s.name for s in hierarchy.leaves)
         self.rows = hierarchy.rows.name
+        self.whole = whole_batch(hierarchy)  # which has the rows and the groups too
+        self.groups = frozenset(map(str, hierarchy.groups))
         self.names: dict[Node, Key] = {}
         self.density: dict[tuple[str, str], Node] = {}
 
@@ -57,6 +60,10 @@ class Formulas:
         """Broadcast `node` up to `stratum`, along the fibrations; from the batch and from side strata in one step."""
         here = node.stratum
         if here == stratum:
+            return node
+        if here in self.groups:
+            for source, target in reversed(list(itertools.pairwise(way(self.h, stratum, here)))):
+                node = Pull(source, target, node)
             return node
         known = here in self.strata and stratum in self.strata and here != BATCH
         if not known or self.strata[here] not in self.shape.coarser(self.strata[stratum]):
@@ -103,7 +110,7 @@ class Formulas:
     def finest(self, places: list[str]) -> str | None:
         """That of some strata which lies over all the others; None where they cross."""
         for place in dict.fromkeys(places):
-            under = map(str, self.shape.coarser(self.strata[place])) if place in self.strata else ()
+            under = map(str, self.whole.coarser(Stratum(place)))
             if set(places) <= {place, BATCH, *under}:
                 return place
         return None
@@ -184,7 +191,7 @@ class Formulas:
 
     def leaves_over(self, stratum: str) -> tuple[str, ...]:
         """The leaves whose tokens lie over the elements of a stratum; over the rows and the batch that is all."""
-        if stratum in (BATCH, self.rows):
+        if stratum in (BATCH, self.rows, *self.groups):
             return self.leaves
         over = self.shape.leaves_over(self.strata[stratum])
         return tuple(s.name for s in self.h.leaves if s in over)

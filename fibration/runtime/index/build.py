@@ -179,6 +179,7 @@ class Builder:
         for leaf in self.h.leaves:  # the objective sums over rows
             if self.h.rows not in (leaf, *self.h.coarser(leaf)):
                 edges.append((leaf.name, self.rows))
+        edges += [(self.rows, group.name) for group in self.h.groups]
         parents = {
             (a, b): encoded.of_leaf(a, b) if a in self.leaves else encoded.parent(a, b, size[a]) for a, b in edges
         }
@@ -212,8 +213,8 @@ class Builder:
 
     def _wanted(self, labels: Mapping[str, Any]) -> list[str]:
         """The strata that take labels; refuses labels for others, and those that lack."""
-        strata = [s.name for s in self.h.order]
-        wanted = [s for s in strata if s not in (*self.leaves, self.rows, BATCH)]
+        strata, groups = [s.name for s in self.h.order], [s.name for s in self.h.groups]
+        wanted = [s for s in strata if s not in (*self.leaves, self.rows, BATCH)] + groups
         accepted = [*wanted, *([self.rows] if self.rows not in self.leaves else [])]
         accepted += self.leaves if len(self.leaves) > 1 else []
         for name in labels:
@@ -221,6 +222,7 @@ class Builder:
                 shape = self.h.shape
                 fibrations = ", ".join(f.name for f in self.h.fibrations)
                 found = " → ".join(reversed(strata)) if shape.is_chain else f"{{{fibrations}}}"
+                found += f", with groups by {', '.join(groups)}" * bool(groups)
                 if name == BATCH and BATCH in strata:
                     raise HierarchyIndexError(
                         f"labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out"
@@ -239,12 +241,15 @@ class Builder:
                 given = [k for k, v in labels.items() if v is not None]
                 hint = (
                     f"if the rows of the batch are its elements, declare Hierarchy(rows={name})"
-                    if self.rows not in strata
+                    if self.rows not in strata and name not in groups
                     else ""
                 )
-                fine = self.rows in strata and Stratum(name) not in self.h.coarser(self.h.rows)  # or beside the rows
+                per_row = name in groups or self.rows in strata
+                fine = (
+                    name not in groups and self.rows in strata and Stratum(name) not in self.h.coarser(self.h.rows)
+                )  # or beside the rows
                 per = f"one label per token, shape {list(self.shape)}" if fine else "one label per row"
-                if self.rows not in strata:  # nothing says which of both it is
+                if not per_row:  # nothing says which of both it is
                     per += ", or one per token"
                 raise HierarchyIndexError(
                     f"no labels for '{name}'",

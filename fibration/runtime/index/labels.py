@@ -14,6 +14,7 @@ from torch import Tensor
 from fibration.errors import HierarchyIndexError, an
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.numbering import Names, numbered
 from fibration.runtime.index.spans import Spans, place_of
@@ -131,6 +132,7 @@ class Encoder:
         self.places, self.h, self.spread = places, places.hierarchy, spread
         self.kinds: dict[str, str] = {}
         self.rows = self.h.rows.name
+        self.shape = whole_batch(self.h)
 
     def encode(self, labels: Mapping[str, Any], row_labels: Any) -> Encoded:
         """`labels`: of every stratum between leaves, rows and batch; `row_labels`: names for the rows, or None."""
@@ -145,7 +147,7 @@ class Encoder:
         per_row[self.rows], names[self.rows] = self._row_names(row_labels)
         if self.h.rows in self.h.strata and not self.spread:
             self._check_rows()
-        for stratum in reversed(self.h.order):  # what a mapping starts from is finer
+        for stratum in (*reversed(self.h.order), *self.h.groups):  # what a mapping starts from is finer
             if isinstance(labels.get(stratum.name), Mapping):
                 codes, names[stratum.name], by_row = self._translate(stratum, labels[stratum.name], found)
                 (per_row if by_row else per_token)[stratum.name] = codes
@@ -233,6 +235,8 @@ class Encoder:
 
     def _is_either(self, stratum: Stratum) -> bool:
         """Whether labels per token and per row both make sense, so that only their shape tells which they are."""
+        if stratum in self.h.groups:
+            return False
         if self.h.rows not in self.h.strata:
             return stratum != self.h.rows and not self.h.shape.is_chain
         return stratum not in (self.h.rows, *self.h.coarser(self.h.rows)) and self.h.rows not in self.h.coarser(stratum)
@@ -272,7 +276,7 @@ class Encoder:
         """Per row or per token, from mappings of the labels of what lies directly over `stratum`."""
         name = stratum.name
         maps = self._maps(stratum, given)
-        leaves = {self.h.shape.leaves_over(Stratum(source)) for source in maps}
+        leaves = {self.shape.leaves_over(Stratum(source)) for source in maps}
         by_row = len(leaves) == 1 and all(source in found.per_row for source in maps)
         numbers: dict[Hashable, int] = {}
         codes = np.full(len(self.places.row_numbers if by_row else self.places.every), -1, np.int64)
@@ -303,7 +307,7 @@ class Encoder:
 
     def _maps(self, stratum: Stratum, given: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
         """A mapping for every fibration into `stratum`."""
-        name, above = stratum.name, self.h.shape.above(stratum)
+        name, above = stratum.name, self.shape.above(stratum)
         sources = [f.source.name for f in above]
         leaves = [f.source.name for f in above if f.source in self.h.leaves]
         if leaves:

@@ -38,7 +38,7 @@ def ranks_or_labels(h: Hierarchy, given: Any, labels: dict[str, Any]) -> tuple[R
     """What `group=` was given for: the ranks, or the labels of a stratum that is called so."""
     if given is None:
         return None, labels
-    known = any(s.name == GROUP for s in (*h.strata, h.rows))
+    known = any(s.name == GROUP for s in (*h.strata, h.rows, *h.groups))
     if known and not is_group(given):
         return None, {**labels, GROUP: given}
     if known and h.rows.name != GROUP:
