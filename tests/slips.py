@@ -1398,6 +1398,26 @@ RUNTIME = (
         "of what may be per token or per row one is picked", "test_nonfinite",
         "same = torch.where(one == other, one, torch.nan).to(flat.dtype)", "same = one.to(flat.dtype)",
     ),
+    slip(
+        "positions are not read where an element has several rows", "test_positions",
+        "return numbers if index.given_positions is None else index.given_positions[numbers]", "return numbers",
+    ),
+    slip(
+        "an element is ordered by its last token", "test_positions",
+        "np.minimum.at(first, index.parent(leaf, of).cpu().numpy(), keys)", "np.maximum.at(first, index.parent(leaf, of).cpu().numpy(), keys)",
+    ),
+    slip(
+        "positions may stay the same along a row", "test_positions",
+        "falls = mine[1:] <= mine[:-1]", "falls = mine[1:] < mine[:-1]",
+    ),
+    slip(
+        "positions ascend from one row to the next", "test_positions",
+        "falls[every.before[1:-1] - 1] = False", "falls[every.before[1:-1]] = False",
+    ),
+    slip(
+        "rows that are interleaved are read one after the other", "test_positions",
+        "if of_rows is not None and (index.given_positions is None or not in_several_rows(index, over).any()):", "if of_rows is not None:",
+    ),
 )  # fmt: skip
 
 TRAINERS = (

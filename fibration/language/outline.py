@@ -34,6 +34,7 @@ from fibration.language.kernels import Fibration
 from fibration.language.leaf_measure import masses
 from fibration.language.objectives import Objective
 from fibration.language.operators import exp, where
+from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy
 from fibration.language.statistics import total
@@ -150,6 +151,11 @@ class Outline(Declared):
     def policies(self) -> Mapping[str, Policy]:
         """Every policy that a formula names, by name."""
         return FrozenMap({p.name: p for p in named(self._expressions()) if isinstance(p, Policy)})
+
+    @cached_property
+    def ordered(self) -> tuple[Ordered, ...]:
+        """Everything that reads what comes before or after."""
+        return tuple(dict.fromkeys(v for v in named(self._expressions()) if isinstance(v, Ordered)))
 
     def _named(self, kind: type[Any]) -> Mapping[str, Any]:
         found: dict[str, Any] = {}

@@ -118,6 +118,7 @@ class Operator:
         mask: Any = None,
         offsets: Any = None,
         attributes: Mapping[str, Any] | None = None,
+        positions: Any = None,
         device: torch.device | str | None = None,
         group: Any = None,
         **labels: Any,
@@ -135,6 +136,11 @@ class Operator:
         one leaf may be left out, and has the unmasked tokens that no other has. `attributes`: `{name: values}` for
         declared attributes.
 
+        `positions`: whole numbers of the batch's shape, from 0, with gaps or without: where each token comes in its
+        sequence. They are needed where formulas read an order, and an element has tokens in several rows, or on several
+        ranks; along a row they ascend. Without them, tokens come as they lie in their row. What is coarser than tokens
+        is ordered by its first token.
+
         `group`: the ranks that the batch is spread over, each with a part of it, which may be nothing: a group of
         torch.distributed, or an object with `rank`, `size`, `all_gather(tensor)` and `all_gather_object(obj)`. All of
         them make this call, and each that uses the index. Its tokens are then this rank's, and everything coarser is
@@ -149,8 +155,8 @@ class Operator:
         """
         ranks, labels = ranks_or_labels(self.hierarchy, group, labels)
         if ranks is None:
-            return build_index(self.hierarchy, labels, mask, offsets, attributes, device)
-        return build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device)
+            return build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions)
+        return build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device, positions)
 
     def loss(
         self,

@@ -20,6 +20,7 @@ from fibration.runtime.index.assumed import check
 from fibration.runtime.index.attributes import Numbers, to_numpy
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoder, Places
+from fibration.runtime.index.positions import check_order, read_positions
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Runs, Spans, place_of
 from fibration.runtime.ranks.group import is_group
@@ -32,11 +33,13 @@ def build_index(
     offsets: Any = None,
     attributes: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
+    positions: Any = None,
 ) -> Index:
     """See `Operator.index`."""
     with located(f"index of '{hierarchy.name}'"):
         builder = Builder(hierarchy, mask, offsets, device)
-        index = builder.build(labels, attributes, builder.device)
+        index = builder.build(labels, attributes, builder.device, positions)
+        check_order(index)
     return finished(index)
 
 
@@ -157,7 +160,13 @@ class Builder:
 
     # ------------------------------------------------------------ assembly
 
-    def build(self, labels: Mapping[str, Any], attributes: Mapping[str, Any] | None, device: torch.device) -> Index:
+    def build(
+        self,
+        labels: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None,
+        device: torch.device,
+        positions: Any = None,
+    ) -> Index:
         attributes = {} if attributes is None else attributes
         if not isinstance(attributes, Mapping):
             raise HierarchyIndexError(
@@ -209,6 +218,7 @@ class Builder:
             labels=names,
             values={k: torch.from_numpy(v).to(device) for k, v in values.items()},
             device=device,
+            given_positions=read_positions(positions, self.shape, self.every, self.keep, self._token),
         )
 
     def _wanted(self, labels: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes, Layout, Members
+from fibration.runtime.index import sequence
 from fibration.runtime.index.spans import Runs, Spans, lay_out, place_of
 from fibration.runtime.ranks.collect import Ranks
 from fibration.runtime.ranks.group import Ranked
@@ -75,6 +76,7 @@ class Index:
     labels: Mapping[str, tuple[Hashable, ...]]  # per labelled stratum, by element number
     values: Mapping[str, Tensor]  # float64 attributes, per element of their stratum
     device: torch.device
+    given_positions: Codes | None = None  # [tokens]: what they are ordered by where their places do not say it
     projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
     ranks: Ranks | None = None  # that the batch is spread over
     _cache: dict[Any, Any] = field(default_factory=dict)
@@ -302,6 +304,19 @@ class Index:
         in_order = bool((parent[1:] >= parent[:-1]).all())
         order = None if in_order else torch.from_numpy(np.argsort(parent, kind="stable")).to(self.device)
         return Members(order, torch.from_numpy(offsets).to(self.device))
+
+    @once
+    def sequence(self, over: str, of: str | None = None) -> Members:
+        """What lies over every element of `over`, in order: tokens, or elements of the coarser stratum `of`.
+
+        Tokens are numbered leaf after leaf, in the order of `leaves_over(over)`.
+        """
+        return sequence.of_tokens(self, over) if of is None else sequence.of_elements(self, of, over)
+
+    @once
+    def first_tokens(self, of: str) -> Codes:
+        """What the first token of every element of a coarser stratum is ordered by: int64 [elements]."""
+        return sequence.first_tokens(self, of)
 
     @once
     def row_tensor(self) -> Tensor:

@@ -58,6 +58,7 @@ def build_spread_index(
     offsets: Any = None,
     attributes: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
+    positions: Any = None,
 ) -> Index:
     """See `Operator.index`. Every rank of the group calls it; what one of them cannot read is an error on all."""
     here = f"index of '{hierarchy.name}'"
@@ -67,7 +68,7 @@ def build_spread_index(
         said["keys for the rows"] = "given" if keyed else "not given"
         with located(here):
             builder = Builder(hierarchy, mask, offsets, device, spread=True)
-            local = builder.build(labels, attributes, torch.device("cpu"))
+            local = builder.build(labels, attributes, torch.device("cpu"), positions)
             part = _part(local, builder.encoded, keyed)
     parts = group.all_gather_object(part, "op.index")
     with located(here):

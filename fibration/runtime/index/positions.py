@@ -1,0 +1,92 @@
+"""Positions that the caller gave of tokens: read, and needed where an element has tokens in several rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.errors import HierarchyIndexError, an
+from fibration.language.order import Ordered
+from fibration.runtime.batch import Codes
+from fibration.runtime.index.attributes import to_numpy
+from fibration.runtime.index.index import Index
+from fibration.runtime.index.sequence import LAST, in_several_rows, keys_of, numbers_of, sorted_by, under
+from fibration.runtime.index.spans import Spans
+
+KEYWORD = "positions"  # of `Operator.index`
+
+
+def read_positions(
+    given: Any, shape: tuple[int, ...], every: Spans, keep: NDArray[np.bool_] | None, token: Callable[[int], str]
+) -> Codes | None:
+    """Of every unmasked token, which is one of `every`, what the caller gave for all places; `token` has its words."""
+    if given is None:
+        return None
+    array = to_numpy(given, f"the {KEYWORD}")
+    rule = f"whole numbers from 0, of the batch's shape {list(shape)}, that ascend along every row"
+    if array.shape != shape and (array.size or math.prod(shape)):
+        raise HierarchyIndexError(f"the {KEYWORD} have shape {list(array.shape)}", required=rule)
+    if array.size and array.dtype.kind not in "iu":
+        raise HierarchyIndexError(f"the {KEYWORD} have dtype {array.dtype}", required=rule)
+    mine = array.reshape(-1) if keep is None else array.reshape(-1)[keep]
+    wrong = (mine < 0) | (mine > LAST)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise HierarchyIndexError(f"{token(at)} has the position {mine[at]}", required=rule)
+    mine = mine.astype(np.int64)
+    falls = mine[1:] <= mine[:-1]
+    falls[every.before[1:-1] - 1] = False  # from one row to the next
+    if falls.any():
+        at = int(np.argmax(falls))
+        raise HierarchyIndexError(
+            f"{token(at)} has the position {mine[at]}, and {token(at + 1)} behind it {mine[at + 1]}",
+            required=rule,
+            found="a row whose tokens are in another order than that in which they were sampled",
+            remedy=f"give every token its place in the whole sequence; {KEYWORD} may have gaps",
+        )
+    return mine
+
+
+def check_order(index: Index) -> None:
+    """Tokens over every element that an order is read over have one; what has none is named with its rows or tokens."""
+    for read in {str(a.over): a for a in index.hierarchy.ordered}.values():
+        over = str(read.over)
+        scattered = in_several_rows(index, over)
+        if not scattered.any():
+            continue
+        if index.given_positions is None:
+            element = int(np.argmax(scattered))
+            rows = np.unique(np.concatenate([at[over_ == element] for over_, at in under(index, over)]))
+            found = " and ".join(index._describe_row(int(row)) for row in rows[:2])
+            raise unordered(read, index.describe_element(over, element), f"tokens in {found}")
+        _refuse_repeats(index, over)
+
+
+def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
+    """`element` comes in pieces without positions."""
+    return HierarchyIndexError(
+        f"{element} comes in pieces, and nothing says which of its tokens comes first",
+        required=f"{KEYWORD}=, of the batch's shape: where each token comes in {an(str(read.over))}",
+        found=f"{found}, in an order that {read} reads",
+        remedy=f"pass {KEYWORD}=..., counted through over all pieces of {an(str(read.over))}",
+    )
+
+
+def _refuse_repeats(index: Index, over: str) -> None:
+    keys = np.concatenate([keys_of(index, leaf) for leaf in index.leaves_over(over)])
+    order, parent = sorted_by(index, over, keys)
+    again = np.flatnonzero((keys[order][1:] == keys[order][:-1]) & (parent[order][1:] == parent[order][:-1]))
+    if len(again):
+        numbers = np.concatenate([numbers_of(index, leaf) for leaf in index.leaves_over(over)])
+        one, other = sorted(int(numbers[i]) for i in order[again[0] : again[0] + 2])
+        element = index.describe_element(over, int(parent[order[again[0]]]))
+        raise HierarchyIndexError(
+            f"{index.describe_token(one)} and {index.describe_token(other)} both have the position "
+            f"{keys[order[again[0]]]} in {element}",
+            required=f"positions that differ between the tokens of {an(over)}",
+            remedy=f"count them through over all pieces of {an(over)}",
+        )
