@@ -21,9 +21,17 @@ from torch import Tensor
 from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
-from fibration.compiler.diagnostics import count_nonfinite, instrument, kept_weights, mark_nonfinite, report_of
+from fibration.compiler.diagnostics import (
+    NO_TERMS,
+    Terms,
+    checked_terms,
+    count_nonfinite,
+    instrument,
+    mark_nonfinite,
+    report_of,
+)
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Node
+from fibration.compiler.ir import BATCH, Const, Input
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
@@ -138,19 +146,20 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     seeds = {key: cotangent for key, (cotangent,) in per_leaf("gated_ratio", "cotangent").items()}
     transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
     moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both move with log π
-    drops = bool(hierarchy.objective.kept)
+    weighed = (hierarchy.objective, *(p.objective for p in hierarchy.penalties.values()))
+    drops = any(objective is not None and objective.kept for objective in weighed)
     evaluate = adjoint(instrument(base, reported), {Key("objective"): Const(1.0, BATCH)}, moving, drops)
 
     def only(program: Program, *words: str) -> Program:
         return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})
 
-    def checked(program: Program, **weights: Node) -> Program:
-        return count_nonfinite(mark_nonfinite(program, hierarchy, weights), hierarchy, weights)
+    def checked(program: Program, terms: Terms = NO_TERMS) -> Program:
+        return count_nonfinite(mark_nonfinite(program, hierarchy, terms), hierarchy, terms)
 
-    weights = kept_weights(base)
+    terms = checked_terms(base)
     return {
-        "evaluate": checked(evaluate, **weights),
-        "objective": checked(only(evaluate, "objective", "coefficients"), **weights),
+        "evaluate": checked(evaluate, terms),
+        "objective": checked(only(evaluate, "objective", "coefficients", "penalty"), terms),
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),
         "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # read as formulas too, by pictures

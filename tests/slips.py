@@ -915,12 +915,12 @@ COMPILER = (
     ),
     slip(
         "nothing keeps steep slopes from tokens that are dropped", "test_token_words",
-        "drops = bool(hierarchy.objective.kept)", "drops = False",
+        "drops = any(objective is not None and objective.kept for objective in weighed)", "drops = False",
     ),
     slip(
         "μ counts kept tokens where all are to be counted", "test_token_words",
-        'conditions = [k.condition for k in self.h.objective.kept if k.normaliser == "kept"]',
-        "conditions = [k.condition for k in self.h.objective.kept]",
+        'conditions = [k.condition for k in objective.kept if k.normaliser == "kept"]',
+        "conditions = [k.condition for k in objective.kept]",
     ),
     slip(
         "a statistic is compared in the tokens' precision", "test_token_words",
@@ -1625,4 +1625,54 @@ SPECS = (
     ),
 )  # fmt: skip
 
-SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS)
+PENALTIES = (
+    slip(
+        "a penalty is added to the objective",
+        "test_penalties",
+        'return binary("sub", objective, added(list(found.values.values())))',
+        'return binary("add", objective, added(list(found.values.values())))',
+    ),
+    slip(
+        "a penalty is weighed as the objective is",
+        "test_penalties",
+        'return own.model_copy(update={"weighed": (), "kept": counted, "estimator": "ratio"})',
+        'return own.model_copy(update={"kept": counted, "estimator": "ratio"})',
+    ),
+    slip(
+        "a penalty is of those tokens alone that the objective keeps",
+        "test_penalties",
+        'counted = tuple(k for k in own.kept if k.normaliser == "kept")',
+        "counted = own.kept",
+    ),
+    slip(
+        "a penalty's own objective is not read",
+        "test_penalties",
+        "        if penalty.objective is not None:\n            return penalty.objective\n        own",
+        "        own",
+    ),
+    slip(
+        "no gradient flows through the means that a penalty reads",
+        "test_penalties",
+        'return found if atom.kind in ("total", "mean") else Detach(found)',
+        "return Detach(found)",
+    ),
+    slip(
+        "a gradient flows through the weights of a penalty",
+        "test_penalties",
+        "inputs = (*inputs, Detach(self.tokens(weight, leaf)))",
+        "inputs = (*inputs, self.tokens(weight, leaf))",
+    ),
+    slip(
+        "a penalty of what is not kept is taken off too",
+        "test_penalties",
+        "body, ZERO)\n        return inputs[0]",
+        "body, body)\n        return inputs[0]",
+    ),
+    slip(
+        "a penalty over elements is their sum",
+        "test_penalties",
+        'mean = summed if stratum == BATCH else binary("div", summed, some)',
+        "mean = summed",
+    ),
+)
+SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS, *PENALTIES)

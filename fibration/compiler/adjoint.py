@@ -85,7 +85,8 @@ def _transpose(
         for i, operand in enumerate(node.inputs):
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
-                overflows = (drops or operand in targets) and "exp" in _operators(slope)
+                read = _operators(slope)
+                overflows = ("exp" in read and (drops or operand in targets)) or ("div" in read and drops)
                 # exp, tanh and their kin have themselves in their slopes: read the value, do not compute it again
                 slope = _replace(slope, node.body, arg(len(bound) - 1))
                 received = arg(len(bound) - 2)

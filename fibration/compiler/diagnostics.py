@@ -23,7 +23,8 @@ from fibration.language.places import row_path
 
 # What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
-NO_WEIGHTS: Mapping[str, Node] = {}
+Terms = Mapping[str, tuple[Node, ...]]  # of a leaf, vectors over its tokens
+NO_TERMS: Terms = {}
 UNCHANGED = 1e-6  # relative: where a gate's scale does not cancel, `(ρ/m)·m` differs from ρ by a float32 rounding
 
 
@@ -93,6 +94,15 @@ class Report:
         return Key(word, stratum, channel, over if len({b for _, b in self.paths}) > 1 else "")
 
 
+def checked_terms(program: Program) -> dict[str, tuple[Node, ...]]:
+    """Of every leaf, what tokens have that may be infinite though its inputs are not: weights, and penalties."""
+    found = {leaf: [node] for leaf, node in kept_weights(program).items()}
+    for key, node in program.outputs.items():
+        if key.word.startswith("term_"):
+            found.setdefault(node.stratum, []).append(node)
+    return {leaf: tuple(nodes) for leaf, nodes in found.items()}
+
+
 def kept_weights(program: Program) -> dict[str, Node]:
     """Of every leaf whose tokens are weighed, the product of the weights of those that are kept, else 0."""
     found: dict[str, Node] = {}
@@ -112,7 +122,7 @@ def where_kept(kept: Node | None, node: Node) -> Node:
 
 def instrument(program: Program, report: Report) -> Program:
     """`program` with metric outputs."""
-    outputs: dict[Key, Node] = {Key("objective"): program.outputs[Key("objective")]}
+    outputs = {k: v for k, v in program.outputs.items() if k.word in ("objective", "penalty")}
 
     changed: dict[str, list[Node]] = {leaf: [] for leaf in program.leaves}
     for stratum, channel in report.levels:
@@ -194,31 +204,31 @@ def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
     return path if path[-1] == BATCH else (*path, BATCH)
 
 
-def count_nonfinite(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node] = NO_WEIGHTS) -> Program:
+def count_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TERMS) -> Program:
     """`program` with the output `nonfinite`: how many rows have an infinite or undefined log-prob or advantage.
 
-    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them; so are the
-    `weights` of every leaf's kept tokens. The objective is NaN where there is one.
+    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them; so are the `terms`
+    of every leaf's tokens. The objective is NaN where there is one.
     """
     rows = report_of(hierarchy).rows
-    sums = [_along(rows[leaf], node, "sum") for leaf, node in _nothing(program, hierarchy, weights).items()]
+    sums = [_along(rows[leaf], node, "sum") for leaf, node in _nothing(program, hierarchy, terms).items()]
     lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
     counted = Push(next(iter(rows.values()))[-1], BATCH, lost)
     outputs = {k: _unless(counted, v) if k == Key("objective") else v for k, v in program.outputs.items()}
     return replace(program, outputs={**outputs, Key("nonfinite"): counted}).validate()
 
 
-def mark_nonfinite(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node] = NO_WEIGHTS) -> Program:
-    """`program` with NaN for its results at tokens whose log-prob, advantage or weight is infinite or undefined.
+def mark_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TERMS) -> Program:
+    """`program` with NaN for its results at tokens whose log-prob, advantage or term is infinite or undefined.
 
     Whoever does not look at the count, as on a GPU, steps on with what a closed gate made of them otherwise.
     """
-    nothing = _nothing(program, hierarchy, weights)
+    nothing = _nothing(program, hierarchy, terms)
     outputs = {k: _unless(nothing[v.stratum], v) if v.stratum in nothing else v for k, v in program.outputs.items()}
     return replace(program, outputs=outputs).validate()
 
 
-def _nothing(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node]) -> dict[str, Node]:
+def _nothing(program: Program, hierarchy: Hierarchy, terms: Terms) -> dict[str, Node]:
     """Per leaf, 0 at a token whose log ratio is finite, and all that the program reads there, else NaN."""
     found: dict[str, Node] = {}
     advantages = [i for i in program.inputs if i.kind == "advantage"]
@@ -226,12 +236,12 @@ def _nothing(program: Program, hierarchy: Hierarchy, weights: Mapping[str, Node]
         read: list[Node] = [program.token_input("log_ratio", leaf.name)]  # even where no gate lets it pass
         kinds = ["policy_log_prob", *(["old_log_prob"] if Key("objective") not in program.outputs else [])]
         read += [i for i in program.inputs if i.over == leaf.name and i.kind in kinds]
-        read += [weights[leaf.name]] if leaf.name in weights else []
+        read += terms.get(leaf.name, ())
         for node in advantages:
             if node.stratum in (leaf.name, BATCH) or Stratum(node.stratum) in hierarchy.coarser(leaf):
                 read.append(_pulled(node, leaf, hierarchy))
-        terms = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]
-        found[leaf.name] = Map(reduce(partial(scalar, "add"), terms), tuple(read))
+        differences = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]
+        found[leaf.name] = Map(reduce(partial(scalar, "add"), differences), tuple(read))
     return found
 
 

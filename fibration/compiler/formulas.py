@@ -174,6 +174,10 @@ class Formulas:
         if atom.kind == "mean":
             counts = [ir.count_input(leaf, over) for leaf in self.leaves_over(over) if leaf != over]
             found = binary("div", found, added(counts)) if counts else found
+        return self.held(atom, found)
+
+    def held(self, atom: Aggregate, found: Node) -> Node:
+        """A statistic as formulas read it: no gradient flows through it."""
         return Detach(found)
 
     def over(

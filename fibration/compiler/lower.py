@@ -8,23 +8,20 @@ Where strata cross, what they have in common is taken out once (`Shape.moebius`)
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
 from fibration.compiler import ir
-from fibration.compiler.derivative import ONE, ZERO
 from fibration.compiler.diagnostics import where_kept
-from fibration.compiler.formulas import Formulas, added, binary, minus, pushed
+from fibration.compiler.formulas import added, binary, minus
 from fibration.compiler.ir import Detach, Input, Map, Node, Push
 from fibration.compiler.keys import Key
+from fibration.compiler.penalties import Penalties
 from fibration.compiler.program import Program
+from fibration.compiler.terms import Terms
 from fibration.errors import SpecError
 from fibration.language.atoms import (
-    BATCH,
     Count,
     Density,
     Gated,
@@ -37,7 +34,6 @@ from fibration.language.cancel import cancel, factors_over
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import row_path, way
 from fibration.language.traversal import atoms, evaluate, substitute
 
 
@@ -53,11 +49,11 @@ def lower(hierarchy: Hierarchy) -> Program:
         ) from None
 
 
-class _Lowering(Formulas):
+class _Lowering(Terms):
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__(hierarchy)
         self.mass = {s.name: m for s, m in hierarchy.masses.items()}
-        self.read: dict[Key, Node] = {}  # of every leaf, its tokens' weights and whether they are kept
+        self.read: dict[Key, Node] = {}  # of every leaf, its tokens' weights, whether they are kept, what penalties are
 
     # ------------------------------------------------------------ the two sweeps
 
@@ -184,12 +180,9 @@ class _Lowering(Formulas):
         return self.map(cancel(recovery), leaf, {Gated(c): n for c, n in down.items()})
 
     def objective(self, ratios: dict[str, Node]) -> Node:
-        """`J = Σ μ w 𝒢 A`: summed over each row first, so that no partial sum runs over the whole batch of tokens.
-
-        What is not kept adds 0 whatever its weight and ratio are.
-        """
+        """`J = Σ μ w 𝒢 A`, less penalties. What is not kept adds 0 whatever its weight and ratio are."""
         objective = self.h.objective
-        sums = []
+        terms: dict[str, Node] = {}
         for leaf, ratio in ratios.items():
             advantage = ir.token_input("advantage", leaf, self.leaves)
             for i, formula in enumerate(objective.weighed, 1):
@@ -202,10 +195,18 @@ class _Lowering(Formulas):
             if objective.kept:
                 kept = self.conditions(leaf, [k.condition for k in objective.kept])
                 term = where_kept(self.of_tokens("kept", leaf, kept), term)
-            for source, target in itertools.pairwise(row_path(self.h, leaf)):
-                term = Push(source, target, term)
-            sums.append(term)
-        return Push(self.rows, BATCH, binary("mul", self.normaliser(), added(sums)))
+            terms[leaf] = term
+        return self.penalised(self.summed(objective, terms))
+
+    def penalised(self, objective: Node) -> Node:
+        """`J` less all penalties."""
+        penalties = Penalties(self.h)
+        found = penalties.every()
+        self.names.update({node: key for node, key in penalties.names.items() if node not in self.names})
+        for (name, leaf), term in found.terms.items():
+            self.read[ir.part(f"term_{name}", leaf, self.leaves)] = Detach(term)
+        self.read |= {Key("penalty", name): value for name, value in found.values.items()}
+        return binary("sub", objective, added(list(found.values.values()))) if found.values else objective
 
     def of_tokens(self, word: str, leaf: str, node: Node) -> Node:
         """A weight or a condition of tokens: what diagnostics read too, and no gradient flows through."""
@@ -213,44 +214,6 @@ class _Lowering(Formulas):
         self.names.setdefault(node, key)
         self.read[key] = Detach(node)
         return self.read[key]
-
-    def conditions(self, leaf: str, conditions: Sequence[Expression]) -> Node:
-        """1 at the tokens of a leaf where all of the conditions hold, else 0."""
-        return self.tokens(functools.reduce(operator.and_, conditions), leaf)
-
-    def normaliser(self) -> Node:
-        """`μ` of every row: in counts of everything, or of kept tokens and of elements that have one.
-
-        It is 0 where a row has no kept token.
-        """
-        weight = self.h.objective.spelled_out(self.h.leaves, self.h.rows)
-        conditions = [k.condition for k in self.h.objective.kept if k.normaliser == "kept"]
-        if not conditions:
-            return self.map(weight, self.rows)
-
-        def tokens(leaf: str) -> Node:
-            return self.conditions(leaf, conditions)
-
-        def count(stratum: str) -> Node:
-            return self.over(stratum, tokens, wide=False)
-
-        def has(stratum: str) -> Node:
-            if stratum in self.leaves:
-                return tokens(stratum)
-            return Map(ir.scalar("select", ir.scalar("lt", ir.const(0), ir.arg(0)), ONE, ZERO), (count(stratum),))
-
-        bound: dict[Expression, Node] = {}
-        for atom in atoms(weight):
-            if not isinstance(atom, (Count, Total)):
-                continue
-            of, over = str(atom.of), str(atom.over)
-            counted = has(of)
-            if isinstance(atom, Total):
-                counted = binary("mul", counted, self.atom(atom.attribute, of))
-            for source, target in itertools.pairwise(way(self.h, of, over)):
-                counted = pushed(source, target, counted)
-            bound[atom] = Detach(counted)
-        return where_kept(count(self.rows), self.map(weight, self.rows, bound))
 
     def named(self, node: Node, word: str, stratum: str, channel: str) -> Node:
         self.names.setdefault(node, Key(word, stratum, channel))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fibration.compiler.arguments import token_tensor
 from fibration.compiler.ir import BATCH, Input, Matrix
+from fibration.compiler.keys import Key
 from fibration.compiler.plan import Collective
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, an
@@ -112,6 +113,9 @@ def _reader(hierarchy: Hierarchy, policy: str) -> str:
     read = [(f"the gate on {s}", hierarchy.gate(s)) for s in hierarchy.order]
     read += [(f"weigh({w})", w) for w in hierarchy.objective.weighed]
     read += [(f"keep({k.condition})", k.condition) for k in hierarchy.objective.kept]
+    for name, penalty in hierarchy.penalties.items():
+        weighed = () if penalty.objective is None else penalty.objective.formulas
+        read += [(f"the penalty '{name}'", e) for e in (penalty.formula, *weighed)]
     named = LogProb(Policy(policy))
     return next((text for text, e in read if any(named in set(atoms(inner)) for inner in within(e))), "the hierarchy")
 
@@ -222,12 +226,28 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
         )
 
 
-def refuse_weights(hierarchy: Hierarchy, coefficients: Tensor, index: Index) -> None:
-    """Name the first token whose weight is infinite or undefined, and its coefficient with it; the inputs are not."""
-    bad = torch.isnan(coefficients.reshape(-1)[index.positions]).nonzero()
-    if hierarchy.objective.weighed and len(bad):
+def refuse_terms(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -> None:
+    """Name the first token whose weight or penalty is infinite or undefined, and its coefficient with it; the inputs
+    are not.
+    """
+    if Key("coefficients") not in outputs:
+        return
+    bad = torch.isnan(outputs[Key("coefficients")].reshape(-1)[index.positions]).nonzero()
+    if not len(bad):
+        return
+    token = index.describe_token(int(bad[0]))
+    for name, penalty in hierarchy.penalties.items():
+        if not bool(torch.isfinite(outputs[Key("penalty", name)]).all()):
+            what = token if penalty.over is None else f"the {penalty.over} of {token}"
+            raise BatchError(
+                f"the penalty '{name}' of {what} is not finite",
+                required="finite penalties of all that is kept",
+                found=f"{penalty!r}",
+                remedy="bound it: minimum(..., bound), or leave such tokens out by the keep(...) of its own objective",
+            )
+    if hierarchy.objective.weighed:
         raise BatchError(
-            f"the weight of {index.describe_token(int(bad[0]))} is not finite",
+            f"the weight of {token} is not finite",
             required="finite weights of all tokens that are kept",
             found=f"weigh({hierarchy.objective.weighed[0]})",
             remedy="bound it: weigh(minimum(..., bound)), or leave such tokens out by keep(...)",

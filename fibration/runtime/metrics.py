@@ -67,7 +67,8 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -
     and eq:dhat_kl_traj. `kept` is the share of tokens that are kept; of these `weight/mean`, `weight/mean_square` and
     `weight/max` (of several weights `weight_1/mean`, ...); of every further policy `{policy}/log_ratio`, the mean over
     tokens of `log π_old - log π`, and `{policy}/kl`, that of `exp(d) - 1 - d` of it: an estimate of their divergence,
-    where it is the policy that sampled.
+    where it is the policy that sampled. `penalty/{name}` is what a penalty takes off the objective: batches that are
+    added up count by their rows, or by the elements that it is read over.
     """
     report = report_of(hierarchy)
     values: dict[str, Tensor] = {}  # 0-d
@@ -119,6 +120,10 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -
         values[f"{name}/mean"], counts[f"{name}/mean"] = outputs[Key(word)][0], kept
         values[f"{name}/mean_square"], counts[f"{name}/mean_square"] = outputs[Key(f"{word}_square")][0], kept
         values[f"{name}/max"] = most(f"{word}_max")
+    for name, penalty in hierarchy.penalties.items():
+        read_at = (hierarchy.rows if penalty.over is None else penalty.over).name
+        number = index.count(read_at, BATCH)[0]
+        values[f"penalty/{name}"], counts[f"penalty/{name}"] = outputs[Key("penalty", name)][0] * number, number
     for name in (p.name for p in hierarchy.policies.values() if p.is_passed):
         for word in ("log_ratio", "kl"):
             values[f"{name}/{word}"], counts[f"{name}/{word}"] = outputs[Key(f"{name}_{word}")][0], tokens

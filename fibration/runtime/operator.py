@@ -30,7 +30,7 @@ from fibration.runtime.inputs import (
     make_batch,
     policy_tensors,
     refuse_nonfinite,
-    refuse_weights,
+    refuse_terms,
 )
 from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.collect import Ranks
@@ -169,7 +169,8 @@ class Operator:
         policies: Mapping[str, Tensor] | None = None,
         metrics: bool = True,
     ) -> Loss:
-        """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob.
+        """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob; `J` is less
+        the hierarchy's penalties.
 
         `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
         per token, or per row `[B]`. `policies`: log-probs of the further policies that formulas name, by name,
@@ -284,8 +285,7 @@ class Operator:
         if lost > 0:
             with agreed(group, f"what is not finite in {CALLS[program]}"):
                 refuse_nonfinite(batch, index)
-                if Key("coefficients") in outputs:
-                    refuse_weights(self.hierarchy, outputs[Key("coefficients")], index)
+                refuse_terms(self.hierarchy, outputs, index)
             raise BatchError(
                 f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, and no log-prob or advantage says why",
                 required="finite values",

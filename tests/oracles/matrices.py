@@ -39,7 +39,9 @@ from fibration.language.atoms import (
     pull,
 )
 from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.policies import LogProb
+from fibration.language.objectives import Objective
+from fibration.language.penalties import Penalty
+from fibration.language.policies import LogProb, Policy
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
 
@@ -652,4 +654,54 @@ class _Dense:
             weighted = Dual(weighted.value * self.now.astype(Long), np.diag(weighted.value))
         kept = self.kept("all", "kept")
         weighted = Dual(np.where(kept, weighted.value, 0), np.where(kept[:, None], weighted.slope, 0))
-        return Dual(weighted.value.sum(keepdims=True), weighted.slope.sum(axis=0, keepdims=True))
+        found = Dual(weighted.value.sum(keepdims=True), weighted.slope.sum(axis=0, keepdims=True))
+        for penalty in self.h.penalties.values():
+            found = found.plus(self.penalty(penalty), -1)
+        return found
+
+    def penalty(self, penalty: Penalty) -> Dual:
+        """What is taken off: through `token_log_ratio`, `log_prob(current)`, sums and means of them something flows."""
+        if penalty.over is not None:
+            each = self.moved(penalty.formula, penalty.over.name)
+            return Dual(each.value.mean(keepdims=True), each.slope.mean(axis=0, keepdims=True))
+        own = self.h.objective
+        objective = penalty.objective or Objective(
+            own.weight, kept=tuple(c for c in own.kept if c.normaliser == "kept")
+        )
+        inner = _Dense(
+            self.h.replace(objective=objective, penalties={}), self.batch, self.now, self.log_probs["old"], self.held
+        )
+        factor = inner.mu
+        for formula in objective.weighed:
+            factor = factor * inner.tokens(formula)
+        kept = inner.kept("all", "kept")
+        each = self.moved_tokens(penalty.formula).times(factor)
+        return Dual(each.value[kept].sum(keepdims=True), each.slope[kept].sum(axis=0, keepdims=True))
+
+    def moved_tokens(self, formula: Expression) -> Dual:
+        """A formula at every token, with its slopes."""
+        found = Dual(np.zeros(self.world.n, Long), np.zeros((self.world.n, self.world.n), Long))
+        for leaf in self.world.leaves:
+            mine, here = self.world.over_leaf(leaf), self.moved(formula, leaf)
+            found.value[mine], found.slope[mine] = here.value, here.slope
+        return found
+
+    def moved(self, formula: Expression, stratum: str) -> Dual:
+        world = self.world
+        given: dict[Expression, Dual] = {}
+        if stratum in world.leaves:
+            mine = world.over_leaf(stratum)
+            given[Reading("token_log_ratio")] = self.x[mine]
+            now = Dual(self.now.astype(Long), np.eye(world.n, dtype=Long))
+            given[LogProb(Policy("current"))] = now[mine]
+        for a in set(atoms(formula)):
+            if isinstance(a, Aggregate) and a.kind in ("total", "mean"):
+                over, each = stratum if a.over is None else str(a.over), self.moved_tokens(a.formula)
+                sums = np.array(
+                    [[float(i in set(tokens)) for i in range(world.n)] for tokens in world.over[over]], Long
+                )
+                if a.kind == "mean":
+                    sums /= sums.sum(axis=1, keepdims=True)
+                at = [world.number[over][world.label[over][tokens[0]]] for tokens in world.over[stratum]]
+                given[a] = each.through(sums)[at]
+        return self.at(formula, stratum, given)

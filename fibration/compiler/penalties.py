@@ -1,0 +1,89 @@
+"""Penalties as nodes: what is taken off the objective, and what of it flows back to the log-probs.
+
+Unlike in weights and gates, a gradient flows through the sums and means of tokens that a penalty reads. What its own
+objective does not keep is left out inside of the formula's own map, so that neither its value nor its slope is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fibration.compiler import ir
+from fibration.compiler.derivative import ZERO
+from fibration.compiler.formulas import binary
+from fibration.compiler.ir import Detach, Map, Node, Pull, Push, Scalar
+from fibration.compiler.keys import Key
+from fibration.compiler.terms import Terms
+from fibration.language.atoms import BATCH, at
+from fibration.language.objectives import Objective
+from fibration.language.penalties import Penalty
+from fibration.language.places import way
+from fibration.language.statistics import Aggregate
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """`values` are what is taken off, by the penalty's name; `terms`, by name and leaf, what tokens have of it."""
+
+    values: dict[str, Node] = field(default_factory=dict)
+    terms: dict[tuple[str, str], Node] = field(default_factory=dict)
+
+
+class Penalties(Terms):
+    def held(self, atom: Aggregate, found: Node) -> Node:
+        return found if atom.kind in ("total", "mean") else Detach(found)
+
+    def every(self) -> Penalised:
+        found = Penalised()
+        for name, penalty in self.h.penalties.items():
+            if penalty.over is None:
+                objective = self.objective(penalty)
+                terms: Mapping[str, Node] = {leaf: self.term(penalty, objective, leaf) for leaf in self.leaves}
+                value = self.summed(objective, terms)
+            else:
+                value, terms = self.mean_over(str(penalty.over), penalty)
+            self.names.setdefault(value, Key("penalty", name))
+            found.values[name] = value
+            found.terms.update({(name, leaf): term for leaf, term in terms.items()})
+        return found
+
+    def objective(self, penalty: Penalty) -> Objective:
+        """What weighs a penalty: its own, or `μ` of the hierarchy's with the tokens that this counts."""
+        if penalty.objective is not None:
+            return penalty.objective
+        own = self.h.objective
+        counted = tuple(k for k in own.kept if k.normaliser == "kept")
+        return own.model_copy(update={"weighed": (), "kept": counted, "estimator": "ratio"})
+
+    def term(self, penalty: Penalty, objective: Objective, leaf: str) -> Node:
+        """The weighed formula at the tokens of a leaf, 0 at those that are not kept."""
+        body, inputs = _opened(self.tokens(penalty.formula, leaf))
+        for weight in objective.weighed:
+            inputs = (*inputs, Detach(self.tokens(weight, leaf)))
+            body = ir.scalar("mul", ir.arg(len(inputs) - 1), body)
+        if objective.kept:
+            inputs = (*inputs, Detach(self.conditions(leaf, [k.condition for k in objective.kept])))
+            body = ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(len(inputs) - 1)), body, ZERO)
+        return inputs[0] if body is ir.arg(0) else Map(body, inputs)
+
+    def mean_over(self, stratum: str, penalty: Penalty) -> tuple[Node, Mapping[str, Node]]:
+        """The mean of a formula over the elements of a stratum, 0 where there are none; and what tokens have of it."""
+        each = self.map(at(penalty.formula, penalty.over), stratum)
+        terms = {}
+        for leaf in self.leaves_over(stratum):
+            node = each
+            for source, target in reversed(list(itertools.pairwise(way(self.h, leaf, stratum)))):
+                node = Pull(source, target, node)
+            terms[leaf] = node
+        summed, some = each, ir.count_input(self.rows if stratum == BATCH else stratum, BATCH)
+        for source, target in itertools.pairwise(way(self.h, stratum, BATCH)):
+            summed = Push(source, target, summed)
+        mean = summed if stratum == BATCH else binary("div", summed, some)
+        return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(0)), ir.arg(1), ZERO), (some, mean)), terms
+
+
+def _opened(node: Node) -> tuple[Scalar, tuple[Node, ...]]:
+    """A node as a body and what it reads."""
+    return (node.body, node.inputs) if isinstance(node, Map) else (ir.arg(0), (node,))

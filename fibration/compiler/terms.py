@@ -1,0 +1,73 @@
+"""What is added up over tokens, and by which weights: the terms of an objective, and those of penalties.
+
+A term is pushed to its row first, so that no partial sum runs over the whole batch of tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+
+from fibration.compiler import ir
+from fibration.compiler.derivative import ONE, ZERO
+from fibration.compiler.diagnostics import where_kept
+from fibration.compiler.formulas import Formulas, added, binary, pushed
+from fibration.compiler.ir import Detach, Map, Node, Push
+from fibration.language.atoms import BATCH, Count, Total
+from fibration.language.expressions import Expression
+from fibration.language.objectives import Objective
+from fibration.language.places import row_path, way
+from fibration.language.traversal import atoms
+
+
+class Terms(Formulas):
+    """Sums of terms over the tokens of a batch, each by the `μ` of an objective."""
+
+    def summed(self, objective: Objective, terms: Mapping[str, Node]) -> Node:
+        """`Σ μ·term`, of every leaf's tokens."""
+        sums = []
+        for leaf, term in terms.items():
+            for source, target in itertools.pairwise(row_path(self.h, leaf)):
+                term = Push(source, target, term)
+            sums.append(term)
+        return Push(self.rows, BATCH, binary("mul", self.normaliser(objective), added(sums)))
+
+    def conditions(self, leaf: str, conditions: Sequence[Expression]) -> Node:
+        """1 at the tokens of a leaf where all of the conditions hold, else 0."""
+        return self.tokens(functools.reduce(operator.and_, conditions), leaf)
+
+    def normaliser(self, objective: Objective) -> Node:
+        """`μ` of every row: in counts of everything, or of kept tokens and of elements that have one.
+
+        It is 0 where a row has no kept token.
+        """
+        weight = objective.spelled_out(self.h.leaves, self.h.rows)
+        conditions = [k.condition for k in objective.kept if k.normaliser == "kept"]
+        if not conditions:
+            return self.map(weight, self.rows)
+
+        def tokens(leaf: str) -> Node:
+            return self.conditions(leaf, conditions)
+
+        def count(stratum: str) -> Node:
+            return self.over(stratum, tokens, wide=False)
+
+        def has(stratum: str) -> Node:
+            if stratum in self.leaves:
+                return tokens(stratum)
+            return Map(ir.scalar("select", ir.scalar("lt", ir.const(0), ir.arg(0)), ONE, ZERO), (count(stratum),))
+
+        bound: dict[Expression, Node] = {}
+        for atom in atoms(weight):
+            if not isinstance(atom, (Count, Total)):
+                continue
+            of, over = str(atom.of), str(atom.over)
+            counted = has(of)
+            if isinstance(atom, Total):
+                counted = binary("mul", counted, self.atom(atom.attribute, of))
+            for source, target in itertools.pairwise(way(self.h, of, over)):
+                counted = pushed(source, target, counted)
+            bound[atom] = Detach(counted)
+        return where_kept(count(self.rows), self.map(weight, self.rows, bound))
