@@ -1416,7 +1416,7 @@ RUNTIME = (
     ),
     slip(
         "rows that are interleaved are read one after the other", "test_positions",
-        "if of_rows is not None and (index.given_positions is None or not in_several_rows(index, over).any()):", "if of_rows is not None:",
+        "if of_rows is not None and (index.given_positions is None or not in_several_rows(index, target).any()):", "if of_rows is not None:",
     ),
 )  # fmt: skip
 

@@ -44,6 +44,18 @@ class Members:
     offsets: Tensor  # int64 [target + 1]
 
 
+@dataclass(frozen=True)
+class Ordering:
+    """The elements of several strata over each target, in one order: `order[offsets[b]:offsets[b + 1]]`.
+
+    They are numbered through, one stratum after the other; `order` None means they are so already.
+    """
+
+    order: Tensor | None  # int64 [elements]
+    offsets: Tensor  # int64 [targets + 1]
+    longest: int  # how many one target has at most
+
+
 class Ranks(Protocol):
     """The ranks that a batch is spread over, as backends see them."""
 
@@ -93,7 +105,7 @@ class Elements(Protocol):
     def leaves_over(self, stratum: str) -> tuple[str, ...]: ...
     def layout(self, segments: str, leaf: str | None = None) -> Layout: ...
     def members(self, source: str, target: str) -> Members: ...
-    def sequence(self, over: str, of: str | None = None) -> Members: ...
+    def sequence(self, target: str, *sources: str) -> Ordering: ...
     def rows_of(self, segments: str) -> Tensor | None: ...
     def row_tensor(self) -> Tensor: ...
     def matrix(self, into: str, of: str) -> Tensor: ...

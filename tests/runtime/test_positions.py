@@ -76,7 +76,7 @@ def test_random_worlds_against_their_definition(world):
         leaves = index.leaves_over(s)
         numbers = np.concatenate([index.tokens_of(leaf).numpy() for leaf in leaves])
         below = np.concatenate([index.parent(leaf, s).numpy() for leaf in leaves])
-        for b, mine in enumerate(lists(index.sequence(s), len(numbers))):
+        for b, mine in enumerate(lists(index.sequence(s, *leaves), len(numbers))):
             assert mine == sorted(np.flatnonzero(below == b).tolist(), key=lambda i: key[numbers[i]])
     first = [
         min(key[n] for leaf in index.leaves for n in index.tokens_of(leaf)[index.parent(leaf, "turn") == t])
@@ -95,13 +95,15 @@ def lists(members, n):
 
 def test_whole_rows_need_no_positions_and_no_number_per_token():
     index = ROWS.index(offsets=[0, 3, 3, 5], episode=["e", None, "e"])
-    assert index.sequence("trajectory").order is None and index.sequence("trajectory").offsets.tolist() == [0, 3, 5]
+    assert index.sequence("trajectory", "token").order is None and index.sequence(
+        "trajectory", "token"
+    ).offsets.tolist() == [0, 3, 5]
     assert not any("_compose" in key or "_places_of" in key for key in index._cache)
 
 
 def test_positions_interleave_rows():
     index = CHAIN.index(**PAIR, positions=[1, 4, 9, 2, 5])
-    assert lists(index.sequence("episode"), 5) == [[0, 3, 1, 4, 2]]
+    assert lists(index.sequence("episode", "token"), 5) == [[0, 3, 1, 4, 2]]
     assert lists(index.sequence("episode", "trajectory"), 2) == [[0, 1]]
     swapped = CHAIN.index(**PAIR, positions=[3, 4, 9, 2, 5])
     assert lists(swapped.sequence("episode", "trajectory"), 2) == [[1, 0]]
@@ -110,7 +112,7 @@ def test_positions_interleave_rows():
 def test_masked_positions_are_never_read():
     mask = [1, 0, 1, 1, 1]
     index = CHAIN.index(**PAIR, mask=mask, positions=[3, -7, 8, 2, 5])
-    assert lists(index.sequence("episode"), 4) == [[2, 0, 3, 1]]
+    assert lists(index.sequence("episode", "token"), 4) == [[2, 0, 3, 1]]
 
 
 BAD = {

@@ -24,7 +24,7 @@ from fibration.compiler.interpret import Sizes
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes, Layout, Members
+from fibration.runtime.batch import Codes, Layout, Members, Ordering
 from fibration.runtime.index import sequence
 from fibration.runtime.index.spans import Runs, Spans, lay_out, place_of
 from fibration.runtime.ranks.collect import Ranks
@@ -306,17 +306,18 @@ class Index:
         return Members(order, torch.from_numpy(offsets).to(self.device))
 
     @once
-    def sequence(self, over: str, of: str | None = None) -> Members:
-        """What lies over every element of `over`, in order: tokens, or elements of the coarser stratum `of`.
-
-        Tokens are numbered leaf after leaf, in the order of `leaves_over(over)`.
-        """
-        return sequence.of_tokens(self, over) if of is None else sequence.of_elements(self, of, over)
+    def sequence(self, target: str, *sources: str) -> Ordering:
+        """The elements of `sources`, leaves or one coarser stratum, over every `target` element, in their order."""
+        return sequence.ordering(self, target, sources)
 
     @once
-    def first_tokens(self, of: str) -> Codes:
-        """What the first token of every element of a coarser stratum is ordered by: int64 [elements]."""
-        return sequence.first_tokens(self, of)
+    def places(self, stratum: str) -> Tensor:
+        """What elements are ordered by: of tokens their places or given positions, of others those of their first.
+
+        int64 [elements], which mean nothing but an order.
+        """
+        of_tokens = stratum in self.leaves
+        return self._move(sequence.keys_of(self, stratum) if of_tokens else sequence.first_tokens(self, stratum))
 
     @once
     def row_tensor(self) -> Tensor:

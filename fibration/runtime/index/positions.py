@@ -77,11 +77,12 @@ def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
 
 
 def _refuse_repeats(index: Index, over: str) -> None:
-    keys = np.concatenate([keys_of(index, leaf) for leaf in index.leaves_over(over)])
-    order, parent = sorted_by(index, over, keys)
+    leaves = index.leaves_over(over)
+    keys = np.concatenate([keys_of(index, leaf) for leaf in leaves])
+    order, parent = sorted_by(index, over, leaves)
     again = np.flatnonzero((keys[order][1:] == keys[order][:-1]) & (parent[order][1:] == parent[order][:-1]))
     if len(again):
-        numbers = np.concatenate([numbers_of(index, leaf) for leaf in index.leaves_over(over)])
+        numbers = np.concatenate([numbers_of(index, leaf) for leaf in leaves])
         one, other = sorted(int(numbers[i]) for i in order[again[0] : again[0] + 2])
         element = index.describe_element(over, int(parent[order[again[0]]]))
         raise HierarchyIndexError(

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.runtime.batch import Codes, Members
+from fibration.runtime.batch import Codes, Ordering
 from fibration.runtime.index.spans import Runs, Spans
 
 LAST = np.iinfo(np.int64).max
@@ -41,28 +41,20 @@ class Located(Protocol):
     def of_rows(self, leaf: str, target: str) -> Tensor | None: ...
     def over_rows(self, segments: str) -> tuple[tuple[Tensor, Tensor], ...]: ...
     def leaves_over(self, stratum: str) -> tuple[str, ...]: ...
-    def first_tokens(self, of: str) -> Codes: ...
+    def places(self, stratum: str) -> Tensor: ...
 
 
-def of_tokens(index: Located, over: str) -> Members:
-    """The tokens over each element of `over`: numbers are those of its leaves' tokens, one leaf after the other."""
-    leaves = index.leaves_over(over)
-    of_rows = index.of_rows(leaves[0], over) if len(leaves) == 1 else None
-    if of_rows is not None and (index.given_positions is None or not in_several_rows(index, over).any()):
+def ordering(index: Located, target: str, sources: tuple[str, ...]) -> Ordering:
+    """The elements of `sources` over each target, which are numbered through, one stratum after the other."""
+    leaf = sources[0]
+    of_rows = index.of_rows(leaf, target) if sources == (leaf,) and leaf in index.leaves else None
+    if of_rows is not None and (index.given_positions is None or not in_several_rows(index, target).any()):
         elements = of_rows.cpu().numpy()
         if bool((elements[1:] >= elements[:-1]).all()):
-            sizes = np.bincount(elements, index.spans[leaves[0]].sizes, index.size[over])  # whole numbers, exact
-            return _members(index, None, sizes)
-    keys = np.concatenate([keys_of(index, leaf) for leaf in leaves])
-    order, parent = sorted_by(index, over, keys)
-    return _members(index, order, np.bincount(parent, minlength=index.size[over]))
-
-
-def of_elements(index: Located, of: str, over: str) -> Members:
-    """The `of` elements over each element of `over`, by their first tokens."""
-    parent = index.parent(of, over).cpu().numpy()
-    order = np.lexsort((index.first_tokens(of), parent))
-    return _members(index, order, np.bincount(parent, minlength=index.size[over]))
+            sizes = np.bincount(elements, index.spans[leaf].sizes, index.size[target])  # whole numbers, exact
+            return _ordering(index, None, sizes)
+    order, parent = sorted_by(index, target, sources)
+    return _ordering(index, order, np.bincount(parent, minlength=index.size[target]))
 
 
 def first_tokens(index: Located, of: str) -> Codes:
@@ -77,18 +69,19 @@ def first_tokens(index: Located, of: str) -> Codes:
     return first
 
 
-def _members(index: Located, order: Codes | None, sizes: NDArray[Any]) -> Members:
+def _ordering(index: Located, order: Codes | None, sizes: NDArray[Any]) -> Ordering:
     if order is not None and bool((order[1:] > order[:-1]).all()):
         order = None
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     moved = None if order is None else torch.from_numpy(order).to(index.device)
-    return Members(moved, torch.from_numpy(offsets).to(index.device))
+    return Ordering(moved, torch.from_numpy(offsets).to(index.device), int(sizes.max(initial=0)))
 
 
-def sorted_by(index: Located, over: str, keys: Codes) -> tuple[Codes, Codes]:
-    """The tokens of all leaves over `over` by element and key; and the element under each."""
-    parent = np.concatenate([index.parent(leaf, over).cpu().numpy() for leaf in index.leaves_over(over)])
-    return np.lexsort((keys, parent)), parent
+def sorted_by(index: Located, target: str, sources: tuple[str, ...]) -> tuple[Codes, Codes]:
+    """The elements of all sources by target and place; and the target under each."""
+    parent = np.concatenate([index.parent(s, target).cpu().numpy() for s in sources])
+    places = np.concatenate([index.places(s).cpu().numpy() for s in sources])
+    return np.lexsort((places, parent)), parent
 
 
 def keys_of(index: Located, leaf: str) -> Codes:
