@@ -90,9 +90,17 @@ def _between(a: float, b: float, t: float) -> float:
 
 
 def value_of(body: Scalar, argument: Callable[[int], Any]) -> Any:
-    """A body's value, of numbers or arrays; each argument is asked for where it is read."""
-    if body.op == "arg":
-        return argument(int(body.value or 0))
-    if body.op == "const":
-        return np.float64(body.value)
-    return MEANING[body.op](*(value_of(a, argument) for a in body.args))
+    """A body's value, of numbers or arrays; each argument that it reads is asked for once."""
+    done: dict[Scalar, Any] = {}  # parts are shared, those of nested choices many times
+
+    def of(part: Scalar) -> Any:
+        if part not in done:
+            if part.op == "arg":
+                done[part] = argument(int(part.value or 0))
+            elif part.op == "const":
+                done[part] = np.float64(part.value)
+            else:
+                done[part] = MEANING[part.op](*map(of, part.args))
+        return done[part]
+
+    return of(body)
