@@ -7,7 +7,7 @@ those of the adjoint and of the metrics (`compiler/derivative.py`, `compiler/dia
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -72,16 +72,17 @@ class Section:
     def sides(self) -> tuple[tuple[float, float], ...]:
         """Neighbouring floats between which the gate bends or jumps, in order."""
         grid = np.concatenate([-SIZES[::-1], [0.0], SIZES])
-        names = [str(k) for k in self.program.outputs if k.word == "condition"]
-        if not names:
+        if not self._decides.outputs:
             return ()
-        holds = self._conditions(names, grid)
+        holds = self._conditions(grid)
         which, where = np.nonzero(holds[:, 1:] != holds[:, :-1])
         low, high = grid[where], grid[where + 1]
         start = holds[which, where]
         for _ in range(HALVINGS):
             middle = low + (high - low) / 2
-            same = self._conditions(names, middle)[which, np.arange(len(which))] == start
+            if ((middle == low) | (middle == high)).all():
+                break
+            same = self._conditions(middle)[which, np.arange(len(which))] == start
             low, high = np.where(same, middle, low), np.where(same, high, middle)
         pairs = sorted(set(zip(low.tolist(), high.tolist(), strict=True)))
         return tuple(pair for pair in pairs if self._bends(*pair))
@@ -91,9 +92,14 @@ class Section:
         """The residuals at which the gate bends or jumps, in order."""
         return tuple(dict.fromkeys(0.0 if abs(a) < SIZES[0] else float(f"{a:.12g}") for a, _ in self.sides))
 
-    def _conditions(self, names: Sequence[str], residual: Vector) -> Vector:
-        seen = self.at(residual)
-        return np.stack([seen[n] for n in names])
+    @cached_property
+    def _decides(self) -> Program:
+        """The conditions alone."""
+        return replace(self.program, outputs={k: v for k, v in self.program.outputs.items() if k.word == "condition"})
+
+    def _conditions(self, residual: Vector) -> Vector:
+        found = interpret(self._decides, {**self.held, RESIDUAL: residual}, Sizes({}, {"grid": len(residual)}))
+        return np.stack(list(found.values()))
 
     def _bends(self, low: float, high: float) -> bool:
         seen = self.at([low, high])
