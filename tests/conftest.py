@@ -1,5 +1,6 @@
 """Deterministic property tests, an import path for helpers, and Triton's interpreter where there is no GPU."""
 
+import gc
 import os
 import shlex
 import sys
@@ -16,6 +17,7 @@ if {"COLUMNS", "FORCE_COLOR"} & os.environ.keys():  # some shells and runners se
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 if not torch.cuda.is_available():  # read when triton is first imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -24,15 +26,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thorough import ALL
 
+gc.set_threshold(20_000, 20, 20)  # a test makes little garbage, and much that stays for the next
+
 settings.register_profile(
     "deterministic",
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=60 if ALL else 30,
+    max_examples=60 if ALL else 20,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile("deterministic")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays, and need not be looked through for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -42,6 +52,15 @@ def quick_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if not ALL:
         monkeypatch.setenv("CC", f"{shlex.join(compiler())} -O0")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _drawn_alike() -> Iterator[None]:
+    """What is drawn does not depend on the modules that a process has met: hypothesis would read all for constants."""
+    with pytest.MonkeyPatch.context() as patch:
+        name = "_get_local_constants"  # not in every release
+        patch.setattr(providers, name, lambda: providers._local_constants, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

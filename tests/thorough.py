@@ -13,8 +13,8 @@ def some(everything, step, start=0):
 
 
 def examples(n):
-    """So many of what hypothesis draws; a third of them in an everyday run."""
-    n = n if ALL else -(-n // 3)
+    """So many of what hypothesis draws; a quarter of them in an everyday run."""
+    n = n if ALL else -(-n // 4)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     return settings(
         max_examples=n, deadline=None, derandomize=True, database=None, suppress_health_check=checks, print_blob=False
