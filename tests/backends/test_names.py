@@ -189,7 +189,10 @@ def test_names_that_collide_when_put_together_change_nothing(name, backend):
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
-@pytest.mark.parametrize(("backend", "name"), [c for c in CASES if c[1] != "words"], indirect=["backend"], ids=str)
+# Elsewhere the test above is enough everyday: plain names are held against the interpreter on every backend.
+@pytest.mark.parametrize(
+    ("backend", "name"), [c for c in CASES if c[1] != "words" and (ALL or c[0].name == "torch")], indirect=["backend"], ids=str
+)  # fmt: skip
 def test_operators_with_such_names_are_what_the_interpreter_says(name, backend):
     shape = SHAPES[name]
     given = built(shape, "colliding"), batch_for(shape, "colliding"), F64

@@ -110,7 +110,8 @@ def test_few_are_undecided():
         residual > epsilon,
         budget > residual,
     ]
-    for _ in range(80 if ALL else 40):
+    tried = 80 if ALL else 24
+    for _ in range(tried):
         formula = where(
             rng.choice(conditions),
             rng.choice(leaves),
@@ -118,8 +119,8 @@ def test_few_are_undecided():
         )
         found = one(formula, log_ratio()).verify()
         counts[verdicts.status(found, "identity", "gate on token")] += 1
-    assert counts["undecided"] <= 20
-    assert min(counts["proved"], counts["refuted"]) >= 8
+    assert counts["undecided"] <= tried // 4
+    assert min(counts["proved"], counts["refuted"]) >= tried // 10
 
 
 current, old, rollout = policies("current old rollout")
