@@ -1418,6 +1418,22 @@ RUNTIME = (
         "rows that are interleaved are read one after the other", "test_positions",
         "if of_rows is not None and (index.given_positions is None or not in_several_rows(index, target).any()):", "if of_rows is not None:",
     ),
+    slip(
+        "what one rank has of a row is one piece, whatever comes between", "ranks/test_positions",
+        "~(same & (rank[1:] == rank[:-1]))", "~same",
+    ),
+    slip(
+        "a piece ends where positions have a gap", "ranks/test_positions",
+        "~(same & (rank[1:] == rank[:-1]))", "~(same & (rank[1:] == rank[:-1]) & (start[1:] == start[:-1] + size[:-1]))",
+    ),
+    slip(
+        "a turn is ordered by the tokens that the last rank has of it", "ranks/test_positions",
+        "first[number] = np.minimum(first[number], p.first[of])", "first[number] = p.first[of]",
+    ),
+    slip(
+        "positions that two ranks have are not noticed in a run's middle", "ranks/test_positions",
+        "(start[1:] < start[:-1] + size[:-1])", "(start[1:] == start[:-1])",
+    ),
 )  # fmt: skip
 
 TRAINERS = (

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, an
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.sequence import LAST, in_several_rows, keys_of, numbers_of, sorted_by, under
 from fibration.runtime.index.spans import Spans
+from fibration.runtime.ranks.pieces import Runs
 
 KEYWORD = "positions"  # of `Operator.index`
 
@@ -53,8 +55,7 @@ def read_positions(
 
 def check_order(index: Index) -> None:
     """Tokens over every element that an order is read over have one; what has none is named with its rows or tokens."""
-    for read in {str(a.over): a for a in index.hierarchy.ordered}.values():
-        over = str(read.over)
+    for over, read in read_over(index.hierarchy).items():
         scattered = in_several_rows(index, over)
         if not scattered.any():
             continue
@@ -66,6 +67,11 @@ def check_order(index: Index) -> None:
         _refuse_repeats(index, over)
 
 
+def read_over(h: Hierarchy) -> dict[str, Ordered]:
+    """What an order is read over, and something that reads it."""
+    return {str(a.over): a for a in h.ordered}
+
+
 def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
     """`element` comes in pieces without positions."""
     return HierarchyIndexError(
@@ -74,6 +80,18 @@ def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
         found=f"{found}, in an order that {read} reads",
         remedy=f"pass {KEYWORD}=..., counted through over all pieces of {an(str(read.over))}",
     )
+
+
+def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) -> Runs:
+    """What this rank says of its tokens over those elements that `several` ranks have some of.
+
+    `number` is that of each of its elements in the whole batch.
+    """
+    leaves = local.leaves_over(over)
+    order, parent = sorted_by(local, over, leaves)
+    order = order[several[number[parent[order]]]]
+    keys = np.concatenate([keys_of(local, leaf) for leaf in leaves])
+    return Runs.of(number[parent[order]], keys[order])
 
 
 def _refuse_repeats(index: Index, over: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, located
+from fibration.errors import HierarchyIndexError, listed, located
 from fibration.language.atoms import BATCH, Attribute, Stratum
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
@@ -24,11 +24,14 @@ from fibration.runtime.batch import Codes
 from fibration.runtime.index.build import Builder, finished
 from fibration.runtime.index.index import Edge, Index, Summed, once
 from fibration.runtime.index.labels import Encoded, nothing_over
+from fibration.runtime.index.positions import KEYWORD as POSITIONS
+from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.collect import Held, Ranks
 from fibration.runtime.ranks.group import Ranked, as_group, is_group
 from fibration.runtime.ranks.labels import digests
 from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Part, Whole
+from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.sums import Sums, Vector
 
 GROUP = "group"  # what the ranks are called among the keywords of `Operator.index`
@@ -66,15 +69,22 @@ def build_spread_index(
         said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
         keyed = labels.get(hierarchy.rows.name) is not None
         said["keys for the rows"] = "given" if keyed else "not given"
+        said[POSITIONS] = "not given" if positions is None else "given"
         with located(here):
             builder = Builder(hierarchy, mask, offsets, device, spread=True)
             local = builder.build(labels, attributes, torch.device("cpu"), positions)
+            check_order(local)
             part = _part(local, builder.encoded, keyed)
     parts = group.all_gather_object(part, "op.index")
     with located(here):
         whole = Whole(parts)
         _check(hierarchy, whole)
-    return finished(_joined(group, local, whole, builder.device))
+        cut = _in_pieces(hierarchy, whole, positions is not None)
+    said_of = {over: runs_of(local, over, whole.numbers[over][group.rank], several) for over, several in cut.items()}
+    runs = group.all_gather_object(said_of, "positions in what ranks have pieces of") if cut else []
+    with located(here):
+        pieces = {over: Pieces.of([r[over] for r in runs], over, whole.words(over)) for over in cut}
+    return finished(_joined(group, local, whole, pieces, builder.device))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,6 +96,7 @@ class SpreadIndex(Index):
     counts: Mapping[Edge, Tensor]  # float64 [target]: tokens over what they lie directly over, on all ranks
     sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf and what that lies directly over
     inside: Mapping[str, Tensor | None]  # the row that each element lies in, unless one of them straddles rows
+    first: Mapping[str, Tensor]  # of coarser strata whose order is read, what the first token on any rank is ordered by
 
     @property
     def group(self) -> Ranked:
@@ -114,6 +125,10 @@ class SpreadIndex(Index):
 
     def occurring(self, keys: Codes) -> Codes:
         return np.unique(np.concatenate(self.group.all_gather_object(super().occurring(keys), "what occurs together")))
+
+    @once
+    def places(self, stratum: str) -> Tensor:
+        return self.first[stratum] if stratum in self.first else super().places(stratum)
 
     @once
     def rows_of(self, segments: str) -> Tensor | None:
@@ -163,6 +178,7 @@ def _part(local: Index, encoded: Encoded, keyed: bool) -> Part:
         sums={(a.name, t): _sums_over(local, a, t) for a, t in fine},
         inside={s: _inside(local, s, pieces) for s in labels},
         covered=covered,
+        first={str(a.of): local.places(str(a.of)).numpy() for a in h.ordered if a.of is not None},
     )
 
 
@@ -199,7 +215,20 @@ def _check(h: Hierarchy, whole: Whole) -> None:
             whole.refuse_many(edge)
 
 
-def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> SpreadIndex:
+def _in_pieces(h: Hierarchy, whole: Whole, given: bool) -> dict[str, NDArray[np.bool_]]:
+    """Of what an order is read over, which elements several ranks have tokens of, if some are."""
+    found = {over: whole.several(over) for over in read_over(h)}
+    cut = {over: several for over, several in found.items() if several.any()}
+    for over in () if given else cut:
+        element = int(np.argmax(cut[over]))
+        ranks = [f"rank {rank}" for rank in range(len(whole.parts)) if element in whole.held(over, rank)]
+        raise unordered(read_over(h)[over], whole.words(over)(element), f"tokens on {listed(ranks)}")
+    return cut
+
+
+def _joined(
+    group: Ranked, local: Index, whole: Whole, pieces: Mapping[str, Pieces], device: torch.device
+) -> SpreadIndex:
     """This rank's tokens, over the elements of the whole batch."""
 
     def move(array: NDArray[Any]) -> Tensor:
@@ -211,7 +240,16 @@ def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> 
         edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
     labels = {s: whole.labels[s] for s in local.labels}
     most = {leaf: max(p.tokens[leaf] for p in whole.parts) for leaf in whole.tokens}
-    ranks = Ranks(group, whole.cut, sum(whole.tokens.values()), _held(whole, move), labels, _structure(whole), most)
+    ranks = Ranks(
+        group,
+        whole.cut,
+        sum(whole.tokens.values()),
+        _held(whole, move),
+        labels,
+        _structure(whole, pieces),
+        most,
+        pieces,
+    )
     part = {f.name: getattr(local, f.name) for f in fields(Index) if f.name not in ("ranks", "_cache")}
     part |= {
         "edges": edges,
@@ -228,14 +266,16 @@ def _joined(group: Ranked, local: Index, whole: Whole, device: torch.device) -> 
         counts={edge: move(counts).double() for edge, counts in whole.counts.items()},
         sums=whole.sums,
         inside=inside,
+        first={s: move(first) for s, first in whole.first.items()},
     )
 
 
-def _structure(whole: Whole) -> str:
+def _structure(whole: Whole, pieces: Mapping[str, Pieces]) -> str:
     """Equal on all ranks of one index, and different for most others."""
     known: dict[tuple[str, ...], Codes] = {("parent", *edge): n for edge, n in whole.parents.items()}
     known |= {("count", *edge): n for edge, n in whole.counts.items()}
     known |= {(s, str(rank)): n for s, numbers in whole.numbers.items() for rank, n in enumerate(numbers)}
+    known |= {("pieces", over, f.name): getattr(p, f.name) for over, p in pieces.items() for f in fields(p)}
     found = blake2b(digest_size=8)
     for what, numbers in known.items():
         found.update(f"{what} {len(numbers)}".encode() + np.ascontiguousarray(numbers, np.int64).tobytes())
@@ -245,7 +285,7 @@ def _structure(whole: Whole) -> str:
 def _held(whole: Whole, move: Callable[[Codes], Tensor]) -> dict[str, Held]:
     result = {}
     for stratum, numbers in whole.numbers.items():
-        here = [np.sort(n) if any(p.tokens.values()) else n[:0] for n, p in zip(numbers, whole.parts, strict=True)]
+        here = [np.sort(whole.held(stratum, rank)) for rank in range(len(numbers))]
         elements = move(np.concatenate(here)).split([len(n) for n in here])
         result[stratum] = Held(elements, whole.size(stratum))
     return result

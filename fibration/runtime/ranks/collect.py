@@ -24,6 +24,7 @@ from fibration.runtime import devices
 from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.group import Ranked
+from fibration.runtime.ranks.pieces import Pieces
 
 T = TypeVar("T")
 UNSAID = -torch.inf  # what a rank sends for an element of which it has tokens and does not know the value
@@ -79,6 +80,7 @@ class Ranks:
     labels: Mapping[str, Sequence[Hashable]]
     structure: str = ""
     most: Mapping[str, int] = field(default_factory=dict)  # by leaf: of the tokens that a rank has, the largest number
+    pieces: Mapping[str, Pieces] = field(default_factory=dict)  # of what order is read over, and several ranks have
     _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # since the call began
 
     def collect(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fibration.compiler.spread import TOKENS as MOST
 from fibration.errors import HierarchyIndexError, an, listed
+from fibration.language.atoms import BATCH
 from fibration.runtime.batch import Codes
 from fibration.runtime.ranks.labels import Digests, collision
 from fibration.runtime.sums import Sums, Vector
@@ -38,6 +39,7 @@ class Part:
     sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf and what that lies directly over
     inside: Mapping[str, Codes]  # the row that an element has its tokens in, or STRADDLES
     covered: NDArray[np.bool_]  # whether a row has tokens of what lies over rows
+    first: Mapping[str, Codes]  # of coarser strata whose order is read: what an element's first token is ordered by
 
 
 class Whole:
@@ -76,6 +78,7 @@ class Whole:
             self.covered[number] |= p.covered
         several = sum(map(len, self.numbers[self.rows])) > self.size(self.rows)
         self.cut = several or any(p.cut for p in parts)
+        self.first = {of: self._first(of) for of in parts[0].first}
 
     def size(self, stratum: str) -> int:
         return len(self.labels[stratum])
@@ -184,6 +187,31 @@ class Whole:
             )
 
         return self._agreed(stratum, said, np.full(self.size(stratum), np.nan), refuse)
+
+    # ------------------------------------------------------------ order
+
+    def several(self, over: str) -> NDArray[np.bool_]:
+        """Of which elements several ranks have tokens."""
+        holders = np.zeros(self.size(over), np.int64)
+        for rank in range(len(self.parts)):
+            holders[self.held(over, rank)] += 1
+        return holders > 1
+
+    def held(self, stratum: str, rank: int) -> Codes:
+        """The elements of which a rank has tokens: a rank without any has none of the batch either."""
+        numbers = self.numbers[stratum][rank]
+        return numbers if any(self.parts[rank].tokens.values()) else numbers[:0]
+
+    def words(self, stratum: str) -> Callable[[int], str]:
+        """What an element is called."""
+        names = self.labels[stratum]
+        return lambda element: "the batch" if stratum == BATCH else f"{stratum} {names[element]!r}"
+
+    def _first(self, of: str) -> Codes:
+        first = np.full(self.size(of), np.iinfo(np.int64).max)
+        for p, number in zip(self.parts, self.numbers[of], strict=True):
+            first[number] = np.minimum(first[number], p.first[of])
+        return first
 
     # ------------------------------------------------------------ what adds up
 
