@@ -28,11 +28,13 @@ far = Parameter("far", default=0.35)
 def weighed(h: Hierarchy, name: str) -> Hierarchy:
     weight = minimum(exp(apart), 0.05 + mean(exp(apart), over=Stratum("batch")))
     kept = largest(absolute(apart), over=Stratum("prompt_group")) <= far
-    return h.replace(name=name, objective=trajectory_mean().weigh(weight).keep(kept, normaliser="kept"))
+    objective = trajectory_mean().weigh(weight).keep(kept, normaliser="kept")
+    return h.replace(name=name, objective=objective, gives_up={**h.gives_up, "causal": "statistics of many rows"})
 
 
 of_three = weighed(load("fiberpo_domain"), "of_three")
 of_reference = of_three.replace(
     name="of_reference",
+    gives_up=load("fiberpo_domain").gives_up,
     objective=trajectory_mean().weigh(exp(log_prob(old) - log_prob(Policy("reference")))),
 )

@@ -43,8 +43,8 @@ from fibration.language.statistics import of_rows
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
 CAN_BE_GIVEN_UP = (
-    "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "orthogonality", "positivity",
-    "inward",
+    "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "causal",
+    "orthogonality", "positivity", "inward",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from fibration.language.hierarchy import CAN_BE_GIVEN_UP, FOUNDATIONS
 from fibration.laws import (
     agreement,
+    causal,
     coherent,
     first_order,
     gradient,
@@ -31,7 +32,9 @@ from fibration.laws import (
 from fibration.laws.law import Law
 
 _FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
-_CONSEQUENCES = (recovery, identity, first_order, gradient, agreement, mask_open, orthogonality, positivity, inward)
+_CONSEQUENCES = (
+    recovery, identity, first_order, gradient, agreement, mask_open, causal, orthogonality, positivity, inward
+)  # fmt: skip
 LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
 
 if {n: law.may_be_given_up for n, law in LAWS.items()} != {

@@ -132,7 +132,11 @@ COVERS = {"first_order": ("first_order", "identity")}
 
 
 # What laws that speak of some objectives alone speak of.
-OF_TOKENS: dict[str, Callable[[Objective], object]] = {"agreement": lambda o: o.weighed, "mask_open": lambda o: o.kept}
+OF_TOKENS: dict[str, Callable[[Objective], object]] = {
+    "agreement": lambda o: o.weighed,
+    "mask_open": lambda o: o.kept,
+    "causal": lambda o: o.formulas,
+}
 
 
 def given_up_though_it_holds(subject: Subject) -> Iterator[Decision]:

@@ -3,7 +3,7 @@
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` but over tokens with `least < cov < most`, `cov = (A - mean A)·(log π -
 mean log π)` of the batch, except where the clip has closed already; `μ = 1/tokens` of all tokens. verl's `clip_cov`
 draws some of these at random, `clip_cov_ratio` of all tokens at most: here all of them are dropped, as there at 1. All
-laws hold but `mask_open`: tokens are dropped on policy too.
+laws hold but `mask_open`, since tokens are dropped on policy too, and `causal`: means are of the whole batch.
 """
 
 from fibration import (
@@ -37,5 +37,5 @@ clip_cov = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=token_mean().keep(closed | (cov <= least) | (cov >= most)),
-    gives_up={"mask_open": "covariances are large on policy too"},
+    gives_up={"mask_open": "covariances are large on policy too", "causal": "means are of the whole batch"},
 )

@@ -2,7 +2,7 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over tokens with `A >= 0` or `mean log(π_old/π) <= delta` over their
 trajectory, `μ = 1/(trajectories·T)` of all tokens. TRL's `off_policy_mask_threshold` and slime's `--use-opsm`; in the
-paper, and in TRL with vLLM, `old` is the engine. All laws hold.
+paper, and in TRL with vLLM, `old` is the engine. All laws hold but `causal`: a trajectory is dropped whole.
 """
 
 from fibration import (
@@ -27,4 +27,5 @@ opsm = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=trajectory_mean().keep((advantage >= 0) | (mean(-token_log_ratio, over=trajectory) <= delta)),
+    gives_up={"causal": "a trajectory is dropped whole"},
 )

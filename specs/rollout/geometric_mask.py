@@ -3,7 +3,7 @@
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories with `least <= exp(mean log ρ) <= most`, `ρ =
 π_old/π_rollout`, `μ = 1/tokens` of those kept. SkyRL's `sequence_mask_metric=geometric`; verl's
 `rollout_rs=seq_mean_k1`, which bounds `1/ρ` and so keeps `[1/most, 1/least]`, where its pages say `[least, most]`. All
-laws hold.
+laws hold but `causal`: a trajectory is dropped whole.
 """
 
 from fibration import (
@@ -32,4 +32,5 @@ geometric_mask = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=token_mean().keep((mean_ratio >= least) & (mean_ratio <= most), normaliser="kept"),
+    gives_up={"causal": "a trajectory is dropped whole"},
 )

@@ -2,7 +2,7 @@
 
 `J = Σ μ·ρ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories with `ρ <= ceiling`, `ρ = Π π_old/π_rollout` over the
 trajectory, `μ = 1/tokens` of all tokens. TRL's `sequence_mask`, the default of its vLLM correction, at 3. All laws
-hold.
+hold but `causal`: a trajectory is weighed, or dropped, whole.
 """
 
 from fibration import (
@@ -30,4 +30,5 @@ mis = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=token_mean().weigh(rho).keep(rho <= ceiling),
+    gives_up={"causal": "a trajectory is weighed whole, or dropped"},
 )

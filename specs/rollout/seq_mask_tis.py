@@ -2,7 +2,7 @@
 
 `J = Σ μ·ρ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories with `least <= exp(mean log ρ) <= most`, `ρ =
 π_old/π_rollout` of the token, `μ = 1/tokens` of all tokens. NeMo-RL's and OpenRLHF's `seq-mask-tis`, of which the name
-says that ratios are truncated, and they are not. All laws hold.
+says that ratios are truncated, and they are not. All laws hold but `causal`: a trajectory is dropped whole.
 """
 
 from fibration import (
@@ -32,4 +32,5 @@ seq_mask_tis = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=token_mean().weigh(exp(log_rho)).keep((mean_ratio >= least) & (mean_ratio <= most)),
+    gives_up={"causal": "a trajectory is dropped whole"},
 )

@@ -2,7 +2,7 @@
 
 `J = Σ μ·min(ρ, ceiling)·min(r·A, clip(r, 1-low, 1+high)·A)`, `ρ = Π π_old/π_rollout` over the trajectory, `μ =
 1/tokens`. verl's `rollout_is=sequence`, TRL's `sequence_truncate`, SkyRL's `tis_ratio_type=sequence`; verl and SkyRL
-cut `log ρ` at ±20 first. All laws hold.
+cut `log ρ` at ±20 first. All laws hold but `causal`: a trajectory is weighed whole.
 """
 
 from fibration import (
@@ -31,4 +31,5 @@ sequence_tis = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=token_mean().weigh(minimum(exp(log_rho), ceiling)),
+    gives_up={"causal": "a trajectory is weighed whole"},
 )

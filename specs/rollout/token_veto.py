@@ -2,7 +2,7 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories in which `least <= ρ <= most` for every token, `ρ =
 π_old/π_rollout`, `μ = 1/tokens` of those kept. SkyRL's `outlier_token_is_threshold_low` and `_high`; verl's
-`seq_max_k2` and `seq_max_k3` bound functions of `ρ`. All laws hold.
+`seq_max_k2` and `seq_max_k3` bound functions of `ρ`. All laws hold but `causal`: a trajectory is dropped whole.
 """
 
 from fibration import (
@@ -31,4 +31,5 @@ token_veto = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=token_mean().keep(~some((rho < least) | (rho > most), over=trajectory), normaliser="kept"),
+    gives_up={"causal": "a trajectory is dropped whole"},
 )

@@ -2,7 +2,8 @@
 
 `J = Σ μ·stop(w)·A·log π`, `w = 1` where `A >= 0` and `min(Π r, 1)` over the trajectory elsewhere, `μ = 1/trajectories`.
 ROLL ships it as `topr`, with the token's own ratio for the trajectory's and the sign of the reward for that of the
-advantage. All laws hold but `identity` and `first_order`: a score estimator, whose value is no objective's.
+advantage. All laws hold but `identity` and `first_order`, since a score estimator's value is no objective's, and
+`causal`: a trajectory is weighed whole.
 """
 
 from fibration import (
@@ -28,5 +29,8 @@ topr = Hierarchy(
     objective=constant_normaliser(1)
     .score()
     .weigh(where(advantage >= 0, 1, exp(minimum(total(token_log_ratio, over=trajectory), 0)))),
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={
+        "first_order": "a score estimator: its value is no objective's",
+        "causal": "a trajectory is weighed whole",
+    },
 )

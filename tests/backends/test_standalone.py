@@ -104,7 +104,7 @@ def by_quantiles():
     """Tokens within two quantiles: of their domain, and of the batch."""
     h, drift = fibration.load("fiberpo_domain"), absolute(token_log_ratio)
     inside = [drift <= quantile(drift, 0.8, over=Stratum(over)) for over in ("domain", "batch")]
-    given_up = {**h.gives_up, "mask_open": "the largest are dropped from any batch"}
+    given_up = {**h.gives_up, "mask_open": "the largest are dropped from any batch", "causal": "they are of many rows"}
     return h.replace(name="by_quantiles", objective=h.objective.keep(inside[0] & inside[1]), gives_up=given_up)
 
 

@@ -6,7 +6,7 @@ Every one has its own formula in numpy (`of`), by which counterexamples and what
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -211,6 +211,17 @@ RIGHT: dict[str, Weighed] = {
     "a score": Weighed(one(mu.weigh(minimum(rho, C)).score(), gives_up={"first_order": "a score estimator"}),
                        lambda b: np.minimum(np.exp(b.k), b.p["C"])),
 }  # fmt: skip
+
+# those of a whole row, or of the batch, know what comes later
+AHEAD = (
+    "sequence TIS", "geometric TIS", "normalised", "normalised by a sum", "least", "median", "mean of what is capped",
+    "less where it is far off", "nested", "any-token veto", "geometric mask", "off-policy sequences", "second moment",
+    "root of the second moment", "worst token",
+)  # fmt: skip
+WHOLE = {"causal": "it is of more than a prefix"}
+for name in AHEAD:
+    given = {**RIGHT[name].hierarchy.gives_up, **WHOLE}
+    RIGHT[name] = replace(RIGHT[name], hierarchy=RIGHT[name].hierarchy.replace(gives_up=given))
 
 
 # ---------------------------------------------------------------- what is stopped

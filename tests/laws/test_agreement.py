@@ -210,8 +210,9 @@ def test_weights_and_masks_of_several_have_a_verdict_each():
 def test_on_trees_every_leaf_is_asked():
     """Statistics run over the tokens of all leaves; a total of 1 is the number of them."""
     both = make(
-        (text, trajectory, BOTH), (image, trajectory, BOTH), objective=token_mean().weigh(mean(rho, over=trajectory))
-    )
+        (text, trajectory, BOTH), (image, trajectory, BOTH), objective=token_mean().weigh(mean(rho, over=trajectory)),
+        gives_up=weighed.WHOLE,
+    )  # fmt: skip
     assert both.verify().ok
     objective = token_mean().weigh(minimum(rho, D)).keep(~some(k > 1, over=trajectory))
     found = {v.law: v.status for v in both.replace(objective=objective).verify().verdicts}

@@ -49,7 +49,8 @@ def of_three() -> Hierarchy:
     drift = mean(absolute(token_log_ratio), over=Stratum("batch"))
     made = trajectory_mean().weigh(minimum(exp(apart_by), CEILING)).weigh(1 + drift)
     made = made.keep(absolute(mean(apart_by, over=Stratum("trajectory"))) <= FAR, normaliser="kept")
-    return fibration.load("fiberpo_domain").replace(name="of_three", objective=made)
+    h = fibration.load("fiberpo_domain")
+    return h.replace(name="of_three", objective=made, gives_up={**h.gives_up, "causal": "they are of whole rows"})
 
 
 @functools.cache

@@ -44,13 +44,21 @@ def text(*reports: Report, width: int = 80, encoding: str = "utf-8") -> str:
 
 def test_marks_of_shipped_hierarchies() -> None:
     crossed = {law for law, word in words("fiberpo_crossed").items() if word != "proved"}
-    assert crossed == {"agreement", "mask_open", "inward"}  # no token is weighed or dropped; and it rolls back
+    assert crossed == {
+        "agreement",
+        "mask_open",
+        "causal",
+        "inward",
+    }  # no token is weighed or dropped; and it rolls back
     crossed -= {"inward"}
     alone = {law for law, word in words("ppo").items() if word == "does not apply"}
     assert alone == crossed | {"markov", "reflecting", "coherent", "orthogonality"}  # there is no kernel
-    of_policies = {name: [words(name)[law] for law in ("agreement", "mask_open")] for name in ("ppo", "tis", "mis")}
-    assert of_policies["ppo"] == ["does not apply"] * 2  # it weighs and keeps nothing
-    assert of_policies["tis"] == ["proved", "does not apply"] and of_policies["mis"] == ["proved"] * 2
+    of_policies = {
+        name: [words(name)[law] for law in ("agreement", "mask_open", "causal")] for name in ("ppo", "tis", "mis")
+    }
+    assert of_policies["ppo"] == ["does not apply"] * 3  # it weighs and keeps nothing
+    assert of_policies["tis"] == ["proved", "does not apply", "proved"]
+    assert of_policies["mis"] == ["proved", "proved", "given up"]
     given_up = {law for law, word in words("gspo").items() if word == "given up"}
     assert given_up == {"identity", "first_order"}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,8 @@ from fibration.errors import SpecError
 from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Reading, Stratum, Total, at, token_log_ratio
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import NOT_ZERO, ZERO, Signs, where
+from fibration.language.operators import NOT_NEGATIVE, NOT_ZERO, ZERO, Signs, where
+from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate
@@ -96,6 +98,8 @@ class Coinciding:
             return REFERENCE + token_log_ratio
         if isinstance(atom, LogProb) and atom != REFERENCE:
             return REFERENCE + self._small(f"log_prob({atom.policy}) - log_prob({OLD})")
+        if isinstance(atom, Ordered):
+            return self._ordered(atom)
         return self._statistic(atom) if isinstance(atom, Aggregate) else atom
 
     def _small(self, words: str) -> Expression:
@@ -103,40 +107,55 @@ class Coinciding:
         self.small[symbol(made)] = 0
         return made
 
+    def _ordered(self, o: Ordered) -> Expression:
+        """A sum of so many times what its formula tends to: of what tends to 0 it tends to 0."""
+        limit = self._common(o)
+        if limit is None:
+            return o
+        change = self._small(f"change of {o}")
+        self.sides[symbol(change)] = self._side(o, to_sympy(limit)) | ZERO
+        return limit * replace(o, formula=as_expression(1)) + change if limit != as_expression(0) else change
+
     def _statistic(self, statistic: Aggregate) -> Expression:
         if statistic.is_condition:
-            found = [Coinciding(self.h, leaf).outcomes(statistic.formula) for leaf in self._leaves(statistic)]
+            found = [Coinciding(self.h, each).outcomes(statistic.formula) for each in self._read_at(statistic)]
             known = set[bool]().union(*(f or {True, False} for f in found))
             return (ALWAYS if True in known else NEVER) if len(known) == 1 else statistic
         limit = self._common(statistic)
         if limit is None:
             return statistic
         change = self._small(f"change of {statistic}")
+        if statistic.kind == "deviation":  # what tends to one number everywhere differs by nothing
+            self.sides[symbol(change)] = NOT_NEGATIVE
+            return change
         self.sides[symbol(change)] = self._side(statistic, to_sympy(limit))
         if statistic.kind == "total":
-            counts = (Count(leaf, statistic.over) for leaf in self._leaves(statistic))
+            counts = (Count(each, statistic.over) for each in self._read_at(statistic))
             limit = limit * functools.reduce(operator.add, counts)
         return limit + change
 
-    def _side(self, statistic: Aggregate, limit: Any) -> Signs:
+    def _side(self, statistic: Aggregate | Ordered, limit: Any) -> Signs:
         """The signs of a statistic's formula less its limit, so that a mean of squares is not below 0."""
         found: Signs = frozenset()
-        for leaf in self._leaves(statistic):
-            near, written = Coinciding(self.h, leaf)._near(statistic.formula)
+        for each in self._read_at(statistic):
+            near, written = Coinciding(self.h, each)._near(statistic.formula)
             for case in near.branches(written):
                 found |= near.assume.with_signs(dict(case.signs)).signs(case.sympy() - limit)
         return found | ZERO if found >= NOT_ZERO else found
 
-    def _leaves(self, statistic: Aggregate) -> Iterable[Stratum]:
+    def _read_at(self, statistic: Aggregate | Ordered) -> Iterable[Stratum]:
+        """The strata at whose elements its formula is read."""
+        if isinstance(statistic.of, Stratum):
+            return (statistic.of,)
         assert isinstance(statistic.over, Stratum)
         over = self.shape.leaves_over(statistic.over)
         return (leaf for leaf in self.h.leaves if leaf in over)
 
-    def _common(self, statistic: Aggregate) -> Expression | None:
+    def _common(self, statistic: Aggregate | Ordered) -> Expression | None:
         """The one number that the formula of a statistic tends to, at all tokens of its element; None if unknown."""
         ends: list[Any] = []
-        for leaf in self._leaves(statistic):
-            found = Coinciding(self.h, leaf).limits(statistic.formula)
+        for each in self._read_at(statistic):
+            found = Coinciding(self.h, each).limits(statistic.formula)
             if not found:
                 return None
             ends += found

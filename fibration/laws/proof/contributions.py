@@ -10,6 +10,7 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum
+from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import from_sympy
@@ -25,7 +26,7 @@ Ends = tuple[list[Any], list[Any]]  # candidates for an infimum, and for a supre
 def reads_batch(value: Any) -> bool:
     """Whether what a gate gives changes with more of the batch than its residual: a density, an advantage, say."""
     return any(
-        isinstance(from_sympy(s), (Density, Reading, LogProb, Aggregate))
+        isinstance(from_sympy(s), (Density, Reading, LogProb, Aggregate, Ordered))
         for s in sympy.sympify(value).free_symbols - {RHO}
     )
 

@@ -19,6 +19,7 @@ from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
 from fibration.language.expressions import Expression
 from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS, POSITIVE, ZERO, Signs
+from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.polynomials import (
     Exponent,
@@ -217,6 +218,9 @@ class Assumptions:
             return Range(NOT_POSITIVE)
         if isinstance(atom, Aggregate):
             return Range(self._of_statistic(atom))
+        if isinstance(atom, Ordered):  # a sum, and 0 where nothing comes before
+            found = self.anywhere.signs(to_sympy(atom.formula))
+            return Range(found | ZERO)
         if e.is_Symbol:
             return Range()
         if e.is_number:
@@ -240,7 +244,7 @@ class Assumptions:
 
     def _of_statistic(self, atom: Aggregate) -> Signs:
         """What lies between the values of a formula has the signs that it may have, at whichever token."""
-        if atom.is_condition:
+        if atom.is_condition or atom.kind == "deviation":
             return NOT_NEGATIVE
         found = self.anywhere.signs(to_sympy(atom.formula))
         return found | ZERO if found >= NOT_ZERO else found

@@ -12,6 +12,7 @@ from fibration.language.atoms import Density, Reading, Stratum, in_channel, resi
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import POSITIVE, Signs
+from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.statistics import Aggregate
@@ -79,7 +80,7 @@ class Subject:
         """The germ of a gate on a stratum, once for each."""
         if (gate, stratum) not in self._germs:
             here, read = Coinciding(self.hierarchy, stratum), set(atoms(gate))
-            plain = not any(isinstance(a, (Aggregate, LogProb)) for a in read)
+            plain = not any(isinstance(a, (Aggregate, LogProb, Ordered)) for a in read)
             written = gate if plain else here.written(gate)
             self._germs[gate, stratum] = germ(written, self.at(stratum).with_signs(here.sides), here.small)
         return self._germs[gate, stratum]

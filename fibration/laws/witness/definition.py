@@ -6,8 +6,9 @@ whole is seen to fail. Nothing here uses sympy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,7 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
+from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
@@ -140,7 +142,7 @@ class Dense:
         """
         h, at_tokens = self.h, self.at_tokens(log_ratios, advantages, log_probs)
         split = h.decomposition
-        means = self.densities_of(log_ratios, advantages)
+        means = self.densities_of(log_ratios, advantages, log_probs)
         levels = {(s, ch): self._gated(s, ch, means, at_tokens) for s in h.order for ch in split.channels}
         found = []
         for (leaf, i), a in zip(self.tokens, advantages, strict=True):
@@ -153,13 +155,19 @@ class Dense:
             found.append(self.value(self.recoveries[leaf], leaf, i, bound))
         return found
 
-    def densities_of(self, log_ratios: Sequence[Real], advantages: Sequence[Fraction]) -> dict[str, Values]:
+    def densities_of(
+        self,
+        log_ratios: Sequence[Real],
+        advantages: Sequence[Fraction],
+        log_probs: Mapping[str, Sequence[Real]] | None = None,
+    ) -> dict[str, Values]:
         """The density of every element on every channel, in units of the leaf measure."""
         found: dict[str, Values] = {}
+        moving = replace(self.at_tokens(log_ratios, advantages, log_probs), flows=True)
         for channel in self.h.decomposition.channels:
             own = []
-            for (leaf, i), x, a in zip(self.tokens, log_ratios, advantages, strict=True):
-                density = self.value(self.densities[channel, leaf], leaf, i, {token_log_ratio: x, advantage: a})
+            for k, (leaf, i) in enumerate(self.tokens):
+                density = self.read(self.densities[channel, leaf], functools.partial(moving.atom, k=k))
                 own.append(quotient(density, self.mass[leaf][i] or Fraction(0)))
             found[channel] = self.means(own)
         return found
@@ -200,8 +208,8 @@ class Dense:
         first = self.fibres[stratum][element][0]
         bound: dict[Expression, Real] = {advantage: at_tokens.advantages[first]}
         for d in atoms(gate):
-            if isinstance(d, Aggregate):
-                bound[d] = at_tokens.statistic(d, stratum, element)
+            if isinstance(d, (Aggregate, Ordered)):
+                bound[d] = at_tokens.value_at(d, stratum, element)
             elif isinstance(d, LogProb):
                 bound[d] = at_tokens.atom(d, first)
             elif isinstance(d, Density):

@@ -31,6 +31,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate, within
@@ -61,7 +62,7 @@ def concretes(
     shapes.
     """
     if shape is None:
-        read = any(isinstance(a, Aggregate) for e in expressions for a in atoms(e))
+        read = any(isinstance(a, (Aggregate, Ordered)) for e in expressions for a in atoms(e))
         shape = whole_batch(hierarchy) if read else hierarchy.shape
     place = next(iter(shape.leaves), None)
     found = _Search(hierarchy, tuple(at(inner, place) for e in expressions for inner in within(e)), shape)
@@ -166,8 +167,8 @@ class _Search:
                 return values.get(a.attribute, Fraction(1)) * math.prod(fan[u] for u in _counted(self.shape, a))
             if isinstance(a, LogProb):
                 return Fraction(-1)
-            if isinstance(a, Aggregate):  # of what is the same at all tokens
-                return enclose(a.formula, atom)
+            if isinstance(a, (Aggregate, Ordered)):  # of what is the same at all tokens
+                return Fraction(0) if getattr(a, "kind", "") == "deviation" else enclose(a.formula, atom)
             return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
 
         return of_its_sign(e, atom)
@@ -251,7 +252,10 @@ class _Search:
 
     def valued(self, maps: Maps) -> Iterator[Concrete]:
         """Several choices of attribute and parameter values, where what is assumed holds."""
-        size = Concrete(self.shape, maps).size
+        plain = Concrete(self.shape, maps)
+        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):
+            return
+        size = plain.size
         legal: dict[tuple[object, ...], bool] = {}  # by what the masses read, which need not be all that is chosen
         for pattern in self.patterns:
             attributes = {a: tuple(a.nearest(value(i)) for i in range(size[a.on])) for a, value in pattern.items()}
@@ -262,6 +266,12 @@ class _Search:
                     legal[read] = all(is_balanced(self.hierarchy, concrete, a.first, a.second) for a in self.balanced)
                 if legal[read]:
                     yield concrete
+
+    @cached_property
+    def compared(self) -> list[tuple[Stratum, Stratum]]:
+        """What is compared with the others over an element: an index refuses one alone."""
+        read = (a for a in self.used if isinstance(a, Aggregate) and a.others)
+        return list(dict.fromkeys((a.of, a.over) for a in read))  # type: ignore[misc]
 
     @cached_property
     def weighed(self) -> list[Expression]:

@@ -1,0 +1,103 @@
+"""Causal: no weight and no condition of a token depends on what comes after it in its row.
+
+The prefix is the state in which a token was sampled. A weight that looks further is no function of state and action: a
+sequence's ratio, say, has less bias for more variance, and means that. Of `μ`, gates and advantages this says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Gathered, Stratum
+from fibration.language.expressions import Apply, Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
+from fibration.language.statistics import Aggregate
+from fibration.language.sympy_bridge import from_sympy, to_sympy
+from fibration.language.traversal import atoms
+from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.later import changed_by_later
+
+STATEMENT = "no weight and no condition of a token depends on what comes after it in its row, nor on how much does"
+REMEDY = (
+    "read what is the token's own, before(f, over=row) or position(over=row); or gives_up={'causal': 'why'}, where the "
+    "whole sequence is meant to be weighed or dropped"
+)
+
+
+def decide_causal(subject: Subject) -> Iterator[Decision]:
+    objective = subject.hierarchy.objective
+    for weight in objective.weighed:
+        yield _decided(subject, "weight", weight)
+    for keep in objective.kept:
+        yield _decided(subject, "condition", keep.condition)
+
+
+def _decided(subject: Subject, word: str, formula: Expression) -> Decision:
+    h, name = subject.hierarchy, f"{word} {formula}"
+    ahead = reads_ahead(h, formula)
+    if ahead is None:
+        turns = any(isinstance(a, Ordered) and a.of is not None for a in atoms(formula))
+        given = ", where what comes before an element ends before it begins" if turns else ""
+        return proved(name, f"{formula} reads a token and its prefix alone{given}")
+    witness = changed_by_later(h, formula, word)
+    found = f"{formula}, which reads {ahead}" + ("" if witness else ", and was not shown to be free of what follows")
+    said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
+    return following(unproved(name, found, REMEDY, witness), next(said, None))
+
+
+def reads_ahead(h: Hierarchy, formula: Expression) -> Expression | None:
+    """What a formula reads at a token that later tokens of its row have a part in; None if there is nothing."""
+    found = _ahead(h, formula, None)
+    return None if found is None else _ahead(h, _simplified(formula), None)
+
+
+def _ahead(h: Hierarchy, formula: Expression, other: Stratum | None) -> Expression | None:
+    """`other`: the formula is read at an element of this stratum that is not the token's own, and no later one."""
+    return next((a for a in atoms(formula) if _has_later(h, a, other)), None)
+
+
+def _has_later(h: Hierarchy, a: Expression, other: Stratum | None) -> bool:
+    """Whether later tokens have a part in what an atom gathers."""
+    if not isinstance(a, Gathered):
+        return isinstance(a, Ordered) and _order_has(h, a, other)
+    if other is not None and _lies_in(h, a.over, other):
+        return isinstance(a, Aggregate) and _ahead(h, a.formula, other) is not None
+    if not isinstance(a, Aggregate):
+        return a.over not in (None, a.of) and not _are_rows(h, a.of)  # type: ignore[attr-defined]
+    left_out = h.rows if a.others and a.of == h.rows else None
+    return not _are_rows(h, a.of) or _ahead(h, a.formula, left_out) is not None
+
+
+def _order_has(h: Hierarchy, o: Ordered, other: Stratum | None) -> bool:
+    if o.of is None:
+        inside = other is not None and _lies_in(h, o.over, other)
+        return not (inside or o.is_forward) or _ahead(h, o.formula, other) is not None
+    assert isinstance(o.of, Stratum)
+    return not (o.is_forward or _are_rows(h, o.of)) or _ahead(h, o.formula, o.of) is not None
+
+
+def _lies_in(h: Hierarchy, place: object, stratum: Stratum) -> bool:
+    """Whether every element of a place lies within one of a stratum."""
+    return isinstance(place, Stratum) and (place == stratum or stratum in whole_batch(h).coarser(place))
+
+
+def _are_rows(h: Hierarchy, of: object) -> bool:
+    """Whether what is counted is rows, or what these lie over: there are no more of them for a token that follows."""
+    return of == h.rows or of in whole_batch(h).coarser(h.rows)
+
+
+def _simplified(formula: Expression) -> Expression:
+    """A formula in which what cancels is left out."""
+    if isinstance(formula, Apply) and (formula.is_condition or formula.operator == "where"):
+        return Apply(formula.operator, tuple(map(_simplified, formula.arguments)))
+    try:
+        return from_sympy(to_sympy(formula))
+    except SpecError:
+        return formula
+
+
+LAW = Law("causal", STATEMENT, decide_causal)
