@@ -15,12 +15,13 @@ from pathlib import Path
 
 from fibration.backends.bodies import Language, call
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Pull, Push, Quantile
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Pull, Push, Quantile, Scan
 from fibration.compiler.plan import Collective, Spread
 from fibration.compiler.program import Program
 from fibration.compiler.schedule import Schedule, Step, schedule, schedule_spread
 from fibration.errors import BackendError
 from fibration.runtime import quantiles
+from fibration.runtime import scans as sums_in_order
 
 # One row per scalar operator of the IR, but for the choice.
 OPERATORS: Mapping[str, str] = {
@@ -32,7 +33,9 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 # Words that the skeleton uses; no value of a program is called so.
-SKELETON_WORDS = "torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over collect quantile".split()
+SKELETON_WORDS = """
+torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over collect quantile Order ordered orders scan
+""".split()
 RESERVED = frozenset({*keyword.kwlist, *dir(builtins), *SKELETON_WORDS})
 
 SKELETON = '''\
@@ -43,7 +46,7 @@ SKELETON = '''\
 unmasked token `[token]`, per trajectory, ..., one alone for `[batch]`. `count_X_over_Y` is how many X lie over each Y.
 `over[X, Y]` is `fibre(parent, n)`, where `parent[i]` is the Y element under X element i, and `n` how many Y there are;
 over the batch, `parent` is all zeros and `n` is 1. Coefficients come back as a vector over the unmasked tokens.
-"""
+{orders}"""
 
 from __future__ import annotations
 
@@ -96,12 +99,17 @@ def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
         a = torch.full((), a, dtype=torch.float64, device=condition.device)
     return torch.where(condition, a, b)
 
-{quantile}{functions}'''
-# The function that computes quantiles, for modules that have some.
-QUANTILE = Path(quantiles.__file__).read_text().split("\n\n\n", 1)[1]
+{quantile}{scan}{functions}'''
+ORDERS = """\
+`orders[Y, X]` is `ordered(order, offsets, longest)`: `order[offsets[b]:offsets[b + 1]]` are the X over Y element b, one
+after the other (None if they are numbered so), and `longest` is how many lie over one at most. X elements of several
+strata are numbered through.
+"""
+# The functions that compute quantiles and sums in order, for modules that have some.
+QUANTILE, SCAN = (Path(str(module.__file__)).read_text().split("\n\n\n", 1)[1] for module in (quantiles, sums_in_order))
 
 FUNCTION = '''
-def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]{collect}) -> dict[str, Tensor]:
+def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]{more}) -> dict[str, Tensor]:
     """{title}
 
 {arguments}
@@ -122,9 +130,11 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
     """The source of a module with one function per schedule. `header` is a comment block."""
     functions = "\n".join(_function(name, s, titles[name]) for name, s in schedules.items())
     imports = "from collections.abc import Callable\n" if any(s.collectives for s in schedules.values()) else ""
-    found = any(isinstance(n, Quantile) for s in schedules.values() for n in s.program.nodes())
+    kinds = {type(n) for s in schedules.values() for n in s.program.nodes()}
     text = SKELETON.replace("{imports}", imports).replace("{functions}", functions)
-    text = text.replace("{quantile}", f"\n{QUANTILE}\n" if found else "")
+    text = text.replace("{quantile}", f"\n{QUANTILE}\n" if Quantile in kinds else "")
+    scans = f"\n{SCAN}\n" if Scan in kinds else ""
+    text = text.replace("{scan}", scans).replace("{orders}", ORDERS if scans else "")
     return text.replace("{header}", header.rstrip())  # free text comes last
 
 
@@ -134,10 +144,11 @@ def _function(name: str, schedule: Schedule, title: str) -> str:
     arguments = "\n".join(f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs)
     arguments += "".join(f"\n    {program.given[m]}  [{m.into}, {m.of}]" for m in program.matrices)
     lines = [line for step in schedule.steps for line in _step(step, schedule)]
-    collect = ", collect: Callable[[int, list[Tensor]], list[Tensor]]" if schedule.collectives else ""
+    more = ", orders: dict[tuple[str, ...], Order]" if program.orders else ""
+    more += ", collect: Callable[[int, list[Tensor]], list[Tensor]]" if schedule.collectives else ""
     results = "\n".join(f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items())
     return FUNCTION.format(
-        name=name, title=title, arguments=arguments, body="\n".join(lines), results=results, collect=collect
+        name=name, title=title, arguments=arguments, body="\n".join(lines), results=results, more=more
     )
 
 
@@ -168,6 +179,10 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
         parents = ", ".join(f"{f}.parent" for f in fibres)
         targets = f"len({fibres[0]}.offsets) - 1"
         value = f"quantile([{', '.join(operands[:-1])}], [{parents}], {targets}, {operands[-1]})"
+    elif isinstance(node, Scan):
+        lengths = ", ".join(f"len(over[{source!r}, {node.target!r}].parent)" for source in node.sources)
+        into = f"{node.sources.index(node.into)}, orders[{', '.join(map(repr, node.order))}]"
+        value = f"scan([{', '.join(operands[:-1])}], [{lengths}], {into}, {operands[-1]}, {node.forward})"
     elif isinstance(node, Map):
         shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
         before = [f"{name} = {text}" for name, text in shared]

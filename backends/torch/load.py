@@ -21,14 +21,15 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     module: dict[str, object] = {"__name__": f"fibration_generated_{name}"}
     exec(builtins.compile(source, path, "exec"), module)  # our own output, over validated names
-    fibre = module["fibre"]
+    fibre, ordered = module["fibre"], module.get("ordered")
 
     def run(function: str, batch: Batch) -> dict[Key, Tensor]:
         program = schedules[function].program
         edges = {e: batch.index.fibre(*e, fibre) for e in program.edges}
         inputs = {program.given[i]: value for i, value in inputs_of(batch, program).items()}
+        orders = {o: batch.index.order(o, ordered) for o in program.orders}
         meetings = _meetings(schedules[function], batch)
-        named = module[function](inputs, edges, *meetings)  # type: ignore[operator]
+        named = module[function](inputs, edges, *([orders] if orders else []), *meetings)  # type: ignore[operator]
         outputs = {key: named[program.called[key]] for key in program.outputs}
         results = {k: v for k, v in outputs.items() if program.outputs[k].stratum not in program.leaves}
         for key, parts in program.results().items():

@@ -2,6 +2,7 @@
 
     Push (sum)  ↔  Pull          the transpose of a sum over fibres is a broadcast, and the reverse
     Mix         →  Mix           of the transposed matrix
+    Scan        →  Scan          the other way, into every leaf that it is of
     Map(body)   →  Map(∂body)    branch by branch: the branch that holds at a point is the one differentiated
     Detach      →  nothing       and a Quantile, which is detached, likewise
 
@@ -25,6 +26,7 @@ from fibration.compiler.ir import (
     Push,
     Quantile,
     Scalar,
+    Scan,
     arg,
     scalar,
     total,
@@ -79,6 +81,10 @@ def _transpose(
         return [(node.operand, Push(node.source, node.target, cotangent))]
     if isinstance(node, Mix):
         return [(node.operand, Mix(node.into, node.of, cotangent, not node.transposed))]
+    if isinstance(node, Scan):
+        given = tuple(cotangent if s == node.into else Const(0.0, s) for s in node.sources)
+        back = {s: Scan(s, node.target, given, node.discount, not node.forward) for s in node.sources}
+        return [(v, back[v.stratum]) for v in node.values if v in depends]
     if isinstance(node, Map):
         bound = (*node.inputs, cotangent, node)
         pairs = []

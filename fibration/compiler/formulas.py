@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fibration.compiler import ir
-from fibration.compiler.ir import Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar
+from fibration.compiler.ir import Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.scalars import to_scalar
 from fibration.language.atoms import (
@@ -33,6 +33,7 @@ from fibration.language.decompositions import CHANNEL_WORD
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import where
+from fibration.language.order import Ordered
 from fibration.language.places import home, way, whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate
@@ -101,7 +102,7 @@ class Formulas:
         read = list(atoms(expression))
         place = self.finest([BATCH if a in known else self.place(a, leaf) for a in read])
         coarse = place not in (None, leaf) and not any(a in known for a in read)
-        if place is None or not coarse or not any(isinstance(a, Aggregate) for a in read):
+        if place is None or not coarse or not any(isinstance(a, (Aggregate, Ordered)) for a in read):
             return Apply(expression.operator, tuple(self.lifted(a, leaf, known) for a in expression.arguments))
         found = Coarse(expression)
         known[found] = self.map(where(expression, 1, 0) if expression.is_condition else expression, place)
@@ -119,6 +120,8 @@ class Formulas:
         """The stratum at whose elements an atom that is read at `stratum` has its values."""
         if isinstance(atom, Density):
             return atom.stratum.name
+        if isinstance(atom, Ordered):
+            return stratum if atom.of is None else str(atom.of)
         return home(self.h, atom) or stratum
 
     def atom(self, atom: Expression, stratum: str) -> Node:
@@ -132,6 +135,8 @@ class Formulas:
             return self.log_prob(atom.policy, stratum)
         if isinstance(atom, Aggregate):
             return self.statistic(atom, stratum)
+        if isinstance(atom, Ordered):
+            return self.ordered(atom, self.place(atom, stratum))
         if isinstance(atom, Density):
             return self.density[atom.stratum.name, atom.channel or ""]
         place = self.place(atom, stratum)
@@ -179,6 +184,15 @@ class Formulas:
     def held(self, atom: Aggregate, found: Node) -> Node:
         """A statistic as formulas read it: no gradient flows through it."""
         return Detach(found)
+
+    def ordered(self, atom: Ordered, into: str) -> Node:
+        """A sum in order, at the elements of `into`: tokens of a leaf, or what it says itself. Gradients flow."""
+        over = str(atom.over)
+        if atom.of is None:
+            values = tuple(self.tokens(atom.formula, leaf) for leaf in self.leaves_over(over))
+        else:
+            values = (self.map(at(atom.formula, atom.of), into),)
+        return Scan(into, over, values, self.map(atom.discount, BATCH), atom.is_forward)
 
     def over(
         self, stratum: str, of: Callable[[str], Node], reduce: str = "sum", combine: Combine | None = None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Pull, Push, Quantile, Scalar
+from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.compiler.scalars import MEANING
@@ -20,10 +20,15 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The concrete fibrations: `parents[a, b][i]` is the `b` element under element `i` of `a`; sizes per stratum."""
+    """The concrete fibrations: `parents[a, b][i]` is the `b` element under element `i` of `a`; sizes per stratum.
+
+    `places[a]` are numbers that ascend in the order of the elements of `a`, and of what is in one order with them;
+    where they lack, that of their numbers.
+    """
 
     parents: Mapping[tuple[str, str], NDArray[np.int64]]
     size: Mapping[str, int]
+    places: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 def interpret(program: Program, inputs: Mapping[Input | Matrix, Any], sizes: Sizes) -> dict[Key, Vector]:
@@ -48,6 +53,8 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[Input | Matrix, 
         parents = [sizes.parents[source, node.target] for source in node.sources]
         given = [np.broadcast_to(values[v], p.shape) for v, p in zip(node.values, parents, strict=True)]
         return quantiles(np.concatenate(given), np.concatenate(parents), values[node.level])
+    if isinstance(node, Scan):
+        return scan(node, values, sizes)
     operand = values[node.operands[0]]
     if isinstance(node, Mix):
         if node.matrix not in inputs:
@@ -64,6 +71,20 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[Input | Matrix, 
             return result
         return np.bincount(parent, weights=operand, minlength=sizes.size[node.target])
     return operand
+
+
+def scan(node: Scan, values: Mapping[Node, Any], sizes: Sizes) -> Vector:
+    """One element after the other, of all that are in one order."""
+    parent = np.concatenate([sizes.parents[s, node.target] for s in node.sources])
+    place = np.concatenate([sizes.places.get(s, np.arange(sizes.size[s])) for s in node.sources])
+    x = np.concatenate([np.broadcast_to(values[v], sizes.size[v.stratum]) for v in node.values])
+    discount, result = values[node.discount][0], np.zeros(len(x))
+    before = np.zeros(sizes.size[node.target])
+    for i in np.lexsort((place, parent))[:: 1 if node.forward else -1]:
+        result[i] = before[parent[i]]
+        before[parent[i]] = discount * (result[i] + x[i])
+    ends = np.cumsum([sizes.size[s] for s in node.sources])
+    return np.split(result, ends[:-1])[node.sources.index(node.into)]
 
 
 def quantiles(x: Vector, parent: NDArray[np.int64], level: Vector) -> Vector:

@@ -1,6 +1,6 @@
 """The IR on one page: a graph of vectors over strata, with scalar bodies in its maps.
 
-A `Node` is one vector with a number for every element of a stratum. There are eight kinds:
+A `Node` is one vector with a number for every element of a stratum. There are nine kinds:
 
     Input(name)            a vector given by the caller: log ratios, advantages, counts, parameters, cotangents
     Const(value)           the same number everywhere
@@ -11,9 +11,12 @@ A `Node` is one vector with a number for every element of a stratum. There are e
                            transpose
     Quantile(a... -> b, x...)  of all tokens over each element of `b`: the number at `level·(n - 1)` among their `n`
                            values in order, linearly between two neighbours; without a derivative
+    Scan(a... -> b, x...)  at each element, the discounted sum of x over all that come before it, or after it, over its
+                           element of `b`
     Detach(x)              x, without a derivative
 
-A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints.
+A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints, and
+so are a Scan and the Scan the other way.
 Tokens are the elements of the leaves; with several of these, what exists per token exists per leaf.
 A `Scalar` is a tree over `arg` and `const` with the operators of `SCALAR_ARITY`; every backend has one row for each.
 Nodes and scalars are interned: equal means identical, so common subexpressions are shared by construction.
@@ -267,6 +270,39 @@ class Quantile(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Scan(Node):
+    """Over `into`: `Σ discount^(t-s)·values_s` over all s before t, or after it, that lie over the same target element.
+
+    `values` has a vector for each stratum whose elements are in one order, `into` among them: for all leaves whose
+    tokens lie over the target, or for one coarser stratum. `discount` is over the batch.
+    """
+
+    into: str
+    target: str
+    values: tuple[Node, ...]
+    discount: Node
+    forward: bool = True
+
+    @property
+    def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
+        return (*self.values, self.discount)
+
+    @property
+    def stratum(self) -> str:
+        return self.into
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The strata whose elements are in one order."""
+        return tuple(v.stratum for v in self.values)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Of whose elements it is the order: the target, then the sources."""
+        return (self.target, *self.sources)
+
+
+@dataclass(frozen=True, eq=False)
 class Detach(_Single):
     operand: Node
 
@@ -281,6 +317,8 @@ def with_operands(node: Node, new: Mapping[Node, Node]) -> Node:
         return Map(node.body, tuple(new[o] for o in node.inputs))
     if isinstance(node, Quantile):
         return Quantile(node.target, tuple(new[o] for o in node.values), new[node.level])
+    if isinstance(node, Scan):
+        return replace(node, values=tuple(new[o] for o in node.values), discount=new[node.discount])
     return replace(node, operand=new[node.operand]) if isinstance(node, _Single) else node  # type: ignore[call-arg]
 
 

@@ -34,6 +34,7 @@ from fibration.language.cancel import cancel, factors_over
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
 from fibration.language.traversal import atoms, evaluate, substitute
 
 
@@ -166,12 +167,15 @@ class _Lowering(Terms):
         return binary("mul", node, self.map(factor, node.stratum))
 
     def gate(self, stratum: Stratum, channel: str, s: Node) -> Node:
-        """`h(s) = g(m·s)/m`."""
+        """`h(s) = g(m·s)/m`; sums in order are detached, as statistics are."""
         m = self.mass[stratum.name]
         g = in_channel(self.h.gate(stratum), channel)
         values: dict[Expression, Expression] = {residual: m * residual}
         values |= {a: self.mass[a.stratum.name] * a for a in atoms(g) if isinstance(a, Density)}
-        return self.map(cancel(substitute(g, values) / m), stratum.name, {residual: s})
+        formula = cancel(substitute(g, values) / m)
+        read: dict[Expression, Node] = {residual: s}
+        read |= {a: Detach(self.atom(a, stratum.name)) for a in atoms(formula) if isinstance(a, Ordered)}
+        return self.map(formula, stratum.name, read)
 
     def recover(self, leaf: str, down: dict[str, Node]) -> Node:
         m = self.mass[leaf]

@@ -20,6 +20,7 @@ from fibration.compiler.ir import (
     Pull,
     Push,
     Scalar,
+    Scan,
     arg,
     const,
     count_input,
@@ -75,7 +76,9 @@ def _tidy(node: Node) -> Node:
     """Simplify a map's body, bind constant operands, drop unused ones; a sum of a constant is a count."""
     if isinstance(node, Detach):  # derivatives have been taken
         return node.operand
-    if isinstance(node, Mix) and isinstance(node.operand, Const) and node.operand.value == 0.0:
+    if isinstance(node, Mix) and _is_zero(node.operand):
+        return Const(0.0, node.stratum)
+    if isinstance(node, Scan) and (_is_zero(node.discount) or all(map(_is_zero, node.values))):
         return Const(0.0, node.stratum)
     if isinstance(node, (Push, Pull)) and isinstance(node.operand, Const):
         value = node.operand.value
@@ -99,6 +102,10 @@ def _tidy(node: Node) -> Node:
     chosen = tuple(list(operands)[i] for i in used)
     body = with_arguments(body, [renumber.get(i, ZERO) for i in range(len(operands))])
     return chosen[0] if body is arg(0) else Map(body, chosen)
+
+
+def _is_zero(node: Node) -> bool:
+    return isinstance(node, Const) and node.value == 0.0
 
 
 def _value(body: Scalar) -> float:

@@ -8,6 +8,7 @@ from functools import cached_property
 from weakref import WeakSet
 
 from fibration.compiler.ir import (
+    BATCH,
     CONDITIONS,
     SCALAR_ARITY,
     Const,
@@ -20,6 +21,7 @@ from fibration.compiler.ir import (
     Push,
     Quantile,
     Scalar,
+    Scan,
     part,
     token_input,
     with_operands,
@@ -99,14 +101,19 @@ class Program:
 
     @cached_property
     def edges(self) -> tuple[tuple[str, str], ...]:
-        """The fibrations that the program sums or broadcasts along, or takes quantiles over."""
+        """The fibrations that the program sums, scans or broadcasts along, or takes quantiles over."""
         found: dict[tuple[str, str], None] = {}
         for n in self.nodes():
             if isinstance(n, (Push, Pull)):
                 found[n.source, n.target] = None
-            elif isinstance(n, Quantile):
+            elif isinstance(n, (Quantile, Scan)):
                 found.update(dict.fromkeys((s, n.target) for s in n.sources))
         return tuple(found)
+
+    @cached_property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """Those in which it scans: a target, and the strata whose elements are in order over it."""
+        return tuple(dict.fromkeys(n.order for n in self.nodes() if isinstance(n, Scan)))
 
     def mapped(self, rule: Callable[[Node], Node], before: Callable[[Node], Node] = lambda node: node) -> Program:
         """Every node as `rule` makes it of operands that are so already; `before` may choose others first."""
@@ -161,6 +168,9 @@ def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
         return f"mix[{node.into} <- {node.of}{', transposed' if node.transposed else ''}]({shown})"
     if isinstance(node, Quantile):
         return f"quantile[{', '.join(node.sources)} -> {node.target}]({shown})"
+    if isinstance(node, Scan):
+        way = "before" if node.forward else "after"
+        return f"scan[{way}, {', '.join(node.sources)} -> {node.target}, into {node.into}]({shown})"
     return f"map[{node.body}]({shown})" if isinstance(node, Map) else f"detach({shown})"
 
 
@@ -178,6 +188,11 @@ def _problem(node: Node) -> str:
             return f"a quantile over {node.target} at a level over {node.level.stratum}"
         if not node.values or len(set(node.sources)) < len(node.values):
             return f"a quantile of {len(node.values)} vectors over {', '.join(node.sources) or 'nothing'}"
+    if isinstance(node, Scan):
+        if node.discount.stratum != BATCH:
+            return f"a scan with a discount over {node.discount.stratum}"
+        if node.into not in node.sources or len(set(node.sources)) < len(node.values):
+            return f"a scan into {node.into} of {len(node.values)} vectors over {', '.join(node.sources) or 'nothing'}"
     if isinstance(node, Map):
         strata = {o.stratum for o in node.inputs}
         if len(strata) != 1:

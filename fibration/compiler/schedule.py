@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile
+from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.keys import Key, Names
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan
 from fibration.compiler.program import Program
@@ -123,4 +123,7 @@ def _described(node: Node, names: dict[Node, str]) -> str:
         return f"{names[node.operand]}_at_{node.source}"
     if isinstance(node, Push):
         return f"{node.reduce}_of_{names[node.operand]}"
+    if isinstance(node, Scan):
+        way, value = "before" if node.forward else "after", node.values[node.sources.index(node.into)]
+        return f"{way}_{node.into}" if isinstance(value, Const) else f"{names[value]}_{way}"
     return f"{_KIND[type(node)]}_{node.stratum}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hierarchies.levels import two_levels
-from oracles.interpreted import Interpreter
+from oracles.interpreted import Interpreter, interpreted
 from oracles.programs import PARENT, derived, program, run, x, y, z
 from support import spread_batch, token, trajectory
 
@@ -23,9 +23,11 @@ from fibration import (
     zero_gate,
 )
 from fibration.compiler.adjoint import adjoint
-from fibration.compiler.ir import Const, Detach, Input, Map, Pull, Push, arg, scalar
+from fibration.compiler.interpret import Sizes
+from fibration.compiler.ir import Const, Detach, Input, Map, Pull, Push, Scan, arg, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
+from fibration.compiler.program import Program
 from fibration.errors import IRError
 from fibration.language.operators import PRIMITIVES
 
@@ -89,6 +91,24 @@ def test_what_does_not_depend_on_an_input_has_derivative_zero():
     missing = Input("missing", "coarse", "test")
     nowhere = adjoint(p, {Key("out"): Const(1.0, "fine")}, {Key("g"): (missing,)})
     assert nowhere.outputs[Key("g")] == Const(0.0, "coarse")
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("leaf", ["fine", "beside"])
+def test_a_scan_and_the_scan_the_other_way_are_each_other_s_transpose(leaf, forward):
+    """Of two leaves that are in one order, towards each of them."""
+    generator, w = np.random.default_rng(0), Input("w", "beside", "w")
+    parents = {("fine", "coarse"): PARENT, ("beside", "coarse"): np.array([2, 0, 2])}
+    places = {"fine": np.array([3, 0, 4, 5, 1, 8]), "beside": np.array([2, 7, 6])}
+    sizes = Sizes(parents, {"fine": 6, "beside": 3, "coarse": 3, "batch": 1}, places)
+    given = {"x": generator.normal(size=6), "w": generator.normal(size=3)}
+    p = Program("p", ("fine", "beside"), {Key("out"): Scan(leaf, "coarse", (x, w), Const(0.7, "batch"), forward)}, {})
+    seed = Input("seed", leaf, "seed")
+    v = generator.normal(size=sizes.size[leaf])
+    out = interpreted(p, given, sizes)["out"]
+    back = {name: interpreted(derived(p, "out", name, seed), {**given, "seed": v}, sizes)["g"] for name in given}
+    assert abs(out @ v) > 0.1
+    assert sum(given[name] @ g for name, g in back.items()) == pytest.approx(out @ v, rel=1e-14)
 
 
 def test_a_maximum_is_not_differentiated():

@@ -19,6 +19,7 @@ from fibration.compiler.ir import (
     Pull,
     Push,
     Quantile,
+    Scan,
     arg,
     const,
     scalar,
@@ -61,6 +62,9 @@ def test_nodes_and_scalars_are_interned():
         (Map(arg(0), ()), "a map over several strata"),
         (Quantile("coarse", (x,), Const(0.5, "fine")), "a quantile over coarse at a level over fine"),
         (Quantile("coarse", (x, x), Const(0.5, "coarse")), "a quantile of 2 vectors over fine, fine"),
+        (Scan("fine", "coarse", (x,), Const(0.5, "coarse")), "a scan with a discount over coarse"),
+        (Scan("fine", "coarse", (z,), Const(0.5, "batch")), "a scan into fine of 1 vectors over coarse"),
+        (Scan("fine", "coarse", (x, x), Const(0.5, "batch")), "a scan into fine of 2 vectors over fine, fine"),
     ],
 )
 def test_broken_programs_are_refused(node, problem):

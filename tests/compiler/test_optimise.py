@@ -13,7 +13,7 @@ from support import Batch, cases, raw_programs
 from thorough import examples
 
 from fibration import Gate, exp, identity_gate, log, residual, sqrt, where
-from fibration.compiler.ir import Const, Map, Push, arg, const, count_input, scalar
+from fibration.compiler.ir import Const, Map, Push, Scan, arg, const, count_input, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
@@ -180,3 +180,10 @@ def test_fusing_leaves_named_and_shared_values_alone():
     assert once not in set(p.nodes())
     named = optimise(Program("p", ("fine",), {Key("out"): out}, {once: Key("kept")}))
     assert once in set(named.nodes())
+
+
+def test_sums_of_nothing_and_of_what_is_discounted_by_0_are_0():
+    nothing = Const(0.0, "fine")
+    for values, discount in (((nothing,), 0.5), ((x,), 0.0)):
+        scan = Scan("fine", "coarse", values, Const(discount, "batch"))
+        assert optimise(program(out=scan)).outputs[Key("out")] is nothing

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fibration import Hierarchy
 from fibration.compiler.diagnostics import levels
-from fibration.compiler.interpret import interpret, quantiles
-from fibration.compiler.ir import Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar
+from fibration.compiler.interpret import interpret, quantiles, scan
+from fibration.compiler.ir import Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.compiler.scalars import MEANING
@@ -251,6 +251,8 @@ class _Rounding:
             return self.scalar(node.body, [self.results[o] for o in node.inputs], {})
         if isinstance(node, Quantile):
             return self.quantile(node, size)
+        if isinstance(node, Scan):
+            return self.scan(node)
         value, error = self.results[node.operands[0]]
         if isinstance(node, Mix):  # sums of as many terms, with a matrix that is the solution of as many equations
             matrix = np.asarray(self.inputs[node.matrix])
@@ -273,6 +275,15 @@ class _Rounding:
         if node.source in self.program.leaves and self.fine == FLOAT32 and node not in self.wide:
             bound = bound + FLOAT32 * np.minimum(terms - 1, PARTIAL) * mass
         return total, bound
+
+    def scan(self, node: Scan) -> tuple[Any, Any]:
+        """What is off at each token, and two roundings for every token that may lie between."""
+        size, share = self.sizes.size, {node.discount: self.results[node.discount][0]}
+        tokens = sum(size[s] for s in node.sources)
+        values = {v: np.broadcast_to(self.results[v][0], size[v.stratum]) for v in node.values}
+        errors = {v: self.results[v][1] + 2 * tokens * FLOAT64 * np.abs(value) for v, value in values.items()}
+        value, error = (scan(node, {**given, **share}, self.sizes) for given in (values, errors))
+        return self.stored(value, error)
 
     def quantile(self, node: Quantile, size: int) -> tuple[Any, Any]:
         """Values in order move no further than the value that moves furthest, and so do those between them."""

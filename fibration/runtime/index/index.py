@@ -10,7 +10,7 @@ where someone asks for them, unless labels were given per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -320,6 +320,12 @@ class Index:
         return self._move(sequence.keys_of(self, stratum) if of_tokens else sequence.first_tokens(self, stratum))
 
     @once
+    def order(self, of: tuple[str, ...], make: Any) -> Any:
+        """The order of a target's elements in a backend's own form."""
+        found = self.sequence(*of)
+        return make(found.order, found.offsets, found.longest)
+
+    @once
     def row_tensor(self) -> Tensor:
         """Which row of the batch each row element is: int64 [rows that are elements]."""
         return torch.from_numpy(self.row_numbers).to(self.device)
@@ -360,9 +366,10 @@ class Index:
         """Let `value` live as long as this index."""
         self._cache["keep", key] = value
 
-    def sizes(self, edges: Sequence[tuple[str, str]]) -> Sizes:
+    def sizes(self, edges: Iterable[tuple[str, str]]) -> Sizes:
         """The same fibrations for the interpreter."""
-        return Sizes({e: self.parent(*e).cpu().numpy() for e in edges}, dict(self.size))
+        places = {s: self.places(s).cpu().numpy() for s in dict.fromkeys(s for s, _ in edges)}
+        return Sizes({e: self.parent(*e).cpu().numpy() for e in edges}, dict(self.size), places)
 
     @cached_property
     def element_numbers(self) -> Mapping[str, Mapping[Hashable, int]]:
