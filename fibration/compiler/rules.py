@@ -23,6 +23,7 @@ TRUE, FALSE = scalar("le", ZERO, ZERO), scalar("lt", ZERO, ZERO)
 ANY = "any"  # infinities and NaN too
 DEFINED = "defined"  # where no argument is NaN, nor what the pattern gives
 ROUNDED = "rounded"  # up to a rounding, where nothing is divided by 0, overflows or underflows
+SHARPER = "sharper"  # up to a rounding of 1, of which the pattern loses the digits that what it becomes has
 
 # What the arguments of patterns stand for: numbers, conditions, constants, choices between constants however nested.
 X, Y, Z, C, D, K, P, Q = map(arg, range(8))
@@ -76,6 +77,7 @@ def _into_branches(choice: Scalar, factor: Scalar) -> Callable[[Parts], Scalar]:
 
 
 add, sub, mul, div, neg = (partial(scalar, op) for op in ("add", "sub", "mul", "div", "neg"))
+exp, expm1 = partial(scalar, "exp"), partial(scalar, "expm1")
 lt, le, both, either, no = (partial(scalar, op) for op in ("lt", "le", "and", "or", "not"))
 select = partial(scalar, "select")
 
@@ -102,6 +104,11 @@ RULES: tuple[Rule, ...] = (
     Rule(mul(select(C, ZERO, X), Y), _into_branches(select(C, ZERO, X), Y), DEFINED),
     Rule(mul(Y, select(C, X, ZERO)), _into_branches(select(C, X, ZERO), Y), DEFINED),
     Rule(mul(Y, select(C, ZERO, X)), _into_branches(select(C, ZERO, X), Y), DEFINED),
+    # The slope of `expm1(-x) + x` is `1 - exp(-x)`, which is nothing in float32 where x is small.
+    Rule(sub(ONE, exp(X)), neg(expm1(X)), SHARPER),
+    Rule(sub(exp(X), ONE), expm1(X), SHARPER),
+    Rule(add(exp(X), MINUS_ONE), expm1(X), SHARPER),
+    Rule(add(neg(exp(X)), ONE), neg(expm1(X)), SHARPER),
     Rule(div(X, ONE), X),
     Rule(div(ZERO, X), ZERO, DEFINED),
     Rule(neg(neg(X)), X),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fibration.compiler.ir import CONDITIONS, Const, Map, Push, Scalar, arg, const, scalar, with_arguments
-from fibration.compiler.rules import ANY, CHOICES, CONSTANTS, ROUNDED, RULES, C, D, rewrite
+from fibration.compiler.rules import ANY, CHOICES, CONSTANTS, ROUNDED, RULES, SHARPER, C, D, rewrite
 from fibration.compiler.scalars import MEANING
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -7.25, 1e-300, 1e300, math.inf, -math.inf, math.nan]
@@ -78,6 +78,10 @@ def test_a_rule_keeps_every_value_where_it_claims_to(rule):
             chosen &= tame & np.isfinite(new)
             new, old = new[chosen], old[chosen]
             assert (np.abs(new - old) <= 4e-16 * np.abs(old)).all()
+        elif rule.holds == SHARPER:
+            near, far = chosen & np.isfinite(old), chosen & ~np.isfinite(old)
+            assert (np.abs(new[near] - old[near]) <= 4e-16 * (1 + np.abs(old[near]))).all()
+            np.testing.assert_array_equal(new[far], old[far])
         else:
             np.testing.assert_array_equal(new[chosen], old[chosen])  # NaN is NaN here, and -0.0 is 0.0
         compared += chosen.sum()
