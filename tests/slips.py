@@ -1687,8 +1687,8 @@ PENALTIES = (
     slip(
         "a penalty over elements is their sum",
         "test_penalties",
-        'mean = summed if stratum == BATCH else binary("div", summed, some)',
-        "mean = summed",
+        'mean = ir.scalar("div", ir.arg(0), ir.arg(1))',
+        "mean = ir.arg(0)",
     ),
 )
 SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS, *PENALTIES)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from fibration.compiler import ir
 from fibration.compiler.derivative import ZERO
-from fibration.compiler.formulas import binary
 from fibration.compiler.ir import Detach, Map, Node, Pull, Push, Scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.terms import Terms
@@ -77,11 +76,13 @@ class Penalties(Terms):
             for source, target in reversed(list(itertools.pairwise(way(self.h, leaf, stratum)))):
                 node = Pull(source, target, node)
             terms[leaf] = node
-        summed, some = each, ir.count_input(self.rows if stratum == BATCH else stratum, BATCH)
+        if stratum == BATCH:
+            return each, terms
+        summed, some = each, ir.count_input(stratum, BATCH)
         for source, target in itertools.pairwise(way(self.h, stratum, BATCH)):
             summed = Push(source, target, summed)
-        mean = summed if stratum == BATCH else binary("div", summed, some)
-        return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(0)), ir.arg(1), ZERO), (some, mean)), terms
+        mean = ir.scalar("div", ir.arg(0), ir.arg(1))
+        return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(1)), mean, ZERO), (summed, some)), terms
 
 
 def _opened(node: Node) -> tuple[Scalar, tuple[Node, ...]]:
