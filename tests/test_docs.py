@@ -219,6 +219,41 @@ def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
     assert {"fiberpo_tis", "fiberpo_domain_tis"} <= names
 
 
+def test_the_page_of_penalties_adds_what_needs_the_whole_vocabulary():
+    """In micro-batches of any size, the gradient of one loss of the whole batch, off policy."""
+    import torch
+
+    page = (ROOT / "docs" / "penalties.md").read_text()
+    first, block = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope = {"fibration": fibration}
+    exec(first, scope)
+    scope["h"].verify(None).raise_for_status()
+    exec(block, scope)
+    generator = torch.Generator().manual_seed(0)
+    normal = {"generator": generator, "dtype": torch.float64}
+    tokens, mask = (
+        torch.randint(5, (4, 3), generator=generator),
+        torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]]),
+    )
+    table, other = (torch.randn(3, 5, **normal) for _ in range(2))
+    old, advantages = -2 * torch.rand(4, 3, **normal), torch.randn(4, **normal)
+    gradients = []
+    for pieces in ([slice(0, 4)], [slice(0, 1), slice(1, 4)], [slice(i, i + 1) for i in range(4)]):
+        weights = table.clone().requires_grad_()
+        models = (lambda t, w=weights: w.expand(*t.shape, 5), lambda t: other.expand(*t.shape, 5))
+        scope["step"](*models, tokens, mask.bool(), old, advantages, pieces)
+        gradients.append(weights.grad)
+    weights = table.clone().requires_grad_()
+    every, fixed = weights.log_softmax(-1).expand(4, 3, 5), other.log_softmax(-1).expand(4, 3, 5)
+    ratio = torch.exp(every.gather(-1, tokens[..., None])[..., 0] - old)
+    a = advantages[:, None]
+    terms = torch.minimum(ratio * a, ratio.clamp(1 - 0.2, 1 + 0.2) * a)
+    terms = terms - 0.05 * (every.exp() * (every - fixed)).sum(-1) - 0.01 * (every.exp() * every).sum(-1)
+    rows = [terms[i][mask[i] > 0].mean() for i in (0, 1, 3)]
+    (-sum(rows) / 3).backward()
+    assert all(torch.allclose(g, weights.grad, rtol=1e-12, atol=1e-15) for g in gradients)
+
+
 def test_a_batch_of_ones_own_is_saved_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "operator.md").read_text(), re.DOTALL)[-1:]
