@@ -1691,4 +1691,30 @@ PENALTIES = (
         "mean = ir.arg(0)",
     ),
 )
-SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS, *PENALTIES)
+REWARDS = (
+    slip(
+        "a mean of equal elements is rounded", "test_of_elements",
+        "        return atom.of is not None\n", "        return False\n",
+    ),
+    slip(
+        "a deviation is by n", "test_of_elements",
+        'ir.scalar("div", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.const(1)))', 'ir.scalar("div", ir.arg(0), ir.arg(1))',
+    ),
+    slip(
+        "one alone has no deviation", "test_of_elements",
+        'alone = ir.scalar("le", ir.arg(1), ir.const(1))', 'alone = ir.scalar("le", ir.arg(1), ir.const(0))',
+    ),
+    slip(
+        "an element is among the others", "test_of_elements",
+        'total = binary("sub", self.pull(total, own.source), own.values)', "total = self.pull(total, own.source)",
+    ),
+    slip(
+        "tokens of a group are counted where elements count once", "test_of_elements",
+        "of = self.leaves_over(over) if atom.of is None else (str(atom.of),)", "of = self.leaves_over(over)",
+    ),
+    slip(
+        "groups are counted in labels of tokens where there are as many", "test_groups",
+        "        if stratum in self.h.groups:\n            return False\n", "",
+    ),
+)  # fmt: skip
+SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS, *PENALTIES, *REWARDS)

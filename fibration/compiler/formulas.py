@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fibration.compiler import ir
@@ -40,7 +41,6 @@ from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
 
 NOW, BEFORE = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))
-Combine = Callable[[Node, Node], Node]
 
 
 class Formulas:
@@ -166,20 +166,76 @@ class Formulas:
         return self.map(where(written, 1, 0) if written.is_condition else written, leaf)
 
     def statistic(self, atom: Aggregate, stratum: str) -> Node:
-        """A statistic of tokens at the elements of its `over`: one number each, detached, summed in float64."""
+        """A statistic at the elements of its `over`: one number each, summed in float64. That of others is at `of`."""
         over = stratum if atom.over is None else str(atom.over)
         if atom.kind == "quantile" and over not in self.leaves:
             assert atom.level is not None
             values = tuple(self.tokens(atom.formula, leaf) for leaf in self.leaves_over(over))
-            found: Node = Quantile(over, values, self.map(atom.level, over))
-        elif atom.kind in ("largest", "some"):
-            found = self.over(over, lambda leaf: self.tokens(atom.formula, leaf), "max", _larger)
+            return self.held(atom, Quantile(over, values, self.map(atom.level, over)))
+        each = self.each(atom, over)
+        if atom.kind == "mean" and not self.is_exact(atom):
+            found: Node = binary("div", self.together(each, over), self.number(atom, over))
+        elif atom.kind == "mean":
+            found = self.exact_mean(atom, each, over)
+        elif atom.kind == "deviation":
+            found = self.deviation(each, over, self.exact_mean(atom, each, over), self.number(atom, over))
         else:
-            found = self.over(over, lambda leaf: self.tokens(atom.formula, leaf))
-        if atom.kind == "mean":
-            counts = [ir.count_input(leaf, over) for leaf in self.leaves_over(over) if leaf != over]
-            found = binary("div", found, added(counts)) if counts else found
+            found = self.together(each, over, "max" if atom.kind in ("largest", "some") else "sum")
         return self.held(atom, found)
+
+    def is_exact(self, atom: Aggregate) -> bool:
+        """Whether a mean of equal numbers is that number, and not a rounding beside it."""
+        return atom.of is not None
+
+    def each(self, atom: Aggregate, over: str) -> list[Each]:
+        """What a statistic is of: its formula at the elements of `of`, or at the tokens of every leaf."""
+        if atom.of is None:
+            return [Each(leaf, self.tokens(atom.formula, leaf)) for leaf in self.leaves_over(over)]
+        of = str(atom.of)
+        return [Each(of, self.tokens(atom.formula, of) if of in self.leaves else self.elements(atom.formula, of))]
+
+    def elements(self, formula: Expression, stratum: str) -> Node:
+        """A formula at the elements of a coarser stratum; a condition is 1 where it holds, else 0."""
+        written = at(formula, Stratum(stratum))
+        return self.map(where(written, 1, 0) if written.is_condition else written, stratum)
+
+    def number(self, atom: Aggregate, over: str) -> Node:
+        """How many a statistic is of."""
+        of = self.leaves_over(over) if atom.of is None else (str(atom.of),)
+        return added([ir.count_input(source, over) for source in of if source != over] or [Const(1.0, over)])
+
+    def together(self, each: Sequence[Each], over: str, reduce: str = "sum", wide: bool = True) -> Node:
+        """Sums, or the largest, over the elements of a stratum."""
+        parts = []
+        for one in each:
+            node = one.values if one.times is None else one.often(reduce)
+            for source, target in itertools.pairwise(way(self.h, one.source, over)):
+                node = pushed(source, target, node, reduce, wide and source in self.leaves)
+            parts.append(node)
+        return functools.reduce(_larger, parts) if reduce == "max" else added(parts)
+
+    def exact_mean(self, atom: Aggregate, each: Sequence[Each], over: str) -> Node:
+        """`a + Σ(f - a)/n` with the largest of them for `a`, which is `a` where all are: no sum of them is rounded.
+
+        The mean of the others is without the term of the element that it is read at.
+        """
+        largest: Node = Detach(self.together(each, over, "max"))  # which cancels
+        apart = [replace(e, values=binary("sub", e.values, self.pull(largest, e.source))) for e in each]
+        total, number = self.together(apart, over), self.number(atom, over)
+        if atom.others:
+            (own,) = apart
+            total = binary("sub", self.pull(total, own.source), own.values)
+            number = Map(ir.scalar("sub", ir.arg(0), ir.const(1)), (self.pull(number, own.source),))
+            largest = self.pull(largest, own.source)
+        return binary("add", largest, binary("div", total, number))
+
+    def deviation(self, each: Sequence[Each], over: str, mean: Node, number: Node) -> Node:
+        """`sqrt(Σ(f - mean)²/(n - 1))`: a difference of squares would lose what equal numbers have, which is 0."""
+        apart = (binary("sub", e.values, self.pull(mean, e.source)) for e in each)
+        squares = [replace(e, values=binary("mul", d, d)) for e, d in zip(each, apart, strict=True)]
+        alone = ir.scalar("le", ir.arg(1), ir.const(1))
+        root = ir.scalar("sqrt", ir.scalar("div", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.const(1))))
+        return Map(ir.scalar("select", alone, ir.const(0), root), (self.together(squares, over), number))
 
     def held(self, atom: Aggregate, found: Node) -> Node:
         """A statistic as formulas read it: no gradient flows through it."""
@@ -191,21 +247,8 @@ class Formulas:
         if atom.of is None:
             values = tuple(self.tokens(atom.formula, leaf) for leaf in self.leaves_over(over))
         else:
-            values = (self.map(at(atom.formula, atom.of), into),)
+            values = (self.elements(atom.formula, into),)
         return Scan(into, over, values, self.map(atom.discount, BATCH), atom.is_forward)
-
-    def over(
-        self, stratum: str, of: Callable[[str], Node], reduce: str = "sum", combine: Combine | None = None,
-        wide: bool = True,
-    ) -> Node:  # fmt: skip
-        """What every leaf's tokens have, put together over the elements of a stratum that they lie over."""
-        parts = []
-        for leaf in self.leaves_over(stratum):
-            node = of(leaf)
-            for source, target in itertools.pairwise(way(self.h, leaf, stratum)):
-                node = pushed(source, target, node, reduce, wide and source in self.leaves)
-            parts.append(node)
-        return functools.reduce(combine or functools.partial(binary, "add"), parts)
 
     def leaves_over(self, stratum: str) -> tuple[str, ...]:
         """The leaves whose tokens lie over the elements of a stratum; over the rows and the batch that is all."""
@@ -213,6 +256,23 @@ class Formulas:
             return self.leaves
         over = self.shape.leaves_over(self.strata[stratum])
         return tuple(s.name for s in self.h.leaves if s in over)
+
+
+@dataclass(frozen=True)
+class Each:
+    """What a statistic is of: values at the elements of a stratum, of which each counts `times`, or once."""
+
+    source: str
+    values: Node
+    times: Node | None = None
+
+    def often(self, reduce: str) -> Node:
+        """As many times as each counts; where that is never, it is not the largest."""
+        assert self.times is not None
+        if reduce == "sum":
+            return binary("mul", self.values, self.times)
+        some, least = ir.scalar("lt", ir.const(0), ir.arg(1)), ir.const(-math.inf)
+        return Map(ir.scalar("select", some, ir.arg(0), least), (self.values, self.times))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from fibration.compiler import ir
 from fibration.compiler.derivative import ONE, ZERO
 from fibration.compiler.diagnostics import where_kept
-from fibration.compiler.formulas import Formulas, added, binary, pushed
+from fibration.compiler.formulas import Each, Formulas, added, binary, pushed
 from fibration.compiler.ir import Detach, Map, Node, Push
 from fibration.language.atoms import BATCH, Count, Total
 from fibration.language.expressions import Expression
@@ -52,7 +52,8 @@ class Terms(Formulas):
             return self.conditions(leaf, conditions)
 
         def count(stratum: str) -> Node:
-            return self.over(stratum, tokens, wide=False)
+            each = [Each(leaf, tokens(leaf)) for leaf in self.leaves_over(stratum)]
+            return self.together(each, stratum, wide=False)
 
         def has(stratum: str) -> Node:
             if stratum in self.leaves:

@@ -9,7 +9,7 @@ from fibration.language.atoms import BATCH, Component, Parameter, Stratum, read_
 from fibration.language.expressions import Expression
 from fibration.language.kernels import Fibration, uniform
 from fibration.language.outline import Outline
-from fibration.language.statistics import within
+from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 
@@ -21,7 +21,8 @@ def home(hierarchy: Outline, atom: Expression) -> str | None:
     target, since its weights are normalised over each target element. What the objective, a decomposition or a
     statistic reads has one value for the whole batch.
     """
-    place = read_at(atom)
+    # of others there is one number for every element that they are beside
+    place = atom.of if isinstance(atom, Aggregate) and atom.others else read_at(atom)
     if place is not None:
         return place.name
     parameter = atom.parameter if isinstance(atom, Component) else atom

@@ -134,6 +134,12 @@ def test_labels_of_groups():
     assert "2 prompt_group" in repr(index)
     named = op.index(mask=mask, trajectory=list("abcd"), prompt_group=dict(a=1, c=2, d=1), domain=[1, 1, 1, 1])
     assert named.parent("trajectory", "prompt_group").tolist() == [0, 1, 0]
+    h = grouped(
+        fibrations=[Fibration(token, trajectory, uniform())],
+        gates={token: clip_gate(bound), trajectory: identity_gate()},
+    )
+    as_many = operator(h).index(offsets=[0, 2, 2, 3], prompt_group=["q", None, "p"], domain=["m", None, "m"])
+    assert as_many.parent("token", "prompt_group").tolist() == [0, 0, 1]
     per_token = [["q", "q", None], [None] * 3, [None, "p", "p"], ["q", None, None]]
     assert op.index(mask=mask, prompt_group=per_token, domain=[1] * 4).labels["prompt_group"] == ("q", "p")
 
