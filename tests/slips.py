@@ -1639,6 +1639,18 @@ SPECS = (
         "bad answers are what off-policy masks keep", "published",
         "(mean(-token_log_ratio, over=trajectory) <= delta)", "(mean(token_log_ratio, over=trajectory) <= delta)",
     ),
+    slip(
+        "the entropy's surrogate has the gradient of `r·log π`", "published",
+        "exp(token_log_ratio) * (log_prob(current) - 1)", "exp(token_log_ratio) * log_prob(current)",
+    ),
+    slip(
+        "KL-Cov takes all but the largest covariances", "published",
+        "where(cov > quantile(cov, level, over=batch), coef", "where(cov <= quantile(cov, level, over=batch), coef",
+    ),
+    slip(
+        "prime-rl's square counts the tokens that are kept", "published",
+        'penalties={"square": tau * token_log_ratio**2}', 'penalties={"square": where(outside, 0, tau * token_log_ratio**2)}',
+    ),
 )  # fmt: skip
 
 PENALTIES = (

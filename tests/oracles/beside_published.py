@@ -1,14 +1,26 @@
-"""The library's losses beside their sources' formulas (`published.py`), on random ragged batches off policy."""
+"""The library's losses beside their sources' formulas (`published*.py`), on random ragged batches off policy."""
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from support import Batch, operator, packed, padded, spec
 
 from oracles.published import PUBLISHED, Rows, m2po_threshold
+from oracles.published_objectives import OBJECTIVES, Scored
+
+SOURCES = {**PUBLISHED, **OBJECTIVES}
 
 SEEDS = range(3)
 LENGTHS = (1, 4, 9, 2, 6, 5, 3, 12)
-PER_TOKEN = {"gspo_token", "reinforce", "cispo", "cispo_absolute", "grpo", "dapo", "ppo", "dr_grpo", "sapo", "clip_cov"}
+# Rows have prompts and domains in no order; one group has equal rewards.
+PROMPTS, DOMAINS = (0, 1, 0, 2, 1, 2, 0, 2), (0, 0, 0, 1, 0, 1, 0, 1)
+OTHER_PROMPTS = {"pass_at_k": (0, 1, 1, 0, 1, 0, 1, 1), "kimi_k15": (0, 0, 1, 1, 1, 1, 0, 0)}
+LABELS = {"ppo_gae": "per token", **dict.fromkeys(("pass_at_k", "real"), "right or wrong")}
+PER_TOKEN = {
+    *("gspo_token", "reinforce", "cispo", "cispo_absolute", "grpo", "dapo", "ppo", "dr_grpo", "sapo", "clip_cov"),
+    *("ppo_entropy", "ppo_nll", "dro", "prime_rl", "kl_cov", "ctpo", "fipo", "prefix_is"),
+}
 # How far tokens and rows drift, and parameters by which both sides of every bound are met.
 DRIFT = {
     "dcpo": (1.5, 0.3),
@@ -18,6 +30,10 @@ DRIFT = {
     "dppo_kl": (1.0, 0.5),
     "vespo": (0.1, 0.1),
     "aspo": (0.6, 0.3),
+    "prime_rl": (1.0, 0.5),
+    "ppo_entropy": (0.15, 0.1),
+    "ctpo": (0.1, 0.1),
+    "fipo": (0.5, 0.3),
 }
 PARAMETERS = {
     "cispo": {"epsilon_low": 0.3},
@@ -38,6 +54,15 @@ PARAMETERS = {
     "dppo_tv": {"ceiling": 1.5, "epsilon_low": 0.1, "epsilon_high": 0.1},
     "dppo_kl": {"ceiling": 1.5},
     "clip_cov": {"least": 0.3, "most": 0.8},
+    **{name: {"length": 16.0} for name in ("dr_grpo_rewards", "hierarchical_grpo")},
+    **{name: {"beta": 0.3} for name in ("rloo_kl", "reinforce_pp", "grpo_k3", "grpo_k2", "grpo_rk3", "dro")},
+    "ppo_gae": {"gamma": 0.9, "lam": 0.8},
+    "ppo_entropy": {"bonus": 0.2},
+    "prime_rl": {"low": 0.1, "high": 0.1, "tau": 0.3},
+    "kl_cov": {"level": 0.81},
+    "ctpo": {"ceiling": 0.08},
+    "fipo": {"ceiling": 2.5, "safety": 1.6, "gamma": 0.7},
+    "prefix_is": {"ceiling": 1.2},
 }  # fmt: skip
 
 
@@ -55,7 +80,26 @@ def rows(name: str, seed: int) -> Rows:
     new, rollout = near(old, tokens, whole), near(old, 0.2, 0.1)
     advantages = draw.normal(0, 1, shape if name in PER_TOKEN else (shape[0], 1)) + np.zeros(shape)
     made = [torch.from_numpy(v) for v in (new, new.copy(), old, rollout, advantages)]
-    return Rows(*made, torch.from_numpy(mask))
+    rows = Rows(*made, torch.from_numpy(mask))
+    return scored(name, rows, draw, near(old, 0.3, 0.2)) if name in OBJECTIVES else rows
+
+
+def scored(name: str, b: Rows, draw: np.random.Generator, reference: np.ndarray) -> Scored:
+    """The same rows, with what else an objective needs."""
+    prompts, count = OTHER_PROMPTS.get(name, PROMPTS), len(LENGTHS)
+    rewards = draw.normal(0, 1, (count, 1)) + np.zeros(b.mask.shape)
+    rewards[np.array(prompts) == 1] = 0.3
+    if LABELS.get(name) == "per token":
+        rewards = draw.normal(0, 1, b.mask.shape)
+    elif LABELS.get(name):
+        rewards = (draw.permutation(count) < count // 2)[:, None] + np.zeros(b.mask.shape)
+    others = (reference, rewards, draw.normal(0, 1, b.mask.shape), draw.normal(0, 1, count))
+    return Scored(
+        **vars(b),
+        **dict(zip(("reference", "rewards", "values", "greedy"), map(torch.from_numpy, others), strict=True)),
+        prompt_group=prompts,
+        domain=DOMAINS,
+    )
 
 
 def parameters(name: str, b: Rows) -> dict:
@@ -67,7 +111,7 @@ def parameters(name: str, b: Rows) -> dict:
 def published(name: str, b: Rows, given: dict):
     """J and its gradient in the log-probs of the tokens, both from the source's formula."""
     log_prob = b.log_prob.clone().requires_grad_()
-    objective, branches = PUBLISHED[name](Rows(log_prob, b.at, b.old, b.rollout, b.advantages, b.mask), given)
+    objective, branches = SOURCES[name](replace(b, log_prob=log_prob), given)
     (slope,) = torch.autograd.grad(objective, log_prob)
     return float(objective.detach()), slope[b.mask].numpy(), [c.expand_as(b.mask)[b.mask].numpy() for c in branches]
 
@@ -75,13 +119,24 @@ def published(name: str, b: Rows, given: dict):
 def compiled(name: str, backend: str, b: Rows, given: dict, place):
     """J and coefficients of tokens as the library has them, from rows that are laid out in some way."""
     op = operator(spec(name), backend)
-    old, new, rollout, a = (v[b.mask].numpy() for v in (b.old, b.at, b.rollout, b.advantages))
+    old, new, a = (v[b.mask].numpy() for v in (b.old, b.at, b.advantages))
     labels = {"prompt_group": [r // 2 for r in range(len(LENGTHS))], "domain": [r // 4 for r in range(len(LENGTHS))]}
-    layout = place(op, Batch(LENGTHS, new - old, a, labels))
-    more = {"policies": {"rollout": layout.tensor(rollout)}} if "rollout" in spec(name).policies else {}
-    tensors = [layout.tensor(v) for v in (new, old, a)]
-    found = op.coefficients(*tensors, layout.index, given, **more)
-    loss = op.loss(*tensors, layout.index, given, **more).loss
+    others, attributes = {"rollout": b.rollout}, {}
+    if isinstance(b, Scored):
+        labels = {"prompt_group": list(b.prompt_group), "domain": list(b.domain)}
+        others["reference"] = b.reference
+        attributes = {"value": b.values[b.mask].numpy(), "greedy_reward": b.greedy}
+    layout = place(op, Batch(LENGTHS, new - old, a, labels, attributes=attributes))
+    passed = {k: layout.tensor(v[b.mask].numpy()) for k, v in others.items() if k in op.hierarchy.policies}
+    more = {"policies": passed} if passed else {}
+    tensors = [layout.tensor(v) for v in (new, old)]
+    if op.hierarchy.advantages is None:
+        tensors.append(layout.tensor(a))
+    else:
+        per_token = LABELS.get(name) == "per token"
+        more["rewards"] = layout.tensor(b.rewards[b.mask].numpy()) if per_token else b.of_row
+    found = op.coefficients(*tensors, index=layout.index, parameters=given, **more)
+    loss = op.loss(*tensors, index=layout.index, parameters=given, **more).loss
     return float(loss), float(found.objective), layout.read(found.values)
 
 

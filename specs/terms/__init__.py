@@ -1,0 +1,1 @@
+"""Sums: KL divergences, entropy, likelihood and squares, which no advantage multiplies."""
