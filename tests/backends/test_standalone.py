@@ -17,7 +17,7 @@ from thorough import ALL
 from typer.testing import CliRunner
 
 import fibration
-from fibration import Stratum, absolute, quantile, token_log_ratio
+from fibration import Penalty, Stratum, absolute, log_prob, mean, policies, quantile, token_log_ratio
 from fibration.backends.triton.aot import BYTES
 from fibration.cli.main import app
 
@@ -100,12 +100,18 @@ GIVEN = {
 GIVEN["by_quantiles"] = GIVEN["fiberpo_domain"]
 
 
+CURRENT, ROLLOUT = policies("current rollout")
+
+
 def by_quantiles():
-    """Tokens within two quantiles: of their domain, and of the batch."""
+    """Tokens within two quantiles: of their domain, and of the batch; less penalties of tokens and of groups."""
     h, drift = fibration.load("fiberpo_domain"), absolute(token_log_ratio)
     inside = [drift <= quantile(drift, 0.8, over=Stratum(over)) for over in ("domain", "batch")]
     given_up = {**h.gives_up, "mask_open": "the largest are dropped from any batch", "causal": "they are of many rows"}
-    return h.replace(name="by_quantiles", objective=h.objective.keep(inside[0] & inside[1]), gives_up=given_up)
+    x, group = log_prob(CURRENT) - log_prob(ROLLOUT), Stratum("prompt_group")
+    penalties = {"kl": x * x / 2, "spread": Penalty(mean(x, over=group) ** 2, over=group)}
+    kept = h.objective.keep(inside[0] & inside[1])
+    return h.replace(name="by_quantiles", objective=kept, penalties=penalties, gives_up=given_up)
 
 
 def defaults(op):
@@ -136,14 +142,14 @@ def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
         op = compiled(fibration.load(spec), backend)
         assert write(spec, backend, tmp_path).exit_code == 0
         module, index = f"{name}_{backend}", op.index(offsets=OFFSETS, **labels)
-        policies = {"rollout": rollout} if op.hierarchy.policies else {}
-        expected[module] = op.coefficients(*tokens.values(), index, policies=policies, metrics=False)
+        others = {"rollout": rollout} if op.hierarchy.policies else {}
+        expected[module] = op.coefficients(*tokens.values(), index, policies=others, metrics=False)
         mixes = {m.word: index.matrix(m.into, m.of) for m in op.programs["objective"].matrices}
         assert bool(mixes) == (name == "fiberpo_crossed")
         parents = layout.get("parents", {})
         data[module] = {**tokens, **layout, "parents": parents, "matrices": mixes, "offsets": OFFSETS}
         data[module]["parameters"] = defaults(op)
-        data[module]["policies"] = {f"{policy}_log_probs": given for policy, given in policies.items()}
+        data[module]["policies"] = {f"{policy}_log_probs": given for policy, given in others.items()}
     found = alone(tmp_path, data)
     for module, result in found.items():
         assert torch.equal(result["coefficients"], expected[module].values), module
