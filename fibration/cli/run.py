@@ -284,10 +284,12 @@ def _findings(g: Gated) -> Iterator[Any]:
     ratio = torch.exp(g.log_ratio)
     changed = float((g.ratio - ratio).abs().gt(1e-12 * ratio).double().mean())
     product = "w·" * bool(o.formulas) + ("stop(𝒢(r))·A·log π" if o.estimator == "score" else "𝒢(r)·A")
+    less = " less penalties" * bool(h.penalties)
     gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value, meaning in (
-        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}, with μ of {_mean(o)}"),
+        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}{less}, with μ of {_mean(o)}"),
+        *((f"penalty {name}", f"{float(m[f'penalty/{name}']):.6f}", str(p)) for name, p in h.penalties.items()),
         *(("weight", "", str(formula)) for formula in o.weighed),
         *(("kept", "", f"{k.condition}; μ counts {k.normaliser} tokens") for k in o.kept),
         ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "before gating"),
