@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import fibration
 from fibration import (
     Hierarchy,
+    Penalty,
     RolloutsError,
     Stratum,
     absolute,
@@ -26,6 +27,7 @@ from fibration import (
     minimum,
     policies,
     token_log_ratio,
+    token_mean,
     trajectory_mean,
 )
 from fibration.cli.main import app
@@ -38,7 +40,7 @@ from fibration.rollouts.replay import Gated, build_index, gate
 from fibration.runtime.weights import effective
 
 pytestmark = pytest.mark.usefixtures("quick_c")
-_, old, rollout = policies("current old rollout")
+current, old, rollout = policies("current old rollout")
 CEILING, FAR = 1.04, 0.05
 
 
@@ -99,7 +101,9 @@ def test_the_effective_share() -> None:
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("spec") / "of_three.json"
-    path.write_text(of_three().model_dump_json())
+    x = log_prob(current) - log_prob(rollout)
+    h = of_three().replace(penalties={"near": Penalty(x * x / 2, objective=token_mean())})
+    path.write_text(h.model_dump_json())
     return path
 
 
@@ -118,7 +122,10 @@ def test_a_run_uses_the_batch_that_has_the_policy(spec: Path, tmp_path: Path) ->
     d = b.old_log_probs.astype(float) - b.policies["rollout"]
     (kl,) = re.findall(r"to rollout ([\d.]+)", text)
     assert float(kl) == pytest.approx((np.expm1(d) - d).mean(), abs=6e-6)
-    assert "with μ of trajectory_mean()" in text and "μ counts kept tokens" in text
+    (near,) = re.findall(r"penalty near ([\d.]+)", text)
+    x = b.log_probs.astype(float) - b.policies["rollout"]
+    assert float(near) == pytest.approx((x * x).mean() / 2, abs=6e-7)
+    assert "A less penalties, with μ of trajectory_mean()" in text and "μ counts kept tokens" in text
     assert {p.name for p in tmp_path.iterdir()} == {"hierarchy.png", "regimes.png", "ratios.png", "weights.png"}
 
 
