@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles.beside_published import compiled, difference, parameters, rows
 from support import packed
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
@@ -96,6 +96,31 @@ def test_verls_clip_cov_is_ours_where_it_drops_all_that_it_may():
     chosen = PolicyLossConfig(clip_cov_ratio=1.0, clip_cov_lb=given["least"], clip_cov_ub=given["most"])
     expected = theirs("clip_cov", b, config_of(CLIP, given, policy_loss=chosen), "token-mean")
     same("clip_cov", b, given, expected)
+
+
+def test_verls_dro_is_ours():
+    b = rows("dro", 0)
+    given = parameters("dro", b)
+    chosen = PolicyLossConfig(dro_beta=given["beta"])
+    same("dro", b, given, theirs("dro", b, config_of({}, given, policy_loss=chosen), "token-mean"))
+
+
+def test_verls_kl_cov_is_ours_where_as_many_are_taken():
+    """It takes a share of all tokens; a quantile between two of them leaves that many above it."""
+    b = rows("kl_cov", 1)
+    tokens = int(b.mask.sum())
+    for taken in (1, 5):
+        given = parameters("kl_cov", b) | {"coef": 0.7, "level": 1 - (taken - 0.5) / (tokens - 1)}
+        chosen = PolicyLossConfig(kl_cov_ratio=(taken + 0.25) / tokens, ppo_kl_coef=given["coef"])
+        same("kl_cov", b, given, theirs("kl_cov", b, config_of({}, given, policy_loss=chosen), "token-mean"))
+        other = given | {"level": 1 - (taken + 0.5) / (tokens - 1)}
+        with pytest.raises(AssertionError):
+            same("kl_cov", b, other, theirs("kl_cov", b, config_of({}, given, policy_loss=chosen), "token-mean"))
+
+
+def test_every_loss_that_verl_registers_is_held_against_ours():
+    once = {"clip_cov", "kl_cov", "dro", "bypass_mode"}
+    assert set(POLICY_LOSS_REGISTRY) - {"fibration"} == {loss for _, loss, _, _ in SAME} | once
 
 
 def masked(b, given, low, high):
