@@ -132,6 +132,39 @@ def test_the_language_page_names_every_constructor_and_function():
     assert [n for n in (*CONSTRUCTORS, *functions) if not re.search(rf"`[^`]*\b{n}\b", page)] == []
 
 
+def test_formulas_of_the_language_page_may_be_declared():
+    """And read again, each where the page says that it stands."""
+    token, turn, episode, trajectory, prompt_group = fibration.strata("token turn episode trajectory prompt_group")
+    current, old, reference = fibration.policies("current old reference")
+    beta = fibration.Parameter("beta", default=0.1)
+    gamma, lam = (fibration.Parameter(name, default=0.9, upper=1) for name in ("gamma", "lam"))
+    value = fibration.Attribute("value", on=token, positive=False)
+    scope = {n: getattr(fibration, n) for n in fibration.__all__} | {k: v for k, v in locals().items() if k != "n"}
+    order, advantages, penalties = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "language.md").read_text(), re.DOTALL
+    )
+    found = []
+    for block in (order, advantages, penalties):
+        made = dict(scope)
+        exec(block, made)
+        found.append({k: v for k, v in made.items() if k not in scope and k != "__builtins__"})
+    prefix, turns = found[0]["prefix_ratio"], found[0]["first_turns"]
+    plain = fibration.load("ppo").replace(
+        fibrations=[
+            fibration.Fibration(token, turn, fibration.uniform()),
+            fibration.Fibration(turn, episode, fibration.uniform()),
+        ],
+        gates={s: fibration.identity_gate() for s in (token, turn, episode)},
+        groups=[prompt_group],
+    )
+    declared = [plain.replace(objective=objective) for objective in (fibration.token_mean().weigh(prefix), turns)]
+    declared += [plain.replace(advantages=formula) for formula in found[1].values()]
+    declared += [plain.replace(penalties=found[2]["penalties"])]
+    assert len(declared) == 8
+    for h in declared:
+        assert fibration.Hierarchy.model_validate_json(h.model_dump_json()) == h
+
+
 def test_the_bench_page_names_what_is_measured():
     from fibration.bench.baselines import BASELINES
     from fibration.bench.command import DEFAULT, SWEPT

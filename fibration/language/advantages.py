@@ -11,7 +11,7 @@ from fibration.language.expressions import Expression, Operand, as_expression
 from fibration.language.statistics import deviation, mean
 
 
-def centred(formula: Operand, over: Where, leave_one_out: bool = False, of: Where = ROWS) -> Expression:
+def centred(formula: Operand, over: Where = None, leave_one_out: bool = False, of: Where = ROWS) -> Expression:
     """A formula less its mean over an element of `over`, in which every element of `of` counts once.
 
     `of`: the rows of the batch, unless it is said, as tokens are by `of=token`. `leave_one_out=True`: less the mean of
@@ -22,7 +22,7 @@ def centred(formula: Operand, over: Where, leave_one_out: bool = False, of: Wher
 
 
 def standardised(
-    formula: Operand, over: Where, leave_one_out: bool = False, of: Where = ROWS, epsilon: Operand = 1e-6
+    formula: Operand, over: Where = None, leave_one_out: bool = False, of: Where = ROWS, epsilon: Operand = 1e-6
 ) -> Expression:
     """`centred`, by the standard deviation plus `epsilon` (GRPO); 0 where all are equal.
 

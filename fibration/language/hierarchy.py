@@ -96,6 +96,12 @@ class Hierarchy(Outline):
         }
         if advantages is not None:
             formula = as_expression(advantages, f"hierarchy '{name}': the advantages")
+            if formula.is_condition:
+                found, remedy = (
+                    f"hierarchy '{name}': advantages cannot be the condition {formula}",
+                    "write where(condition, 1, 0)",
+                )
+                raise SpecError(found, required="a number", remedy=remedy)
             given["advantages"] = of_rows(formula, given["rows"])
         check_elements(name, given)
         if orthogonalise not in (None, "projection"):
@@ -152,9 +158,14 @@ class Hierarchy(Outline):
 
     # ------------------------------------------------------------ JSON
 
+    def _places(self) -> Iterator[Stratum]:
+        """Strata that no formula has to name."""
+        yield from (*self.strata, *self.groups)
+        yield from (p.over for p in self.penalties.values() if p.over is not None)
+
     @model_serializer(mode="plain")
     def _to_json(self) -> dict[str, Any]:
-        words = (*self.strata, *self.groups, *named(self._expressions()))
+        words = (*self._places(), *named(self._expressions()))
         passed = [p.name for p in self.policies.values() if p.is_passed]
         return {
             "name": self.name,
@@ -183,7 +194,7 @@ class Hierarchy(Outline):
         if isinstance(data, Mapping) and not isinstance(data.get("decomposition"), Decomposition):
             document = read_document(data, source_of(info.context))
             made = cls(**document.arguments())
-            document.check_used((*made.strata, *made.groups), made._expressions())
+            document.check_used(made._places(), made._expressions())
             return made
         return handler(data)
 

@@ -14,7 +14,7 @@ from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Count, Parameter, Total
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
 from fibration.language.operators import OPERATORS, Sugar
-from fibration.language.token_formulas import STOP, moves
+from fibration.language.stops import STOP, moves
 from fibration.language.traversal import atoms, desugar
 
 

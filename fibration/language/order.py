@@ -12,6 +12,7 @@ from typing import Any
 from fibration.errors import SpecError
 from fibration.language.atoms import Parameter, Where, of_strata, over_text
 from fibration.language.expressions import Apply, Expression, Number, Operand, as_expression, check_size
+from fibration.language.traversal import atoms
 
 BEFORE, AFTER = "before", "after"
 ONE = as_expression(1)
@@ -69,7 +70,7 @@ class Ordered(Expression):
         return f"{self.direction}({self.formula}{over_text(self.over)}{discount}{of})"
 
 
-def before(formula: Operand, over: Where, discount: Operand = 1, of: Where = None) -> Ordered:
+def before(formula: Operand, over: Where = None, discount: Operand = 1, of: Where = None) -> Ordered:
     """`Σ_{s<t} discount^(t-s) f_s` over the tokens before this one that lie over the same element of `over`.
 
     0 at the first. `of`: over the elements of this stratum instead, turns of an episode, say. `discount` is a number
@@ -78,7 +79,7 @@ def before(formula: Operand, over: Where, discount: Operand = 1, of: Where = Non
     return _ordered(BEFORE, formula, over, discount, of)
 
 
-def after(formula: Operand, over: Where, discount: Operand = 1, of: Where = None) -> Ordered:
+def after(formula: Operand, over: Where = None, discount: Operand = 1, of: Where = None) -> Ordered:
     """`Σ_{s>t} discount^(s-t) f_s` over the tokens after this one, as `before`; 0 at the last.
 
     Generalised advantages are `delta + after(delta, over=trajectory, discount=gamma*lam)`.
@@ -86,7 +87,7 @@ def after(formula: Operand, over: Where, discount: Operand = 1, of: Where = None
     return _ordered(AFTER, formula, over, discount, of)
 
 
-def position(over: Where, of: Where = None) -> Ordered:
+def position(over: Where = None, of: Where = None) -> Ordered:
     """How many tokens of the same `over` element come before this one: 0 at the first. `before(1, over=...)`."""
     return _ordered(BEFORE, 1, over, 1, of)
 
@@ -98,9 +99,17 @@ def _ordered(direction: str, formula: object, over: object, discount: object, of
         raise SpecError(f"{direction} takes a number, not {value}", required="a number", remedy=remedy)
     share = as_expression(discount, f"the discount of {direction}")
     if not _is_share(share):
+        ranges = [f"{a.name} in {a.range}" for a in atoms(share) if isinstance(a, Parameter)]
         raise SpecError(
             f"the discount of {direction} is {share}",
             required="a number from 0 to 1, a Parameter of one value with bounds in there, or a product of such",
+            found=", ".join(ranges),
+            remedy="declare it: gamma = Parameter('gamma', default=0.99, upper=1)" if ranges else "",
+        )
+    if over is None:
+        raise SpecError(
+            f"{direction}({value}) names no over=",
+            required="the element within which there is an order, such as over=trajectory",
         )
     each = None if of is None else of_strata(of, f"{direction}(..., of=)")
     return Ordered(direction, value, of_strata(over, f"{direction}(..., over=)"), share, each)

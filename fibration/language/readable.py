@@ -14,11 +14,13 @@ from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Place, 
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
-from fibration.language.grammar import MAX_REASON, MAX_TEXT
+from fibration.language.grammar import MAX_REASON, MAX_TEXT, suggest
 from fibration.language.kernels import Fibration
 from fibration.language.objectives import Objective
 from fibration.language.outline import Outline
-from fibration.language.token_formulas import check_stops, check_token_formulas
+from fibration.language.places import whole_batch
+from fibration.language.stops import check_gradients, check_stops
+from fibration.language.token_formulas import check_token_formulas
 from fibration.language.traversal import atoms
 
 # What an argument is called in messages, what it has to be, and an example of one.
@@ -71,10 +73,13 @@ def check(h: Outline) -> None:
     """Raise a SpecError for the first thing in a hierarchy that cannot be read."""
     here = f"hierarchy '{h.name}'"
     _check_gates(h, here)
+    _check_groups(h, here)
     _check_names(h, here)
     _check_objective(h, here)
+    _check_penalties(h, here)
     check_token_formulas(h, here)
     check_stops(h, here)
+    check_gradients(h, here)
     _check_pulls(h, here)
     _check_written(h, here)
     _check_assumptions(h, here)
@@ -144,19 +149,55 @@ def _check_written(h: Outline, here: str) -> None:
             )
 
 
+def _check_groups(h: Outline, here: str) -> None:
+    """Groups are what rows lie over beside the hierarchy's own strata."""
+    for group in h.groups:
+        taken = {**dict.fromkeys(h.strata, "a stratum of the hierarchy"), h.rows: "the stratum of the rows"}
+        taken[Stratum(BATCH)] = "always there"
+        if h.groups.count(group) > 1:
+            taken[group] = "named twice"
+        if group in taken:
+            raise SpecError(
+                f"{here} has the group {group}",
+                required="strata that rows lie over, beside those that gates are on, each once",
+                found=f"{group} is {taken[group]}",
+                remedy="leave it out of groups=: formulas may name it as it is",
+            )
+
+
+def _check_penalties(h: Outline, here: str) -> None:
+    """A penalty is read at tokens, or at the elements of a stratum that lies below them."""
+    known = [s for s in (*whole_batch(h).strata, Stratum(BATCH)) if s not in h.leaves]
+    for name, penalty in h.penalties.items():
+        if penalty.over is not None and h.leaves and penalty.over not in known:
+            of_tokens = penalty.over in h.leaves
+            remedy = "leave over= out, and weigh tokens: Penalty(formula, token_mean())" if of_tokens else ""
+            names = dict.fromkeys(s.name for s in known)
+            raise SpecError(
+                f"{here}: the penalty '{name}' is read over {penalty.over}",
+                required=f"one of {', '.join(names)}",
+                found="penalties are read at tokens without it" if of_tokens else f"no stratum '{penalty.over}'",
+                remedy=remedy or suggest(penalty.over.name, names) or f"or declare it: groups=[{penalty.over}]",
+            )
+
+
 def _check_names(h: Outline, here: str) -> None:
     words = [s.name for s in (*dict.fromkeys((*h.strata, h.rows)), *h.groups)]
-    words += [*h.parameters, *h.attributes, *h.policies]
+    words += [*h.parameters, *h.attributes, *h.policies, *h.penalties]
     for word in words:
         if words.count(word) > 1:
             raise SpecError(f"{here} uses the name '{word}' for two things", required="one meaning per name")
 
 
 def _check_objective(h: Outline, here: str) -> None:
-    for atom in atoms(h.objective.weight):
+    weights = [("the objective", h.objective.weight)]
+    weights += [
+        (f"the objective of the penalty '{k}'", p.objective.weight) for k, p in h.penalties.items() if p.objective
+    ]
+    for what, atom in ((what, atom) for what, weight in weights for atom in atoms(weight)):
         if not _is_weight(h, atom):
             raise SpecError(
-                f"{here}: the objective weighs tokens by {atom}",
+                f"{here}: {what} weighs tokens by {atom}",
                 required="numbers, parameters of one value, and counts and totals over a row or the batch",
                 remedy="these normalise and never change with a policy: gates are for what does, "
                 "and objective.weigh(...) for weights of single tokens",

@@ -1,14 +1,16 @@
-"""Formulas that are read at tokens: weights, conditions of `keep`, and what statistics are of. No gradient flows there.
-
-And `stop`, which is an error where none would flow without it: it says something that is not so.
+"""Formulas that are read at tokens, or at the elements of a stratum: what stands in weights, conditions of `keep`,
+advantages and penalties, and what statistics and order are of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
-from fibration.errors import SpecError, listed
+from fibration.errors import SpecError, an, listed
 from fibration.language.atoms import (
+    BATCH,
     Attribute,
     Count,
     Density,
@@ -17,170 +19,334 @@ from fibration.language.atoms import (
     Reading,
     Stratum,
     Total,
+    Where,
+    advantage,
     channel_sign,
     mass,
     pull,
     residual,
+    reward,
     token_log_ratio,
 )
 from fibration.language.expressions import Apply, Expression
-from fibration.language.operators import stop
+from fibration.language.grammar import suggest
+from fibration.language.order import Ordered
 from fibration.language.outline import Outline
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
 
-REQUIRED = (
+TOKENS = (
     "what every token has: log_prob(policy), token_log_ratio, advantage; attributes, counts and totals of it or of "
-    "what it lies over; parameters; statistics of these"
+    "what it lies over; parameters; statistics and order of these"
 )
-# What a token has not, and what to write instead.
+REWARDS = (
+    "what a token was sampled with: reward, log_prob of all policies but current; attributes, counts and totals of it "
+    "or of what it lies over; parameters; statistics and order of these"
+)
+GATHERED = "statistics of elements that lie over those of over=, and order within a sequence"
+# What neither a token nor what it lies over has, and what to write instead.
 _OF_A_LEVEL = {
     residual: ("a residual is a level's, and gradients flow through it", "read token_log_ratio, or put it into a gate"),
     mass: ("the mass is what kernels spread", "write the count or total that it stands for"),
     channel_sign: ("a token is on every channel", "read the sign of token_log_ratio"),
     pull: ("what pulls an element is for its gate", "read advantage"),
 }
-STOP = "stop"
 WIDEST = 80  # of a formula in a message
+Problem = tuple[str, str]  # why that cannot be read, and what to do about it
 
 
-def check_token_formulas(h: Outline, here: str) -> None:
-    """Everything that weights, conditions and statistics read is one number of every token."""
-    for what, formula in _token_formulas(h):
-        for atom in atoms(formula):
-            if (problem := _problem(h, atom)) is not None:
-                why, remedy = problem
-                raise SpecError(f"{here}: {what} reads {atom}", required=REQUIRED, found=why, remedy=remedy)
-
-
-def _token_formulas(h: Outline) -> Iterator[tuple[str, Expression]]:
-    """All of them, each with what it is of; those that statistics of statistics are of too."""
-    own = [(f"the weight {_short(w)}", w) for w in h.objective.weighed]
-    own += [(f"keep({_short(k.condition)})", k.condition) for k in h.objective.kept]
-    for name, weighed in ((n, p.objective) for n, p in h.penalties.items()):
-        formulas = () if weighed is None else weighed.formulas
-        own += [(f"the objective of the penalty '{name}'", formula) for formula in formulas]
-    own += [] if h.advantages is None else [("the formula of advantages", h.advantages)]
-    yield from own
-    for _, read in (*_formulas(h), *own):
-        for statistic in (a for e in within(read) for a in atoms(e)):
-            if isinstance(statistic, Aggregate):
-                yield f"the statistic {_short(statistic)}", statistic.formula
-
-
-def _formulas(h: Outline) -> Iterator[tuple[str, Expression]]:
-    """Every formula through which gradients may flow, and what it is."""
-    yield from ((f"kernel {f.name}", f.weight) for f in h.fibrations)
-    yield from ((f"the gate on {s}", g.expression) for s, g in h.gates.items())
-    yield from ((f"density '{c}' of the decomposition", e) for c, e in h.decomposition.densities)
-    yield "the recovery", h.decomposition.recovery
-    yield "the scale of the decomposition", h.decomposition.scale
-    yield "the objective", h.objective.weight
-    yield from ((f"the penalty '{name}'", p.formula) for name, p in h.penalties.items())
-
-
-def _short(formula: Expression) -> str:
+def short(formula: Expression) -> str:
     text = str(formula)
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
-def _problem(h: Outline, atom: Expression) -> tuple[str, str] | None:
-    """Why a token has no single such number, and what to do about it; None if it has one."""
-    if isinstance(atom, (Density, Gated)):
-        return "densities are a level's, and gradients flow through them", "read token_log_ratio, or a statistic of it"
-    if isinstance(atom, Reading):
-        return _OF_A_LEVEL.get(atom)
-    if isinstance(atom, Parameter) and atom.per_channel:
-        return "a token is on every channel", "declare it with per_channel=False, or a parameter for each"
-    if not h.leaves:  # a cycle, for the laws to refuse
-        return None
-    shape = whole_batch(h)
-    tokens = [(leaf, *shape.coarser(leaf)) for leaf in h.leaves]
-    places = [s for s in tokens[0] if all(s in other for other in tokens)]
-    if isinstance(atom, (Attribute, Parameter)):
-        return None if atom.on is None or atom.on in places else _elsewhere(h, shape, atom.on, places)
-    if isinstance(atom, (Count, Total)):
-        return _sum(h, shape, atom, places)
-    return _statistic(h, shape, atom, places) if isinstance(atom, Aggregate) else None
+def called(gathered: Aggregate | Ordered) -> str:
+    """A statistic or an order in messages."""
+    return f"the {'statistic' if isinstance(gathered, Aggregate) else 'order'} {short(gathered)}"
 
 
-def _elsewhere(h: Outline, shape: Shape, place: object, places: list[Stratum]) -> tuple[str, str]:
-    if place in h.leaves:
-        why = f"tokens are elements of {listed(h.leaves)}, not of {place} alone"
-    elif place in shape.strata:
-        why = f"not every token lies over a '{place}'"
-    else:
-        why = f"no token lies over a '{place}'"
-    return why, f"name one of {', '.join(s.name for s in places)}" if places else "name what tokens lie over"
+# ---------------------------------------------------------------- what formulas there are
 
 
-def _sum(h: Outline, shape: Shape, atom: Count | Total, places: list[Stratum]) -> tuple[str, str] | None:
-    of, over = atom.of, atom.over
-    if not isinstance(of, Stratum):
-        return f"'{of}' is a stratum of kernels alone", "name a stratum"
-    if over is None and of not in h.leaves:
-        return f"no '{of}' lies over a token", f"say over what: over= one of {', '.join(map(str, places))}"
-    if over is None and len(h.leaves) == 1:
-        return None
-    if over not in places:
-        return _elsewhere(h, shape, over or of, places)
-    if of != over and over not in shape.coarser(of):
-        return f"no '{of}' lies over a '{over}'", f"the strata are {', '.join(s.name for s in h.strata)}"
-    return None
+@dataclass(frozen=True)
+class Root:
+    """A formula of a hierarchy, and where it is read.
+
+    `role`: what of its words is refused here. "token", "advantages", "penalty": all that is read at `place`, None for
+    tokens. "density", "level": the law of locality and the check of objectives say what is read, and where.
+    """
+
+    what: str
+    formula: Expression
+    role: str
+    place: Stratum | None = None
 
 
-def _statistic(h: Outline, shape: Shape, atom: Aggregate, places: list[Stratum]) -> tuple[str, str] | None:
-    over, level = atom.over, atom.level
-    if over is None:
-        return "over one token it is that token's own", f"say over what: over= one of {', '.join(map(str, places))}"
-    if not isinstance(over, Stratum) or over not in places:
-        return _elsewhere(h, shape, over, places)
-    if isinstance(level, Parameter) and level.on not in (None, over, *shape.coarser(over)):
-        return f"the level '{level.name}' varies over {level.on}", f"let it vary over {over} or what is coarser"
-    return None
+def roots(h: Outline) -> Iterator[Root]:
+    """Every formula of a hierarchy."""
+    yield from (Root(f"the weight {short(w)}", w, "token") for w in h.objective.weighed)
+    yield from (Root(f"keep({short(k.condition)})", k.condition, "token") for k in h.objective.kept)
+    if h.advantages is not None:
+        yield Root("the formula of advantages", h.advantages, "advantages")
+    for name, p in h.penalties.items():
+        yield Root(f"the penalty '{name}'", p.formula, "penalty", p.over)
+        formulas = () if p.objective is None else p.objective.formulas
+        yield from (Root(f"the objective of the penalty '{name}'", formula, "token") for formula in formulas)
+        if p.objective is not None:
+            yield Root(f"the objective of the penalty '{name}'", p.objective.weight, "level")
+    yield from (Root(f"kernel {f.name}", f.weight, "level") for f in h.fibrations)
+    yield from (Root(f"the gate on {s}", g.expression, "level") for s, g in h.gates.items())
+    for channel, density in h.decomposition.densities:
+        yield Root(f"density '{channel}' of the decomposition", density, "density")
+    yield Root("the recovery", h.decomposition.recovery, "level")
+    yield Root("the scale of the decomposition", h.decomposition.scale, "level")
+    yield Root("the objective", h.objective.weight, "level")
 
 
-# ---------------------------------------------------------------- stop
-
-
-def check_stops(h: Outline, here: str) -> None:
-    """No `stop` of what does not move with the current policy, and none where no gradient flows anyway."""
-    for what, formula in _token_formulas(h):
-        for stopped in _stops(formula):
-            raise SpecError(
-                f"{here}: {what} says {_short(stop(stopped))}",
-                required="stop(...) where a gradient flows: in gates, decompositions and recoveries",
-                found="no gradient flows through weights, conditions of keep and statistics",
-                remedy=f"write {_short(stopped)}",
-            )
-    for what, formula in _formulas(h):
-        for stopped in _stops(formula):
-            if not moves(desugar(stopped)):
+def check_token_formulas(h: Outline, here: str) -> None:
+    """What is read is one number of every token, or of every element that it is read at."""
+    reader = _Reader(h, here)
+    for root in roots(h):
+        judged = root.role in ("token", "advantages", "penalty")
+        reader.check(root.what, root.formula, root.role, root.place, judged)
+    for name, penalty in h.penalties.items():
+        weighed = () if penalty.objective is None else penalty.objective.weighed
+        for formula in (penalty.formula, *weighed):
+            if _is_number_of_advantages(desugar(formula)):
                 raise SpecError(
-                    f"{here}: {what} says {_short(stop(stopped))}",
-                    required="stop(...) of what moves with the policy: residual, density, token_log_ratio, gated",
-                    found=f"{_short(stopped)} has no gradient to stop",
-                    remedy=f"write {_short(stopped)}",
+                    f"{here}: the penalty '{name}' reads advantage as a number, in {short(formula)}",
+                    required="advantage in conditions alone: a penalty is what is not multiplied by it",
+                    found="coefficients would not be those of the advantages and those of the penalty, added up",
+                    remedy="ask for its sign, where(advantage > 0, x, 0); what A multiplies is for the objective",
                 )
 
 
-def _stops(formula: Expression) -> Iterator[Expression]:
-    """What the formula stops, outermost first."""
+def _is_number_of_advantages(formula: Expression) -> bool:
+    """Whether the advantage is part of the value of a formula without sugar, and not of its conditions alone."""
     if isinstance(formula, Apply):
-        if formula.operator == STOP:
-            yield formula.arguments[0]
-        for argument in formula.arguments:
-            yield from _stops(argument)
+        return not formula.is_condition and any(map(_is_number_of_advantages, formula.arguments))
+    if isinstance(formula, (Aggregate, Ordered)):
+        return not formula.is_condition and _is_number_of_advantages(desugar(formula.formula))
+    return formula == advantage
 
 
-def moves(formula: Expression) -> bool:
-    """Whether a gradient of the current policy flows through a formula without sugar."""
-    if not isinstance(formula, Apply):
-        current = isinstance(formula, LogProb) and not formula.policy.is_frozen
-        return current or isinstance(formula, (Density, Gated)) or formula in (residual, token_log_ratio)
-    if formula.operator == STOP or formula.is_condition:
-        return False
-    return any(moves(a) for a in formula.arguments)
+# ---------------------------------------------------------------- what is read where
+
+
+class _Reader:
+    """What may be read at tokens, and at the elements of a stratum, of one hierarchy."""
+
+    def __init__(self, h: Outline, here: str) -> None:
+        self.h, self.here = h, here
+
+    @cached_property
+    def shape(self) -> Shape:
+        """With the rows, the groups and the batch; of a cycle, which the laws refuse, nothing is asked."""
+        return whole_batch(self.h)
+
+    def check(self, what: str, formula: Expression, role: str, place: Stratum | None, judged: bool = True) -> None:
+        """Raise a SpecError for the first thing that cannot be read at `place`, or in what is gathered there."""
+        for atom in atoms(formula):
+            here = REWARDS if role == "advantages" and place is None else _at(place)
+            rules = [(here, self.word(atom, role)), (GATHERED, self.gathered(atom))]
+            for required, problem in (*rules, (here, self.problem(atom, place) if judged else None)):
+                if problem is not None:
+                    why, remedy = problem
+                    raise SpecError(f"{self.here}: {what} reads {atom}", required=required, found=why, remedy=remedy)
+            if isinstance(atom, (Aggregate, Ordered)):
+                of = atom.of if isinstance(atom.of, Stratum) else None
+                self.check(called(atom), atom.formula, role, of)
+
+    def places(self, place: Stratum | None) -> tuple[Stratum, ...]:
+        """The strata of whose elements one lies at or below what is read: at `place`, or at every token."""
+        if place is not None:
+            return place, *self.shape.coarser(place)
+        tokens = [(leaf, *self.shape.coarser(leaf)) for leaf in self.h.leaves]
+        return tuple(s for s in tokens[0] if all(s in other for other in tokens))
+
+    # ------------------------------------------------------------ wherever it stands
+
+    def word(self, atom: Expression, role: str) -> Problem | None:
+        """Rewards are for advantages, and these are of nothing that an update changes."""
+        if atom == reward and role != "advantages":
+            return "rewards are for advantages= alone", "read advantage"
+        if role == "advantages":
+            if atom == advantage:
+                return "this is what advantages are made of", "read reward"
+            if atom == token_log_ratio or (isinstance(atom, LogProb) and not atom.policy.is_frozen):
+                why = "advantages are detached, and the same in every update of a batch"
+                return why, "read log_prob(old), or penalise the current policy: penalties={'kl': ...}"
+        return None
+
+    def gathered(self, atom: Expression) -> Problem | None:
+        """What is wrong with a statistic or an order whatever reads it."""
+        if not self.h.leaves or not isinstance(atom, (Aggregate, Ordered)):
+            return None
+        if atom.of is not None and (problem := self.elements(atom, atom.of)):
+            return problem
+        return self.order(atom) if isinstance(atom, Ordered) else self.level(atom)
+
+    def elements(self, atom: Aggregate | Ordered, of: Where) -> Problem | None:
+        """What `of=` may name: a stratum whose elements lie over those of `over`."""
+        if not isinstance(of, Stratum):
+            return (
+                f"'{of}' stands for the rows in advantages= and penalties= alone",
+                f"name the stratum: of={self.h.rows}",
+            )
+        if of not in self.shape.strata:
+            return f"the hierarchy has no stratum '{of}'", self.known(of, tuple(self.shape.strata))
+        over = atom.over
+        if over is None or over in self.shape.coarser(of):
+            return None
+        if over == of:
+            return (
+                f"over one '{of}' it is that {of}'s own",
+                f"say over what: over= one of {_names(self.shape.coarser(of))}",
+            )
+        if isinstance(over, Stratum) and of in self.shape.coarser(over):
+            return f"'{over}' lies over '{of}'", f"the other way round: over={of}, of={over}"
+        return f"no '{of}' lies over a '{over}'", self.known(over, self.shape.coarser(of))
+
+    def order(self, atom: Ordered) -> Problem | None:
+        """There is one within a row, and within what positions are given for; nobody gives them for the whole batch."""
+        over = atom.over
+        if over == Stratum(BATCH):
+            why = "the batch has many sequences, of which none comes before another"
+            return why, f"order what is in one of them: over= one of {_names(self.sequences)}"
+        if isinstance(over, Stratum) and over not in self.shape.strata:
+            return f"the hierarchy has no stratum '{over}'", self.known(over, self.sequences)
+        return None
+
+    @cached_property
+    def sequences(self) -> tuple[Stratum, ...]:
+        """What has an order."""
+        return tuple(s for s in self.shape.strata if s.name != BATCH and s not in self.h.leaves)
+
+    def level(self, atom: Aggregate) -> Problem | None:
+        level, over = atom.level, atom.over
+        if not isinstance(level, Parameter) or not isinstance(over, Stratum):
+            return None
+        if level.on in (None, over, *self.shape.coarser(over)):
+            return None
+        return f"the level '{level.name}' varies over {level.on}", f"let it vary over {over} or what is coarser"
+
+    # ------------------------------------------------------------ at an element
+
+    def problem(self, atom: Expression, place: Stratum | None) -> Problem | None:
+        """Why what is read here has no single such number; None if it has one."""
+        if isinstance(atom, (Density, Gated)):
+            return (
+                "densities are a level's, and gradients flow through them",
+                "read token_log_ratio, or a statistic of it",
+            )
+        if atom in _OF_A_LEVEL:
+            return _OF_A_LEVEL[atom]  # type: ignore[index]
+        if isinstance(atom, Parameter) and atom.per_channel:
+            return "a token is on every channel", "declare it with per_channel=False, or a parameter for each"
+        if not self.h.leaves:
+            return None
+        if isinstance(atom, (Reading, LogProb)):
+            return self.of_tokens(atom, place)
+        if isinstance(atom, (Attribute, Parameter)):
+            return None if atom.on is None or atom.on in self.places(place) else self.elsewhere(atom.on, place)
+        if isinstance(atom, (Count, Total)):
+            return self.sum(atom, place)
+        return self.statistic(atom, place) if isinstance(atom, Aggregate) else self.ordered(atom, place)
+
+    def of_tokens(self, atom: Reading | LogProb, place: Stratum | None) -> Problem | None:
+        """Log-probs are of tokens; advantages and rewards also of rows, and of what lies over these."""
+        if place is None or place in self.h.leaves:
+            return None
+        if atom in (advantage, reward) and self.h.rows in self.places(place):
+            return None
+        why = f"it is a token's, and {an(place)} has several"
+        return why, f"read a statistic of its tokens: mean({atom}, over={place})"
+
+    def sum(self, atom: Count | Total, place: Stratum | None) -> Problem | None:
+        of, over, places = atom.of, atom.over, self.places(place)
+        if not isinstance(of, Stratum):
+            return f"'{of}' is a stratum of kernels alone", "name a stratum"
+        if over is None and place is not None:
+            over = place
+        if over is None and of not in self.h.leaves:
+            return f"no '{of}' lies over a token", f"say over what: over= one of {_names(places)}"
+        if over is None and len(self.h.leaves) == 1:
+            return None
+        if over not in places:
+            return self.elsewhere(over or of, place)
+        if of != over and over not in self.shape.coarser(of):
+            return f"no '{of}' lies over a '{over}'", f"the strata are {_names(self.h.strata)}"
+        return None
+
+    def statistic(self, atom: Aggregate, place: Stratum | None) -> Problem | None:
+        over, places = atom.over or place, self.places(place)
+        if over is None:
+            places = places if atom.of is None else self.shape.coarser(atom.of)  # type: ignore[arg-type]
+            return "over one token it is that token's own", f"say over what: over= one of {_names(places)}"
+        if over not in places:
+            return self.elsewhere(over, place)
+        if not atom.others:
+            return None
+        if atom.of is None:
+            alone = place is None or place in self.h.leaves
+            return (
+                None
+                if alone
+                else (f"{an(place)} is no token, so all tokens are others", "leave others out, or say of=")
+            )
+        if atom.of in places:
+            return None
+        why = f"{'not every token' if place is None else f'no {place}'} lies over a '{atom.of}', so none is left out"
+        return why, f"leave others out, or take of= one of {_names(places)}"
+
+    def ordered(self, atom: Expression, place: Stratum | None) -> Problem | None:
+        assert isinstance(atom, Ordered)
+        places = self.places(place)
+        if atom.of is not None:
+            return None if atom.of in places else self.elsewhere(atom.of, place)
+        if place is not None and place not in self.h.leaves:
+            return f"tokens are ordered, and {an(place)} has several", f"order elements: of={place}"
+        if atom.over in self.h.leaves:
+            return (
+                "within one token nothing comes before another",
+                f"say over what: over= one of {_names(self.sequences)}",
+            )
+        return None if atom.over in places else self.elsewhere(atom.over, place)
+
+    def elsewhere(self, other: object, place: Stratum | None) -> Problem:
+        """Nothing that is read here lies over one element of a stratum."""
+        h, here = self.h, "token" if place is None else str(place)
+        if place is None and other in h.leaves:
+            why = f"tokens are elements of {listed(h.leaves)}, not of {other} alone"
+        elif isinstance(other, Stratum) and place is not None and place in self.shape.coarser(other):
+            why = f"{an(place)} has several {other}"
+        elif place is None and other in self.shape.strata:
+            why = f"not every token lies over a '{other}'"
+        else:
+            why = f"no {here} lies over a '{other}'"
+        return why, self.known(other, self.places(place))
+
+    def known(self, other: object, places: tuple[Stratum, ...]) -> str:
+        """What to name in place of what is not there."""
+        names = [s.name for s in places]
+        if not isinstance(other, Stratum) or other in self.shape.strata:
+            return f"name one of {', '.join(names)}" if names else "name what tokens lie over"
+        guess = suggest(other.name, names)
+        return f"{guess or f'name one of {_names(places)}'}; or declare it, groups=[{other}], with a label for each row"
+
+
+def _at(place: Stratum | None) -> str:
+    """What may be read at a token, or at an element of a stratum."""
+    if place is None:
+        return TOKENS
+    return (
+        f"what every {place} has: attributes, counts and totals of it or of what it lies over, its advantage where it "
+        "has one; parameters; statistics and order of these"
+    )
+
+
+def _names(strata: tuple[Stratum, ...]) -> str:
+    return ", ".join(s.name for s in strata)

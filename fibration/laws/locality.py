@@ -24,6 +24,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
@@ -35,8 +36,9 @@ from fibration.laws.witness.shapes import regular_maps
 
 STATEMENT = (
     "a gate reads its residual, parameters, counts, its element's attributes and advantage, densities of coarser "
-    "strata, statistics of tokens, and on tokens the log-probs of frozen policies; a kernel weight reads parameters, "
-    "counts and attributes; a decomposition and a recovery read the advantage besides; each at the element or below it"
+    "strata, statistics of tokens and of elements, what comes before it or after it, and on tokens the log-probs of "
+    "frozen policies; a kernel weight reads parameters, counts and attributes; a decomposition and a recovery read the "
+    "advantage besides, a decomposition order; each at the element or below it"
 )
 
 
@@ -59,6 +61,8 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
         read_by = ((part(h, leaf), a) for leaf in h.leaves for part, e in parts for a in atoms(e) if a != mass)
         found = next(((by.stratum, p) for by, a in read_by if (p := by.problem(a))), None)
         own = f"reads only the {' or '.join(s.name for s in h.leaves)} itself"
+        if any(isinstance(a, Ordered) for _, e in parts for a in atoms(e)):
+            own += ", and what comes before it or after it"
         yield _nonlocal(h, what, *found) if found else proved(what, own)
 
 
@@ -94,6 +98,8 @@ class Reader:
                 return self.log_prob(atom)
             case Aggregate():
                 return self.statistic(atom)
+            case Ordered():
+                return self.order(atom)
         assert isinstance(atom, Gated)
         return self.gated(atom)
 
@@ -177,14 +183,39 @@ class Reader:
         return f"'{atom}'", why, f"read a statistic, as mean({atom}), or put the gate on {_names(self.h.leaves)}"
 
     def statistic(self, atom: Aggregate) -> Problem | None:
-        places = (self.stratum, *whole_batch(self.h).coarser(self.stratum))
-        if atom.over in places:
+        if atom.over not in self.places:
+            return (
+                f"{atom}, a statistic over '{atom.over}'",
+                self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
+                f"use over= one of {_names(self.places)}",
+            )
+        if not atom.others or atom.of in self.places or (atom.of is None and self.stratum in self.h.leaves):
             return None
         return (
-            f"{atom}, a statistic over '{atom.over}'",
-            self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
-            f"use over= one of {_names(places)}",
+            f"{atom}, of all others",
+            f"{an(self.stratum)} is no single {atom.of or _names(self.h.leaves)} that is left out",
+            f"read the mean of all, or of= one of {_names(self.places)}",
         )
+
+    def order(self, atom: Ordered) -> Problem | None:
+        if atom.of is None and self.stratum not in self.h.leaves:
+            why = f"tokens are ordered, and {an(self.stratum)} has several"
+            return f"{atom}, an order of tokens", why, f"order elements of it: of={self.stratum}"
+        if atom.of is not None and atom.of not in self.places:
+            return (
+                f"{atom}, an order of '{atom.of}'",
+                self.several(atom.of) or f"no {self.stratum} lies over a '{atom.of}'",
+                f"use of= one of {_names(self.places)}",
+            )
+        if atom.of is None and atom.over not in self.places:
+            why = f"no {self.stratum} lies over a '{atom.over}'"
+            return f"{atom}, an order over '{atom.over}'", why, f"use over= one of {_names(self.places)}"
+        return None
+
+    @property
+    def places(self) -> tuple[Stratum, ...]:
+        """The strata of which the element lies over one element: groups, the rows and the batch too."""
+        return (self.stratum, *whole_batch(self.h).coarser(self.stratum))
 
     def gated(self, atom: Gated) -> Problem | None:
         return f"'{atom}'", "only a recovery reads gated densities", "read `residual`"
@@ -229,12 +260,16 @@ class Weight(Reader):
         why = "kernels spread one measure, whatever policies say of its tokens"
         return f"'{atom}'", why, "weights read counts and attributes"
 
+    def order(self, atom: Ordered) -> Problem | None:
+        why = "kernels spread one measure, in whatever order its elements come"
+        return f"'{atom}'", why, "weights read counts and attributes"
+
     density = reading = gated = policy
     log_prob = statistic = tokens
 
 
 class Densities(Reader):
-    """`F` on a leaf, which reads one token: its log ratio and its advantage."""
+    """`F` on a leaf, which reads one token, its log ratio and its advantage; and prefixes of such formulas."""
 
     READS: tuple[Reading, ...] = (token_log_ratio, advantage)
     one_channel = "F and R are one formula for a token, on all of its channels"
@@ -247,6 +282,11 @@ class Densities(Reader):
     def reading(self, atom: Reading) -> Problem | None:
         return None if atom in self.READS else self.other(atom)
 
+    def order(self, atom: Ordered) -> Problem | None:
+        inside = type(self)(self.h, atom.of) if isinstance(atom.of, Stratum) else self
+        read = (inside.problem(a) for a in atoms(atom.formula))
+        return super().order(atom) or next(filter(None, read), None)
+
     density = gated = log_prob = statistic = other
 
 
@@ -257,6 +297,10 @@ class Recovery(Densities):
 
     def gated(self, atom: Gated) -> Problem | None:
         return self.missing_channel(atom, atom.channel)
+
+    def order(self, atom: Ordered) -> Problem | None:
+        why = "a recovery gets one token's ratio back from its own densities"
+        return f"'{atom}'", why, "put it into the decomposition's densities, or into a gate"
 
 
 def _names(strata: tuple[Stratum, ...]) -> str:

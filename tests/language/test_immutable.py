@@ -13,6 +13,7 @@ from fibration import (
     Hierarchy,
     Parameter,
     advantage,
+    after,
     aggregate_gate,
     count,
     identity_gate,
@@ -91,7 +92,9 @@ def test_copies_are_equal(copier, name):
     assert hash(again) == hash(spec(name))
 
 
-@pytest.mark.parametrize("formula", [1 + residual, mean(advantage, over=trajectory)], ids=repr)
+@pytest.mark.parametrize(
+    "formula", [1 + residual, mean(advantage, over=trajectory), after(advantage, over=trajectory)], ids=repr
+)
 def test_formulas_of_another_process_are_the_same(formula):
     """There hashes of names are others, and formulas remember theirs."""
     hashed = hash(formula)

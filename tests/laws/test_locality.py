@@ -8,12 +8,15 @@ from fibration import (
     Fibration,
     Gate,
     Hierarchy,
+    MarkovKernel,
     Parameter,
     advantage,
+    before,
     channel_sign,
     clip,
     count,
     decomposition,
+    deviation,
     exp,
     gated,
     identity_gate,
@@ -24,6 +27,7 @@ from fibration import (
     mean,
     minimum,
     policies,
+    position,
     pull,
     quantile,
     residual,
@@ -50,8 +54,8 @@ def test_wrong_quivers_are_refused(name):
 
 
 current, old, rollout = policies("current old rollout")
-prompt_group, batch = strata("prompt_group batch")
-free = Parameter("free", default=0.5)
+prompt_group, domain, batch, image = strata("prompt_group domain batch image")
+free, share = Parameter("free", default=0.5), Parameter("share", default=0.5, upper=1)
 # A gate, its stratum, and what it reads that locality lets it.
 READ = {
     "a frozen policy": (token, residual * exp(log_prob(rollout))),
@@ -62,6 +66,16 @@ READ = {
     "its own tokens, unnamed": (trajectory, clip(residual, -1, mean(exp(log_prob(old))))),
     "coarser tokens": (token, clip(residual, -1, largest(abs(token_log_ratio), over=prompt_group))),
     "the batch": (token, where(some(advantage > 0, over=batch), residual, 0)),
+    "a prefix": (token, residual * exp(before(token_log_ratio, over=trajectory, discount=share))),
+    "a token's place in its group": (token, residual / (1 + position(over=prompt_group))),
+    "the place of what it lies over": (token, residual / (1 + position(over=prompt_group, of=trajectory))),
+    "its own place": (trajectory, residual / (1 + position(over=prompt_group, of=trajectory))),
+    "the others": (
+        trajectory,
+        clip(residual, -1, mean(exp(mean(token_log_ratio)), over=prompt_group, of=trajectory, others=True)),
+    ),
+    "other tokens": (token, clip(residual, -1, mean(exp(token_log_ratio), over=prompt_group, others=True))),
+    "rows of the group": (prompt_group, clip(residual, -1, deviation(advantage, over=prompt_group, of=trajectory))),
     "a quantile": (prompt_group, clip(residual, -1, quantile(exp(log_prob(current)), 0.5, over=batch))),
 }
 
@@ -80,6 +94,62 @@ def test_what_a_gate_may_read(name):
     )
     decisions = LAWS["locality"].decide(Subject(h, {}))
     assert [d.subject for d in decisions if d.status != "proved"] == []
+
+
+def decided(**changes):
+    """What the law says of tokens, trajectories and prompt groups, by its subject."""
+    given = [Fibration(token, trajectory, kernel=uniform()), Fibration(trajectory, prompt_group, kernel=uniform())]
+    gates = {s: identity_gate() for s in (token, trajectory, prompt_group)} | changes.pop("gates", {})
+    arguments = dict(fibrations=given, decomposition=log_ratio(), objective=token_mean())
+    h = Hierarchy(name="mine", gates=gates, **{**arguments, **changes})
+    return {d.subject: d for d in LAWS["locality"].decide(Subject(h, {}))}
+
+
+# Who reads what it may not, what is read, why that is none of its business, and what to do.
+NOT_READ = {
+    "the places of its tokens": (trajectory, position(over=prompt_group), "an order of tokens", "a trajectory has several", "of=trajectory"),
+"places of what lies over it": (trajectory, position(over=prompt_group, of=token), "an order of 'token'", "two tokens over one trajectory", "of= one of trajectory, prompt_group"),
+    "places in what it does not lie over": (token, before(advantage, over=domain), "an order over 'domain'", "no token lies over a 'domain'", "trajectory, prompt_group"),
+    "all but one of its rows": (prompt_group, mean(advantage, over=prompt_group, of=trajectory, others=True), "of all others", "no single trajectory", "of= one of prompt_group"),
+    "all but one of its tokens": (trajectory, mean(advantage, over=trajectory, others=True), "of all others", "no single token", "of= one of trajectory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_a_gate_may_not_read(name):
+    stratum, formula, read, why, remedy = NOT_READ[name]
+    given = dict(
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())],
+        gates={stratum: Gate(residual * formula)},
+    )
+    if domain in {getattr(formula, "over", None)}:  # beside the way that tokens lie over
+        given["fibrations"].append(Fibration(image, domain, uniform()))
+        given["gates"] |= {image: identity_gate(), domain: identity_gate()}
+    decision = decided(**given)[f"gate on {stratum}"]
+    assert decision.status == "refuted"
+    assert decision.found == f"{formula}, {read}"
+    assert why in str(decision.counterexample)
+    assert remedy in decision.remedy
+
+
+def test_order_is_for_the_way_there():
+    """In a decomposition, and of what that may read; not in a recovery, nor in what spreads a measure."""
+    there, back = token_log_ratio, exp(gated(""))
+    prefix = before(token_log_ratio, over=trajectory, discount=share)
+    found = decided(decomposition=decomposition(density=there + prefix * position(over=prompt_group), recovery=back))
+    assert {d.status for d in found.values()} == {"proved"}
+    assert found["decomposition"].argument == "reads only the token itself, and what comes before it or after it"
+    for density, recovery, subject, read in (
+        (there + 0 * before(log_prob(old), over=trajectory), back, "decomposition", "'log_prob(old)'"),
+        (there + 0 * before(mean(token_log_ratio, over=trajectory), over=trajectory), back, "decomposition", "'mean("),
+        (there, back + 0 * prefix, "recovery", f"'{prefix}'"),
+    ):
+        decision = decided(decomposition=decomposition(density=density, recovery=recovery))[subject]
+        assert decision.status == "refuted"
+        assert decision.found.startswith(read)
+    kernel = uniform().weight * (1 + 0 * position(over=prompt_group))
+    spread = [Fibration(token, trajectory, MarkovKernel(kernel)), Fibration(trajectory, prompt_group, uniform())]
+    assert decided(fibrations=spread)["kernel token → trajectory"].found == "'position(over=prompt_group)'"
 
 
 def test_the_rows_may_be_read_where_nothing_lies_over_them():

@@ -1,0 +1,96 @@
+"""Where gradients of the current policy flow, and `stop`: an error where none would flow without it.
+
+Such a `stop` says something that is not so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Density, Gated, residual, token_log_ratio
+from fibration.language.expressions import Apply, Expression
+from fibration.language.grammar import suggest
+from fibration.language.operators import stop
+from fibration.language.order import AFTER, BEFORE, Ordered
+from fibration.language.outline import Outline
+from fibration.language.policies import CURRENT, LogProb
+from fibration.language.statistics import Aggregate, within
+from fibration.language.token_formulas import called, roots, short
+from fibration.language.traversal import atoms, desugar
+
+STOP = "stop"
+# What is gathered of others, by whether it passes gradients on: sums and order, and of what is given for them.
+NOTHING: frozenset[str] = frozenset()
+ORDER = frozenset({BEFORE, AFTER})
+SUMS = ORDER | {"total", "mean"}
+HELD = "no gradient flows through weights, conditions, advantages and statistics, but for sums and means in penalties"
+
+
+def moves(formula: Expression, through: frozenset[str] = NOTHING) -> bool:
+    """Whether a gradient of the current policy flows through a formula without sugar.
+
+    `through`: what passes gradients on of all that is gathered of others, by its word.
+    """
+    if isinstance(formula, Apply):
+        if formula.operator == STOP or formula.is_condition:
+            return False
+        return any(moves(a, through) for a in formula.arguments)
+    if isinstance(formula, (Aggregate, Ordered)):
+        return _word(formula) in through and moves(desugar(formula.formula), through)
+    current = isinstance(formula, LogProb) and not formula.policy.is_frozen
+    return current or isinstance(formula, (Density, Gated)) or formula in (residual, token_log_ratio)
+
+
+def _word(gathered: Aggregate | Ordered) -> str:
+    return gathered.kind if isinstance(gathered, Aggregate) else gathered.direction
+
+
+def check_stops(h: Outline, here: str) -> None:
+    """No `stop` of what does not move with the current policy, and none where no gradient flows anyway."""
+    for root in roots(h):
+        through = {"penalty": SUMS, "density": ORDER}.get(root.role, NOTHING)
+        for what, stopped, flows in _stops(root.what, root.formula, through, root.role not in ("token", "advantages")):
+            if flows and moves(desugar(stopped), through):
+                continue
+            raise SpecError(
+                f"{here}: {what} says {short(stop(stopped))}",
+                required="stop(...) of what moves with the policy: residual, density, token_log_ratio, gated"
+                if flows
+                else "stop(...) where a gradient flows: in gates, decompositions, recoveries and penalties",
+                found=f"{short(stopped)} has no gradient to stop" if flows else HELD,
+                remedy=f"write {short(stopped)}",
+            )
+
+
+def _stops(
+    what: str, formula: Expression, through: frozenset[str], flows: bool
+) -> Iterator[tuple[str, Expression, bool]]:
+    """What a formula, and those in what it gathers, stop, outermost first; and whether gradients flow there."""
+    if isinstance(formula, Apply):
+        if formula.operator == STOP:
+            yield what, formula.arguments[0], flows
+        for argument in formula.arguments:
+            yield from _stops(what, argument, through, flows and not formula.is_condition)
+    elif isinstance(formula, (Aggregate, Ordered)):
+        yield from _stops(called(formula), formula.formula, through, flows and _word(formula) in through)
+
+
+def check_gradients(h: Outline, here: str) -> None:
+    """Every penalty has a gradient."""
+    for name, penalty in h.penalties.items():
+        if not moves(desugar(penalty.formula), SUMS):
+            read = {a for e in within(penalty.formula) for a in atoms(e)}
+            misspelt = (
+                suggest(p.name, [CURRENT]) for a in read if isinstance(a, LogProb) and (p := a.policy).is_passed
+            )
+            raise SpecError(
+                f"{here}: no gradient flows through the penalty '{name}', {short(penalty.formula)}",
+                required="a formula of token_log_ratio or log_prob(current), or of their totals, means and order",
+                found="largest, some, quantile, deviation, conditions and stop hold what they read"
+                if any(moves(a) for a in read)
+                else "it reads nothing of the current policy, so no update would change by it",
+                remedy=next(
+                    filter(None, misspelt), "read log_prob(current); what rewards are less by is for advantages="
+                ),
+            )

@@ -1,0 +1,210 @@
+"""Order, statistics of elements, advantages from rewards, penalties, groups: what is wrong at declaration, and what is not."""
+
+import pytest
+from support import token, trajectory
+
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    Parameter,
+    Penalty,
+    SpecError,
+    advantage,
+    after,
+    before,
+    centred,
+    clip_gate,
+    constant_normaliser,
+    count,
+    decomposition,
+    deviation,
+    exp,
+    gated,
+    identity_gate,
+    largest,
+    log,
+    log_prob,
+    log_ratio,
+    maximum,
+    mean,
+    policies,
+    position,
+    quantile,
+    residual,
+    reward,
+    sign,
+    some,
+    standardised,
+    stop,
+    strata,
+    token_log_ratio,
+    token_mean,
+    total,
+    uniform,
+    where,
+)
+from fibration.language.atoms import ROWS
+
+turn, prompt_group, domain, batch, image = strata("turn prompt_group domain batch image")
+current, old, reference, curent = policies("current old reference curent")
+beta, tau = Parameter("beta", default=0.1), Parameter("tau", default=2.0)
+gamma, lam = (Parameter(n, default=0.9, upper=1) for n in ("gamma", "lam"))
+value = Attribute("value", on=token, positive=False)
+x = log_prob(current) - log_prob(reference)
+INSIDE = dict(
+    fibrations=[Fibration(token, turn, uniform())], gates={token: clip_gate(0.2), turn: identity_gate()}
+)  # fmt: skip
+TWO = dict(
+    fibrations=[Fibration(token, trajectory, uniform(0.5)), Fibration(image, trajectory, uniform(0.5))],
+    gates={s: identity_gate() for s in (token, image, trajectory)},
+)
+
+
+def made(**changes):
+    """Tokens, turns, trajectories; and prompt groups, on which no gate is."""
+    arguments = dict(
+        name="mine",
+        fibrations=[Fibration(token, turn, uniform()), Fibration(turn, trajectory, uniform())],
+        gates={token: clip_gate(0.2), turn: identity_gate(), trajectory: identity_gate()},
+        decomposition=log_ratio(),
+        objective=token_mean(),
+        groups=[prompt_group],
+    )
+    return Hierarchy(**{**arguments, **changes})
+
+
+def weighed(formula, **changes):
+    return made(objective=token_mean().weigh(formula), **changes)
+
+
+def penalised(formula, *more, **changes):
+    return made(penalties={"kl": Penalty(formula, *more)}, **changes)
+
+
+DELTA = reward - value
+REAL = log(1 + total(where(advantage > 0, exp(-mean(token_log_ratio) / tau), 0), of=trajectory))
+GOOD = {
+    "a prefix": lambda: weighed(exp(before(token_log_ratio, over=trajectory) + token_log_ratio)),
+    "a discounted prefix of a turn": lambda: weighed(before(x, over=turn, discount=gamma * lam)),
+    "a turn's place": lambda: weighed(1 / (1 + position(over=trajectory, of=turn))),
+    "turns before this one": lambda: weighed(exp(before(mean(x), over=trajectory, of=turn))),
+    "order in what comes in several rows": lambda: weighed(position(over=domain, of=trajectory) + before(x, over=domain), groups=[domain]),
+    "order of all leaves": lambda: made(**TWO, objective=token_mean().keep(position(over=trajectory) < 9)),
+    "order in a gate": lambda: made(gates={token: Gate(residual / (1 + position(over=turn))), turn: Gate(residual / (1 + position(over=trajectory, of=turn))), trajectory: identity_gate()}),
+    "order in a density": lambda: made(decomposition=decomposition(density=token_log_ratio + stop(before(token_log_ratio, over=trajectory)), recovery=exp(gated("")))),
+    "a group's mean": lambda: made(advantages=centred(reward, over=prompt_group)),
+    "all others": lambda: made(advantages=standardised(reward, over=prompt_group, leave_one_out=True)),
+    "of tokens": lambda: made(advantages=standardised(reward - beta * (log_prob(old) - log_prob(reference)), over=batch, of=token)),
+    "by tokens": lambda: made(advantages=reward - mean(reward, over=prompt_group)),
+    "a turn's rewards": lambda: made(advantages=centred(reward, over=prompt_group), rows=turn, fibrations=[Fibration(token, turn, uniform())], gates=INSIDE["gates"]),
+    "generalised advantages": lambda: made(advantages=DELTA + after(reward + (1 - lam) / lam * value, over=trajectory, discount=gamma * lam)),
+    "k2": lambda: penalised(beta * x**2 / 2),
+    "on positives": lambda: penalised(-log_prob(current), token_mean().keep(advantage > quantile(advantage, 0.5, over=batch))),
+    "by the sign": lambda: penalised(beta * x**2 * sign(advantage)),
+    "a coarse penalty": lambda: penalised(REAL, None, prompt_group),
+    "a penalty of a prefix": lambda: penalised(exp(before(x, over=trajectory)) * stop(x) + stop(mean(x, over=turn)) * x),
+    "a penalty of the batch": lambda: penalised(mean(x**2), None, batch),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", GOOD)
+def test_what_may_be_declared(which):
+    h = GOOD[which]()
+    assert Hierarchy.model_validate_json(h.model_dump_json()) == h
+
+
+# What is declared, what the error names, what it found, and what it says to do.
+WRONG = {
+    # order
+    "order in the batch of a gate": (lambda: made(gates={token: Gate(residual * position(over=batch)), turn: identity_gate(), trajectory: identity_gate()}), "the gate on token reads position(over=batch)", "the batch has many sequences", "turn, trajectory, prompt_group"),
+    "a discount above 1": (lambda: before(x, over=trajectory, discount=1.01), "the discount of before is 1.01", "", "a number from 0 to 1"),
+    "a discount below 0": (lambda: after(x, over=trajectory, discount=-0.5), "the discount of after is -0.5", "", "a number from 0 to 1"),
+    "a discount without bounds": (lambda: before(x, over=trajectory, discount=beta), "the discount of before is beta", "beta in (0, inf)", "upper=1"),
+    "a discount per channel": (lambda: before(x, over=trajectory, discount=Parameter("d", upper=1, per_channel=True)), "the discount of before is d", "d in (0, 1)", "of one value"),
+    "a discount that is a count": (lambda: before(x, over=trajectory, discount=1 / count(token)), "the discount of before is 1/count(token)", "", "a number from 0 to 1"),
+    "order over nothing": (lambda: before(x), f"before({x}) names no over=", "", "over=trajectory"),
+    "order of a condition": (lambda: after(x > 0, over=trajectory), "after takes a number, not", "", "where(condition, 1, 0)"),
+    "order over a policy": (lambda: before(x, over=current), "before(..., over=) takes a stratum, not current", "", "declare it"),
+    "order in the batch": (lambda: weighed(position(over=batch)), "reads position(over=batch)", "the batch has many sequences", "over= one of turn, trajectory, prompt_group"),
+    "order in a token": (lambda: weighed(before(x, over=token)), "reads before(", "within one token nothing comes before another", "turn, trajectory, prompt_group"),
+    "of and over swapped in order": (lambda: weighed(position(over=turn, of=trajectory)), "reads position(over=turn, of=trajectory)", "'turn' lies over 'trajectory'", "the other way round: over=trajectory, of=turn"),
+    "order elsewhere": (lambda: weighed(position(over=strata("trajectry")[0])), "reads position(over=trajectry)", "no stratum 'trajectry'", "did you mean 'trajectory'?"),
+    "order of tokens at a turn": (lambda: weighed(mean(before(x, over=trajectory), over=trajectory, of=turn)), "the statistic mean(before(", "tokens are ordered, and a turn has several", "of=turn"),
+    "order of a residual": (lambda: weighed(before(residual, over=trajectory)), "the order before(residual, over=trajectory) reads residual", "gradients flow", "token_log_ratio"),
+    "order in a normaliser": (lambda: made(objective=constant_normaliser(position(over=trajectory))), "the objective weighs tokens by position(over=trajectory)", "", ".weigh(...)"),
+    # statistics of elements
+    "of and over swapped": (lambda: made(advantages=reward - mean(reward, over=trajectory, of=prompt_group)), "reads mean(", "'trajectory' lies over 'prompt_group'", "over=prompt_group, of=trajectory"),
+    "of what it is over": (lambda: made(advantages=reward - mean(reward, over=trajectory, of=trajectory)), "reads mean(", "over one 'trajectory' it is that trajectory's own", "prompt_group, batch"),
+    "a forgotten group": (lambda: made(advantages=centred(reward, over=prompt_group), groups=[]), "the formula of advantages reads mean(reward, over=prompt_group, of=trajectory)", "no 'trajectory' lies over a 'prompt_group'", "groups=[prompt_group]"),
+    "a misspelt group": (lambda: made(advantages=centred(reward, over=strata("promt_group")[0])), "reads mean(", "no 'trajectory' lies over a 'promt_group'", "did you mean 'prompt_group'?"),
+    "of nothing known": (lambda: weighed(mean(advantage, over=batch, of=strata("trajectry")[0])), "reads mean(", "no stratum 'trajectry'", "did you mean 'trajectory'?"),
+    "centred over nothing": (lambda: made(advantages=centred(reward)), "reads mean(reward, of=trajectory)", "own", "over= one of prompt_group, batch"),
+    "centred in a weight": (lambda: weighed(maximum(centred(advantage, over=prompt_group), 0)), "reads mean(advantage, over=prompt_group, of=rows)", "'rows' stands for the rows in advantages= and penalties= alone", "of=trajectory"),
+    "the rows in a gate": (lambda: made(gates={token: Gate(residual * mean(advantage, over=batch, of=ROWS)), turn: identity_gate(), trajectory: identity_gate()}), "the gate on token reads mean(advantage, over=batch, of=rows)", "stands for the rows", "of=trajectory"),
+    "a token's of rows": (lambda: weighed(mean(x, over=batch, of=trajectory)), "the statistic mean(", "a trajectory has several", "mean(log_prob(current), over=trajectory)"),
+    "a turn's attribute of rows": (lambda: weighed(mean(Attribute("a", on=turn), over=batch, of=trajectory)), "reads a", "a trajectory has several turn", "name one of trajectory, prompt_group, batch"),
+    "advantages of what has no rows": (lambda: weighed(mean(advantage, over=batch, of=turn), **INSIDE), "reads advantage", "a turn has several", "mean(advantage, over=turn)"),
+    "all others of a turn at a row": (lambda: penalised(mean(x) + mean(count(token), over=batch, of=turn, others=True), None, trajectory), "reads mean(count(token), over=batch, of=turn, others=True)", "no trajectory lies over a 'turn'", "trajectory, prompt_group, batch"),
+    "others that are no truth": (lambda: mean(reward, over=prompt_group, others=1), "mean(..., others=1)", "", "True or False"),
+    "leave_one_out that is no truth": (lambda: centred(reward, over=prompt_group, leave_one_out="yes"), "centred(..., leave_one_out='yes')", "", "True or False"),
+    "a deviation of a condition": (lambda: deviation(reward > 0, over=prompt_group), "deviation takes a number", "", "where(condition, 1, 0)"),
+    # rewards and advantages
+    "a reward in a weight": (lambda: weighed(reward), "the weight reward reads reward", "rewards are for advantages= alone", "read advantage"),
+    "a reward in a gate": (lambda: made(gates={token: Gate(where(reward > 0, residual, 0)), turn: identity_gate(), trajectory: identity_gate()}), "the gate on token reads reward", "rewards are for advantages= alone", "read advantage"),
+    "a reward in a statistic in a gate": (lambda: made(gates={token: Gate(residual * mean(reward, over=batch)), turn: identity_gate(), trajectory: identity_gate()}), "the statistic mean(reward, over=batch) reads reward", "rewards are for advantages= alone", "read advantage"),
+    "a reward in a penalty": (lambda: penalised(reward * x), "the penalty 'kl' reads reward", "rewards are for advantages= alone", "read advantage"),
+    "a reward in a decomposition": (lambda: made(decomposition=decomposition(density=reward * token_log_ratio, recovery=gated(""))), "density '' of the decomposition reads reward", "rewards are", "read advantage"),
+    "an advantage of advantages": (lambda: made(advantages=advantage - mean(advantage, over=prompt_group)), "the formula of advantages reads advantage", "this is what advantages are made of", "read reward"),
+    "the KL to the current policy in advantages": (lambda: made(advantages=reward - beta * x), "reads log_prob(current)", "advantages are detached", "log_prob(old)"),
+    "a ratio in a baseline": (lambda: made(advantages=reward - mean(token_log_ratio, over=prompt_group)), "the statistic mean(token_log_ratio, over=prompt_group) reads token_log_ratio", "advantages are detached", "log_prob(old)"),
+    "a residual in advantages": (lambda: made(advantages=reward * residual), "reads residual", "gradients flow", "token_log_ratio"),
+    "advantages that are a condition": (lambda: made(advantages=reward > 0), "advantages cannot be the condition reward > 0", "", "where(condition, 1, 0)"),
+    "advantages that are a word": (lambda: made(advantages="reward"), "the advantages", "", ""),
+    "stopped rewards": (lambda: made(advantages=stop(reward)), "the formula of advantages says stop(reward)", "no gradient flows through", "write reward"),
+    # penalties
+    "a penalty that reads A": (lambda: penalised(advantage * x), "the penalty 'kl' reads advantage as a number", "", "where(advantage > 0, x, 0)"),
+    "a penalty of what reads A": (lambda: penalised(x * mean(maximum(advantage, 0), over=batch)), "the penalty 'kl' reads advantage as a number", "", "for the objective"),
+    "a penalty weighed by A": (lambda: penalised(x, token_mean().weigh(advantage)), "the penalty 'kl' reads advantage as a number, in advantage", "", "for the objective"),
+    "a penalty without a gradient": (lambda: penalised(beta * (log_prob(old) - log_prob(reference))), "no gradient flows through the penalty 'kl'", "nothing of the current policy", "read log_prob(current)"),
+    "a misspelt policy": (lambda: penalised(beta * (log_prob(curent) - log_prob(reference)) ** 2), "no gradient flows through the penalty 'kl'", "nothing of the current policy", "did you mean 'current'?"),
+    "a penalty of what is held": (lambda: penalised(largest(x, over=trajectory)), "no gradient flows through the penalty 'kl'", "largest, some, quantile", "log_prob(current)"),
+    "a penalty that is stopped": (lambda: penalised(stop(x)), "no gradient flows through the penalty 'kl'", "stop hold", "log_prob(current)"),
+    "a penalty of a condition": (lambda: penalised(where(some(x > 1, over=turn), 1, 0)), "no gradient flows through the penalty 'kl'", "conditions", "log_prob(current)"),
+    "stop of what is frozen in a penalty": (lambda: penalised(x * stop(log_prob(old))), "the penalty 'kl' says stop(log_prob(old))", "no gradient to stop", "write log_prob(old)"),
+    "stop in what is held in a penalty": (lambda: penalised(x * deviation(stop(x), over=turn)), "the statistic deviation(", "no gradient flows through", f"write {x}"),
+    "stop in a condition of a penalty": (lambda: penalised(where(stop(x) > 0, x, 0)), "the penalty 'kl' says stop(", "no gradient flows through", f"write {x}"),
+    "a token's in a coarse penalty": (lambda: penalised(x**2, None, trajectory), "the penalty 'kl' reads log_prob(current)", "it is a token's, and a trajectory has several", "mean(log_prob(current), over=trajectory)"),
+    "a row's in a penalty of groups": (lambda: penalised(where(advantage > 0, mean(x), 0), None, prompt_group), "the penalty 'kl' reads advantage", "a prompt_group has several", "mean(advantage, over=prompt_group)"),
+    "a penalty over no stratum": (lambda: penalised(mean(x), None, domain), "the penalty 'kl' is read over domain", "no stratum 'domain'", "groups=[domain]"),
+    "a penalty over tokens": (lambda: penalised(x, None, token), "the penalty 'kl' is read over token", "", "Penalty(formula, token_mean())"),
+    "a penalty with weights over turns": (lambda: penalised(mean(x), token_mean(), turn), "is read over turn, and weighed by token_mean()", "", "an objective for tokens, or over="),
+    "a score of a penalty": (lambda: penalised(x, token_mean().score()), "weighed by token_mean().score()", "", "its own gradient"),
+    "a penalty's own weights": (lambda: penalised(x, constant_normaliser(advantage)), "the objective of the penalty 'kl' weighs tokens by advantage", "", "parameters of one value"),
+    "a residual in a penalty": (lambda: penalised(residual), "the penalty 'kl' reads residual", "gradients flow", "token_log_ratio"),
+    "a penalty that is a condition": (lambda: penalised(x > 0), "a penalty cannot be the condition", "", "where(condition, 1, 0)"),
+    "a penalty called like a stratum": (lambda: made(penalties={"turn": x}), "uses the name 'turn' for two things", "", "one meaning"),
+    "a penalty called like its weight": (lambda: made(penalties={"beta": beta * x}), "uses the name 'beta' for two things", "", "one meaning"),
+    "a penalty called mean": (lambda: made(penalties={"mean": x}), "a penalty cannot be called 'mean'", "", "no word of the language"),
+    "penalties without names": (lambda: made(penalties=[x]), "the collection of penalties is [", "", "penalties={'kl':"),
+    # groups
+    "the rows as a group": (lambda: made(groups=[trajectory]), "has the group trajectory", "trajectory is the stratum of the rows", "leave it out"),
+    "a gated group": (lambda: made(groups=[turn]), "has the group turn", "turn is a stratum of the hierarchy", "leave it out"),
+    "the batch as a group": (lambda: made(groups=[batch]), "has the group batch", "batch is always there", "leave it out"),
+    "a group twice": (lambda: made(groups=[prompt_group, prompt_group]), "has the group prompt_group", "named twice", "leave it out"),
+    "a group that is a name": (lambda: made(groups=["prompt_group"]), "the group is 'prompt_group'", "", "groups=[prompt_group]"),
+    "a group called like a parameter": (lambda: weighed(tau * mean(count(token), over=strata("tau")[0]), groups=strata("tau")), "uses the name 'tau' for two things", "", "one meaning"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_what_is_wrong_is_named_with_the_rule_and_the_next_step(which):
+    call, what, found, remedy = WRONG[which]
+    with pytest.raises(SpecError) as caught:
+        call()
+    error = caught.value
+    assert what in error.what
+    assert found in error.found
+    assert remedy in f"{error.required} {error.remedy}"
+    assert error.required or error.remedy
