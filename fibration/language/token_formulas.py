@@ -10,7 +10,6 @@ from functools import cached_property
 
 from fibration.errors import SpecError, an, listed
 from fibration.language.atoms import (
-    BATCH,
     Attribute,
     Count,
     Density,
@@ -46,7 +45,7 @@ REWARDS = (
     "what a token was sampled with: reward, log_prob of all policies but current; attributes, counts and totals of it "
     "or of what it lies over; parameters; statistics and order of these"
 )
-GATHERED = "statistics of elements that lie over those of over=, and order within a sequence"
+GATHERED = "of= a stratum of the hierarchy whose elements lie over those of over="
 # What neither a token nor what it lies over has, and what to write instead.
 _OF_A_LEVEL = {
     residual: ("a residual is a level's, and gradients flow through it", "read token_log_ratio, or put it into a gate"),
@@ -187,7 +186,7 @@ class _Reader:
             return None
         if atom.of is not None and (problem := self.elements(atom, atom.of)):
             return problem
-        return self.order(atom) if isinstance(atom, Ordered) else self.level(atom)
+        return None if isinstance(atom, Ordered) else self.level(atom)
 
     def elements(self, atom: Aggregate | Ordered, of: Where) -> Problem | None:
         """What `of=` may name: a stratum whose elements lie over those of `over`."""
@@ -209,21 +208,6 @@ class _Reader:
         if isinstance(over, Stratum) and of in self.shape.coarser(over):
             return f"'{over}' lies over '{of}'", f"the other way round: over={of}, of={over}"
         return f"no '{of}' lies over a '{over}'", self.known(over, self.shape.coarser(of))
-
-    def order(self, atom: Ordered) -> Problem | None:
-        """There is one within a row, and within what positions are given for; nobody gives them for the whole batch."""
-        over = atom.over
-        if over == Stratum(BATCH):
-            why = "the batch has many sequences, of which none comes before another"
-            return why, f"order what is in one of them: over= one of {_names(self.sequences)}"
-        if isinstance(over, Stratum) and over not in self.shape.strata:
-            return f"the hierarchy has no stratum '{over}'", self.known(over, self.sequences)
-        return None
-
-    @cached_property
-    def sequences(self) -> tuple[Stratum, ...]:
-        """What has an order."""
-        return tuple(s for s in self.shape.strata if s.name != BATCH and s not in self.h.leaves)
 
     def level(self, atom: Aggregate) -> Problem | None:
         level, over = atom.level, atom.over
@@ -312,7 +296,7 @@ class _Reader:
         if atom.over in self.h.leaves:
             return (
                 "within one token nothing comes before another",
-                f"say over what: over= one of {_names(self.sequences)}",
+                f"say over what: over= one of {_names(tuple(s for s in places if s not in self.h.leaves))}",
             )
         return None if atom.over in places else self.elsewhere(atom.over, place)
 

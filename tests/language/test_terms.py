@@ -118,7 +118,6 @@ def test_what_may_be_declared(which):
 # What is declared, what the error names, what it found, and what it says to do.
 WRONG = {
     # order
-    "order in the batch of a gate": (lambda: made(gates={token: Gate(residual * position(over=batch)), turn: identity_gate(), trajectory: identity_gate()}), "the gate on token reads position(over=batch)", "the batch has many sequences", "turn, trajectory, prompt_group"),
     "a discount above 1": (lambda: before(x, over=trajectory, discount=1.01), "the discount of before is 1.01", "", "a number from 0 to 1"),
     "a discount below 0": (lambda: after(x, over=trajectory, discount=-0.5), "the discount of after is -0.5", "", "a number from 0 to 1"),
     "a discount without bounds": (lambda: before(x, over=trajectory, discount=beta), "the discount of before is beta", "beta in (0, inf)", "upper=1"),
@@ -127,10 +126,9 @@ WRONG = {
     "order over nothing": (lambda: before(x), f"before({x}) names no over=", "", "over=trajectory"),
     "order of a condition": (lambda: after(x > 0, over=trajectory), "after takes a number, not", "", "where(condition, 1, 0)"),
     "order over a policy": (lambda: before(x, over=current), "before(..., over=) takes a stratum, not current", "", "declare it"),
-    "order in the batch": (lambda: weighed(position(over=batch)), "reads position(over=batch)", "the batch has many sequences", "over= one of turn, trajectory, prompt_group"),
-    "order in a token": (lambda: weighed(before(x, over=token)), "reads before(", "within one token nothing comes before another", "turn, trajectory, prompt_group"),
+    "order in a token": (lambda: weighed(before(x, over=token)), "reads before(", "within one token nothing comes before another", "turn, trajectory, prompt_group, batch"),
     "of and over swapped in order": (lambda: weighed(position(over=turn, of=trajectory)), "reads position(over=turn, of=trajectory)", "'turn' lies over 'trajectory'", "the other way round: over=trajectory, of=turn"),
-    "order elsewhere": (lambda: weighed(position(over=strata("trajectry")[0])), "reads position(over=trajectry)", "no stratum 'trajectry'", "did you mean 'trajectory'?"),
+    "order elsewhere": (lambda: weighed(position(over=strata("trajectry")[0])), "reads position(over=trajectry)", "no token lies over a 'trajectry'", "did you mean 'trajectory'?"),
     "order of tokens at a turn": (lambda: weighed(mean(before(x, over=trajectory), over=trajectory, of=turn)), "the statistic mean(before(", "tokens are ordered, and a turn has several", "of=turn"),
     "order of a residual": (lambda: weighed(before(residual, over=trajectory)), "the order before(residual, over=trajectory) reads residual", "gradients flow", "token_log_ratio"),
     "order in a normaliser": (lambda: made(objective=constant_normaliser(position(over=trajectory))), "the objective weighs tokens by position(over=trajectory)", "", ".weigh(...)"),
