@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -17,7 +18,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from fibration.errors import ParameterError, SpecError, shown
 from fibration.language.declared import Declared, FrozenMap, Name, check_name, several
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.traversal import transform
+from fibration.language.traversal import KEPT, transform
 
 BATCH = "batch"
 INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
@@ -404,6 +405,7 @@ def put(expression: Expression, places: Callable[[Place], Stratum]) -> Expressio
     return transform(expression, resolve)
 
 
+@lru_cache(KEPT)
 def in_channel(expression: Expression, channel: str) -> Expression:
     """The expression as read on one sign channel: its sign, its parameters and its own densities resolved."""
 

@@ -93,8 +93,14 @@ class Outline(Declared):
 
     def gate(self, stratum: Stratum) -> Expression:
         """The gate's formula with every count and total naming its stratum, and the mass in terms of these."""
-        g = self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
-        return substitute(g, {pull: self.pull(stratum)}) if pull in set(atoms(g)) else g
+        if stratum not in self._read:
+            g = self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
+            self._read[stratum] = substitute(g, {pull: self.pull(stratum)}) if pull in set(atoms(g)) else g
+        return self._read[stratum]
+
+    @cached_property
+    def _read(self) -> dict[Stratum, Expression]:
+        return {}
 
     def pull(self, stratum: Stratum) -> Expression:
         """What pulls the density of an element up: `Σ μ·w·A·r` over its tokens, in the direction of its channel.

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from fibration.language.exact import bounded
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.operators import OPERATORS, Sugar
 
+KEPT = 1 << 12  # formulas are asked again and again, by every law and on every batch that it tries
+
 
 def atoms(expression: Expression) -> Iterator[Expression]:
     """Every atom of an expression, each once, in the order of first appearance."""
-    seen: set[Expression] = set()
+    return iter(_atoms(expression))
+
+
+@lru_cache(KEPT)
+def _atoms(expression: Expression) -> tuple[Expression, ...]:
+    found: dict[Expression, None] = {}
     stack = [expression]
     while stack:
         e = stack.pop()
         if isinstance(e, Apply):
             stack.extend(reversed(e.arguments))
-        elif not isinstance(e, Number) and e not in seen:
-            seen.add(e)
-            yield e
+        elif not isinstance(e, Number):
+            found[e] = None
+    return tuple(found)
 
 
 def transform(expression: Expression, atom: Callable[[Expression], Expression]) -> Expression:
