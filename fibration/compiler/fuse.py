@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from fibration.compiler.arguments import signature
 from fibration.compiler.ir import (
-    BATCH,
     Const,
     Detach,
     Input,
@@ -19,10 +18,12 @@ from fibration.compiler.ir import (
     Push,
     Quantile,
     Scalar,
+    Scan,
 )
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Spread, Stage, Sweep, gathers
 from fibration.compiler.program import Program
+from fibration.compiler.routes import route, segments_of
 from fibration.compiler.schedule import value_names
 from fibration.compiler.spread import collected, exact
 from fibration.errors import IRError
@@ -40,7 +41,7 @@ def sweeps(
     """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other.
 
     Where the batch is `spread` over ranks, collectives stand between the stages. `within`: whether a sweep takes the
-    quantiles of its own segments, or a coarse stage does.
+    quantiles and the sums in order of its own segments, or a coarse stage does.
     """
     program = route(program, rows)
     units: Mapping[Push, float] = {}
@@ -52,71 +53,6 @@ def sweeps(
     plan = Plan(program, rows, tuple(stages), {}, spread)
     taken = reserved | {a.name for a in signature(plan).arguments}
     return replace(plan, names=value_names(program, list(program.nodes()), taken))
-
-
-# ------------------------------------------------------------ which way tokens reach a stratum
-
-
-def route(program: Program, rows: str) -> Program:
-    """Send sums over all tokens through the segments, and let tokens read coarser strata through their segment."""
-    first = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
-    return program.mapped(lambda node: _routed(node, program, first)).validate()
-
-
-def segments_of(program: Program, rows: str, leaf: str) -> str:
-    """The stratum that a leaf's tokens are grouped by first: the finest that they lie over, or of several the rows.
-
-    A row's tokens lie next to each other.
-    """
-    targets = [t for s, t in program.edges if s == leaf and t != BATCH]
-    finer = [t for t in targets if not any(t in _reached(program, other) for other in targets if other != t)]
-    return rows if rows in finer or not finer else finer[0]
-
-
-def _reached(program: Program, stratum: str) -> set[str]:
-    """Every stratum that `stratum` is known to lie over."""
-    found: set[str] = {BATCH}
-    frontier = [stratum]
-    while frontier:
-        here = frontier.pop()
-        for source, target in program.edges:
-            if source == here and target not in found:
-                found.add(target)
-                frontier.append(target)
-    return found
-
-
-def _path(program: Program, source: str, target: str) -> list[str]:
-    """Strata from `source` to `target`, both included, shortest first."""
-    paths = [[source]]
-    while paths:
-        path = paths.pop(0)
-        if path[-1] == target:
-            return path
-        paths += [[*path, t] for s, t in program.edges if s == path[-1] and t != BATCH]
-    return [source, target]  # over the batch lies everything
-
-
-def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
-    first = segments.get(getattr(node, "source", ""))
-    if first is None or not isinstance(node, (Push, Pull)):
-        return node
-    leaf = node.source
-    if isinstance(node, Push):
-        if node.target == BATCH and first != leaf:
-            return Push(first, BATCH, replace(node, target=first), node.reduce)
-        return node
-    value = node.operand
-    reached = _reached(program, first)
-    while node.target != first and value.stratum not in reached and isinstance(value, Pull):
-        value = value.operand  # what lies below a crossing is read by way of the segment
-    if value.stratum == BATCH:
-        return Pull(leaf, BATCH, value)
-    if node.target == first or value.stratum not in reached:
-        return node
-    for source, target in reversed(list(itertools.pairwise(_path(program, first, value.stratum)))):
-        value = Pull(source, target, value)
-    return Pull(leaf, first, value)
 
 
 # ------------------------------------------------------------ the stages
@@ -136,25 +72,46 @@ class _Planner:
         # what ranks have parts of is summed exactly, in float64; maxima go along, to be put together with the sums
         cut = {n for n in self.order if spread is not None and spread.cuts(n, self.leaves)}
         self.wide = _compared(program) | {n for n in self.order if isinstance(n, Push) and (n.wide or n in cut)}
-        self.needs: dict[Node, frozenset[Node]] = {}  # the values of coarser strata that a token value is computed from
+        scans = [n for n in self.order if isinstance(n, Scan) and n.stratum in self.leaves]
+        # sums in order along what one segment has of one leaf are taken in every sweep that reads them
+        self.along = {n for n in scans if within and len(n.sources) == 1 and self._in_a_sweep(n)}
+        self.needs: dict[Node, frozenset[Node]] = {}  # what was computed before, that a token value is computed from
+        self.reads: dict[Node, frozenset[Node]] = {}  # the sums along a segment that a loop reads to compute it
         for node in self.order:
             if node.stratum in self.leaves:
-                read = [{node.operand}] if isinstance(node, Pull) else [self.needs[o] for o in node.operands]
-                self.needs[node] = frozenset().union(*read)
+                self.needs[node] = frozenset(self._needs(node))
+                counted = isinstance(node, Scan) and all(isinstance(o, Const) for o in node.operands)
+                inside = (self.reads[o] for o in node.operands if o.stratum in self.leaves)
+                own = () if counted or node not in self.along else (node,)
+                self.reads[node] = frozenset(own).union(*(() if isinstance(node, Scan) else inside))
         self.critical = self._critical()
         self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]
         self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum in self.leaves]
         self.quantiles = [n for n in self.order if isinstance(n, Quantile)]
         self.within = {q for q in self.quantiles if within and self._in_a_sweep(q)}
-        self.asides = list(dict.fromkeys(v for q in self.quantiles for v in q.values))
+        self.summed = {v for n in scans if n not in self.along for v in n.values if not isinstance(v, Const)}
+        self.asides = list(dict.fromkeys([*(v for q in self.quantiles for v in q.values), *self._sorted(self.summed)]))
         self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
 
     def _cut(self, segments: str) -> bool:
         """Whether no rank has all of what lies over a segment: its values are then coarse work for every rank."""
         return self.spread is not None and segments not in self.spread.whole
 
-    def _in_a_sweep(self, node: Quantile) -> bool:
-        """Whether all that a quantile is of lies over one segment, on this rank."""
+    def _needs(self, node: Node) -> Iterator[Node]:
+        """What stages before have to compute for a token value: coarser values, and sums in order of theirs."""
+        if isinstance(node, Pull):
+            yield node.operand
+        elif isinstance(node, Scan) and node not in self.along:
+            yield node
+        else:
+            for o in node.operands:
+                yield from self.needs[o] if o.stratum in self.leaves else (o,)
+
+    def _sorted(self, nodes: Collection[Node]) -> list[Node]:
+        return [n for n in self.order if n in nodes]
+
+    def _in_a_sweep(self, node: Quantile | Scan) -> bool:
+        """Whether all that is put together lies over one segment, on this rank."""
         return all(self.primary[leaf] == node.target for leaf in node.sources) and not self._cut(node.target)
 
     def _critical(self) -> set[Node]:
@@ -214,7 +171,8 @@ class _Planner:
             outputs = set(self.program.outputs.values())
             home = {n: g for g in groups for n in g.values}
             saved = [n for n in found if n in outputs or any(home.get(u) is not home[n] for u in self.users[n])]
-            alone = {id(g): i for i, g in enumerate(groups) if g.quantiles}  # such a group is a stage of its own
+            # such a group is a stage of its own
+            alone = {id(g): i for i, g in enumerate(groups) if g.quantiles or g.scans}
             for _, run in itertools.groupby(groups, lambda g: alone.get(id(g), -1)):
                 stage = tuple(run)
                 yield Coarse(stage, tuple(n for n in saved if home[n] in stage))
@@ -223,11 +181,13 @@ class _Planner:
         local: set[Node] = set()
         passes: list[Pass] = []
         scalars: list[tuple[Node, ...]] = []
+        saved: list[Node] = []  # values of tokens that are set aside for later stages
         pushed_wide = False
         while True:
             scalars.append(self._segment_values(segments, local))
             ready = [p for p in self.pushes if p.target == segments and self._ready(p.operand, local)]
             wide = [p for p in ready if p in self.wide]
+            free = [p for p in wide if self.reads[p.operand] <= local]
             mine = [(k, n) for k, n in self.stores if segments == self.primary[n.stratum]]
             stores = [(k, n) for k, n in mine if self._ready(n, local)]
             chosen = wide or ready
@@ -248,14 +208,31 @@ class _Planner:
             leaf = chosen[0].source if chosen else (*asides, *(n for _, n in stores))[0].stratum
             chosen, stores = [p for p in chosen if p.source == leaf], [s for s in stores if s[1].stratum == leaf]
             asides = [v for v in asides if v.stratum == leaf]
-            passes.append(self._pass(leaf, bool(wide), chosen, stores, asides))
+            scans = self._scans([*(p.operand for p in chosen), *(n for _, n in stores), *asides], local)
+            if scans:  # a loop of its own before, which sums in float64 what it can
+                chosen, stores, asides = [p for p in free if p.source == leaf], [], []
+            passes.append(self._pass(leaf, bool(wide), chosen, stores, asides, scans))
+            local.update(scans)
             local.update(() if self._cut(segments) else chosen)
             local.update(v for v in asides if any(v in q.values for q in self.within))
-            self.done.update(v for v in asides if any(v in q.values for q in self.quantiles if q not in self.within))
+            later = {v for q in self.quantiles if q not in self.within for v in q.values} | self.summed
+            saved += [v for v in asides if v in later]
+            self.done.update(saved)
             self.asides = [v for v in self.asides if v not in asides]
             self.pushes = [p for p in self.pushes if p not in chosen]
             self.stores = [s for s in self.stores if s not in stores]
-        return self._trimmed(segments, passes, scalars, local)
+        return self._trimmed(segments, passes, scalars, local, saved)
+
+    def _scans(self, values: Iterable[Node], local: set[Node]) -> list[Scan]:
+        """The sums along a segment that have to be taken before these values, of those that can be taken now."""
+        waiting = {s for v in values for s in self.reads[v] if s not in local}
+        while True:
+            inner = {i for s in waiting for v in s.operands if v in self.reads for i in self.reads[v] if i not in local}
+            if inner <= waiting:
+                break
+            waiting |= inner
+        ready = (s for s in waiting if all(self.reads[v] <= local for v in s.operands if v in self.reads))
+        return [s for s in self._sorted(set(ready)) if isinstance(s, Scan)]
 
     def _all_ready(self, value: Node, local: set[Node]) -> bool:
         """Whether a value can be set aside, and with it all that it stands beside in a quantile of this sweep."""
@@ -274,28 +251,34 @@ class _Planner:
 
     def _computable(self, node: Node, known: set[Node], also: Collection[Node] = ()) -> bool:
         """Whether a coarse value can be computed from `known` and `also`; if so, it is known from now on."""
-        if node.stratum in self.leaves or node in known or node in also:
+        in_order = isinstance(node, Scan) and node not in self.along
+        if (node.stratum in self.leaves and not in_order) or node in known or node in also:
             return False
         if isinstance(node, Push) and node.source in self.leaves:
             return False
-        if not all(o in known or o in also for o in node.operands):
+        if not all(o in known or o in also or isinstance(o, Const) for o in node.operands):
             return False
         known.add(node)
         return True
 
     def _pass(
-        self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[Key, Node]], asides: list[Node]
-    ) -> Pass:
+        self, leaf: str, wide: bool, pushes: list[Push], stores: list[tuple[Key, Node]], asides: list[Node],
+        scans: list[Scan],
+    ) -> Pass:  # fmt: skip
+        asides = list(dict.fromkeys([*asides, *(v for s in scans for v in s.values)]))
+        wide = wide or bool(scans) or not self.summed.isdisjoint(asides)
         wanted = {p.operand for p in pushes} | {n for _, n in stores} | set(asides)
         values = []
         for node in reversed(self.order):
             if node in wanted:
                 values.append(node)
-                if not isinstance(node, Pull):
+                if not isinstance(node, (Pull, Scan)):
                     wanted.update(o for o in node.operands if o.stratum in self.leaves)
-        return Pass(leaf, wide, tuple(reversed(values)), tuple(pushes), tuple(stores), tuple(asides))
+        return Pass(leaf, wide, tuple(reversed(values)), tuple(pushes), tuple(stores), tuple(asides), tuple(scans))
 
-    def _trimmed(self, segments: str, passes: list[Pass], scalars: list[tuple[Node, ...]], local: set[Node]) -> Sweep:
+    def _trimmed(
+        self, segments: str, passes: list[Pass], scalars: list[tuple[Node, ...]], local: set[Node], aside: list[Node]
+    ) -> Sweep:
         """Keep the segment values that this sweep's passes read, or that are final; the others wait."""
         wanted = {o for p in passes for v in p.values if isinstance(v, Pull) for o in v.operands}
         wanted |= {n for n in local if self._is_final(n, segments)}
@@ -316,8 +299,7 @@ class _Planner:
             for n in self.order
             if n in computed and (n in outputs or any(self._later(u, n, inside) for u in self.users[n]))
         ]
-        saved += [v for one in passes for v in one.aside if v in self.done]
-        return Sweep(segments, tuple(steps), tuple(saved))
+        return Sweep(segments, tuple(steps), (*saved, *aside))
 
     def _later(self, user: Node, node: Node, inside: set[Node]) -> bool:
         """Whether `user` reads `node` after this sweep."""
@@ -355,6 +337,8 @@ def _grouped(nodes: list[Node]) -> list[Group]:
             take(lambda n, f=first: isinstance(n, Push) and (n.source, n.target) == (f.source, f.target), False)  # type: ignore[misc]
         elif isinstance(first, Quantile):
             take(lambda n, f=first: isinstance(n, Quantile) and n.target == f.target, False)  # type: ignore[misc]
+        elif isinstance(first, Scan):
+            take(lambda n, f=first: isinstance(n, Scan) and n.order == f.order, False)  # type: ignore[misc]
         elif isinstance(first, Mix):
             kind = (first.matrix, first.transposed)
             take(lambda n, k=kind: isinstance(n, Mix) and (n.matrix, n.transposed) == k, False)  # type: ignore[misc]

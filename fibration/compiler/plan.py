@@ -4,8 +4,8 @@ A `Sweep` goes over the elements of the stratum right under the tokens (its segm
 independent of each other; for each one it alternates loops over the segment's tokens (`Pass`) with scalar work on the
 segment itself (`Scalars`). A `Coarse` stage computes the vectors over all coarser strata, of which there is little.
 Nothing per token is kept between loops: what a later one needs is computed again from the inputs, which a segment's
-first loop has left in the cache. Only what quantiles are taken of is set aside: for a quantile over the segments until
-their values are known, for others in a vector over the tokens, on which a coarse stage works.
+first loop has left in the cache. Only what quantiles and sums in order are of is set aside: for those over the segments
+until they are taken, for others in a vector over the tokens, on which a coarse stage works.
 
     two levels         one sweep
     any depth above    sweep, coarse, sweep, coarse, sweep: three passes over the tokens
@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fibration.compiler.ir import Input, Map, Mix, Node, Pull, Push, Quantile
+from fibration.compiler.ir import Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 
@@ -38,7 +38,8 @@ class Pass:
     values: tuple[Node, ...]
     pushes: tuple[Push, ...]
     stores: tuple[tuple[Key, Node], ...]
-    aside: tuple[Node, ...] = ()  # values that quantiles are taken of
+    aside: tuple[Node, ...] = ()  # values that quantiles are taken of, and sums in order
+    scans: tuple[Scan, ...] = ()  # sums in order along the segment of what it sets aside, taken after it
     kept: tuple[Key, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
     recalled: tuple[Key, Node] | None = None  # and one that an earlier pass has left there
 
@@ -58,7 +59,7 @@ class Scalars:
 @dataclass(frozen=True)
 class Sweep:
     """Every segment once. `saved` are the values over segments that a later stage reads, and those of tokens that one
-    takes quantiles of.
+    takes quantiles or sums in order of.
     """
 
     segments: str
@@ -88,7 +89,7 @@ class Group:
 
     @property
     def source(self) -> str | None:
-        """The stratum that is summed over; None for scalar work, and for quantiles."""
+        """The stratum that is summed over; None for scalar work, quantiles and sums in order."""
         first = self.values[0]
         return first.source if isinstance(first, (Push, Mix)) else None
 
@@ -96,6 +97,11 @@ class Group:
     def quantiles(self) -> tuple[Quantile, ...]:
         """All of its values, or none."""
         return tuple(v for v in self.values if isinstance(v, Quantile))
+
+    @property
+    def scans(self) -> tuple[Scan, ...]:
+        """All of its values, of one order, or none."""
+        return tuple(v for v in self.values if isinstance(v, Scan))
 
 
 def of_quantiles(program: Program) -> set[Node]:
@@ -108,9 +114,29 @@ def of_quantiles(program: Program) -> set[Node]:
     return found
 
 
+def _jumps_by_order(node: Map) -> bool:
+    """Whether a value may jump where a sum in order moves by a rounding."""
+    read = {arg(i) for i, o in enumerate(node.inputs) if isinstance(o, Scan)}
+    return bool(read) and _jumps(node.body, read)
+
+
+def _jumps(body: Scalar, read: set[Scalar]) -> bool:
+    """Whether a choice depends on one of some scalars, but for one between the numbers that it compares."""
+    if body.op == "select":
+        condition, *branches = body.args
+        between = condition.op in ("lt", "le") and set(condition.args) == set(branches)
+        if not between and not read.isdisjoint(_parts(condition)):
+            return True
+    return any(_jumps(a, read) for a in body.args)
+
+
+def _parts(body: Scalar) -> set[Scalar]:
+    return {body}.union(*(_parts(a) for a in body.args))
+
+
 def gathers(node: Node) -> bool:
     """Whether one element of a node is made of many elements of its operand: a loop of its own."""
-    return isinstance(node, (Push, Mix, Quantile))
+    return isinstance(node, (Push, Mix, Quantile, Scan))
 
 
 @dataclass(frozen=True)
@@ -218,10 +244,17 @@ class Plan:
         return tuple(q for g in groups for q in g.quantiles)
 
     @cached_property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """Those of the sums that coarse stages take: a target, and the strata whose elements are in order over it."""
+        groups = (g for s in self.stages if isinstance(s, Coarse) for g in s.groups)
+        return tuple(dict.fromkeys(n.order for g in groups for n in g.scans))
+
+    @cached_property
     def precise(self) -> frozenset[Node]:
         """The values of tokens that every pass computes in float64: what quantiles are taken of, and what reads one.
 
-        A token whose value the quantile is must find itself equal to it, whatever pass asks.
+        A token whose value the quantile is must find itself equal to it, whatever pass asks. So must a sum in order be
+        above a bound in every pass that asks, or in none.
         """
         order, leaves = list(self.program.nodes()), self.program.leaves
         found = {v for n in order if isinstance(n, Quantile) for v in n.values}
@@ -230,7 +263,8 @@ class Plan:
                 found.update(o for o in node.operands if o.stratum in leaves)
         made = of_quantiles(self.program)
         reading = {n for n in order if isinstance(n, Map) and n.stratum in leaves and not made.isdisjoint(n.inputs)}
-        return frozenset(found | reading | {n for n in made if n.stratum in leaves})
+        asking = {n for n in order if isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}
+        return frozenset(found | reading | asking | {n for n in made if n.stratum in leaves})
 
     def __str__(self) -> str:
         passes = sum(len(s.passes) for s in self.sweeps)
@@ -244,7 +278,9 @@ class Plan:
                 for g in stage.groups:
                     for q in g.quantiles:
                         lines.append(f"    quantiles of {', '.join(q.sources)} by {q.target}: {self.names[q]}")
-                    if g.quantiles:
+                    for scan in g.scans:
+                        lines.append(f"    {self._along(scan)}")
+                    if g.quantiles or g.scans:
                         continue
                     sums = "products with" if isinstance(g.values[0], Mix) else "sums over"
                     what = f"{sums} {g.source} by" if g.source else "values of each"
@@ -261,6 +297,7 @@ class Plan:
                 lines.append(f"    pass ({over}{precision}): {self._words(step.values)}")
                 lines += [f"      add up {self._words(step.pushes)}"] if step.pushes else []
                 lines += [f"      set aside {self._words(step.aside)}"] if step.aside else []
+                lines += [f"      then {self._along(scan)}" for scan in step.scans]
                 lines += [f"      write {', '.join(str(k) for k, _ in step.stores)}"] if step.stores else []
                 lines += [f"      leave {self.names[step.kept[1]]} in {step.kept[0]}"] if step.kept else []
                 lines += [f"      find {self.names[step.recalled[1]]} in {step.recalled[0]}"] if step.recalled else []
@@ -279,6 +316,10 @@ class Plan:
                 nodes = [n for n in chosen if n.stratum == s]
                 if nodes:
                     yield f"      {what} {self._words(nodes)}"
+
+    def _along(self, scan: Scan) -> str:
+        way = "before" if scan.forward else "after"
+        return f"sum what comes {way} of {', '.join(scan.sources)} along {scan.target}: {self.names[scan]}"
 
     def _words(self, nodes: Iterable[Node]) -> str:
         return ", ".join(self.names[n] for n in nodes)

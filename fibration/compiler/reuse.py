@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fibration.compiler.ir import Input, Map, Node, Pull, Scalar
+from fibration.compiler.ir import Input, Map, Node, Pull, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Plan, Scalars, Sweep
 from fibration.language.operators import PRIMITIVES
@@ -51,7 +51,7 @@ def needed(step: Pass, given: Node) -> tuple[Node, ...]:
     """The values that a pass computes when `given` is there already."""
     wanted = {n for _, n in step.stores}
     for node in reversed(step.values):
-        if node in wanted and node is not given and not isinstance(node, Pull):
+        if node in wanted and node is not given and not isinstance(node, (Pull, Scan)):
             wanted.update(node.operands)
     return tuple(n for n in step.values if n in wanted and n is not given)
 
