@@ -28,6 +28,8 @@ x = now - log_prob(reference)
 class Penalties(Words):
     """What may be taken off the objective of one hierarchy."""
 
+    SIZE = where(advantage > 0.5, k, k / 2)  # penalties read advantages in conditions alone
+
     def moving(self, depth: int = 1) -> Expression:
         """A number that moves with the policy."""
         plain = [x, token_log_ratio, now / 4, x * token_log_ratio, token_log_ratio + x]
@@ -56,7 +58,8 @@ class Penalties(Words):
         formula = self.one(formula, formula, where(advantage > 0, formula, 0))
         if self.random.random() < 0.5:
             return Penalty(formula)
-        own = self.random.choice([token_mean(), trajectory_mean(), self.h.objective])
+        shared = trajectory_mean() if self.h.objective.weighed else self.h.objective
+        own = self.random.choice([token_mean(), trajectory_mean(), shared])
         for _ in range(self.random.choice([0, 1, 1])):
             own = own.weigh(self.weight())
         for _ in range(self.random.choice([0, 1, 1])):

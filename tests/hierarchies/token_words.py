@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 from support import Batch
@@ -46,6 +47,8 @@ RANGE = 0.4  # how far apart policies are, in nats
 class Words:
     """What may be read at tokens of one hierarchy."""
 
+    SIZE: ClassVar[Expression] = advantage / 4
+
     def __init__(self, h: Hierarchy, seed: int) -> None:
         self.h, self.random = h, random.Random(seed)
         shared = [s for s in h.strata if s not in h.leaves and all(s in h.coarser(leaf) for leaf in h.leaves)]
@@ -56,7 +59,7 @@ class Words:
 
     def number(self, depth: int = 2) -> Expression:
         """A number near 0."""
-        plain = [k, k, token_log_ratio, now - log_prob(rollout), advantage / 4, exp(before) - exp(log_prob(rollout))]
+        plain = [k, k, token_log_ratio, now - log_prob(rollout), self.SIZE, exp(before) - exp(log_prob(rollout))]
         if not depth or self.random.random() < 0.4:
             return self.one(*plain)
         s = self.random.choice(self.over)
