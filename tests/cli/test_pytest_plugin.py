@@ -356,6 +356,7 @@ def installed(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
     write(project, {f"{folder}/entry_points.txt": f"[pytest11]\n{points}\n", f"{folder}/METADATA": metadata})
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project.path / "site"), str(ROOT)]))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:polgrad")  # a peer in our tests, whose own plugin imports torch
     return project
 
 
