@@ -23,6 +23,8 @@ from fibration import (
     Penalty,
     absolute,
     advantage,
+    after,
+    before,
     count,
     exp,
     expm1,
@@ -214,6 +216,33 @@ def test_every_kind_of_penalty_by_hand(backend):
         assert layout.read(found.values) == pytest.approx(slopes, rel=1e-7, abs=1e-9)
         assert {n: float(found.metrics[f"penalty/{n}"]) for n in expected} == pytest.approx(expected, rel=1e-12)
         assert [float(found.metrics[f"penalty/{name}"].count) for name in ("soft", "real")] == [4, 2]
+
+
+@on("torch")
+def test_gradients_flow_through_order(backend):
+    """Of a prefix, and of what comes after: values, and central differences."""
+    prefix = before(x, over=trajectory, discount=0.9) + x
+    share = Parameter("share", default=0.7, lower=0, upper=1)
+    rest = stop(r) * after(x * x, over=trajectory, discount=share)
+    op, given = operator(losing(prefix=prefix**2, rest=Penalty(rest, objective=token_mean())), backend), Given()
+
+    def taken_off(now, held):
+        d, total = now - given.reference, 0.0
+        for i in range(5):
+            row, mine = d[given.row == i], (held - given.old)[given.row == i]
+            for t in range(len(row)):
+                before_t = sum(0.9 ** (t - s) * row[s] for s in range(t))
+                after_t = sum(0.7 ** (s - t) * row[s] ** 2 for s in range(t + 1, len(row)))
+                total += ((before_t + row[t]) ** 2 + mine[t] * after_t) / given.n
+        return total
+
+    plain, layout = operator(losing(), backend), packed(op, given.batch())
+    found = given.call(op, layout)
+    alone = given.call(plain, packed(plain, given.batch()))
+    now, steps = given.now, np.eye(given.n) * 1e-6
+    slopes = np.array([taken_off(now + e, now) - taken_off(now - e, now) for e in steps]) / 2e-6
+    assert float(alone.objective - found.objective) == pytest.approx(taken_off(now, now), rel=1e-12)
+    assert layout.read(alone.values) - layout.read(found.values) == pytest.approx(slopes, rel=1e-7, abs=1e-9)
 
 
 def test_regimes_are_met():

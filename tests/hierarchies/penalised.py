@@ -32,7 +32,7 @@ class Penalties(Words):
 
     def moving(self, depth: int = 1) -> Expression:
         """A number that moves with the policy."""
-        plain = [x, token_log_ratio, now / 4, x * token_log_ratio, token_log_ratio + x]
+        plain = [x, token_log_ratio, now / 4, x * stop(token_log_ratio), token_log_ratio + x]
         if not depth or self.random.random() < 0.4:
             return self.one(*plain)
         s, inner = self.random.choice(self.over), self.moving(depth - 1)
