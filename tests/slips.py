@@ -1476,6 +1476,22 @@ RUNTIME = (
         "positions that two ranks have are not noticed in a run's middle", "ranks/test_positions",
         "(start[1:] < start[:-1] + size[:-1])", "(start[1:] == start[:-1])",
     ),
+    slip(
+        "what comes before a piece is discounted as if its pieces were tokens", "ranks/test_positions",
+        "share = discount**self.tokens", "share = discount * self.tokens.sign()",
+    ),
+    slip(
+        "a piece hands on its last sum without its last token", "ranks/test_positions",
+        "return sums, discount * (sums[end] + x[end])", "return sums, discount * sums[end]",
+    ),
+    slip(
+        "what comes into a piece is discounted as at its first token", "ranks/test_positions",
+        "added = discount**at * torch.repeat", "added = torch.repeat",
+    ),
+    slip(
+        "ranks carry what comes after as what comes before", "ranks/test_positions",
+        "at = self.inside.before if node.forward else self.inside.after", "at = self.inside.before",
+    ),
 )  # fmt: skip
 
 TRAINERS = (

@@ -51,7 +51,7 @@ def _meetings(schedule: Schedule, batch: Batch) -> list[Callable[[int, list[Tens
     def collect(number: int, given: list[Tensor]) -> list[Tensor]:
         stage = stages[number]
         vectors = {n: v.expand(batch.index.size[n.stratum]) for n, v in zip(stage.reads, given, strict=True)}
-        found = ranks.collect(stage, vectors, batch.index.parent)
+        found = ranks.collect(stage, vectors, batch.index)
         return [found[node] for node in stage.values]
 
     return [collect]

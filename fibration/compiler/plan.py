@@ -154,23 +154,30 @@ class Collective:
     `whole` are values of which every element's is that of a rank that has tokens of it; ranks that have some of one
     element agree on it. `parts` are sums and maxima over tokens, of which every rank has those over its own: their sum,
     or maximum, over the ranks that have tokens of the element. A partial sum is a whole multiple of its `units`, or
-    NaN, and then so is the sum. `quantiles` are of the tokens of all ranks, which send the values of their own.
+    NaN, and then so is the sum. `quantiles` are of the tokens of all ranks, which send the values of their own. `scans`
+    are over elements of which several ranks may have tokens: these send a number for every piece of one.
     """
 
     whole: tuple[Node, ...]
     parts: tuple[Push, ...] = ()
     units: Mapping[Push, float] = field(default_factory=dict)
     quantiles: tuple[Quantile, ...] = ()
+    scans: tuple[Scan, ...] = ()
 
     @property
     def values(self) -> tuple[Node, ...]:
         """Everything that is put together, in the order in which it is sent."""
-        return (*self.whole, *self.parts, *self.quantiles)
+        return (*self.whole, *self.parts, *self.of_tokens)
+
+    @property
+    def of_tokens(self) -> tuple[Quantile | Scan, ...]:
+        """What is worked out of tokens' own values here, and not put together of sums over them."""
+        return (*self.quantiles, *self.scans)
 
     @property
     def reads(self) -> tuple[Node, ...]:
         """What this rank has of it."""
-        return tuple(dict.fromkeys((*self.whole, *self.parts, *(o for q in self.quantiles for o in q.operands))))
+        return tuple(dict.fromkeys((*self.whole, *self.parts, *(o for n in self.of_tokens for o in n.operands))))
 
 
 Section = tuple[Sweep | Coarse, ...]
@@ -181,12 +188,15 @@ Stage = Sweep | Coarse | Collective
 class Spread:
     """How a batch lies on ranks: every element of a `whole` stratum has all of its tokens on one of them.
 
-    Of other strata, any rank may have some of an element's tokens: a sum or maximum over tokens is cut.
+    Of other strata, any rank may have some of an element's tokens: a sum or maximum over tokens is cut, and so is one
+    along them.
     """
 
     whole: frozenset[str] = frozenset()
 
     def cuts(self, node: Node, leaves: Collection[str]) -> bool:
+        if isinstance(node, Scan):
+            return node.into in leaves and node.target not in self.whole
         over_tokens = isinstance(node, Quantile) or (isinstance(node, Push) and node.source in leaves)
         return over_tokens and node.stratum not in self.whole
 
@@ -234,7 +244,7 @@ class Plan:
         """Every vector that lies in memory between stages: over segments, then over coarser strata."""
         found: dict[Node, None] = {}
         for stage in self.stages:
-            found.update(dict.fromkeys(stage.quantiles if isinstance(stage, Collective) else stage.saved))
+            found.update(dict.fromkeys(stage.of_tokens if isinstance(stage, Collective) else stage.saved))
         return tuple(found)
 
     @cached_property
@@ -309,6 +319,8 @@ class Plan:
         yield "  collective"
         for q in stage.quantiles:
             yield f"    quantiles of {', '.join(q.sources)} by {q.target}, of all ranks' tokens: {self.names[q]}"
+        for scan in stage.scans:
+            yield f"    sums along {', '.join(scan.sources)} by {scan.target}, a number per piece: {self.names[scan]}"
         for s in dict.fromkeys(n.stratum for n in (*stage.whole, *stage.parts)):
             mine = [n for n in (*stage.whole, *stage.parts) if n.stratum == s]
             yield f"    {len(mine)} number{'s' * (len(mine) != 1)} per {s}"

@@ -60,7 +60,7 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
 def schedule_spread(plan: Plan) -> Schedule:
     """In the order of a fused plan, one vector after the other, with its collectives between them."""
     order: dict[Node | Collective, None] = {}
-    together = {q for stage in plan.collectives for q in stage.quantiles}  # given where ranks meet
+    together = {n for stage in plan.collectives for n in stage.of_tokens}  # given where ranks meet
 
     def add(node: Node) -> None:
         if node not in order and node not in together:

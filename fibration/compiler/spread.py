@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from fibration.compiler.derivative import ZERO
 from fibration.compiler.diagnostics import equal
-from fibration.compiler.ir import BATCH, Const, Map, Node, Push, Scalar, arg, const, scalar, total
+from fibration.compiler.ir import BATCH, Const, Map, Node, Push, Quantile, Scalar, Scan, arg, const, scalar, total
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Collective, Spread, Stage, Sweep
 from fibration.compiler.program import Program
@@ -131,9 +131,11 @@ def collected(
     for stage in stages:
         if not waiting.keys().isdisjoint(_coarse_reads(stage) | _cut_reads(stage, spread, program.leaves)):
             yield together()
-        quantiles = tuple(q for g in stage.groups for q in g.quantiles) if isinstance(stage, Coarse) else ()
-        if any(spread.cuts(q, program.leaves) for q in quantiles):
-            yield Collective((), quantiles=quantiles)
+        made = [n for g in stage.groups for n in g.values] if isinstance(stage, Coarse) else []
+        quantiles = tuple(n for n in made if isinstance(n, Quantile))
+        scans = tuple(n for n in made if isinstance(n, Scan))
+        if any(spread.cuts(n, program.leaves) for n in (*quantiles, *scans)):
+            yield Collective((), quantiles=quantiles, scans=scans)
             continue
         yield stage
         if isinstance(stage, Sweep) or (isinstance(stage, Coarse) and quantiles):

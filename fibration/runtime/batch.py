@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from fibration.compiler.plan import Collective
 from fibration.compiler.program import Program
 
 Codes = NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Ranks(Protocol):
         ...
 
     def collect(
-        self, stage: Collective, values: Mapping[Node, Tensor], parent: Callable[[str, str], Tensor] | None = None
+        self, stage: Collective, values: Mapping[Node, Tensor], index: Elements | None = None
     ) -> dict[Node, Tensor]:
         """The values of a collective, put together: float64 [elements of its stratum] each, of what it reads."""
         ...
@@ -105,6 +106,7 @@ class Elements(Protocol):
     def leaves_over(self, stratum: str) -> tuple[str, ...]: ...
     def layout(self, segments: str, leaf: str | None = None) -> Layout: ...
     def members(self, source: str, target: str) -> Members: ...
+    def kept(self, key: tuple[str, ...], make: Callable[[], T]) -> T: ...
     def sequence(self, target: str, *sources: str) -> Ordering: ...
     def order(self, of: tuple[str, ...], make: Any) -> Any: ...
     def rows_of(self, segments: str) -> Tensor | None: ...

@@ -86,7 +86,7 @@ def perform(name: str, plan: Plan, batch: Batch, work: Tensor, call: Callable[[s
             call(function)
         if stage:
             vectors = {n: vector_of(n, slots, work, batch) for n in stage.reads}
-            for node, whole in ranks.collect(stage, vectors, batch.index.parent).items():
+            for node, whole in ranks.collect(stage, vectors, batch.index).items():
                 vector_of(node, slots, work, batch).copy_(whole)
 
 

@@ -362,6 +362,12 @@ class Index:
                 under.append((of_rows, self._move(self.spans[leaf].rows)))
         return tuple(under)
 
+    def kept(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
+        """What was made once under this key, and lives as long as this index."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]  # type: ignore[no-any-return]
+
     def keep(self, key: str, value: object) -> None:
         """Let `value` live as long as this index."""
         self._cache["keep", key] = value

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fibration.compiler.ir import Node, Quantile
+from fibration.compiler.ir import Node, Quantile, Scan
 from fibration.compiler.plan import Collective
 from fibration.errors import RanksError, an, listed
 from fibration.runtime import devices
+from fibration.runtime.batch import Elements
 from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
+from fibration.runtime.ranks.carries import Carries
 from fibration.runtime.ranks.group import Ranked
 from fibration.runtime.ranks.pieces import Pieces
 
@@ -87,11 +89,11 @@ class Ranks:
         self,
         stage: Collective,
         values: Mapping[Node, Tensor],
-        parent: Callable[[str, str], Tensor] | None = None,
+        index: Elements | None = None,
     ) -> dict[Node, Tensor]:
         """The values of a stage in the whole batch: float64 [elements] each, where `values` are this rank's.
 
-        `parent` says which element this rank's tokens lie over, for quantiles.
+        `index` says what this rank's tokens lie over and in which order they are, for quantiles and sums in order.
 
         A sum is NaN where a rank's part of it is not finite, or more than 2^53 units. Raises RanksError on every rank
         where ranks that have tokens of one element have different values of it; on a GPU the value is NaN instead.
@@ -100,8 +102,13 @@ class Ranks:
         mine = [self._mine(values[node], self.held[node.stratum]) for node in (*stage.whole, *stage.parts)]
         for q in stage.quantiles:
             for v in q.values:
-                assert parent is not None
-                mine += self._tokens(values[v], parent(v.stratum, q.target), v.stratum)
+                assert index is not None
+                mine += self._tokens(values[v], index.parent(v.stratum, q.target), v.stratum)
+        inside: dict[Scan, Tensor] = {}
+        for s in stage.scans:
+            assert index is not None
+            inside[s], left = self._carries(s, index).within(s, _joined(s, values, index), values[s.discount])
+            mine.append(pad(left, (0, self._pieces(s) - len(left))))
         gathered = self._exchanged(stage, torch.cat([fine, *mine]))
         self._met.append(stage)
         if devices.may_look(gathered.device) and bool(gathered[:, 0].isnan().any()):
@@ -123,6 +130,13 @@ class Ranks:
             parts = gathered[:, at : at + sum(sizes)].split(sizes, dim=1)
             at += sum(sizes)
             result[q] = self._quantile(q, parts, values[q.level]) + gathered[:, 0].sum()  # NaN if a rank has failed
+        for s, sums in inside.items():
+            assert index is not None
+            carries = self._carries(s, index)
+            left = gathered[:, at : at + self._pieces(s)].reshape(-1)[carries.places]
+            at += self._pieces(s)
+            whole = carries.carried(s, sums, left, values[s.discount]) + gathered[:, 0].sum()
+            result[s] = whole.split([index.size[of] for of in s.sources])[s.sources.index(s.into)]
         return result
 
     def run(self, what: str, stages: Sequence[Collective], work: Callable[[], T], device: torch.device) -> T:
@@ -141,6 +155,7 @@ class Ranks:
             for stage in stages[len(self._met) :]:
                 numbers = 1 + sum(self.held[node.stratum].most for node in (*stage.whole, *stage.parts))
                 numbers += sum(2 * self.most[leaf] for q in stage.quantiles for leaf in q.sources)
+                numbers += sum(map(self._pieces, stage.scans))
                 self._exchanged(stage, torch.full((numbers,), torch.nan, dtype=torch.float64, device=device))
                 if devices.may_look(device):
                     agree(self.group, what, {}, error)
@@ -159,6 +174,16 @@ class Ranks:
         """What this rank sends of its tokens: their values, and the element under each, as many as the most have."""
         room = self.most[leaf] - len(parent)
         return [pad(values.expand(parent.shape), (0, room)), pad(parent.double(), (0, room), value=float(NOWHERE))]
+
+    def _pieces(self, node: Scan) -> int:
+        """How many numbers every rank sends for a sum in order: the most pieces that one has."""
+        return self.pieces[node.target].most if node.target in self.pieces else 0
+
+    def _carries(self, node: Scan, index: Elements) -> Carries:
+        def made() -> Carries:
+            return Carries.of(node.order, index, self.pieces.get(node.target), self.group.rank)
+
+        return index.kept(("carries", *node.order), made)
 
     def _quantile(self, node: Quantile, parts: Sequence[Tensor], level: Tensor) -> Tensor:
         """Of the tokens of all ranks, which are `parts`: for each leaf values and elements, [ranks, most]."""
@@ -187,6 +212,11 @@ class Ranks:
                 remedy=f"give {an(stratum)} the same advantage on every rank",
             )
         return torch.where(differs, torch.nan, high)
+
+
+def _joined(node: Scan, values: Mapping[Node, Tensor], index: Elements) -> Tensor:
+    """The values of all strata that are in one order, one after the other."""
+    return torch.cat([values[v].expand(index.size[v.stratum]) for v in node.values])
 
 
 def _extreme(known: Tensor, held: Held, reduce: str) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -60,6 +61,11 @@ class Pieces:
         first = np.flatnonzero(np.append(True, ~(same & (rank[1:] == rank[:-1])))[: len(element)])
         sizes = np.add.reduceat(size, first) if len(first) else size
         return Pieces(element[first], rank[first], sizes)
+
+    @cached_property
+    def most(self) -> int:
+        """How many the rank with the most of them has."""
+        return int(np.bincount(self.rank).max(initial=0))
 
     def ends(self, rank: int, offsets: Codes) -> tuple[Codes, Codes]:
         """Which of them are a rank's; and how many of its tokens come before each, if its elements' are `offsets`."""

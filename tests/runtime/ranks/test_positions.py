@@ -1,6 +1,10 @@
 """The order of what ranks have pieces of: which tokens of which rank come next to each other, and what is refused."""
 
+from fractions import Fraction
+from itertools import groupby
+
 import numpy as np
+import torch
 from hierarchies.edges import hierarchy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +12,8 @@ from support import check, refuses
 from thread_ranks import on_ranks, try_on_ranks
 
 from fibration import HierarchyIndexError, RanksError, after, exp
+from fibration.compiler.ir import Const, Scan, token_input
+from fibration.compiler.plan import Collective
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
@@ -42,58 +48,87 @@ TURNS = (0, 1, 0, 1, 2, 2)  # of the tokens of a row
 WORLDS = st.lists(st.text("012", max_size=6), min_size=1, max_size=3).filter(any)
 
 
+def dealt(world, gap, group, op=OP):
+    """This rank's tokens as (row, position, turn), and their index; its rows are in another order than their names."""
+    mine = [
+        (r, gap * i, TURNS[i]) for r, row in enumerate(world) for i, rank in enumerate(row) if int(rank) == group.rank
+    ]
+    mine.sort(key=lambda t: (t[0] * 7 % 3, t[1]))
+    rows = list(dict.fromkeys(r for r, *_ in mine))
+    index = op.index(
+        offsets=np.cumsum([0, *(sum(t[0] == r for t in mine) for r in rows)]), trajectory=[f"row {r}" for r in rows],
+        turn=[f"{r} {k}" for r, _, k in mine], positions=[i for _, i, _ in mine], group=group,
+    )  # fmt: skip
+    return mine, index
+
+
 @given(WORLDS, st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
 def test_pieces_are_what_no_other_rank_interrupts(world, gap):
     """Rows are cut between any two tokens, and dealt out again; one rank may have several pieces, or none."""
-    tokens = [(r, gap * i, TURNS[i], int(rank)) for r, row in enumerate(world) for i, rank in enumerate(row)]
 
     def work(group):
-        mine = [t for t in tokens if t[3] == group.rank]
-        mine.sort(key=lambda t: (t[0] * 7 % 3, t[1]))  # rows in another order than their names
-        rows = list(dict.fromkeys(r for r, *_ in mine))
-        offsets = np.cumsum([0, *(sum(t[0] == r for t in mine) for r in rows)])
-        index = OP.index(
-            offsets=offsets, trajectory=[f"row {r}" for r in rows], turn=[[f"{r} {k}" for r, _, k, _ in mine]][0],
-            positions=[i for _, i, *_ in mine], group=group,
-        )  # fmt: skip
-        found = index.sequence("trajectory", "token")
-        order = np.arange(len(mine)) if found.order is None else found.order.numpy()
-        turns = index.sequence("trajectory", "turn")
-        turn_order = np.arange(index.size["turn"]) if turns.order is None else turns.order.numpy()
-        told = [[index.labels["turn"][i] for i in part] for part in np.split(turn_order, turns.offsets[1:-1].numpy())]
-        return index, [mine[i] for i in order], dict(zip(index.labels["trajectory"], told, strict=True))
+        mine, index = dealt(world, gap, group)
+        found, turns = index.sequence("trajectory", "token"), index.sequence("trajectory", "turn")
+        order, of_turns = (
+            np.arange(int(x.offsets[-1])) if x.order is None else x.order.numpy() for x in (found, turns)
+        )
+        told = [[index.labels["turn"][i] for i in part] for part in np.split(of_turns, turns.offsets[1:-1].numpy())]
+        return index, mine, [mine[i] for i in order], dict(zip(index.labels["trajectory"], told, strict=True))
 
-    found = on_ranks(3, work)
-    for rank, (index, ordered, turns) in enumerate(found):
+    of_turns = {
+        f"row {r}": list(dict.fromkeys(f"{r} {TURNS[i]}" for i in range(len(row)))) for r, row in enumerate(world)
+    }
+    for rank, (index, mine, ordered, turns) in enumerate(on_ranks(3, work)):
         names = index.labels["trajectory"]
         pieces = index.ranks.pieces.get("trajectory")
-        cut = {f"row {r}" for r, row in enumerate(world) if len(set(row)) > 1}
-        assert ordered == sorted((t for t in tokens if t[3] == rank), key=lambda t: (names.index(f"row {t[0]}"), t[1]))
-        assert turns == {
-            f"row {r}": list(dict.fromkeys(f"{r} {TURNS[i]}" for i in range(len(row))))
-            for r, row in enumerate(world)
-            if row
-        }
+        cut = {f"row {r}": row for r, row in enumerate(world) if len(set(row)) > 1}
+        assert ordered == sorted(mine, key=lambda t: (names.index(f"row {t[0]}"), t[1]))
+        assert turns == {name: found for name, found in of_turns.items() if found}
         assert (pieces is not None) == bool(cut)
         if pieces is not None:
             said = [
-                (names[e], r)
-                for e, r, n in zip(pieces.element, pieces.rank, pieces.size, strict=True)
+                (names[e], str(k))
+                for e, k, n in zip(pieces.element, pieces.rank, pieces.size, strict=True)
                 for _ in range(n)
             ]
-            assert said == [
-                (f"row {r}", k)
-                for name in names
-                if name in cut
-                for r, _, _, k in [t for t in tokens if f"row {t[0]}" == name]
-            ]
-            again = (pieces.element[1:] == pieces.element[:-1]) & (pieces.rank[1:] == pieces.rank[:-1])
-            assert not again.any()
-            mine, before = pieces.ends(rank, index.sequence("trajectory", "token").offsets.numpy())
-            for k, b in zip(mine, before, strict=True):
+            assert said == [(name, k) for name in names for k in cut.get(name, "")]
+            assert not ((pieces.element[1:] == pieces.element[:-1]) & (pieces.rank[1:] == pieces.rank[:-1])).any()
+            own, before = pieces.ends(rank, index.sequence("trajectory", "token").offsets.numpy())
+            for k, b in zip(own, before, strict=True):
                 there = ordered[b : b + pieces.size[k]]
                 assert len(there) == pieces.size[k] and {f"row {r}" for r, *_ in there} == {names[pieces.element[k]]}
+
+
+@given(WORLDS, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_sums_in_order_go_on_from_one_piece_to_the_next(world, discount, forward):
+    rng = np.random.default_rng(len("".join(world)))
+    x = {(r, 2 * i): v for r, row in enumerate(world) for i, v in enumerate(rng.normal(size=len(row)))}
+    read = token_input("log_ratio", "token", ("token",))
+    node = Scan("token", "trajectory", (read,), Const(discount, BATCH), forward)
+    other = Scan("token", "trajectory", (read,), Const(discount, BATCH), not forward)
+
+    def work(group):
+        mine, index = dealt(world, 2, group)
+        given_ = torch.tensor([x[r, i] for r, i, _ in mine], dtype=torch.float64)
+        one = torch.full((1,), discount, dtype=torch.float64)
+        stage = Collective((), scans=(other, node))
+        return mine, index.ranks.collect(stage, {read: given_, node.discount: one}, index)[node].tolist()
+
+    ran = try_on_ranks(3, work)
+    assert not any(ran.errors)
+    for mine, found in ran.results:
+        for (r, i, _), value in zip(mine, found, strict=True):
+            at = i // 2
+            chosen = range(at) if forward else range(at + 1, len(world[r]))
+            exact = sum(Fraction(discount) ** abs(at - s) * Fraction(x[r, 2 * s]) for s in chosen)
+            assert abs(value - exact) <= 1e-15 * len(world[r]) * max((abs(x[r, 2 * s]) for s in chosen), default=0)
+    most = max(
+        sum(len(list(k for k, _ in groupby(row) if k == str(rank))) for row in world if len(set(row)) > 1)
+        for rank in range(3)
+    )
+    assert ran.traffic.tensors[-1] == 8 * (1 + 2 * most)  # a number per piece, of the rank that has most
 
 
 def test_whole_rows_send_nothing_for_order():

@@ -1,0 +1,96 @@
+"""Sums in order over what several ranks have pieces of: each rank's own, and what the pieces before it carry into them.
+
+A piece is handed on as one number: what its tokens, with nothing before them, would leave to the next. With how many
+tokens every piece has, which ranks know since the index was built, each works out what comes into its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.compiler.ir import Scan
+from fibration.runtime.batch import Elements
+from fibration.runtime.ranks.pieces import Pieces
+from fibration.runtime.scans import Order, ordered, scan
+
+
+@dataclass(frozen=True)
+class Carries:
+    """One order on one rank, whose pieces of elements are segments of their own, as elements are that are its alone."""
+
+    inside: Order  # of this rank's tokens, by segment
+    sizes: Tensor  # int64 [segments]
+    segment: Tensor  # int64 [own pieces]
+    first: Tensor  # int64 [own pieces]: among this rank's tokens in order
+    last: Tensor
+    own: Tensor  # int64 [own pieces]: among all pieces
+    among: Order  # of all pieces, by element
+    tokens: Tensor  # float64 [pieces]: how many each has
+    places: Tensor  # int64 [pieces]: where a piece's number lies among those that all ranks sent
+
+    @staticmethod
+    def of(order: tuple[str, ...], index: Elements, pieces: Pieces | None, rank: int) -> Carries:
+        """`order`: a target, and the strata whose elements are in order over it."""
+        found, device = index.sequence(*order), index.device
+        offsets = found.offsets.cpu().numpy()
+        nothing = np.zeros(0, np.int64)
+        pieces = pieces or Pieces(nothing, nothing, nothing)
+        own, first = pieces.ends(rank, offsets)
+        bounds = np.unique(np.concatenate([offsets, first]))
+        sizes = np.diff(bounds)
+        counts = np.bincount(pieces.rank)
+        by_rank = np.argsort(pieces.rank, kind="stable")
+        places = np.empty(len(by_rank), np.int64)
+        places[by_rank] = np.arange(len(by_rank)) - np.repeat(np.cumsum(counts) - counts, counts)
+        places += pieces.rank * pieces.most
+        per_element = np.unique(pieces.element, return_counts=True)[1]
+
+        def move(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        return Carries(
+            inside=ordered(found.order, move(bounds), int(sizes.max(initial=0))),
+            sizes=move(sizes),
+            segment=move(np.searchsorted(bounds, first)),
+            first=move(first),
+            last=move(first + pieces.size[own] - 1),
+            own=move(own),
+            among=ordered(None, move(np.append(0, np.cumsum(per_element))), int(per_element.max(initial=0))),
+            tokens=move(pieces.size.astype(np.float64)),
+            places=move(places),
+        )
+
+    def within(self, node: Scan, x: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums inside every segment; and what each own piece leaves to the next: float64 [own pieces]."""
+        sums = scan([x], [len(x)], 0, self.inside, discount, node.forward)
+        end = self.last if node.forward else self.first
+        if self.inside.order is not None:
+            end = self.inside.order[end]
+        return sums, discount * (sums[end] + x[end])
+
+    def carried(self, node: Scan, sums: Tensor, left: Tensor, discount: Tensor) -> Tensor:
+        """`sums` with what comes in from other pieces, of which `left` is what each leaves: float64 [pieces]."""
+        share = discount**self.tokens
+        room = self.among.before if node.forward else self.among.after
+        way = 1 if node.forward else -1
+        reach = 1
+        for _ in range(self.among.steps):
+            left, share = (
+                torch.where(room >= reach, left + share * left.roll(way * reach), left),
+                torch.where(room >= reach, share * share.roll(way * reach), share),
+            )
+            reach *= 2
+        incoming = torch.where(room >= 1, left.roll(way), 0.0)[self.own]
+        carry = torch.zeros(len(self.sizes), dtype=sums.dtype, device=sums.device)
+        carry = carry.index_copy_(0, self.segment, incoming)
+        at = self.inside.before if node.forward else self.inside.after
+        added = discount**at * torch.repeat_interleave(carry, self.sizes, output_size=len(at))
+        if self.inside.order is not None:
+            added = torch.empty_like(added).index_copy_(0, self.inside.order, added)
+        return sums + added
