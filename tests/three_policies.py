@@ -20,7 +20,7 @@ from fibration import (
     trajectory_mean,
 )
 
-_, old, rollout = policies("current old rollout")
+current, old, rollout = policies("current old rollout")
 apart = log_prob(old) - log_prob(rollout)
 far = Parameter("far", default=0.35)
 

@@ -20,9 +20,11 @@ from fibration import (
     Fibration,
     Hierarchy,
     MarkovKernel,
+    Policy,
     RanksError,
     TrainerError,
     clip_gate,
+    log_prob,
     log_ratio,
     strata,
     token_mean,
@@ -572,6 +574,33 @@ def test_a_fresh_step_of_three_policies_weighs_what_sampled():
     with pytest.raises(TrainerError, match=r"reads log-probs of old and rollout, and a fresh step"):
         window.coefficients(None)
     assert torch.equal(window.coefficients(s["old"]).values, right({**s, "new": s["old"]}))
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_penalties_are_not_multiplied_by_weights_of_what_sampled(ranks):
+    """Nor are they 0 where the advantage is: `c` has `-μ·x` of `x²/2`, beside what weighted advantages give."""
+    s, x = step(), log_prob(three_policies.current) - log_prob(Policy("reference"))
+    plain = operator().hierarchy
+    op = support.operator(plain.replace(name="near", penalties={"kl": x * x / 2}))
+    s = {**s, "advantages": torch.where(torch.arange(len(s["advantages"])) % 2 == 0, s["advantages"], 0)}
+
+    def work(group: Any) -> Any:
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        mine = {name: shares(t, size, rank) for name, t in s.items()}
+        labels = {name: shares(given, size, rank) for name, given in LABELS.items()}
+        found = []
+        for made, policies in ((op, {"reference": mine["rollout"]}), (operator(), {})):
+            given = {"weights": mine["weights"], "parameters": budgets(), "policies": policies}
+            window = Window(made, mine["mask"], mine["old"], mine["advantages"], labels, group=group, **given)
+            found.append(window.coefficients(mine["new"]).values)
+        return found[0] - found[1]
+
+    lengths = s["mask"].sum(1, keepdim=True)
+    slopes = (s["new"] - s["rollout"]) / lengths.clamp(min=1) / (lengths > 0).sum()
+    whole = torch.where(s["mask"].bool(), -slopes, 0)
+    assert whole[1::2].abs().max() > 1e-4
+    for rank, found in enumerate([work(None)] if ranks is None else on_ranks(ranks, work)):
+        assert torch.allclose(found, shares(whole, ranks or 1, rank), rtol=1e-9, atol=1e-14)
 
 
 def test_what_sampled_is_not_corrected_for_twice():
