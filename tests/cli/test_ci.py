@@ -228,12 +228,14 @@ def test_the_hook_takes_specs_and_nothing_else() -> None:
     ],
 )
 def test_the_hooks_entry_on_changed_files(project: Path, files: list[str], code: int, words: str) -> None:
-    made = shell(f"{HOOK['entry']} {shlex.join(files)}")
-    assert made.returncode == code, made.stderr
-    assert words in " ".join((made.stdout + made.stderr).split())
+    command, *arguments = shlex.split(HOOK["entry"])
+    result = CliRunner().invoke(app, [*arguments, *files])
+    assert (command, result.exit_code) == ("fibration", code), result.output
+    assert words in " ".join(result.output.split())
 
 
 def test_the_pre_commit_examples(project: Path) -> None:
+    assert shell(f"{HOOK['entry']} specs/good.json specs/wrong.json").returncode == 1
     assert [hook["id"] for repo in HOSTED["repos"] for hook in repo["hooks"]] == [HOOK["id"]]
     mine = {**HOOK, **HOSTED["repos"][0]["hooks"][0]}
     assert chosen(mine, ["losses/a.py", "specs/a.py", "losses/_a.py"]) == ["losses/a.py"]
