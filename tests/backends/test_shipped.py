@@ -1,6 +1,6 @@
 """Every shipped hierarchy on every backend against the dense matrices of `matrices.py`, its C optimised as it is shipped.
 
-A generated function is built once per dtype and layout. C of every hierarchy meets padded float32, and of some one more;
+A generated function is built once per dtype and layout. C of every kind meets padded float32, and of some one more;
 Triton's interpreter meets two of them in turn; torch meets two each, all of them in turn.
 """
 
@@ -31,7 +31,8 @@ def layouts_of(number: int, backend: Backend) -> list[tuple[str, torch.dtype]]:
     if backend.slow:
         both = [USUAL, ("packed", F64)]
         return both if ALL else both[number % 2 :][: OF_EVERY_KIND[number] not in LIKE_OTHERS]
-    return [USUAL, *some([OTHERS[number % len(OTHERS)]], 4, number % 4)]
+    usual = [USUAL] if ALL or OF_EVERY_KIND[number] not in LIKE_OTHERS else []
+    return usual + some([OTHERS[number % len(OTHERS)]], 4, number % 4)
 
 
 @functools.cache

@@ -66,14 +66,14 @@ def sampled(h, stratum, channel, advantage_value):
 
 def jumps(g, points):
     """Pairs of neighbours whose values stay apart however close they come."""
-    for low, high in itertools.pairwise(points):
+    for (low, a), (high, b) in itertools.pairwise((p, g(p)) for p in points):
         for _ in range(60):
-            middle = (low + high) / 2
-            if abs(g(low) - g(high)) < 1e-6:
+            if abs(a - b) < 1e-6:
                 break
-            left, right = abs(g(low) - g(middle)), abs(g(middle) - g(high))
-            low, high = (low, middle) if left >= right else (middle, high)
-        if abs(g(low) - g(high)) > 1e-6:
+            middle = (low + high) / 2
+            value = g(middle)
+            low, a, high, b = (low, a, middle, value) if abs(a - value) >= abs(value - b) else (middle, value, high, b)
+        if abs(a - b) > 1e-6:
             yield low
 
 
@@ -119,10 +119,11 @@ def test_restorative_regions(name):
                     regions.append((-ends[1], -ends[0], lambda v, f=fall: f(-v)))
             curves = [sampled(h, stratum, channel, a) for a in (1, -1)]
             for rho in np.linspace(-1.9, 1.9, 381) + 1e-4:
-                steps = [(g(rho + 1e-7) - g(rho - 1e-7)) / 2e-7 for g in curves]
+                moves = [g(rho + 1e-7) - g(rho - 1e-7) for g in curves]
+                steps = [m / 2e-7 for m in moves]
                 inside = [f(rho) for low, high, f in regions if low + 1e-6 < rho < high - 1e-6]
                 edge = any(abs(rho - e) < 1e-5 for low, high, _ in regions for e in (low, high))
-                smooth = all(abs(g(rho + 1e-7) - g(rho - 1e-7)) < 1e-5 for g in curves)
+                smooth = all(abs(m) < 1e-5 for m in moves)
                 if edge or not smooth:
                     continue
                 if inside:

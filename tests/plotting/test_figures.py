@@ -181,7 +181,7 @@ def test_restorative_regions_are_shaded_where_only_one_sign_rolls_back() -> None
     assert hatched[0].get_width() == pytest.approx(0.025)
 
 
-@pytest.mark.parametrize("name", OF_EVERY_KIND)
+@pytest.mark.parametrize("name", some(OF_EVERY_KIND, 2))
 def test_what_the_operator_does_lies_on_the_curves(name: str) -> None:
     op = compiled(name)
     worlds = 200 if apart(op) else 20
