@@ -46,6 +46,7 @@ def part(batch: Batch, pieces: Pieces) -> Part:
         weights=None if batch.weights is None else batch.weights[places],
         attributes={k: v[places] if isinstance(v, np.ndarray) else v for k, v in batch.attributes.items()},
         policies={k: v[places] for k, v in batch.policies.items()},
+        positions=None if batch.positions is None else batch.positions[places],
     )
     return Part(mine, places, rows)
 
@@ -225,3 +226,22 @@ def token_of(op: Operator, batch: Batch, mine: Part, leaf: str) -> np.ndarray:
 
 
 LAYOUTS: dict[str, Callable[..., Layout]] = {"packed": packed, "padded": padded}
+
+
+def close(found: Together, expected: Together, numbered: bool = True, dtype: torch.dtype = torch.float64) -> None:
+    """Equal to rounding; levels of coarser strata only where elements are numbered alike."""
+
+    def near(a: object, b: object, what: object, size: float) -> None:
+        a, b = np.asarray(a, float), np.asarray(b, float)
+        size = np.abs(b[np.isfinite(b)]).max(initial=size)
+        allowed = (1e-13 if dtype == torch.float64 else 1e-6) * size
+        assert np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True), (what, a, b)
+
+    for name, size in (("values", 0), ("objective", 1e-3), ("gated", 1), ("slope", 1)):
+        near(getattr(found, name), getattr(expected, name), name, size)
+    assert found.metrics.keys() == expected.metrics.keys()
+    assert found.levels.keys() == expected.levels.keys()
+    for k, v in expected.metrics.items():
+        near(found.metrics[k], v, k, 1e-2)
+    for k, v in expected.levels.items():
+        near(*((found.levels[k], v) if numbered else (np.sort(found.levels[k]), np.sort(v))), k, 1e-2)

@@ -136,7 +136,7 @@ class Batch:
     """Rows of tokens, one after another. `labels` are per row, `token_labels` per token.
 
     `weights` is the attribute called weight; `attributes` are others, per token or by label; `policies` log-probs of
-    further policies.
+    further policies; `positions`, where they are given, are per token.
     """
 
     lengths: tuple[int, ...]
@@ -148,6 +148,7 @@ class Batch:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, np.ndarray] = field(default_factory=dict)
+    positions: np.ndarray | None = None
 
     @property
     def row(self) -> np.ndarray:
@@ -214,7 +215,8 @@ def packed(op: Operator, batch: Batch, device: str = "cpu", **more: Any) -> Layo
     offsets = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int64)
     shape = (batch.tokens,)
     wanted = {s.name for s in op.hierarchy.strata}
-    per_token = {k: v for k, v in batch.token_labels.items() if k in wanted}
+    per_token: dict[str, Any] = {k: v for k, v in batch.token_labels.items() if k in wanted}
+    per_token |= {} if batch.positions is None else {"positions": batch.positions}
     index = op.index(
         offsets=torch.from_numpy(offsets),
         attributes=_attributes_for(op, batch, np.arange(batch.tokens), shape),
@@ -235,7 +237,10 @@ def padded(op: Operator, batch: Batch, seed: int = 0, gaps: bool = True, device:
         mask[r, np.sort(generator.permutation(width)[:n]) if gaps else np.arange(n)] = True
     slots = np.flatnonzero(mask)
     wanted = {s.name for s in op.hierarchy.strata}
-    per_token = {}
+    per_token: dict[str, Any] = {}
+    if batch.positions is not None:
+        per_token["positions"] = np.full(mask.shape, -1)
+        per_token["positions"].reshape(-1)[slots] = batch.positions
     for name, given in batch.token_labels.items():
         if name in wanted:
             leaf = name in {s.name for s in op.hierarchy.leaves}

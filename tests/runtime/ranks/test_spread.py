@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hierarchies.chains import batch_for as chain_batch
 from hierarchies.chains import candidate, chain
 from hierarchies.random_quivers import COUNT, batch_for, quiver
@@ -19,7 +18,7 @@ from hierarchies.token_words import with_words
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.backends_here import BACKENDS_HERE, F32, F64
-from spreading import Together, alone, in_order, scattered, spread, whole_rows
+from spreading import alone, close, in_order, scattered, spread, whole_rows
 from support import OF_EVERY_KIND, Batch, operator, packed, spec
 from thorough import ALL, examples
 from training import narrow
@@ -81,25 +80,6 @@ def beside_rows(h: Hierarchy) -> list[str]:
     """Strata of which the rows say nothing: tokens of one element lie in any rows."""
     near = {*h.coarser(h.rows), h.rows, *h.leaves} if h.rows in h.strata else {*h.leaves}
     return [s.name for s in h.strata if s not in near and h.rows not in h.coarser(s)]
-
-
-def close(found: Together, expected: Together, numbered: bool = True, dtype: torch.dtype = F64) -> None:
-    """Equal to rounding; levels of coarser strata only where elements are numbered alike."""
-
-    def near(a: object, b: object, what: object, size: float) -> None:
-        a, b = np.asarray(a, float), np.asarray(b, float)
-        size = np.abs(b[np.isfinite(b)]).max(initial=size)
-        allowed = (1e-13 if dtype == F64 else 1e-6) * size
-        assert np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True), (what, a, b)
-
-    for name, size in (("values", 0), ("objective", 1e-3), ("gated", 1), ("slope", 1)):
-        near(getattr(found, name), getattr(expected, name), name, size)
-    assert found.metrics.keys() == expected.metrics.keys()
-    assert found.levels.keys() == expected.levels.keys()
-    for k, v in expected.metrics.items():
-        near(found.metrics[k], v, k, 1e-2)
-    for k, v in expected.levels.items():
-        near(*((found.levels[k], v) if numbered else (np.sort(found.levels[k]), np.sort(v))), k, 1e-2)
 
 
 @pytest.mark.parametrize("name", NAMES)

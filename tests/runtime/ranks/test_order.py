@@ -1,0 +1,128 @@
+"""Losses that read what comes before a token, or after it, on ranks: as in one process, wherever pieces lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spreading import alone, close, in_order, scattered, spread
+from support import Batch, operator, prompt_group, token, trajectory, turn
+from thorough import examples
+
+from fibration import (
+    Fibration,
+    Gate,
+    Hierarchy,
+    Parameter,
+    after,
+    aggregate_gate,
+    before,
+    clip_gate,
+    decomposition,
+    exp,
+    gated,
+    identity_gate,
+    log_ratio,
+    mean,
+    minimum,
+    position,
+    residual,
+    strata,
+    token_log_ratio,
+    trajectory_mean,
+    uniform,
+    where,
+)
+
+x, gamma = token_log_ratio, Parameter("gamma", default=0.75, upper=1)
+text, image = strata("text image")
+PREFIX = before(x, over=trajectory)
+
+
+def loss(*edges, token_gate=None, objective=None, split=None) -> Hierarchy:
+    fibrations = [Fibration(a, b, uniform()) for a, b in edges]
+    found = {s for f in fibrations for s in (f.source, f.target)}
+    leaves = {f.source for f in fibrations} - {f.target for f in fibrations}
+    gates = {s: token_gate or clip_gate(0.5) if s in leaves else identity_gate() for s in found}
+    if trajectory in found and split is None:
+        gates[trajectory] = aggregate_gate(0.05, rollback=3)
+    return Hierarchy(
+        name="ordered", fibrations=fibrations, gates=gates, decomposition=split or log_ratio(),
+        objective=objective or trajectory_mean(),
+    )  # fmt: skip
+
+
+LOSSES = {
+    # a gate and weights that read what comes before, what follows, and how many
+    "rows": loss(
+        (token, trajectory), (trajectory, prompt_group),
+        token_gate=Gate(where(PREFIX < 0.2, residual, residual / 2)),
+        objective=trajectory_mean().weigh(exp(minimum(after(x, over=trajectory, discount=gamma) / 4, 0.3) - position(over=trajectory) / 50)),
+    ),
+    # gradients flow from every token to what came before it, and from there on
+    "prefix ratios": loss(
+        (token, trajectory), token_gate=clip_gate(0.6), split=decomposition(density=before(after(x * x, over=trajectory, discount=0.5) + x, over=trajectory, discount=gamma) / 3 + x, recovery=exp(gated(""))),
+    ),
+    "turns": loss(
+        (token, turn), (turn, trajectory), (trajectory, prompt_group),
+        objective=trajectory_mean().weigh(exp(before(mean(x, over=turn), over=trajectory, discount=gamma, of=turn) + before(x / 9, over=turn))),
+    ),
+    "two leaves": loss(
+        (text, trajectory), (image, trajectory), (trajectory, prompt_group),
+        objective=trajectory_mean().weigh(exp(before(x / 3, over=trajectory, discount=0.875))),
+    ),
+    # of several rows each, on several ranks where every row is on one
+    "episodes": loss(
+        (token, trajectory), (trajectory, prompt_group),
+        objective=trajectory_mean().weigh(exp(after(x / 9, over=prompt_group, discount=gamma) + before(mean(x, over=trajectory), over=prompt_group, of=trajectory))),
+    ),
+}  # fmt: skip
+LENGTHS, GROUPS = (4, 1, 9, 0, 6, 13, 3), list("abaaccb")
+KINDS = st.sampled_from(["packed", "padded"])
+
+
+def batch_of(h: Hierarchy) -> Batch:
+    """Rows that are interleaved by their positions, which have gaps."""
+    n, rng = sum(LENGTHS), np.random.default_rng(11)
+    row = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    place = np.concatenate([np.arange(m) for m in LENGTHS])
+    labels = {
+        "turn": (row * 20 + place // 3).tolist(),
+        "image": (seen := rng.random(n) < 0.4).tolist(),
+        "text": (~seen).tolist(),
+    }
+    advantages = np.repeat(rng.normal(size=len(LENGTHS)), LENGTHS)
+    found = Batch(LENGTHS, rng.normal(size=n) / 2, advantages, {"prompt_group": GROUPS}, token_labels=labels)
+    positions = place * 3 * len(LENGTHS) + row
+    return replace(found, positions=positions)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@examples(12)
+@given(data=st.data())
+def test_whole_rows_in_order(name, data):
+    """In bits, but for what reads an order over several rows."""
+    h, kind = LOSSES[name], data.draw(KINDS)
+    op, batch = operator(h), batch_of(h)
+    found, one = (
+        spread(op, batch, data.draw(in_order(batch, data.draw(st.integers(1, 4)))), kind=kind),
+        alone(op, batch, kind),
+    )
+    if name == "episodes":
+        close(found, one)
+    else:
+        assert found.bits() == one.bits()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@examples(20)
+@given(data=st.data(), cut=st.booleans())
+def test_rows_that_have_keys(name, data, cut):
+    """On any ranks in any order; whole, or in pieces down to one token, which others' pieces come between."""
+    h = LOSSES[name]
+    op, batch = operator(h), batch_of(h)
+    pieces = data.draw(scattered(batch, data.draw(st.integers(1, 4)), cut))
+    close(spread(op, batch, pieces, True, data.draw(KINDS)), alone(op, batch), numbered=False)
