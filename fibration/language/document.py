@@ -169,14 +169,19 @@ class HierarchyDocument(_Document):
 
         def penalty(name: str, given: str | PenaltyDocument) -> Penalty:
             here_it = f"{here}: the penalty '{name}'"
-            if isinstance(given, str):
-                return Penalty(parse(given, names, here_it))
-            weighed = given.objective
-            return Penalty(
-                parse(given.formula, names, here_it),
-                None if weighed is None else construct(Objective, weighed, names, f"{here_it}: objective", Objective),
-                None if given.over is None else stratum(given.over, f"the penalty '{name}'"),
-            )
+            with located(here_it):
+                if isinstance(given, str):
+                    return Penalty(parse(given, names, here_it))
+                own = given.objective
+                return Penalty(
+                    parse(given.formula, names, here_it),
+                    None if own is None else construct(Objective, own, names, f"{here_it}: objective", Objective),
+                    None if given.over is None else stratum(given.over, f"the penalty '{name}'"),
+                )
+
+        def advantages(given: str) -> Expression:
+            with located(f"{here}: the advantages"):
+                return parse(given, names, f"{here}: the advantages")
 
         return dict(
             name=self.name,
@@ -196,7 +201,7 @@ class HierarchyDocument(_Document):
             orthogonalise=self.orthogonalise,
             rows=strata[self.rows] if self.rows in strata else Stratum(self.rows),
             groups=[stratum(s, "'groups'") for s in self.groups],
-            advantages=None if self.advantages is None else parse(self.advantages, names, f"{here}: the advantages"),
+            advantages=None if self.advantages is None else advantages(self.advantages),
             penalties={name: penalty(name, given) for name, given in self.penalties.items()},
         )
 

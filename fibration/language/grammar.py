@@ -11,6 +11,7 @@ length and nesting are limited before anything is built.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -263,6 +264,7 @@ _ATOM_CALLS: dict[str, Callable[..., Expression]] = {
     )
 }  # fmt: skip
 _TRUTHS = {"True": True, "False": False}
+PLACES = ("over", "of", "on")  # arguments that name a stratum
 CALLS = (*CALLED, *_ATOM_CALLS)
 
 
@@ -298,10 +300,13 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
         return apply(tree.name, *(build(a, names, what) for a in tree.positional))
     if tree.name in _ATOM_CALLS:
         positional, named = arguments(tree, names, what)
+        form = inspect.signature(_ATOM_CALLS[tree.name])
         try:
-            return _ATOM_CALLS[tree.name](*positional, **named)
+            form.bind(*positional, **named)
         except TypeError:
-            raise SpecError(f"{what}: wrong arguments to '{tree.name}'") from None
+            required = f"{tree.name}({', '.join(form.parameters)})"
+            raise SpecError(f"{what}: wrong arguments to '{tree.name}'", required=required) from None
+        return _ATOM_CALLS[tree.name](*positional, **named)
     raise SpecError(
         f"{what}: unknown operator '{tree.name}'",
         required=f"one of {', '.join(CALLS)}",
@@ -312,7 +317,7 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
 def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], dict[str, object]]:
     """The arguments of a call: strata, channels and truths as themselves, everything else as an Expression."""
 
-    def value(tree: Tree) -> object:
+    def value(tree: Tree, key: str = "") -> object:
         if isinstance(tree, Quoted):
             return tree.text
         found = {**_POLICIES, **_TRUTHS, **names}.get(tree.text) if isinstance(tree, Word) else None
@@ -322,12 +327,16 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
             known = [*_POLICIES, *(n for n, v in names.items() if isinstance(v, Policy))]
             remedy = f'name it where policies are declared: "policies": ["{tree.text}"]'
             raise SpecError(f"{what}: no policy '{tree.text}'", required=f"one of {', '.join(known)}", remedy=remedy)
+        if isinstance(tree, Word) and key in PLACES and tree.text not in names:
+            known = [n for n, v in names.items() if isinstance(v, Stratum)]
+            remedy = suggest(tree.text, known) or f'name it where strata are declared: "strata": ["{tree.text}"]'
+            raise SpecError(f"{what}: no stratum '{tree.text}'", required=f"one of {', '.join(known)}", remedy=remedy)
         return build(tree, names, what)
 
     keys = [k for k, _ in call.named]
     if len(set(keys)) != len(keys):
         raise SpecError(f"{what}: an argument of '{call.name}' is given twice")
-    return [value(t) for t in call.positional], {k: value(t) for k, t in call.named}
+    return [value(t) for t in call.positional], {k: value(t, k) for k, t in call.named}
 
 
 def parse(text: object, names: Names, what: str = "an expression") -> Expression:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, located
 from fibration.language.atoms import Stratum, in_channel
 from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
@@ -89,11 +89,13 @@ class Hierarchy(Outline):
         check_arguments(name, given)
         given["gates"] = {s: as_gate(g, f"hierarchy '{name}': the gate on {s}") for s, g in gates.items()}
         given |= {"fibrations": tuple(fibrations), "assume": tuple(assume), "groups": tuple(groups)}
-        terms = {k: as_penalty(v, f"hierarchy '{name}': the penalty '{k}'") for k, v in given["penalties"].items()}
-        given["penalties"] = {
-            check_name(k, "a penalty"): p.model_copy(update={"formula": of_rows(p.formula, given["rows"])})
-            for k, p in terms.items()
-        }
+        terms = {}
+        for k, v in given["penalties"].items():
+            check_name(k, f"hierarchy '{name}': a penalty")
+            with located(f"hierarchy '{name}': the penalty '{k}'"):
+                p = as_penalty(v, "a penalty")
+            terms[k] = p.model_copy(update={"formula": of_rows(p.formula, given["rows"])})
+        given["penalties"] = terms
         if advantages is not None:
             formula = as_expression(advantages, f"hierarchy '{name}': the advantages")
             if formula.is_condition:

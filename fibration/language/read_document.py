@@ -12,7 +12,13 @@ from pydantic import BaseModel, ValidationError
 
 from fibration.errors import SpecError, shown
 from fibration.language.declared import NAME_RULE
-from fibration.language.document import AttributeDocument, FibrationDocument, HierarchyDocument, ParameterDocument
+from fibration.language.document import (
+    AttributeDocument,
+    FibrationDocument,
+    HierarchyDocument,
+    ParameterDocument,
+    PenaltyDocument,
+)
 from fibration.language.grammar import suggest
 
 Path = tuple[str | int, ...]
@@ -20,8 +26,11 @@ ENTRIES: Mapping[str, type[BaseModel]] = {
     "parameters": ParameterDocument,
     "attributes": AttributeDocument,
     "fibrations": FibrationDocument,
+    "penalties": PenaltyDocument,
 }
 SCHEMA = "the schema: fibration show fiberpo --format schema"
+ALTERNATIVES = ("[key]", "constrained-str", PenaltyDocument.__name__)  # pydantic's words for what it tried
+PENALTY = 'a text, or {"formula": ..., "objective": ...}, or {"formula": ..., "over": ...}'
 ASSUMPTIONS = '{"balanced": [A, B]}, or {"populated": A, "over": B}'
 # What pydantic asks for, by the kind of its error; `{...}` are what the error says of itself.
 REQUIRED = {
@@ -144,6 +153,8 @@ def _problems(error: ValidationError, document: Any) -> list[_Problem]:
             lacking = [str(p[-1]) for other, p in errors if other["type"] == "missing" and p[:-1] == path[:-1]]
             meant |= {(*path[:-1], name) for name in lacking if suggest(str(path[-1]), [name])}
     for e, path in errors:
+        if e["type"] == "string_type" and _is_penalty(path) and isinstance(e["input"], Mapping):
+            continue  # one that says more than a formula
         if e["type"] != "missing" or path not in meant:
             problem = _problem(e, path, document)
             found.setdefault(problem.what, problem)
@@ -164,6 +175,8 @@ def _problem(error: Any, path: Path, document: Any) -> _Problem:
     if path[:1] == ("gates",) and len(path) > 1 and not isinstance(document["gates"].get(path[1], ""), str):
         rule = "a text, or one text each for '+' and '-'"
         return _Problem(1, _where(path[:2], document), rule, shown(document["gates"][path[1]]))
+    if _is_penalty(path) and not isinstance(value, (str, Mapping)) and kind != "string_pattern_mismatch":
+        return _Problem(1, _where(path, document), PENALTY, shown(value))
     if kind == "extra_forbidden":
         known = _fields(inside)
         what = _of(f"unknown field {path[-1]!r}", inside, document, "of")
@@ -174,6 +187,10 @@ def _problem(error: Any, path: Path, document: Any) -> _Problem:
         return _Problem(2, _of(f"no {path[-1]!r}", inside, document, "in"), f"all of {needed}", given or "nothing")
     rule = REQUIRED[kind].format(**error.get("ctx", {})) if kind in REQUIRED else str(error["msg"])
     return _Problem(1, _where(path, document), rule, shown(value))
+
+
+def _is_penalty(path: Path) -> bool:
+    return path[:1] == ("penalties",) and len(path) == 2
 
 
 def _is_assumption(path: Path) -> bool:
@@ -187,7 +204,7 @@ def _resolve(loc: Path, document: Any) -> Path:
         entries = len(document) if isinstance(document, (list, tuple)) else 0
         if (isinstance(document, Mapping) and part in document) or (isinstance(part, int) and part < entries):
             document = document[part]
-        elif part == "[key]" or not isinstance(document, Mapping):
+        elif part in ALTERNATIVES or not isinstance(document, Mapping):
             continue
         path.append(part)
     return tuple(path)
@@ -213,6 +230,8 @@ def _where(path: Path, document: Any) -> str:
         word, rest = _entry(head, rest[0], document[head][rest[0]]), rest[1:]
     elif rest and head == "gates":
         word, rest = f"the gate on {rest[0]!r}", rest[1:]
+    elif rest and head == "penalties":
+        word, rest = f"the penalty {rest[0]!r}", rest[1:]
     return " of ".join([*(repr(p) for p in reversed(rest)), word])
 
 

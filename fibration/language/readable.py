@@ -137,6 +137,11 @@ def _check_written(h: Outline, here: str) -> None:
         ("the decomposition", h.decomposition.written, MAX_TEXT),
         ("the objective", h.objective.written, MAX_TEXT),
     ]
+    parts += [] if h.advantages is None else [("the formula of advantages", str(h.advantages), MAX_TEXT)]
+    for name, p in h.penalties.items():
+        parts.append((f"the penalty '{name}'", str(p.formula), MAX_TEXT))
+        if p.objective is not None:
+            parts.append((f"the objective of the penalty '{name}'", p.objective.written, MAX_TEXT))
     for what, text, limit in (
         *parts,
         *((f"the reason for giving up '{a}'", b, MAX_REASON) for a, b in h.gives_up.items()),

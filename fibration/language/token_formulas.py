@@ -318,8 +318,8 @@ class _Reader:
         names = [s.name for s in places]
         if not isinstance(other, Stratum) or other in self.shape.strata:
             return f"name one of {', '.join(names)}" if names else "name what tokens lie over"
-        guess = suggest(other.name, names)
-        return f"{guess or f'name one of {_names(places)}'}; or declare it, groups=[{other}], with a label for each row"
+        declare = f"name one of {', '.join(names)}; or declare it, groups=[{other}], with a label for each row"
+        return suggest(other.name, names) or declare
 
 
 def _at(place: Stratum | None) -> str:

@@ -1,11 +1,17 @@
 """Order, statistics of elements, advantages from rewards, penalties, groups: what is wrong at declaration, and what is not."""
 
+import json
+import pickle
+
+import jsonschema
 import pytest
+from oracles.hostile_text import HOSTILE
 from support import token, trajectory
 
 from fibration import (
     Attribute,
     Fibration,
+    FibrationError,
     Gate,
     Hierarchy,
     Parameter,
@@ -46,6 +52,7 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import ROWS
+from fibration.language.fingerprint import fingerprint
 
 turn, prompt_group, domain, batch, image = strata("turn prompt_group domain batch image")
 current, old, reference, curent = policies("current old reference curent")
@@ -206,3 +213,91 @@ def test_what_is_wrong_is_named_with_the_rule_and_the_next_step(which):
     assert found in error.found
     assert remedy in f"{error.required} {error.remedy}"
     assert error.required or error.remedy
+
+
+# ---------------------------------------------------------------- as JSON
+
+ALL = made(
+    advantages=standardised(reward, over=prompt_group, leave_one_out=True) - beta * position(over=trajectory),
+    penalties={"kl": beta * x**2 / 2, "good": Penalty(-log_prob(current), token_mean().keep(advantage > 0)), "pairs": Penalty(REAL, over=prompt_group)},
+)  # fmt: skip
+DOCUMENT = json.loads(ALL.model_dump_json())
+# What is written over the document, what the error says, what it asks for, and what to do.
+BROKEN = {
+    "a misspelt field": ({"kl": {"formla": "token_log_ratio"}}, "unknown field 'formla' of the penalty 'kl'", "one of formula, objective, over", "did you mean 'formula'?"),
+    "a number": ({"kl": 3}, "the penalty 'kl'", 'a text, or {"formula": ...', ""),
+    "no formula": ({"kl": {"objective": "token_mean()"}}, "no 'formula' in the penalty 'kl'", "all of formula", ""),
+    "a number as weights": ({"kl": {"formula": "token_log_ratio", "objective": 3}}, "'objective' of the penalty 'kl'", "a text", ""),
+    "misspelt weights": ({"kl": {"formula": "token_log_ratio", "objective": "token_meen()"}}, "the penalty 'kl': objective: 'token_meen()' is no objective", "a call of", "did you mean 'token_mean'?"),
+    "an unknown stratum": ({"kl": {"formula": "token_log_ratio", "over": "turns"}}, "the penalty 'kl' names the stratum 'turns'", "one of token, turn", ""),
+    "a space in a name": ({"my kl": "token_log_ratio"}, "the penalty 'my kl'", "a letter, then letters", ""),
+    "a list": (["token_log_ratio"], "'penalties'", "an object", ""),
+    "an unknown word": ({"kl": "beta * kl"}, "the penalty 'kl': the name 'kl' means nothing here", "one of advantage, beta", ""),
+    "a condition": ({"kl": "token_log_ratio > 0"}, "the penalty 'kl': a penalty cannot be the condition", "a number", "where(condition, 1, 0)"),
+    "a group that is none": ("groups", ["prompt_grup"], "'groups' names the stratum 'prompt_grup'", "one of token, turn", ""),
+    "groups as a text": ("groups", "prompt_group", "'groups'", "a list", ""),
+    "advantages as a number": ("advantages", 3, "'advantages'", "a text", ""),
+    "a misspelt group": ("advantages", "centred(reward, over=promt_group)", "the advantages: no stratum 'promt_group'", "one of token, turn", "did you mean 'prompt_group'?"),
+    "the rows by their word": ("advantages", "centred(reward, over=prompt_group, of=rows)", "the advantages: no stratum 'rows'", "one of token, turn", '"strata": ["rows"]'),
+    "no truth": ("advantages", "mean(reward, over=prompt_group, of=trajectory, others=1)", "the advantages: mean(..., others=1)", "True or False", ""),
+    "nothing centred": ("advantages", "centred()", "the advantages: wrong arguments to 'centred'", "centred(formula, over, leave_one_out, of)", ""),
+    "a quantile of rows": ("advantages", "quantile(reward, 0.5, over=prompt_group, of=trajectory)", "wrong arguments to 'quantile'", "quantile(formula, level, over)", ""),
+    "a discount": ("advantages", "after(reward, over=trajectory, discount=2)", "the advantages: the discount of after is 2", "a number from 0 to 1", ""),
+    "a place in nothing": ("advantages", "reward * position()", "the advantages: before(1) names no over=", "over=trajectory", ""),
+}  # fmt: skip
+
+
+def test_json_says_everything():
+    assert Hierarchy.model_validate(DOCUMENT) == ALL
+    jsonschema.validate(DOCUMENT, Hierarchy.model_json_schema())
+    assert pickle.loads(pickle.dumps(ALL)) == ALL
+    kl, good, pairs = ALL.penalties.values()
+    other = [made(**{**dict(penalties=dict(ALL.penalties), advantages=ALL.advantages), **c}) for c in (
+        dict(penalties={"kl": kl, "good": good}), dict(penalties={"kl": kl, "good": kl, "pairs": pairs}), dict(advantages=None),
+        dict(penalties={"kl": Penalty(kl.formula, token_mean()), "good": good, "pairs": pairs}), dict(groups=[prompt_group, domain]),
+        dict(advantages=standardised(reward, over=prompt_group, leave_one_out=True) - beta * position(over=turn)),
+        dict(advantages=standardised(reward, over=prompt_group) - beta * position(over=trajectory)),
+    )]  # fmt: skip
+    assert len({fingerprint(h) for h in (*other, ALL)}) == len(other) + 1
+    assert all(h != ALL for h in other)
+
+
+@pytest.mark.parametrize("which", BROKEN)
+def test_wrong_documents_are_described_by_the_users_names(which):
+    key, value, what, required, remedy = BROKEN[which] if len(BROKEN[which]) == 5 else ("penalties", *BROKEN[which])
+    with pytest.raises(SpecError) as caught:
+        Hierarchy.model_validate({**DOCUMENT, key: value})
+    error = caught.value
+    assert what in error.what
+    assert error.required.startswith(required) or required in error.required
+    assert remedy in error.remedy
+    assert not any(word in str(error) for word in ("pydantic", "Document", "constrained", "and then"))
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
+def test_hostile_text_is_no_term(text, capsys):
+    for changes in (
+        {"advantages": text}, {"advantages": f"centred(reward, over={text})"}, {"groups": ["prompt_group", text]},
+        {"advantages": f"after(reward, over=trajectory, discount={text})"}, {"penalties": {text: "token_log_ratio"}},
+        {"penalties": {"kl": text}}, {"penalties": {"kl": {"formula": "token_log_ratio", "objective": text}}},
+        {"penalties": {"kl": {"formula": "mean(token_log_ratio)", "over": text}}},
+    ):  # fmt: skip
+        with pytest.raises(FibrationError):
+            Hierarchy.model_validate(DOCUMENT | changes)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_could_not_be_read_again_is_refused():
+    long = mean(reward, over=prompt_group, of=trajectory)
+    for _ in range(8):
+        long = maximum(long, long + 1)
+    moving = where(advantage > 0, x, 0)
+    for _ in range(8):
+        moving = moving + moving
+    for changes, what in (
+        (dict(advantages=long), "the formula of advantages"),
+        (dict(penalties={"kl": moving}), "the penalty 'kl'"),
+        (dict(penalties={"kl": Penalty(x, token_mean().keep(moving > 0))}), "the objective of the penalty 'kl'"),
+    ):
+        with pytest.raises(SpecError, match=f"{what} has [0-9]+ characters when it is written"):
+            made(**changes)

@@ -21,12 +21,15 @@ from fibration import (
     Parameter,
     SpecError,
     advantage,
+    after,
+    before,
     channel_sign,
     clip_gate,
     constant_normaliser,
     count,
     decomposition,
     density,
+    deviation,
     exp,
     gated,
     identity_gate,
@@ -38,6 +41,7 @@ from fibration import (
     mean,
     minimum,
     policies,
+    position,
     proportional,
     pull,
     quantile,
@@ -178,6 +182,10 @@ def test_weights_and_conditions_add_up():
     assert token_mean().formulas == ()
 
 
+def position_of(_, over, of):
+    return position(over=over, of=of)
+
+
 numbers = st.integers(-9, 9).map(as_expression)
 values = st.deferred(
     lambda: st.one_of(
@@ -190,9 +198,20 @@ values = st.deferred(
         st.builds(apply, st.sampled_from([n for n, r in OPERATORS.items() if r.arity == 1 and not r.is_condition and n != "stop"]), values),
         st.builds(where, conditions, values, values),
         st.builds(lambda f, e, s: f(e, over=s), st.sampled_from([mean, largest]), values, st.sampled_from([token, trajectory, batch])),
+        st.builds(lambda f, e, s, d: f(e, over=s, discount=d), st.sampled_from([before, after]), values, st.sampled_from([trajectory, batch]), st.sampled_from([1, 0.25, q, q * q])),
+        st.builds(lambda f, e, s: f(e, over=s, of=trajectory), st.sampled_from([mean, largest, total, deviation, before, position_of]), of_rows, st.sampled_from([prompt_group, batch])),
+        st.builds(lambda e: mean(e, over=prompt_group, of=trajectory, others=True), of_rows),
         st.builds(lambda e, level, s: quantile(e, level, over=s), values, st.sampled_from([0, 0.25, 1, q]), st.sampled_from([trajectory, batch])),
     )
 )  # fmt: skip
+of_rows = st.deferred(
+    lambda: st.one_of(
+        numbers,
+        st.sampled_from([advantage, C, count(token), count(trajectory, over=prompt_group), total(weight)]),
+        st.builds(mean, values),
+        st.builds(apply, st.sampled_from(["+", "*", "/"]), of_rows, of_rows),
+    )
+)
 conditions = st.deferred(
     lambda: st.one_of(
         st.builds(apply, st.sampled_from(["<", "<=", ">", ">="]), values, values),
@@ -208,6 +227,7 @@ def test_drawn_formulas_are_read_back(formula, condition, normaliser):
     h = three(objective=token_mean().weigh(formula).keep(condition, normaliser=normaliser))
     again = Hierarchy.model_validate_json(h.model_dump_json())
     assert again == h
+    assert hash(again) == hash(h)
     assert again.objective.weighed == (formula,)
     (kept,) = again.objective.kept
     assert (kept.condition, kept.normaliser) == (condition, normaliser)
