@@ -49,7 +49,7 @@ CASES = {name: (spec(name), batch_for(spec(name), 3)) for name in OF_EVERY_KIND}
 CASES["totals of attributes"] = random_hierarchy(14), spread_batch()
 
 
-@pytest.mark.parametrize("name", some(CASES, 2))
+@pytest.mark.parametrize("name", some(CASES, 3))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_second_call_waits_for_nothing(backend, name, patch):
     """The device has no numbers: whatever is read back raises, and so do tensors of two devices in one operation."""

@@ -51,7 +51,7 @@ def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
 
 
 @pytest.mark.usefixtures("quick_c")
-@pytest.mark.parametrize("name", [n for n in OF_EVERY_KIND if n != "fiberpo_crossed"])
+@pytest.mark.parametrize("name", [n for n in OF_EVERY_KIND if n != "fiberpo_crossed" and (ALL or n not in LIKE_OTHERS)])
 def test_trajectories_of_one_token(name, backend):
     """Fibres of one; the packed form has as many tokens as rows."""
     b = batch_for(spec(name), 3)

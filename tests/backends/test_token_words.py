@@ -121,7 +121,7 @@ def test_nothing_flows_through_what_is_read_at_tokens(seed):
 
 def seeds_of(backend):
     """Building takes time: of compiled backends few everyday, of trees and quivers and of chains."""
-    few = {"torch": [3, 8, 13, 16, 17, 18, 20], "c": [4, 13], "triton": [6, 9]}[backend.name]
+    few = {"torch": [3, 8, 13, 17, 20], "c": [4, 13], "triton": [6, 9]}[backend.name]
     return SEEDS if ALL else few
 
 

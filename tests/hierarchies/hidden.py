@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 from typing import Any
 
@@ -192,6 +193,7 @@ def levels_that_go_below_0() -> dict[str, Wrong]:
     }
 
 
+@functools.cache
 def wrong() -> dict[str, Wrong]:
     groups = (far_sizes, uneven_siblings, far_log_ratios, gates_beside_0, levels_that_go_below_0)
     return {name: w for make in groups for name, w in make().items()}

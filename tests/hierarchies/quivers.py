@@ -6,6 +6,7 @@ and an element is the set of the tokens that carry its label. Formulas are evalu
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -136,6 +137,7 @@ def mixed(**more: Any) -> Hierarchy:
     )  # fmt: skip
 
 
+@functools.cache
 def right() -> dict[str, Case]:
     over_turn = n(token, turn)
     return {
@@ -213,6 +215,7 @@ def right() -> dict[str, Case]:
     }  # fmt: skip
 
 
+@functools.cache
 def wrong() -> dict[str, Case]:
     def refuted(h: Hierarchy, law: str, subject: str, *words: str) -> Case:
         return Case(h, law, subject, words)

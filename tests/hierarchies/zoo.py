@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -523,6 +524,7 @@ def wrong_promises() -> dict[str, Wrong]:
     }  # fmt: skip
 
 
+@functools.cache
 def wrong() -> dict[str, Wrong]:
     groups = (
         wrong_kernels,
@@ -554,6 +556,7 @@ def wrong_pushes() -> dict[str, Wrong]:
     }
 
 
+@functools.cache
 def undecidable() -> dict[str, Wrong]:
     """What this version can neither prove nor refute: it must say so, and refuse. All but those marked are wrong."""
     far = 10**9

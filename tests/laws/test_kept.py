@@ -223,7 +223,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("name", some([*NAMES, *dict.fromkeys(REFUSED)], 2))
+@pytest.mark.parametrize("name", some([*NAMES, *dict.fromkeys(REFUSED)], 3, 1))
 def test_a_report_that_was_read_says_what_was_found(name, place, decided, found, monkeypatch):
     """Verdicts, facts and counterexamples, to the letter; and the batch of a counterexample, which is found again."""
     h = fibration.load(name) if name in NAMES else WRONG[name].hierarchy
