@@ -21,6 +21,7 @@ from torch import Tensor
 from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
+from fibration.compiler.advantages import advantages
 from fibration.compiler.diagnostics import (
     NO_TERMS,
     Terms,
@@ -52,6 +53,8 @@ TITLES = {
     "gate": "The gated ratios.",
     "gate_adjoint": "The transpose of the gate's Jacobian, applied to `cotangent`.",
     "levels": "What every gate read, and what it gave.",
+    "advantages": "Advantages from rewards, per token.",
+    "advantages_of_rows": "Advantages from rewards, per row.",
 }
 log = logging.getLogger("fibration")
 
@@ -131,8 +134,11 @@ def plan(hierarchy: Hierarchy, program: str, ranks: str = "") -> Plan:
     ):
         if given not in known:
             raise BackendError(f"no {what} '{given}'", required=f"one of {', '.join(map(repr, known))}")
+    made = programs(hierarchy)
+    if program not in made:
+        raise BackendError(f"'{hierarchy.name}' has no program '{program}'", required=f"one of {', '.join(made)}")
     spread = spread_of(hierarchy, ranks == "cut") if ranks else None
-    return sweeps(programs(hierarchy)[program], hierarchy.rows.name, spread=spread)
+    return sweeps(made[program], hierarchy.rows.name, spread=spread)
 
 
 def build(hierarchy: Hierarchy) -> dict[str, Program]:
@@ -163,6 +169,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),
         "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # read as formulas too, by pictures
+        **advantages(hierarchy),
     }
 
 

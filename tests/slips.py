@@ -914,7 +914,7 @@ COMPILER = (
     ),
     slip(
         "an advantage is read of rows that other ranks have", "compiler*spread",
-        'n: None for n in program.inputs if n.kind == "advantage" and', 'n: None for n in program.inputs if not n.kind and',
+        'n: None for n in program.inputs if n.kind in GIVEN and', 'n: None for n in program.inputs if not n.kind and',
     ),
     slip(
         "a sum over cut rows is one rank's", "compiler*spread runtime*spread",
@@ -1384,7 +1384,7 @@ RUNTIME = (
     ),
     slip(
         "the rank whose value is not finite raises alone", "test_calls",
-        'with agreed(group, f"what is not finite', 'with agreed(None, f"what is not finite',
+        'with agreed(group, f"what is not finite in {CALLS[program]}', 'with agreed(None, f"what is not finite in {CALLS[program]}',
     ),
     slip(
         "the gate's backward says no word", "test_calls",
@@ -1397,7 +1397,7 @@ RUNTIME = (
     ),
     slip(
         "pieces of a row may have different advantages", "test_calls",
-        "            batch = agree_on_rows(batch, index, ranks, rows)\n", "            pass\n",
+        '            batch = agree_on_rows(batch, index, ranks, "advantage", rows)\n', "            pass\n",
     ),
     slip(
         "advantages of this rank's rows are taken for those of all rows", "test_calls",
@@ -1785,6 +1785,22 @@ REWARDS = (
     slip(
         "groups are counted in labels of tokens where there are as many", "test_groups",
         "        if stratum in self.h.groups:\n            return False\n", "",
+    ),
+    slip(
+        "rewards of rows are read at every token", "test_rewards",
+        "return self.rows if self.by_row and atom == reward else super().place(atom, stratum)", "return super().place(atom, stratum)",
+    ),
+    slip(
+        "a row counts once in a mean of tokens", "test_rewards",
+        "self.elements(written, str(place)), ir.count_input(leaf, str(place))", "self.elements(written, str(place))",
+    ),
+    slip(
+        "what is a token's own is read of its row", "test_rewards",
+        "len(written) == 1 and all(self.lies_over(self.rows, s) for s in read)", "len(written) == 1 and bool(read)",
+    ),
+    slip(
+        "advantages of rows are in the order of those with tokens", "test_rewards",
+        "found[index.row_tensor()[places]] = values.expand(index.size[rows])[elements]", "found[places] = values.expand(index.size[rows])[elements]",
     ),
 )  # fmt: skip
 SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS, *PENALTIES, *REWARDS)

@@ -17,6 +17,7 @@ from pathlib import Path
 from fibration.backends.bodies import Language, ternary
 from fibration.compiler.arguments import (
     FLOATS,
+    GIVEN,
     HOLDS,
     INTEGER,
     INTEGERS,
@@ -341,10 +342,11 @@ class _Function:
         for node in wanted:
             if node not in computed and not isinstance(node, Const):
                 self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
-        if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
+        if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
             row = f"{self.called('rows', s)}[b]"
             here = f"PER_ROW && {row} >= 0" if self.plan.spread else "PER_ROW"
-            load = f"LOAD({dtype_of('advantages')}, advantages, {row})"
+            given = self.called("advantage")
+            load = f"LOAD({dtype_of(given)}, {given}, {row})"
             self.line(2, f"const double row_advantage = {here} ? (double){load} : 0;")
         self.rounded = {}
         self.rooms(sweep)
@@ -494,8 +496,9 @@ class _Function:
         if node.kind in TOKENS:
             array = self.called("token", node.kind, *node.key)
             return f"({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
-        if node.kind == "advantage":
-            return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD({dtype_of('advantages')}, advantages, AT({s}, i))"
+        if node.kind in GIVEN:
+            array = self.called("advantage")
+            return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
         return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
 
     def out(self, output: Key) -> str:

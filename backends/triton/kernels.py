@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
-from fibration.compiler.arguments import TOKENS, result_of
+from fibration.compiler.arguments import GIVEN, TOKENS, result_of
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Sweep
@@ -186,12 +186,12 @@ class _Stages(Writer):
         several = len(sweep.leaves) > 1
         if not several:
             self.segments(self.signature.layouts[s, sweep.leaves[0]], any(not p.stores for p in sweep.passes))
-        if any(i.kind == "advantage" for p in sweep.passes for i in p.reads):
+        if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
             rows = self.called("rows", s)
             self.line(1, f"if {rows} is not None:")
             self.line(2, f"row = tl.load({rows} + b, mask=live, other=0)")
             here = "live & (row >= 0)" if self.plan.spread else "live"
-            self.line(2, f"row_advantage = tl.load(advantages + row, mask={here}, other=0.0)[:, None]")
+            self.line(2, f"row_advantage = tl.load({self.called('advantage')} + row, mask={here}, other=0.0)[:, None]")
         narrow: dict[Node, str] = {}
         saved = set(sweep.saved)
         number = 0
@@ -348,9 +348,9 @@ class _Stages(Writer):
         if isinstance(node, Const) or (isinstance(node, Pull) and node.target in (s, BATCH)):
             return
         name = names[node]
-        if isinstance(node, Input) and node.kind == "advantage":
+        if isinstance(node, Input) and node.kind in GIVEN:
             self.line(2, f"if {self.called('rows', s)} is None:")
-            self.line(3, f"{name} = tl.load(advantages + at, mask=m, other=0.0).to({precision})")
+            self.line(3, f"{name} = tl.load({self.called('advantage')} + at, mask=m, other=0.0).to({precision})")
             self.line(2, "else:")
             self.line(3, f"{name} = row_advantage.to({precision})")
         elif isinstance(node, Input) and node.kind in TOKENS:

@@ -76,6 +76,10 @@ TOKENS: Mapping[str, TokenTensor] = {
 }
 
 
+# Inputs that come per token or per row of the batch, of which a program reads one: what their tensor is called.
+GIVEN: Mapping[str, str] = {"advantage": "advantages", "reward": "rewards"}
+
+
 def tensor_of(kind: str, *key: str) -> TokenTensor:
     """The tensor of a kind of `TOKENS`; of a policy, by its name."""
     row = TOKENS[kind]
@@ -203,16 +207,16 @@ class _Arguments:
                 if i.kind == kind:
                     tensor = token_tensor(i)
                     self.add(tensor.argument, "token", (i.kind, *i.key), tensor.note)
-        if any(i.kind == "advantage" for i in read):
-            self.add("advantages", "advantage", (), "per token, or per row of the batch")
+        for kind in dict.fromkeys(i.kind for i in read if i.kind in GIVEN):
+            self.add(GIVEN[kind], "advantage", (), "per token, or per row of the batch")
         for s, inputs in reads.items():
-            if any(i.kind == "advantage" for i in inputs):
+            if any(i.kind in GIVEN for i in inputs):
                 note = f"[{self.found['size', s].name}] the row of the batch that each lies in"
                 self.add(f"{s}_rows", "rows", (s,), note)
 
     def vectors(self) -> None:
         for i in self.program.inputs:
-            if i.kind not in TOKENS and not (i.kind == "advantage" and i.stratum in self.program.leaves):
+            if i.kind not in TOKENS and not (i.kind in GIVEN and i.stratum in self.program.leaves):
                 word = self.program.given[i]
                 self.add(f"{word}_of", "vector", (i,), f"[{i.stratum}]")
                 if i.kind == "parameter":

@@ -30,7 +30,8 @@ from fibration.compiler.keys import Key, Names
 from fibration.errors import IRError
 from fibration.language.operators import PRIMITIVES
 
-PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient")  # words of results that all leaves fill together
+# Words of results that all leaves fill together.
+PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient", "advantages")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from fibration.compiler.arguments import GIVEN
 from fibration.compiler.derivative import ZERO
 from fibration.compiler.diagnostics import equal
 from fibration.compiler.ir import BATCH, Const, Map, Node, Push, Quantile, Scalar, Scan, arg, const, scalar, total
@@ -119,7 +120,7 @@ def collected(
     stages = list(stages)
     read = set(program.outputs.values()).union(*(_coarse_reads(s) for s in stages))
     waiting: dict[Node, None] = {
-        n: None for n in program.inputs if n.kind == "advantage" and n.stratum not in program.leaves and n in read
+        n: None for n in program.inputs if n.kind in GIVEN and n.stratum not in program.leaves and n in read
     }
 
     def together() -> Collective:

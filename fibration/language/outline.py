@@ -37,7 +37,7 @@ from fibration.language.operators import exp, where
 from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy
-from fibration.language.statistics import total
+from fibration.language.statistics import Aggregate, total, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, substitute
 
@@ -142,6 +142,13 @@ class Outline(Declared):
             yield penalty.formula
             if penalty.objective is not None:
                 yield from (penalty.objective.weight, *penalty.objective.formulas)
+
+    @cached_property
+    def others(self) -> tuple[tuple[str, str], ...]:
+        """Of which elements a formula takes the mean of all others, and over what they lie there."""
+        read = (a for e in self._expressions() for inner in within(e) for a in atoms(inner))
+        means = (a for a in read if isinstance(a, Aggregate) and a.others and a.over is not None)
+        return tuple(dict.fromkeys((str(a.of), str(a.over)) for a in means))
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:

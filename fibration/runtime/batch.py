@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.compiler.arguments import TOKENS, token_tensor
+from fibration.compiler.arguments import GIVEN, TOKENS, token_tensor
 from fibration.compiler.ir import Input, Matrix, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Collective
@@ -118,9 +118,10 @@ class Elements(Protocol):
 class Batch:
     """One call. `tokens` holds tensors of the index's shape, in the caller's dtype: `log_probs` and `old_log_probs`,
     or `log_ratio`; `cotangent`; of every further policy that the program reads `policies['rollout']`. `advantage` is
-    such a tensor, or one number per row. `vectors` are the program's other inputs, and matrices `[into, of]`: float64,
-    one number per element of their stratum (an attribute of a leaf: per token of it), expanded views where they hold
-    one value throughout. Token results come in `dtype`, with `fill` under the mask.
+    such a tensor, or one number per row; in a program of advantages it is the reward. `vectors` are the program's other
+    inputs, and matrices `[into, of]`: float64, one number per element of their stratum (an attribute of a leaf: per
+    token of it), expanded views where they hold one value throughout. Token results come in `dtype`, with `fill` under
+    the mask.
     """
 
     index: Elements
@@ -139,7 +140,7 @@ def inputs_of(batch: Batch, program: Program) -> dict[Input | Matrix, Tensor]:
     for node in program.inputs:
         if node.kind in TOKENS:
             values[node] = gather(batch.tokens[token_tensor(node).called], batch, node.over)
-        elif node.kind == "advantage" and node.over in program.leaves and batch.advantage is not None:
+        elif node.kind in GIVEN and node.over in program.leaves and batch.advantage is not None:
             if batch.per_row:
                 values[node] = batch.advantage[index.row_tensor()[index.rows_of_tokens(node.over)]].double()
             else:

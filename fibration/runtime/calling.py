@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.compiler.arguments import KINDS, LAYOUT, Argument, for_each, tensor_of
+from fibration.compiler.arguments import GIVEN, KINDS, LAYOUT, Argument, for_each, tensor_of
 from fibration.compiler.ir import Const, Input, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
@@ -92,7 +92,7 @@ def perform(name: str, plan: Plan, batch: Batch, work: Tensor, call: Callable[[s
 
 def per_row(batch: Batch, plan: Plan) -> bool:
     """Whether kernels read advantages per row: they are given so, and segments that need one lie in one row each."""
-    reading = [s for s in plan.sweeps if any(i.kind == "advantage" for p in s.passes for i in p.reads)]
+    reading = [s for s in plan.sweeps if any(i.kind in GIVEN for p in s.passes for i in p.reads)]
     return batch.per_row and all(batch.index.rows_of(s.segments) is not None for s in reading)
 
 

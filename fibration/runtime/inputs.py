@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fibration.compiler.arguments import token_tensor
+from fibration.compiler.arguments import GIVEN, token_tensor
 from fibration.compiler.ir import BATCH, Input, Matrix
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Collective
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
-from fibration.runtime import devices
 from fibration.runtime.batch import Batch
+from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.collect import UNSAID, Ranks
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+from fibration.runtime.ranks.collect import Ranks
 
 
 def make_batch(
@@ -40,7 +35,10 @@ def make_batch(
     dtype: torch.dtype,
     fill: float,
 ) -> Batch:
-    """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not."""
+    """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not.
+
+    Of a program that makes advantages, `advantages` are the rewards.
+    """
     tokens = {name: t.detach() for name, t in tokens.items()}
     given_values = parameter_values(hierarchy, declared, index, {} if parameters is None else parameters)
     values = parameter_vectors(given_values, index)
@@ -48,11 +46,11 @@ def make_batch(
     given: Tensor | None = None
     per_row = False
     for node in program.inputs:
-        if node.kind == "advantage":
+        if node.kind in GIVEN:
             if given is None:
-                given, per_row = _advantages(hierarchy, index, advantages)
+                given, per_row = checked(hierarchy, index, node.kind, advantages)
             if node.over not in program.leaves:
-                vectors[node] = _advantage_at(node.over, index, given, per_row)
+                vectors[node] = at_elements(node.over, index, node.kind, given, per_row)
         elif node.kind == "count":
             vectors[node] = index.count(*node.key)
         elif node.kind == "total":
@@ -80,7 +78,7 @@ def policy_tensors(
             required="a mapping from the name of a policy to its log-probs",
             remedy="policies={'rollout': log_probs}",
         )
-    own = {CURRENT: "log_probs" if "log_probs" in tokens else "log_ratio"}
+    own = {CURRENT: "log_probs" if "log_probs" in tokens else "log_ratio"} if tokens else {}
     own |= {OLD: "old_log_probs"} if "old_log_probs" in tokens else {}
     known = [name for name in hierarchy.policies if name not in own]
     for name in policies:
@@ -120,8 +118,12 @@ def _reader(hierarchy: Hierarchy, policy: str) -> str:
     return next((text for text, e in read if any(named in set(atoms(inner)) for inner in within(e))), "the hierarchy")
 
 
-def check_tokens(hierarchy: Hierarchy, index: Index, **tensors: Tensor) -> None:
+def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -> Index:
     """Refuse an index of another hierarchy, and tensors of another shape, dtype or device than the index's."""
+    if index is None:
+        raise BatchError(
+            "no index is given", required="what operator.index(...) returned", remedy="pass it by its name: index=..."
+        )
     if not isinstance(index, Index):
         raise BatchError(f"the index is {an(type(index).__name__)}", required="what operator.index(...) returned")
     if index.hierarchy is not hierarchy and index.hierarchy != hierarchy:
@@ -144,6 +146,24 @@ def check_tokens(hierarchy: Hierarchy, index: Index, **tensors: Tensor) -> None:
                 required=f"{index.device}, where the index lies",
                 remedy="pass device= to operator.index(...), or move the tensor",
             )
+    return index
+
+
+def refuse_both(hierarchy: Hierarchy, rewards: Tensor, advantages: Tensor | None) -> None:
+    """Refuse rewards beside advantages, and where no formula makes advantages of them."""
+    if advantages is not None:
+        raise BatchError(
+            "rewards and advantages are given",
+            required="one of them",
+            found=f"advantages, and rewards of which '{hierarchy.name}' makes some",
+            remedy="leave advantages out, or rewards",
+        )
+    if hierarchy.advantages is None:
+        raise BatchError(
+            f"rewards are given, and '{hierarchy.name}' has no formula for advantages",
+            required="advantages=...",
+            remedy="declare Hierarchy(advantages=centred(reward, over=prompt_group)), or work them out before the call",
+        )
 
 
 def in_words(
@@ -158,54 +178,26 @@ def in_words(
     return said
 
 
-def advantages_of_rows(batch: Batch, index: Index) -> Tensor:
-    """What this rank says that the advantages of rows are: float64 [rows], `UNSAID` where they are given per token.
-
-    Where every row is one token, nothing tells which they are.
-    """
-    rows = index.hierarchy.rows.name
-    if batch.advantage is not None and batch.per_row:
-        return _advantage_at(rows, index, batch.advantage, True)
-    return torch.full((index.size[rows],), UNSAID, dtype=torch.float64, device=index.device)
-
-
-def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, said: Tensor) -> Batch:
-    """The batch, if advantages per row are equal on all pieces of each; on a GPU they are NaN where they are not.
-
-    Those that may be per token as well have to be what others say of the row.
-    """
-    stratum = index.hierarchy.rows.name
-    node = Input("advantage", stratum, "advantage")
-    others = ranks.collect(Collective((node,)), {node: said})[node]
-    looks = devices.may_look(index.device)
-    with agreed(ranks.group if looks else None, "advantages of rows"):
-        given = batch.advantage
-        if given is None or not (batch.per_row or index.rows_are_tokens()):
-            return batch
-        for elements, rows in index.over_rows(stratum):
-            places, expected = index.row_tensor()[rows], others[elements]
-            differs = (expected != UNSAID) & (given[places] != expected)
-            if not looks:
-                given = given.index_put((places,), torch.where(differs, torch.nan, given[places]))
-            elif bool(differs.any()):
-                i = int(differs.nonzero()[0])
-                raise BatchError(
-                    f"pieces of one {stratum} have different advantages",
-                    required=f"one per {stratum}",
-                    found=f"{float(given[places[i]]):g} in row {int(places[i])}, and {float(expected[i]):g} elsewhere",
-                    remedy="give all pieces the same, or advantages per token on every rank",
-                )
-        return replace(batch, advantage=given)
-
-
 def refuse_nonfinite(batch: Batch, index: Index) -> None:
     """Name the first unmasked token whose log-prob, log ratio or advantage is infinite or undefined.
 
     Returns where there is none: it may be another rank's.
     """
+    values = refuse_given(batch, index, "advantage")
+    x = values["log_probs"] - values["old_log_probs"] if "log_probs" in values else values["log_ratio"]
+    far = (x.abs() > torch.finfo(torch.float32).max).nonzero()
+    if len(far):
+        raise BatchError(
+            f"the log ratio of {index.describe_token(int(far[0]))} is {float(x[far[0]]):g}",
+            required="finite values, in the precision that the backend computes tokens in",
+        )
+
+
+def refuse_given(batch: Batch, index: Index, kind: str) -> dict[str, Tensor]:
+    """What a call is given at every unmasked token, float64 [tokens] each, if it is finite."""
     values = {name: t.reshape(-1)[index.positions].double() for name, t in batch.tokens.items()}
     if batch.advantage is not None:
-        values["the advantage"] = _token_advantages(index, batch.advantage, batch.per_row)
+        values[f"the {kind}"] = at_tokens(index, batch.advantage, batch.per_row)
     for name, numbers in values.items():
         bad = ~torch.isfinite(numbers)
         if bool(bad.any()):
@@ -214,15 +206,39 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
                 f"{name} of {index.describe_token(token)} is {float(numbers[token]):g}",
                 required="finite values on every unmasked token",
                 remedy="mask the token, or look for an overflow in the model's log-probs"
-                if name != "the advantage"
+                if name in batch.tokens
                 else "",
             )
-    x = values["log_probs"] - values["old_log_probs"] if "log_probs" in values else values["log_ratio"]
-    far = (x.abs() > torch.finfo(torch.float32).max).nonzero()
-    if len(far):
+    return values
+
+
+def refuse_advantages(batch: Batch, index: Index, outputs: Mapping[Key, Tensor], by_row: bool) -> None:
+    """Name what keeps advantages from being finite: rewards, log-probs, a deviation of 0 that they are divided by."""
+    refuse_given(batch, index, "reward")
+    h, rows = index.hierarchy, index.hierarchy.rows.name
+    made = outputs[Key("advantages")]
+    for key in (k for k in outputs if k.word.startswith("deviation_")):
+        is_0 = outputs[key].expand(index.size[key.stratum]) == 0
+        for of in (rows,) if by_row else index.leaves_over(key.stratum):
+            values = made.expand(index.size[rows]) if by_row else made.reshape(-1)[index.positions_of(of)]
+            under = index.parent(of, key.stratum)[~torch.isfinite(values)]
+            for element in under[is_0[under]][:1].tolist():
+                raise BatchError(
+                    f"the advantages of {index.describe_element(key.stratum, element)} are divided by a deviation of 0",
+                    required="a standard deviation above 0, or an epsilon that is added to it",
+                    found=f"all that it is of is equal there: {h.advantages}",
+                    remedy="write standardised(..., epsilon=1e-6), or leave such elements out of the batch",
+                )
+    bad = ~torch.isfinite(made)
+    if bool(bad.any()):
+        first = bad.reshape(-1).nonzero()[0, 0]
+        where = rows if by_row else "token"
+        element = int(first) if by_row else int((index.positions == first).nonzero()[0, 0])
         raise BatchError(
-            f"the log ratio of {index.describe_token(int(far[0]))} is {float(x[far[0]]):g}",
-            required="finite values, in the precision that the backend computes tokens in",
+            f"the advantage of {index.describe_element(rows, element) if by_row else index.describe_token(element)} is "
+            f"{float(made.reshape(-1)[first]):g}",
+            required=f"a finite advantage of every {where}",
+            found=f"{h.advantages}",
         )
 
 
@@ -252,124 +268,3 @@ def refuse_terms(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Ind
             found=f"weigh({hierarchy.objective.weighed[0]})",
             remedy="bound it: weigh(minimum(..., bound)), or leave such tokens out by keep(...)",
         )
-
-
-def _advantages(hierarchy: Hierarchy, index: Index, advantages: Tensor | None) -> tuple[Tensor, bool]:
-    """The caller's tensor, and whether it holds one number per row rather than per token."""
-    if advantages is None:
-        raise BatchError(
-            f"a formula of '{hierarchy.name}' reads the advantage, and none is given",
-            required="advantages per token or per row",
-            remedy="pass advantages=...",
-        )
-    if not isinstance(advantages, Tensor) or advantages.dtype not in FLOATS:
-        raise BatchError(
-            f"advantages: {getattr(advantages, 'dtype', type(advantages).__name__)}", required="a floating-point tensor"
-        )
-    if advantages.device != index.device:
-        raise BatchError(f"advantages are on {advantages.device}", required=f"{index.device}, where the index lies")
-    flat = advantages.detach()
-    per_token, per_row = tuple(flat.shape) == index.shape, tuple(flat.shape) == (index.n_rows,)
-    if per_token and per_row and not index.rows_are_tokens():
-        one, other = (_token_advantages(index, flat, way) for way in (True, False))
-        if not devices.may_look(index.device):
-            same = torch.where(one == other, one, torch.nan).to(flat.dtype)
-            flat = torch.zeros_like(flat).index_put_((index.positions,), same)
-        elif not torch.equal(one, other):
-            raise BatchError(
-                f"advantages of shape {list(flat.shape)} may be per token or per row: there are as many of each",
-                required="a shape that tells which",
-                remedy="leave the rows without tokens out of the offsets",
-            )
-    if not per_token and not per_row:
-        raise BatchError(
-            f"advantages have shape {list(flat.shape)}",
-            required=f"{list(index.shape)} per token, or [{index.n_rows}] per row",
-        )
-    return flat, not per_token
-
-
-def _token_advantages(index: Index, advantages: Tensor, per_row: bool) -> Tensor:
-    """float64 [unmasked tokens]."""
-    if per_row:
-        return advantages[index.row_tensor()[index.row_of_token]].double()
-    return advantages.reshape(-1)[index.positions].double()
-
-
-def _advantage_at(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> Tensor:
-    """The advantage of coarser elements, which must be one number per element: float64 [elements], NaN where it is not.
-
-    Where values may be looked at, that is an error.
-    """
-    if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
-        result = advantages[index.row_tensor()].double()
-    else:
-        elements, *parts = map(_joined, zip(*_parts(stratum, index, advantages, per_row), strict=True))
-        low, high = (
-            advantages.new_zeros(index.size[stratum]).scatter_reduce_(0, elements, part, reduce, include_self=False)
-            for part, reduce in zip(parts, ("amin", "amax"), strict=True)
-        )
-        result = torch.where(low == high, low, torch.nan).double()
-    if devices.may_look(index.device) and not bool(torch.isfinite(result).all()):
-        _refuse_advantages(stratum, index, advantages, per_row)
-    return result
-
-
-def _parts(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Elements of `stratum`, each once or more, and the least and the greatest advantage of a part of its tokens."""
-    if per_row:
-        of_row = advantages[index.row_tensor()]
-        return [(elements, of_row[rows], of_row[rows]) for elements, rows in index.over_rows(stratum)]
-    found, flat = [], advantages.reshape(-1)
-    for leaf in index.leaves_over(stratum):
-        elements, bounds = index.pieces(stratum, leaf)
-        if not len(elements):
-            found.append((elements, flat[:0], flat[:0]))
-            continue
-        # every other segment is what lies between two pieces
-        low, high = (torch.segment_reduce(flat, r, offsets=bounds, unsafe=True)[::2] for r in ("min", "max"))
-        found.append((elements, low, high))
-    return found
-
-
-def _joined(parts: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _refuse_advantages(stratum: str, index: Index, advantages: Tensor, per_row: bool) -> NoReturn:
-    """Name the first token whose advantage is not that of its element of `stratum`, or is not finite."""
-    every = _token_advantages(index, advantages, per_row)
-    tokens, parent = _tokens_over(index, stratum)
-    values = every if tokens is None else every[tokens]
-    result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
-    result[parent] = values
-    differs = (result[parent] != values) & torch.isfinite(values)
-    if bool(differs.any()):
-        i = int(differs.nonzero()[0])
-        there = index.describe_token(i if tokens is None else int(tokens[i]))
-        found = f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}"
-        if per_row and stratum == index.hierarchy.rows.name:
-            raise BatchError(
-                f"pieces of one {stratum} have different advantages",
-                required=f"one per {stratum}",
-                found=found,
-                remedy="give all pieces the same, or advantages per token",
-            )
-        raise BatchError(
-            f"the gate on {stratum} reads its advantage, and the advantages vary within {an(stratum)}",
-            required=f"one advantage per {stratum}",
-            found=found,
-            remedy="pass advantages per row, or gate tokens instead",
-        )
-    token = int((~torch.isfinite(every)).nonzero()[0])
-    raise BatchError(
-        f"the advantage of {index.describe_token(token)} is not finite",
-        required="finite values on every unmasked token",
-    )
-
-
-def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
-    """The tokens of every leaf over `stratum` (None: all of them), and the element that each lies over."""
-    over = [(index.tokens_of(leaf), index.parent(leaf, stratum)) for leaf in index.leaves_over(stratum)]
-    tokens = [t for t, _ in over if t is not None]
-    return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fibration.compiler.arguments import TOKENS, token_tensor
 from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
 from fibration.compiler.program import PER_TOKEN, Program
@@ -19,16 +20,17 @@ from fibration.language.report import Report
 from fibration.runtime import devices
 from fibration.runtime import metrics as diagnostics
 from fibration.runtime.batch import Batch, Runs, inputs_of
+from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import (
-    advantages_of_rows,
-    agree_on_rows,
     check_tokens,
     in_words,
     make_batch,
     policy_tensors,
+    refuse_advantages,
+    refuse_both,
     refuse_nonfinite,
     refuse_terms,
 )
@@ -42,6 +44,8 @@ CALLS = {
     "gate": "op.gate",
     "gate_adjoint": "the backward of op.gate",
     "levels": "op.levels",
+    "advantages": "advantages from rewards",
+    "advantages_of_rows": "advantages from rewards",
 }
 
 
@@ -162,10 +166,11 @@ class Operator:
         self,
         log_probs: Tensor,
         old_log_probs: Tensor,
-        advantages: Tensor,
-        index: Index,
+        advantages: Tensor | None = None,
+        index: Index | None = None,
         parameters: Mapping[str, Any] | None = None,
         *,
+        rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
         metrics: bool = True,
     ) -> Loss:
@@ -173,13 +178,15 @@ class Operator:
         the hierarchy's penalties.
 
         `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
-        per token, or per row `[B]`. `policies`: log-probs of the further policies that formulas name, by name,
+        per token, or per row `[B]`; or `rewards=` in their place, of which the hierarchy's formula makes them. `index`
+        is needed always. `policies`: log-probs of the further policies that formulas name, by name,
         `{"rollout": log_probs}`. The gradient flows into `log_probs` alone. For batches that do not fit, use
         `coefficients`.
         """
         result = self.coefficients(
-            log_probs, old_log_probs, advantages, index, parameters, policies=policies, metrics=metrics
+            log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
         )
+        assert index is not None
         share = result.objective / -index.gradient_scale
         return Loss(_Share.apply(log_probs, result.values, share), result.metrics)
 
@@ -187,10 +194,11 @@ class Operator:
         self,
         log_probs: Tensor,
         old_log_probs: Tensor,
-        advantages: Tensor,
-        index: Index,
+        advantages: Tensor | None = None,
+        index: Index | None = None,
         parameters: Mapping[str, Any] | None = None,
         *,
+        rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
         metrics: bool = True,
     ) -> Coefficients:
@@ -201,7 +209,10 @@ class Operator:
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         with torch.no_grad():
             program = "evaluate" if metrics else "objective"
+            if rewards is not None:
+                advantages = self._advantages(program, rewards, index, tokens, advantages, parameters, policies)
             outputs, _ = self._call(program, index, tokens, advantages, parameters, policies, _wide(log_probs))
+            assert index is not None
             return Coefficients(
                 values=outputs[Key("coefficients")],
                 objective=outputs[Key("objective")].reshape(()).to(_wide(log_probs)),
@@ -215,13 +226,17 @@ class Operator:
         parameters: Mapping[str, Any] | None = None,
         *,
         advantages: Tensor | None = None,
+        rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """The gated ratios `𝒢(r)`, differentiable in `log_ratio`, shaped like it, and 1 under the mask.
 
-        `log_ratio`: log r = log π_θ - log π_old per token. `advantages` and `policies` are needed only where a gate
-        reads them; there `old` is one of the policies.
+        `log_ratio`: log r = log π_θ - log π_old per token. `advantages`, or `rewards` in their place, and
+        `policies` are needed only where a gate reads them; there `old` is one of the policies.
         """
+        if rewards is not None:
+            tokens = {"log_ratio": log_ratio}
+            advantages = self._advantages("gate", rewards, index, tokens, advantages, parameters, policies)
         result: Tensor = _Gate.apply(log_ratio, self, index, advantages, parameters, policies)
         return result
 
@@ -232,10 +247,13 @@ class Operator:
         parameters: Mapping[str, Any] | None = None,
         *,
         advantages: Tensor | None = None,
+        rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Levels:
         """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
         tokens = {"log_ratio": log_ratio}
+        if rewards is not None:
+            advantages = self._advantages("levels", rewards, index, tokens, advantages, parameters, policies)
         outputs, _ = self._call("levels", index, tokens, advantages, parameters, policies, torch.float64)
 
         nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # where that is not looked at
@@ -251,12 +269,72 @@ class Operator:
 
         return Levels(pick("residual"), pick("gated"))
 
+    def advantages(
+        self,
+        rewards: Tensor,
+        index: Index,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        policies: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """What the hierarchy's formula makes of rewards: float64, as every call with `rewards=` reads them; detached.
+
+        `rewards`: per token, or per row `[B]`. Advantages are `[B]` then, where nothing in the formula is a token's
+        own, and otherwise of the batch's shape; 0 under the mask and of rows without tokens. `policies` has the
+        log-probs of those that the formula names, `old` among them.
+        """
+        made = self._advantages("advantages", rewards, index, {}, None, parameters, policies)
+        assert made is not None
+        return made
+
     # ------------------------------------------------------------ calls
+
+    @torch.no_grad()
+    def _advantages(
+        self,
+        program: str,
+        rewards: Tensor,
+        index: Index | None,
+        tokens: Mapping[str, Tensor],
+        advantages: Tensor | None,
+        parameters: Mapping[str, Any] | None,
+        policies: Mapping[str, Tensor] | None,
+    ) -> Tensor | None:
+        """What a call of `program` reads as advantages; None where it reads none."""
+        ranks = index.ranks if isinstance(index, Index) else None
+        group = None if ranks is None or devices.is_recording() else ranks.group
+        with agreed(group, CALLS["advantages"]) as said:
+            refuse_both(self.hierarchy, rewards, advantages)
+            index = check_tokens(self.hierarchy, index)
+            by_row = is_per_row(index, rewards) and "advantages_of_rows" in self.programs
+            if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
+                return None
+            made = "advantages_of_rows" if by_row else "advantages"
+            read = self.programs[made]
+            called = {token_tensor(i).called for i in read.inputs if i.kind in TOKENS}
+            given = {name: t for name, t in tokens.items() if name in called}
+            given |= policy_tensors(self.hierarchy, read, tokens, policies)
+            check_tokens(self.hierarchy, index, **given)
+            batch = make_batch(self.hierarchy, read, read, index, given, rewards, parameters, torch.float64, 0.0)
+            rows = None
+            if ranks is not None:
+                self._run.collectives(made, ranks.cut)
+                rows = said_of_rows(batch, index, "reward") if ranks.cut and not by_row else None
+                said |= {"the backend": self.backend, "what the call reads": program, "rewards": made}
+                said |= in_words(self.hierarchy, read, index, ranks, parameters)
+        if ranks is not None and rows is not None:
+            batch = agree_on_rows(batch, index, ranks, "reward", rows)
+        outputs = self._evaluate(made, batch, ranks)
+        found = outputs[Key("advantages")]
+        if devices.may_look(index.device) and float(outputs[Key("nonfinite")]) > 0:
+            with agreed(group, f"what is not finite in {CALLS[made]}"):
+                refuse_advantages(batch, index, outputs, by_row)
+        return of_batch_rows(index, found) if by_row else found
 
     def _call(
         self,
         program: str,
-        index: Index,
+        index: Index | None,
         tokens: Mapping[str, Tensor],
         advantages: Tensor | None,
         parameters: Mapping[str, Any] | None,
@@ -269,15 +347,16 @@ class Operator:
         with agreed(group, CALLS[program]) as said:
             read, declared = self.programs[program], self.programs["evaluate"]
             tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
-            check_tokens(self.hierarchy, index, **tokens)
+            index = check_tokens(self.hierarchy, index, **tokens)
             batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill)
             if ranks is not None:
                 self._run.collectives(program, ranks.cut)  # makes them, which may fail
-                rows = advantages_of_rows(batch, index) if ranks.cut and batch.advantage is not None else None
+                has_some = ranks.cut and batch.advantage is not None
+                rows = said_of_rows(batch, index, "advantage") if has_some else None
                 said |= {"the backend": self.backend, "the dtype of results": str(dtype)}
                 said |= in_words(self.hierarchy, declared, index, ranks, parameters)
         if ranks is not None and rows is not None:
-            batch = agree_on_rows(batch, index, ranks, rows)
+            batch = agree_on_rows(batch, index, ranks, "advantage", rows)
         outputs = self._evaluate(program, batch, ranks)
         if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
             return outputs, batch

@@ -31,6 +31,8 @@ def check(index: Index) -> None:
             _populated(index, assumption)
         else:
             _balanced(index, assumption)
+    for of, over in h.others:
+        _accompanied(index, of, over)
 
 
 # ---------------------------------------------------------------- commuting paths
@@ -88,6 +90,21 @@ def _populated(index: Index, assumption: Populated) -> None:
             required=f"at least one: {assumption!r} is assumed",
             found=f"{len(empty)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} without {_a(of)}",
             remedy=f"leave it out of the batch, or out of the hierarchy's assume=[...]; counts of {of} may then be 0",
+        )
+
+
+def _accompanied(index: Index, of: str, over: str) -> None:
+    """Refuse an element alone where a formula takes the mean of the others."""
+    alone = (index.count(of, over) == 1).nonzero()
+    if len(alone):
+        element = int(alone[0])
+        one = int((index.parent(of, over) == element).nonzero()[0])
+        raise HierarchyIndexError(
+            f"index of '{index.hierarchy.name}': {index.describe_element(over, element)} has one {of} alone: "
+            f"{index.describe_element(of, one)}",
+            required="at least two: a formula takes the mean of all others, which are none there, of=..., others=True",
+            found=f"{len(alone)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} with {_a(of)} alone",
+            remedy="leave it out of the batch, or write the formula without others=True and leave_one_out=True",
         )
 
 

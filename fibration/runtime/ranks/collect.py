@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fibration.compiler.ir import Node, Quantile, Scan
+from fibration.compiler.arguments import GIVEN
+from fibration.compiler.ir import Input, Node, Quantile, Scan
 from fibration.compiler.plan import Collective
 from fibration.errors import RanksError, an, listed
 from fibration.runtime import devices
@@ -124,7 +125,8 @@ class Ranks:
             elif node in stage.parts:
                 result[node] = _extreme(known, held, "amax")
             else:
-                result[node] = self._agreed(known, held, node.stratum)
+                word = GIVEN.get(node.kind, "values") if isinstance(node, Input) else "values"
+                result[node] = self._agreed(known, held, node.stratum, word)
         for q in stage.quantiles:
             sizes = [n for v in q.values for n in [self.most[v.stratum]] * 2]
             parts = gathered[:, at : at + sum(sizes)].split(sizes, dim=1)
@@ -192,7 +194,7 @@ class Ranks:
         levels = pad(level.expand(size), (0, 1))
         return quantile([v.reshape(-1) for v in parts[::2]], elements, size + 1, levels)[:size]
 
-    def _agreed(self, known: Tensor, held: Held, stratum: str) -> Tensor:
+    def _agreed(self, known: Tensor, held: Held, stratum: str, word: str) -> Tensor:
         """Each element's value from those who have tokens of it and do not leave it `UNSAID`, which is one."""
         if held.alone:
             return known.new_empty(held.size).index_copy_(0, held.element, known)
@@ -206,10 +208,10 @@ class Ranks:
             found = [f"{float(known[i]):g} on rank {int(held.places[i]) // held.most}" for i in (there[0], other)]
             name = repr(self.labels[stratum][element]) if stratum in self.labels else f"number {element}"
             raise RanksError(
-                f"ranks have different advantages for the {stratum} {name}, which has tokens on several",
-                required=f"one advantage per {stratum}",
+                f"ranks have different {word} for the {stratum} {name}, which has tokens on several",
+                required=f"one {word.removesuffix('s')} per {stratum}",
                 found=listed(found),
-                remedy=f"give {an(stratum)} the same advantage on every rank",
+                remedy=f"give {an(stratum)} the same {word.removesuffix('s')} on every rank",
             )
         return torch.where(differs, torch.nan, high)
 

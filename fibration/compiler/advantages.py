@@ -1,0 +1,126 @@
+"""Advantages from rewards, as programs of their own: what these give enters the others as given advantages do.
+
+One is over tokens. The other is over rows, where nothing in the formula is a token's own: a step with one reward for
+each row then costs nothing per token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from fibration.compiler import ir
+from fibration.compiler.derivative import ONE, ZERO
+from fibration.compiler.diagnostics import equal
+from fibration.compiler.formulas import Each, Formulas, added
+from fibration.compiler.ir import Input, Map, Node, Push
+from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
+from fibration.language.atoms import BATCH, Stratum, at, reward
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import row_path
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import atoms
+
+
+def advantages(hierarchy: Hierarchy) -> dict[str, Program]:
+    """The programs of a hierarchy's formula for advantages; none where it has none."""
+    if hierarchy.advantages is None:
+        return {}
+    found = {"advantages": _Advantages(hierarchy, False).of_tokens(hierarchy.advantages)}
+    by_row = _Advantages(hierarchy, True)
+    if by_row.is_of_rows(hierarchy.advantages):
+        found["advantages_of_rows"] = by_row.of_rows(hierarchy.advantages)
+    return {name: program.validate() for name, program in found.items()}
+
+
+class _Advantages(Formulas):
+    """`by_row`: rewards are the rows' own, and read there."""
+
+    def __init__(self, hierarchy: Hierarchy, by_row: bool) -> None:
+        super().__init__(hierarchy)
+        self.by_row = by_row
+        self.deviations: dict[Node, None] = {}
+
+    # ------------------------------------------------------------ what formulas read
+
+    def place(self, atom: Expression, stratum: str) -> str:
+        return self.rows if self.by_row and atom == reward else super().place(atom, stratum)
+
+    def atom(self, atom: Expression, stratum: str) -> Node:
+        return self.reward() if self.by_row and atom == reward else super().atom(atom, stratum)
+
+    def reward(self) -> Input:
+        return Input("reward", self.rows, "reward")
+
+    def is_exact(self, atom: Aggregate) -> bool:
+        return True
+
+    def each(self, atom: Aggregate, over: str) -> list[Each]:
+        """What has one value for all tokens of a row is read there, and counts as often as it has tokens."""
+        if atom.of is not None:
+            return super().each(atom, over)
+        found = []
+        for leaf in self.leaves_over(over):
+            written = at(atom.formula, self.strata[leaf])
+            place = self.finest([self.place(a, leaf) for a in atoms(written)])
+            if place in (None, leaf, BATCH) or not self.lies_over(str(place), over):
+                found.append(Each(leaf, self.tokens(atom.formula, leaf)))
+            else:
+                found.append(Each(str(place), self.elements(written, str(place)), ir.count_input(leaf, str(place))))
+        return found
+
+    def lies_over(self, stratum: str, over: str) -> bool:
+        return over in (stratum, *map(str, self.whole.coarser(Stratum(stratum))))
+
+    def deviation(self, *given: object) -> Node:
+        found = super().deviation(*given)  # type: ignore[arg-type]
+        self.deviations[found] = None
+        return found
+
+    # ------------------------------------------------------------ programs
+
+    def is_of_rows(self, formula: Expression) -> bool:
+        """Whether nothing in a formula is a token's own, or of another element that a row has several of."""
+        written = {at(formula, leaf) for leaf in self.h.leaves}
+        read = {self.place(a, leaf) for leaf in self.leaves for e in written for a in atoms(e)}
+        return self.rows not in self.leaves and len(written) == 1 and all(self.lies_over(self.rows, s) for s in read)
+
+    def of_rows(self, formula: Expression) -> Program:
+        value = _where_finite(self.reward(), self.elements(at(formula, self.h.leaves[0]), self.rows))
+        return self.program({Key("advantages"): value}, _nothing(value))
+
+    def of_tokens(self, formula: Expression) -> Program:
+        found, sums = {}, []
+        for leaf in self.leaves:
+            reads = ir.token_input("reward", leaf, self.leaves)
+            value = _where_finite(reads, self.tokens(formula, leaf))
+            found[ir.part("advantages", leaf, self.leaves)] = value
+            node = _nothing(value)
+            for source, target in itertools.pairwise(row_path(self.h, leaf)):
+                node = Push(source, target, node)
+            sums.append(node)
+        return self.program(found, added(sums))
+
+    def program(self, found: dict[Key, Node], nothing: Node) -> Program:
+        """With how many rows have an advantage that is not finite, and the deviations that it may be divided by."""
+        lost = Map(ir.scalar("select", equal(ir.arg(0), ZERO), ZERO, ONE), (nothing,))
+        outputs = {**found, Key("nonfinite"): Push(self.rows, BATCH, lost), **dict(self._deviations())}
+        return Program(self.h.name, self.leaves, outputs, self.names)
+
+    def _deviations(self) -> Iterator[tuple[Key, Node]]:
+        coarse = (node for node in self.deviations if node.stratum not in self.leaves)
+        yield from ((Key(f"deviation_{i}", node.stratum), node) for i, node in enumerate(coarse, 1))
+
+
+def _where_finite(given: Node, node: Node) -> Node:
+    """`node`, to the bit, where what was given is finite, else NaN."""
+    nothing = ir.scalar("sub", ir.arg(0), ir.arg(0))
+    kept = ir.scalar("select", ir.scalar("le", nothing, ZERO), ir.arg(1), ir.const(float("nan")))
+    return Map(kept, (given, node))
+
+
+def _nothing(node: Node) -> Node:
+    """0 where a number is finite, else NaN."""
+    return Map(ir.scalar("sub", ir.arg(0), ir.arg(0)), (node,))

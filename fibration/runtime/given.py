@@ -1,0 +1,205 @@
+"""Advantages and rewards as a call gives them, per token or per row, and what coarser elements have of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from fibration.compiler.arguments import GIVEN
+from fibration.compiler.ir import Input
+from fibration.compiler.plan import Collective
+from fibration.errors import BatchError, an
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime import devices
+from fibration.runtime.batch import Batch
+from fibration.runtime.index.index import Index
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.ranks.collect import UNSAID, Ranks
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None) -> tuple[Tensor, bool]:
+    """The caller's tensor, and whether it holds one number per row rather than per token. `kind` is one of `GIVEN`."""
+    word = GIVEN[kind]
+    if given is None:
+        ways = "pass advantages=..., or rewards=..." if hierarchy.advantages is not None else "pass advantages=..."
+        raise BatchError(
+            f"a formula of '{hierarchy.name}' reads the {kind}, and none is given",
+            required=f"{word} per token or per row",
+            remedy=ways if kind == "advantage" else f"pass {word}=...",
+        )
+    if not isinstance(given, Tensor) or given.dtype not in FLOATS:
+        raise BatchError(
+            f"{word}: {getattr(given, 'dtype', type(given).__name__)}",
+            required="a floating-point tensor",
+            remedy="pass the index by its name: index=..." if isinstance(given, Index) else "",
+        )
+    if given.device != index.device:
+        raise BatchError(f"{word} are on {given.device}", required=f"{index.device}, where the index lies")
+    flat = given.detach()
+    per_token, per_row = tuple(flat.shape) == index.shape, is_per_row(index, flat)
+    if per_token and tuple(flat.shape) == (index.n_rows,) and not index.rows_are_tokens():
+        one, other = (at_tokens(index, flat, way) for way in (True, False))
+        if not devices.may_look(index.device):
+            same = torch.where(one == other, one, torch.nan).to(flat.dtype)
+            flat = torch.zeros_like(flat).index_put_((index.positions,), same)
+        elif not torch.equal(one, other):
+            raise BatchError(
+                f"{word} of shape {list(flat.shape)} may be per token or per row: there are as many of each",
+                required="a shape that tells which",
+                remedy="leave the rows without tokens out of the offsets",
+            )
+    if not per_token and not per_row:
+        raise BatchError(
+            f"{word} have shape {list(flat.shape)}",
+            required=f"{list(index.shape)} per token, or [{index.n_rows}] per row",
+        )
+    return flat, per_row
+
+
+def is_per_row(index: Index, given: object) -> bool:
+    """Whether a tensor holds one number per row; where every row is one token, it is said to hold one per token."""
+    shape = tuple(given.shape) if isinstance(given, Tensor) else None
+    return shape == (index.n_rows,) != index.shape
+
+
+def at_tokens(index: Index, given: Tensor, per_row: bool) -> Tensor:
+    """float64 [unmasked tokens]."""
+    if per_row:
+        return given[index.row_tensor()[index.row_of_token]].double()
+    return given.reshape(-1)[index.positions].double()
+
+
+def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool) -> Tensor:
+    """What coarser elements have, which must be one number per element: float64 [elements], NaN where it is not.
+
+    Where values may be looked at, that is an error.
+    """
+    if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
+        result = given[index.row_tensor()].double()
+    else:
+        elements, *parts = map(_joined, zip(*_parts(stratum, index, given, per_row), strict=True))
+        low, high = (
+            given.new_zeros(index.size[stratum]).scatter_reduce_(0, elements, part, reduce, include_self=False)
+            for part, reduce in zip(parts, ("amin", "amax"), strict=True)
+        )
+        result = torch.where(low == high, low, torch.nan).double()
+    if devices.may_look(index.device) and not bool(torch.isfinite(result).all()):
+        _refuse(stratum, index, kind, given, per_row)
+    return result
+
+
+def _parts(stratum: str, index: Index, given: Tensor, per_row: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Elements of `stratum`, each once or more, and the least and the greatest number of a part of its tokens."""
+    if per_row:
+        of_row = given[index.row_tensor()]
+        return [(elements, of_row[rows], of_row[rows]) for elements, rows in index.over_rows(stratum)]
+    found, flat = [], given.reshape(-1)
+    for leaf in index.leaves_over(stratum):
+        elements, bounds = index.pieces(stratum, leaf)
+        if not len(elements):
+            found.append((elements, flat[:0], flat[:0]))
+            continue
+        # every other segment is what lies between two pieces
+        low, high = (torch.segment_reduce(flat, r, offsets=bounds, unsafe=True)[::2] for r in ("min", "max"))
+        found.append((elements, low, high))
+    return found
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _refuse(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool) -> NoReturn:
+    """Name the first token whose number is not that of its element of `stratum`, or is not finite."""
+    every, word = at_tokens(index, given, per_row), GIVEN[kind]
+    tokens, parent = _tokens_over(index, stratum)
+    values = every if tokens is None else every[tokens]
+    result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
+    result[parent] = values
+    differs = (result[parent] != values) & torch.isfinite(values)
+    if bool(differs.any()):
+        i = int(differs.nonzero()[0])
+        there = index.describe_token(i if tokens is None else int(tokens[i]))
+        found = f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}"
+        if per_row and stratum == index.hierarchy.rows.name:
+            raise BatchError(
+                f"pieces of one {stratum} have different {word}",
+                required=f"one per {stratum}",
+                found=found,
+                remedy=f"give all pieces the same, or {word} per token",
+            )
+        reader, remedy = f"the gate on {stratum} reads its {kind}", "gate tokens instead"
+        if kind == "reward":
+            reader, remedy = f"the formula of advantages reads the reward of {an(stratum)}", "read those of tokens"
+        raise BatchError(
+            f"{reader}, and the {word} vary within {an(stratum)}",
+            required=f"one {kind} per {stratum}",
+            found=found,
+            remedy=f"pass {word} per row, or {remedy}",
+        )
+    token = int((~torch.isfinite(every)).nonzero()[0])
+    raise BatchError(
+        f"the {kind} of {index.describe_token(token)} is not finite",
+        required="finite values on every unmasked token",
+    )
+
+
+def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
+    """The tokens of every leaf over `stratum` (None: all of them), and the element that each lies over."""
+    over = [(index.tokens_of(leaf), index.parent(leaf, stratum)) for leaf in index.leaves_over(stratum)]
+    tokens = [t for t, _ in over if t is not None]
+    return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])
+
+
+def said_of_rows(batch: Batch, index: Index, kind: str) -> Tensor:
+    """What this rank says of rows: float64 [rows], `UNSAID` where numbers are given per token.
+
+    Where every row is one token, nothing tells which they are.
+    """
+    rows = index.hierarchy.rows.name
+    if batch.advantage is not None and batch.per_row:
+        return at_elements(rows, index, kind, batch.advantage, True)
+    return torch.full((index.size[rows],), UNSAID, dtype=torch.float64, device=index.device)
+
+
+def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, kind: str, said: Tensor) -> Batch:
+    """The batch, if numbers per row are equal on all pieces of each; on a GPU they are NaN where they are not.
+
+    Those that may be per token as well have to be what others say of the row.
+    """
+    stratum, word = index.hierarchy.rows.name, GIVEN[kind]
+    node = Input(kind, stratum, kind)
+    others = ranks.collect(Collective((node,)), {node: said})[node]
+    looks = devices.may_look(index.device)
+    with agreed(ranks.group if looks else None, f"{word} of rows"):
+        given = batch.advantage
+        if given is None or not (batch.per_row or index.rows_are_tokens()):
+            return batch
+        for elements, rows in index.over_rows(stratum):
+            places, expected = index.row_tensor()[rows], others[elements]
+            differs = (expected != UNSAID) & (given[places] != expected)
+            if not looks:
+                given = given.index_put((places,), torch.where(differs, torch.nan, given[places]))
+            elif bool(differs.any()):
+                i = int(differs.nonzero()[0])
+                raise BatchError(
+                    f"pieces of one {stratum} have different {word}",
+                    required=f"one per {stratum}",
+                    found=f"{float(given[places[i]]):g} in row {int(places[i])}, and {float(expected[i]):g} elsewhere",
+                    remedy=f"give all pieces the same, or {word} per token on every rank",
+                )
+        return replace(batch, advantage=given)
+
+
+def of_batch_rows(index: Index, values: Tensor) -> Tensor:
+    """A number per row of the tensors from one per element: float64 [B], 0 at rows without tokens."""
+    rows = index.hierarchy.rows.name
+    found = values.new_zeros(index.n_rows)
+    for elements, places in index.over_rows(rows):
+        found[index.row_tensor()[places]] = values.expand(index.size[rows])[elements]
+    return found

@@ -1,0 +1,75 @@
+"""Advantages from rewards on every backend, against fractions: the field's formulas, and random ones over any strata."""
+
+import numpy as np
+import pytest
+import torch
+from hierarchies import chains, random_quivers
+from hierarchies.rewarded import BY_ROW, FIELD, halved, of_rows, rewarded, with_formula
+from oracles.backends_here import BACKENDS_HERE
+from oracles.rewards import Rewards
+from support import operator, packed, padded, spread_batch
+from thorough import ALL
+
+here = pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
+
+
+def batch_of(seed=0):
+    """Rows of 0 tokens and of 1; no group is one row alone."""
+    return spread_batch((3, 1, 0, 4, 2, 5, 1, 2), seed=seed)
+
+
+def log_probs(batch, seed=1):
+    generator = np.random.default_rng(seed)
+    return {name: -generator.uniform(0.1, 2, batch.tokens) for name in ("old", "reference")}
+
+
+def close(found, expected):
+    assert np.abs(found - expected).max(initial=0) <= 1e-13 * np.abs(expected).max(initial=1)
+
+
+@here
+@pytest.mark.parametrize("name", FIELD)
+def test_the_fields_advantages(backend, name):
+    """Packed and padded, per row and per token; where all is a row's own, one number for each."""
+    if name == "reinforce_pp" and backend != "torch":
+        pytest.skip("order")
+    batch, r = batch_of(), of_rows(batch_of())
+    h, probs = rewarded(FIELD[name]), log_probs(batch_of())
+    op, expected = operator(h, backend), Rewards(h, batch, r[batch.row], probs).advantages()
+    for make, dtype in ((packed, torch.float64), (padded, torch.float32)):
+        layout = make(op, batch)
+        given = {k: layout.tensor(v) for k, v in probs.items() if k in h.policies}
+        by_row = op.advantages(torch.tensor(r, dtype=dtype), layout.index, policies=given)
+        by_token = op.advantages(layout.tensor(r[batch.row], dtype), layout.index, policies=given)
+        assert by_row.dtype == by_token.dtype == torch.float64 and tuple(by_token.shape) == layout.shape
+        close(layout.read(by_token), expected)
+        assert tuple(by_row.shape) == ((len(r),) if name in BY_ROW else layout.shape)
+        close(by_row.numpy()[batch.row] if name in BY_ROW else layout.read(by_row), expected)
+        if name in BY_ROW:
+            assert not by_row[[n == 0 for n in batch.lengths]].any()
+
+
+SEEDS = range(60 if ALL else 10)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_formulas(seed):
+    """Over chains, trees and quivers; the compiled backends take a few of them."""
+    if seed % 2:
+        h = random_quivers.quiver(seed // 2 % random_quivers.COUNT)
+        batch = halved(random_quivers.batch_for(h, seed, small=True))
+    else:
+        h = chains.candidate(seed // 2)
+        batch = halved(chains.batch_for(h, seed, small=True))
+    if sum(n > 0 for n in batch.lengths) < 2:
+        pytest.skip("one row has no others")
+    h = with_formula(h, seed)
+    r = of_rows(batch, seed)
+    expected = Rewards(h, batch, r[batch.row]).advantages()
+    for backend in ["torch", *(["c"] if ALL or seed in (2, 3) else []), *(["triton"] if ALL or seed in (4, 5) else [])]:
+        op = operator(h, backend)
+        layout = (packed if seed % 3 else padded)(op, batch)
+        by_token = op.advantages(layout.tensor(r[batch.row]), layout.index, batch.parameters)
+        by_row = op.advantages(torch.tensor(r), layout.index, batch.parameters)
+        close(layout.read(by_token), expected)
+        close(by_row.numpy()[batch.row] if by_row.shape != by_token.shape else layout.read(by_row), expected)
