@@ -44,7 +44,7 @@ from fibration.language.statistics import of_rows
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
 CAN_BE_GIVEN_UP = (
     "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "causal",
-    "orthogonality", "positivity", "inward",
+    "kl_gradient", "orthogonality", "positivity", "inward",
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from fibration.laws import (
     gradient,
     identity,
     inward,
+    kl_gradient,
     locality,
     markov,
     mask_open,
@@ -33,7 +34,8 @@ from fibration.laws.law import Law
 
 _FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
 _CONSEQUENCES = (
-    recovery, identity, first_order, gradient, agreement, mask_open, causal, orthogonality, positivity, inward
+    recovery, identity, first_order, gradient, agreement, mask_open, causal, kl_gradient, orthogonality, positivity,
+    inward,
 )  # fmt: skip
 LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from fibration.language.exact import TooLarge
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
-from fibration.language.objectives import Objective
 from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
-from fibration.laws import LAWS
+from fibration.laws import LAWS, kl_gradient
 from fibration.laws.budget import Budget
 from fibration.laws.facts import NAMES, facts
 from fibration.laws.kept import Kept
@@ -131,11 +130,12 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
 COVERS = {"first_order": ("first_order", "identity")}
 
 
-# What laws that speak of some objectives alone speak of.
-OF_TOKENS: dict[str, Callable[[Objective], object]] = {
-    "agreement": lambda o: o.weighed,
-    "mask_open": lambda o: o.kept,
-    "causal": lambda o: o.formulas,
+# What laws that speak of some losses alone speak of.
+SPEAKS_OF: dict[str, Callable[[Hierarchy], object]] = {
+    "agreement": lambda h: h.objective.weighed,
+    "mask_open": lambda h: h.objective.kept,
+    "causal": lambda h: h.objective.formulas,
+    "kl_gradient": lambda h: kl_gradient.asked(h.penalties),
 }
 
 
@@ -143,8 +143,8 @@ def given_up_though_it_holds(subject: Subject) -> Iterator[Decision]:
     for law in subject.hierarchy.gives_up:
         if subject.proved(law):
             yield refuted(f"law '{law}'", f"'{law}' holds", f"remove '{law}' from gives_up")
-        elif law in OF_TOKENS and not OF_TOKENS[law](subject.hierarchy.objective):
-            found = f"'{law}' has nothing to speak of: the objective has no such formula"
+        elif law in SPEAKS_OF and not SPEAKS_OF[law](subject.hierarchy):
+            found = f"'{law}' has nothing to speak of: there is no such formula"
             yield refuted(f"law '{law}'", found, f"remove '{law}' from gives_up")
 
 

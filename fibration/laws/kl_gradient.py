@@ -1,0 +1,56 @@
+"""KL gradients: in expectation a penalty has the gradient of a divergence to a frozen policy, or of the entropy.
+
+What a divergence is estimated by and what is taken off the objective are two things: a gradient flows through the
+estimate, whose mean is the divergence, and is then that of something else. So k1 has none in expectation, and k3 that
+of the divergence the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.language.atoms import at
+from fibration.language.penalties import Penalty
+from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.statistics import within
+from fibration.language.traversal import atoms, desugar
+from fibration.laws.law import Decision, Law, proved, unproved
+from fibration.laws.proof.divergences import divergence, is_asked, never_flows, weighed
+from fibration.laws.proof.subject import Subject
+from fibration.laws.witness.sampled import looks_beyond, no_divergence
+
+STATEMENT = (
+    "in expectation over its tokens, what is taken off the objective has the gradient of KL(current‖q) to a frozen "
+    "policy q, or of the entropy: ∂P/∂log π = κ·(log π - log q) + const, κ > 0"
+)
+REMEDY = (
+    "with d = log_prob(current) - log_prob(q) write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy "
+    "too; for the entropy exp(token_log_ratio)*(log_prob(current) - 1); or gives_up={'kl_gradient': 'why'}"
+)
+
+
+def asked(penalties: object) -> list[tuple[str, Penalty]]:
+    """The penalties that the law speaks of, by name."""
+    return [(name, p) for name, p in penalties.items() if is_asked(p)]  # type: ignore[attr-defined]
+
+
+def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
+    for name, penalty in asked(subject.hierarchy.penalties):
+        yield _of_penalty(subject, f"penalty '{name}'", penalty)
+
+
+def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
+    h = subject.hierarchy
+    found = [divergence(h, leaf, penalty) for leaf in h.leaves]
+    if all(f is not None for f in found):
+        return proved(name, "; ".join(dict.fromkeys(f.words for f in found if f is not None)))
+    formula = desugar(at(weighed(penalty), h.leaves[0]))
+    read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
+    passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
+    may_be_0 = looks_beyond(formula) and not never_flows(h, h.leaves[0], penalty)
+    witness = no_divergence(h, formula, passed, may_be_0)
+    said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
+    return unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
+
+
+LAW = Law("kl_gradient", STATEMENT, decide_kl_gradient)
