@@ -26,6 +26,7 @@ class Language:
     select: Callable[[list[str]], str]  # a choice, over several lines where it is long
     infix: frozenset[str] = INFIX  # what needs parentheses inside one another
     named_conditions: bool = True  # whether a condition that is used twice may get a name of its own
+    itself: str = ""  # `x - x`, 0 or NaN, if it is to be written in another way
     compared: frozenset[str] = frozenset()  # comparisons, if a choice that is compared is to have a name of its own
 
     def __post_init__(self) -> None:
@@ -71,7 +72,8 @@ class Language:
                     f"({t})" if inside and a not in known and (a.op in self.infix or self._choice(a, known)) else t
                     for a, t in zip(s.args, texts, strict=True)
                 ]
-                written = self.operators[s.op].format(*texts)
+                same = s.op == "sub" and s.args[0] is s.args[1]
+                written = (self.itself if same and self.itself else self.operators[s.op]).format(*texts)
             twice = uses[s] > 1 and (self.named_conditions or s.op not in CONDITIONS)
             if s is not body and (twice or s in named):
                 known[s] = next(free)

@@ -77,7 +77,8 @@ def language(precision: str) -> Language:
         condition, a, b = texts
         return call("tl.where", [condition, typed(a, precision) if is_literal(b) else a, b])
 
-    return Language("triton", OPERATORS, constant, where)
+    # `p*q - p*q` would be one operation on a GPU, which gives the rounding of the product
+    return Language("triton", OPERATORS, constant, where, itself="{} * 0.0")
 
 
 WIDE, TOKEN = language("tl.float64"), language("REAL")

@@ -7,7 +7,7 @@ finds by itself is worse than a number: an access out of bounds or that nothing 
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from support import OF_EVERY_KIND, Batch, compiled, operator, packed, spec
 from thorough import ALL, some
 from thread_ranks import ThreadGroup, on_ranks
 
-from fibration import Hierarchy
+from fibration import Hierarchy, Policy, exp, log_prob, token_log_ratio
 from fibration.runtime.operator import Operator
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -103,6 +103,14 @@ def test_programs_as_they_run_on_a_gpu(emitter, name, program, kind, dtype):
         scheduled(emitter, lambda backend: holds_gate(backend, given, kind))
     else:
         scheduled(emitter, lambda backend: holds_training(backend, given, kind, metrics=program == "evaluate"))
+
+
+def test_a_product_is_finite_where_products_and_sums_are_one_operation(emitter):
+    """`p·q - p·q` is not 0 there: what tells numbers from infinite ones does not subtract."""
+    x = log_prob(Policy("current")) - log_prob(Policy("reference"))
+    h = spec("ppo").replace(name="product", penalties={"kl": exp(token_log_ratio) * x})
+    given = case(h, replace(drifted(), labels={}, policies={"reference": -1.5 + 0.3 * drifted().x}), F32)
+    scheduled(emitter, lambda backend: holds_training(backend, given, "packed", metrics=False), seeds=1)
 
 
 # ---------------------------------------------------------------- a batch that is spread over ranks
