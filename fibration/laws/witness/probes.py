@@ -89,7 +89,7 @@ def simplest(low: Fraction, high: Fraction) -> Fraction:
 
 
 def _sign(value: Fraction | None) -> int | None:
-    return None if value is None else (value > 0) - (value < 0)
+    return None if value is None else (value.numerator > 0) - (value.numerator < 0)
 
 
 def _brackets(f: Function, grid: list[Fraction], whole: bool = False) -> Iterator[tuple[Fraction, Fraction]]:
