@@ -238,6 +238,11 @@ WORDS = (
         "return super().order(atom) or next(filter(None, read), None)", "return super().order(atom)",
     ),
     slip(
+        "the printed loss is without its penalties", "printing/test_show",
+        """yield f"J = Σ_i μ_i·{product}" + "".join(f" - {_penalised(k, p)}" for k, p in h.penalties.items())""",
+        'yield f"J = Σ_i μ_i·{product}"',
+    ),
+    slip(
         "JSON leaves out strata of penalties", "language/test_terms",
         "yield from (p.over for p in self.penalties.values() if p.over is not None)", "yield from ()",
     ),

@@ -62,9 +62,13 @@ class Ordered(Expression):
             isinstance(other, Ordered) and self._hash == other._hash and self._fields == other._fields
         )
 
+    @property
+    def is_position(self) -> bool:
+        return (self.direction, self.formula, self.discount) == (BEFORE, ONE, ONE)
+
     def text(self) -> str:
         of = "" if self.of is None else f", of={self.of!r}"
-        if (self.direction, self.formula, self.discount) == (BEFORE, ONE, ONE):
+        if self.is_position:
             return f"position({over_text(self.over)[2:]}{of})"
         discount = "" if self.discount == ONE else f", discount={self.discount}"
         return f"{self.direction}({self.formula}{over_text(self.over)}{discount}{of})"

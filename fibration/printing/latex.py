@@ -33,12 +33,19 @@ from fibration.language.expressions import Apply, Expression, Number, write_numb
 from fibration.language.gates import Gate, GatePerChannel
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
+from fibration.language.objectives import Objective
 from fibration.language.operators import OPERATORS
+from fibration.language.order import ONE, Ordered
+from fibration.language.penalties import Penalty
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.printing.text import graph, has_crossings, joint, layers, moebius
 
+_READINGS = {
+    "residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m", "channel_sign": r"\varsigma",
+    "pull": r"\varphi", "reward": r"\mathrm{reward}",
+}  # fmt: skip
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
     "omega".split()
@@ -85,16 +92,43 @@ def _objective(h: Hierarchy) -> Iterator[str]:
     product = rf"{gated}\, A_i"
     if o.estimator == "score":
         product = rf"\operatorname{{stop}}\left({gated}\right)\, A_i\, \log \pi_i"
-    yield rf"J &= \sum_i \mu_i\, {product},\qquad \mu_i = {tex(o.spelled_out(h.leaves, h.rows))}"
+    less = "".join(f" - {_penalised(k, p)}" for k, p in h.penalties.items())
+    yield rf"J &= \sum_i \mu_i\, {product}{less},\qquad \mu_i = {tex(o.spelled_out(h.leaves, h.rows))}"
+    yield from _weights(h, o)
+    if h.advantages is not None:
+        yield rf"A_i &= {tex(h.advantages)}"
+    for name, penalty in h.penalties.items():
+        of = "" if penalty.over is not None else "_i"
+        yield rf"{_word(name)}{of} &= {tex(at(penalty.formula, penalty.over))}"
+        if penalty.objective is not None:
+            mu = penalty.objective.spelled_out(h.leaves, h.rows)
+            yield rf"&\qquad\text{{with }} \mu^{{{_word(name)}}}_i = {tex(mu)}"
+            yield from _weights(h, penalty.objective, name)
+
+
+def _penalised(name: str, penalty: Penalty) -> str:
+    """What is taken off the objective."""
+    if penalty.over is not None:
+        return rf"\operatorname{{mean}}_{{{_name(penalty.over)}}}\left({_word(name)}\right)"
+    own = "" if penalty.objective is None else f"^{{{_word(name)}}}"
+    weight = rf"w{own}_i\, " if penalty.objective and penalty.objective.weighed else ""
+    return rf"\sum_i \mu{own}_i\, {weight}{_word(name)}_i"
+
+
+def _weights(h: Hierarchy, o: Objective, penalty: str = "") -> Iterator[str]:
+    """Of the objective, or of one of a penalty's own."""
+    own = f"^{{{_word(penalty)}}}" if penalty else ""
     if o.weighed:
-        yield rf"w_i &= {tex(functools.reduce(operator.mul, o.weighed))}"
+        yield rf"w{own}_i &= {tex(functools.reduce(operator.mul, o.weighed))}"
     for k in o.kept:
-        counted = r"\text{, which alone }\mu\text{ counts}" if k.normaliser == "kept" else ""
-        yield rf"&\qquad\text{{over }} i \text{{ with }} {tex(k.condition)}{counted}"
+        counted = rf"\text{{, which alone }}\mu{own}\text{{ counts}}" if k.normaliser == "kept" else ""
+        apart = r"\text{, but in penalties}" if h.penalties and not (counted or penalty) else ""
+        of = rf" \text{{ of }} {_word(penalty)}" if penalty else ""
+        yield rf"&\qquad\text{{over }} i{of} \text{{ with }} {tex(k.condition)}{counted}{apart}"
 
 
 def _strata(h: Hierarchy) -> str:
-    """The fibrations as paths towards the roots, each on one path."""
+    """The fibrations as paths towards the roots, each on one path; and the groups, that rows lie over."""
     unused = list(h.fibrations)
     paths: list[list[Stratum]] = [] if unused else [[h.strata[0]]]
     while unused:
@@ -104,6 +138,7 @@ def _strata(h: Hierarchy) -> str:
             unused.remove(following)
             path.append(following.target)
         paths.append(path)
+    paths += [[h.rows, group] for group in h.groups]
     return r",\quad ".join(r" \to ".join(map(_name, path)) for path in paths)
 
 
@@ -174,7 +209,11 @@ class _Written(NamedTuple):
 
 def _tex(e: Expression) -> _Written:
     if isinstance(e, Number):
-        return _Written(write_number(e.value), 4 if e.value >= 0 else 1)
+        digits, _, exponent = write_number(e.value).partition("e")
+        if exponent:
+            factor = "" if digits == "1" else rf"{digits} \cdot "
+            return _Written(f"{factor}10^{{{int(exponent)}}}", (2 if factor else 3) if e.value >= 0 else 1)
+        return _Written(digits, 4 if e.value >= 0 else 1)
     if not isinstance(e, Apply):
         return _Written(_atom(e), 4)
     op, args = e.operator, e.arguments
@@ -221,12 +260,20 @@ def _atom(atom: Expression) -> str:
     if isinstance(atom, LogProb):
         return rf"\log \pi_{{\mathrm{{{_escape(atom.policy.name)}}}}}"
     if isinstance(atom, Aggregate):
-        level = "" if atom.level is None else f"^{{{tex(atom.level)}}}"
+        level = r"^{\ne}" if atom.others else "" if atom.level is None else f"^{{{tex(atom.level)}}}"
         word = {"total": r"\sum", "largest": r"\max"}.get(atom.kind, rf"\operatorname{{{atom.kind}}}")
-        return rf"{word}_{{{_name(atom.over)}}}{level}\left({tex(atom.formula)}\right)"
-    words = {"residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m"}
-    words |= {"channel_sign": r"\varsigma", "pull": r"\varphi"}
-    return words.get(getattr(atom, "name", ""), "s")
+        return rf"{word}_{{{_gathered(atom)}}}{level}\left({tex(atom.formula)}\right)"
+    if isinstance(atom, Ordered):
+        if atom.is_position:
+            return rf"\operatorname{{position}}_{{{_gathered(atom)}}}"
+        discount = "" if atom.discount == ONE else f"^{{{tex(atom.discount)}}}"
+        return rf"\operatorname{{{atom.direction}}}_{{{_gathered(atom)}}}{discount}\left({tex(atom.formula)}\right)"
+    return _READINGS.get(getattr(atom, "name", ""), "s")
+
+
+def _gathered(atom: Aggregate | Ordered) -> str:
+    """The elements that are gathered, and over what."""
+    return (rf"{_name(atom.of)} \to " if atom.of is not None else "") + _name(atom.over)
 
 
 def _name(stratum: object) -> str:
@@ -239,6 +286,10 @@ def _symbol(name: str) -> str:
     head, _, tail = name.partition("_")
     word = rf"\{head}" if head in _GREEK else head if len(head) == 1 else rf"\mathrm{{{head}}}"
     return word + (rf"_{{\mathrm{{{_escape(tail)}}}}}" if tail else "")
+
+
+def _word(name: str) -> str:
+    return rf"\mathrm{{{_escape(name)}}}"
 
 
 def _escape(name: str) -> str:

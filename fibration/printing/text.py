@@ -16,6 +16,8 @@ from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import Stratum, pull
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
+from fibration.language.objectives import Objective
+from fibration.language.penalties import Penalty
 from fibration.language.traversal import atoms
 
 
@@ -42,6 +44,7 @@ def text(hierarchy: Hierarchy) -> str:
     h = hierarchy
     sections = {
         "objective": [*_objective(h)],
+        "groups": [f"{s}: {s}=labels, one of every {h.rows}, in every index" for s in h.groups],
         "assumes of every batch": [_assumed(a) for a in h.assume],
         "residuals": _residuals(h),
         "pulls": [f"on {s}: {h.pull(s)}" for s, g in h.gates.items() if pull in set(atoms(g.expression))],
@@ -55,15 +58,37 @@ def text(hierarchy: Hierarchy) -> str:
 
 
 def _objective(h: Hierarchy) -> Iterator[str]:
-    """`J`, `μ`, and what is read of single tokens: their weights, and which are kept."""
+    """`J`, `μ`, and what is read of single tokens: weights, which are kept, advantages; and what penalties are."""
     o = h.objective
     gated = f"{'w_i·' if o.weighed else ''}𝒢(r)_i"
-    yield "J = Σ_i μ_i·" + (f"stop({gated})·A_i·log π_i" if o.estimator == "score" else f"{gated}·A_i")
-    yield f"μ_i = {o.spelled_out(h.leaves, h.rows)}"
+    product = f"stop({gated})·A_i·log π_i" if o.estimator == "score" else f"{gated}·A_i"
+    yield f"J = Σ_i μ_i·{product}" + "".join(f" - {_penalised(k, p)}" for k, p in h.penalties.items())
+    yield from _weights(h, o)
+    if h.advantages is not None:
+        yield f"A_i = {h.advantages}, of rewards=, or advantages= in their place"
+    for name, penalty in h.penalties.items():
+        at = "_i" if penalty.over is None else ""
+        yield f"{name}{at} = {penalty.formula}"
+        if penalty.objective is not None:
+            yield from _weights(h, penalty.objective, f"[{name}]")
+
+
+def _penalised(name: str, penalty: Penalty) -> str:
+    """What is taken off `J`."""
+    if penalty.over is not None:
+        return f"mean[{penalty.over}]({name})"
+    own = "" if penalty.objective is None else f"[{name}]"
+    return f"Σ_i μ{own}_i·{f'w{own}_i·' if penalty.objective and penalty.objective.weighed else ''}{name}_i"
+
+
+def _weights(h: Hierarchy, o: Objective, of: str = "") -> Iterator[str]:
+    yield f"μ{of}_i = {o.spelled_out(h.leaves, h.rows)}"
     if o.weighed:
-        yield f"w_i = {functools.reduce(operator.mul, o.weighed)}"
+        yield f"w{of}_i = {functools.reduce(operator.mul, o.weighed)}"
     for k in o.kept:
-        yield f"over i with {k.condition}" + (", which alone μ counts" if k.normaliser == "kept" else "")
+        counted = f", which alone μ{of} counts" if k.normaliser == "kept" else ""
+        apart = ", but in penalties" if not of and h.penalties and not counted else ""
+        yield f"over i{f' of {of[1:-1]}' if of else ''} with {k.condition}{counted}{apart}"
 
 
 def _assumed(assumption: Assumption) -> str:
@@ -157,7 +182,10 @@ def quiver(hierarchy: Hierarchy) -> Iterator[str]:
 
 
 def mermaid(hierarchy: Hierarchy) -> str:
-    """A flowchart: strata with their gates, fibrations as arrows to the coarser stratum, labelled by their kernels."""
+    """A flowchart: strata with their gates, fibrations as arrows to the coarser stratum, labelled by their kernels.
+
+    Dotted arrows lead to groups.
+    """
     lines = [f"---\ntitle: {hierarchy.name}\n---", "flowchart BT"]
     # Numbered nodes, since words such as `end` or `graph` mean something to mermaid.
     number = {s: f"s{i}" for i, s in enumerate(hierarchy.strata)}
@@ -165,6 +193,10 @@ def mermaid(hierarchy: Hierarchy) -> str:
         lines.append(f'    {key}["<b>{s}</b><br/>{str(hierarchy.gates[s]).translate(_ENTITIES)}"]')
     for f in hierarchy.fibrations:
         lines.append(f'    {number[f.source]} -->|"{str(f.kernel).translate(_ENTITIES)}"| {number[f.target]}')
+    for i, group in enumerate(hierarchy.groups):
+        lines.append(f'    g{i}["<b>{group}</b><br/>labels of {hierarchy.rows}"]')
+        over = [hierarchy.rows] if hierarchy.rows in number else hierarchy.leaves
+        lines += [f"    {number[s]} -.-> g{i}" for s in over]
     return "\n".join(lines)
 
 

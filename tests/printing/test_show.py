@@ -19,9 +19,12 @@ from fibration import (
     Hierarchy,
     MarkovKernel,
     Parameter,
+    Penalty,
     Stratum,
     advantage,
+    after,
     balanced,
+    before,
     clip,
     clip_gate,
     count,
@@ -41,14 +44,17 @@ from fibration import (
     minimum,
     policies,
     populated,
+    position,
     proportional,
     quantile,
     residual,
+    reward,
     sigmoid,
     sign,
     signed_log_ratio,
     some,
     sqrt,
+    standardised,
     strata,
     tanh,
     token_log_ratio,
@@ -151,7 +157,33 @@ WEIGHED = Hierarchy(
     .keep(quantile(log_prob(old), 0.25, over=Stratum("batch")) < mean(log_prob(old), over=turn)),
     rows=turn,
 )
-ALL = [*map(load, OF_EVERY_KIND), WEIGHED, AWKWARD, TREE, CYCLE, QUIVER, QUIVER.replace(orthogonalise="projection")]
+prompt_group = Stratum("prompt_group")
+current, reference = policies("current reference")
+gamma, beta_kl = Parameter("gamma", default=0.9, upper=1), Parameter("beta_kl", default=0.1)
+KL = log_prob(current) - log_prob(reference)
+# Order, rewards, penalties of every kind, groups.
+TERMS = WEIGHED.replace(
+    name="terms",
+    gates={**WEIGHED.gates, token: clip_gate(1 + position(over=end, of=turn))},
+    objective=token_mean().keep(position(over=turn) < 9).keep(before(token_log_ratio, over=turn, discount=gamma) < 1, "kept"),
+    groups=[prompt_group],
+    advantages=standardised(reward, over=prompt_group, leave_one_out=True) + after(reward, over=turn),
+    penalties={
+        "kl_mean": beta_kl * KL**2 / 2,
+        "good": Penalty(-log_prob(current), token_mean().weigh(RHO).keep(advantage > 0, normaliser="kept")),
+        "pairs": Penalty(total(exp(-mean(KL)), of=turn), over=prompt_group),
+    },
+)  # fmt: skip
+ALL = [
+    *map(load, OF_EVERY_KIND),
+    WEIGHED,
+    TERMS,
+    AWKWARD,
+    TREE,
+    CYCLE,
+    QUIVER,
+    QUIVER.replace(orthogonalise="projection"),
+]
 
 
 def rows_of(hierarchy: Hierarchy) -> list[str]:
@@ -324,6 +356,63 @@ def test_weights_and_conditions_of_tokens_in_latex() -> None:
     assert r"\operatorname{stop}\left(w_i\, \mathcal{G}(r)_i\right)\, A_i\, \log \pi_i" in score
 
 
+def test_order_advantages_and_penalties_are_shown() -> None:
+    shown = text(TERMS)
+    baseline = "mean(reward, over=prompt_group, of=turn, others=True)"
+    assert (
+        "\nobjective\n"
+        "  J = Σ_i μ_i·𝒢(r)_i·A_i - Σ_i μ_i·kl_mean_i - Σ_i μ[good]_i·w[good]_i·good_i - mean[prompt_group](pairs)\n"
+        "  μ_i = 1/count(token, over=batch)\n"
+        "  over i with position(over=turn) < 9, but in penalties\n"
+        "  over i with before(token_log_ratio, over=turn, discount=gamma) < 1, which alone μ counts\n"
+        f"  A_i = (reward - {baseline})/(deviation(reward, over=prompt_group, of=turn) + 1e-06) + after(reward, over=turn), "
+        "of rewards=, or advantages= in their place\n"
+        "  kl_mean_i = beta_kl*(log_prob(current) - log_prob(reference))**2/2\n"
+        "  good_i = -log_prob(current)\n"
+        "  μ[good]_i = 1/count(token, over=batch)\n"
+        "  w[good]_i = exp(log_prob(old) - log_prob(rollout_engine))\n"
+        "  over i of good with advantage > 0, which alone μ[good] counts\n"
+        "  pairs = total(exp(-mean(log_prob(current) - log_prob(reference))), of=turn)\n"
+        "\ngroups\n  prompt_group: prompt_group=labels, one of every turn, in every index\n"
+    ) in shown
+    assert "gate    clip_gate(1 + position(over=end_of_all, of=turn))\n" in shown
+
+
+def test_order_advantages_and_penalties_in_latex() -> None:
+    rows = rows_of(TERMS)
+    assert rows[0].endswith(r",\quad \mathrm{turn} \to \mathrm{prompt\_group}")
+    (value,) = (row for row in rows if row.startswith("J"))
+    assert value.startswith(
+        r"J &= \sum_i \mu_i\, \mathcal{G}(r)_i\, A_i - \sum_i \mu_i\, \mathrm{kl\_mean}_i"
+        r" - \sum_i \mu^{\mathrm{good}}_i\, w^{\mathrm{good}}_i\, \mathrm{good}_i"
+        r" - \operatorname{mean}_{\mathrm{prompt\_group}}\left(\mathrm{pairs}\right),\qquad"
+    )
+    of = r"\mathrm{turn} \to \mathrm{prompt\_group}"
+    kl = r"\log \pi_{\mathrm{current}} - \log \pi_{\mathrm{reference}}"
+    assert rows[rows.index(value) + 1 :] == [
+        r"&\qquad\text{over } i \text{ with } \operatorname{position}_{\mathrm{turn}} < 9\text{, but in penalties}",
+        r"&\qquad\text{over } i \text{ with } \operatorname{before}_{\mathrm{turn}}^{\gamma}\left(x\right) < 1"
+        r"\text{, which alone }\mu\text{ counts}",
+        rf"A_i &= \frac{{\mathrm{{reward}} - \operatorname{{mean}}_{{{of}}}^{{\ne}}\left(\mathrm{{reward}}\right)}}"
+        rf"{{\operatorname{{deviation}}_{{{of}}}\left(\mathrm{{reward}}\right) + 10^{{-6}}}}"
+        r" + \operatorname{after}_{\mathrm{turn}}\left(\mathrm{reward}\right)",
+        rf"\mathrm{{kl\_mean}}_i &= \frac{{\beta_{{\mathrm{{kl}}}}\, \left({kl}\right)^{{2}}}}{{2}}",
+        r"\mathrm{good}_i &= -\log \pi_{\mathrm{current}}",
+        r"&\qquad\text{with } \mu^{\mathrm{good}}_i = \frac{1}{\lvert \mathrm{token}(\mathrm{batch}) \rvert}",
+        r"w^{\mathrm{good}}_i &= \exp\left(\log \pi_{\mathrm{old}} - \log \pi_{\mathrm{rollout\_engine}}\right)",
+        r"&\qquad\text{over } i \text{ of } \mathrm{good} \text{ with } A > 0"
+        r"\text{, which alone }\mu^{\mathrm{good}}\text{ counts}",
+        rf"\mathrm{{pairs}} &= \sum_{{\mathrm{{turn}} \to \mathrm{{prompt\_group}}}}"
+        rf"\left(\exp\left(-\operatorname{{mean}}_{{\cdot}}\left({kl}\right)\right)\right)",
+    ]
+
+
+def test_groups_are_dotted_in_mermaid() -> None:
+    assert mermaid(TERMS).splitlines()[-2:] == ['    g0["<b>prompt_group</b><br/>labels of turn"]', "    s1 -.-> g0"]
+    alone = load("ppo").replace(groups=[prompt_group])
+    assert mermaid(alone).splitlines()[-1] == "    s0 -.-> g0"
+
+
 def test_units_where_there_are_several_leaves() -> None:
     assert unit(load("fiberpo_modal")) == unit(QUIVER) == "nats"
     assert unit(QUIVER.replace(decomposition=log_ratio(scale=1 / count(text_token, over=trajectory)))) == "units of F"
@@ -357,8 +446,8 @@ def test_mermaid_of_a_chain() -> None:
 @pytest.mark.parametrize("hierarchy", ALL, ids=lambda h: h.name)
 def test_mermaid_labels_hold_nothing_that_ends_them(hierarchy: Hierarchy) -> None:
     lines = mermaid(hierarchy).splitlines()
-    assert len(lines) == 4 + len(hierarchy.strata) + len(hierarchy.fibrations)
-    for line in lines[4:]:
+    assert len(lines) == 4 + len(hierarchy.strata) + len(hierarchy.fibrations) + 2 * len(hierarchy.groups)
+    for line in lines[4 : len(lines) - len(hierarchy.groups)]:
         label = line.split('"', 1)[1].rsplit('"', 1)[0].replace("<b>", "").replace("</b>", "").replace("<br/>", "")
         assert not set(label) & set('"<>`')
 
