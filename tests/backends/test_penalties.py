@@ -25,6 +25,7 @@ from fibration import (
     advantage,
     after,
     before,
+    centred,
     count,
     exp,
     expm1,
@@ -34,6 +35,7 @@ from fibration import (
     pessimistic_clip_gate,
     policies,
     ratio_deviation,
+    reward,
     stop,
     token_log_ratio,
     token_mean,
@@ -243,6 +245,26 @@ def test_gradients_flow_through_order(backend):
     slopes = np.array([taken_off(now + e, now) - taken_off(now - e, now) for e in steps]) / 2e-6
     assert float(alone.objective - found.objective) == pytest.approx(taken_off(now, now), rel=1e-12)
     assert layout.read(alone.values) - layout.read(found.values) == pytest.approx(slopes, rel=1e-7, abs=1e-9)
+
+
+@on("torch")
+def test_conditions_of_penalties_read_advantages_that_are_made_of_rewards(backend):
+    """Of tokens and of coarser elements: what is good is what is better than its group."""
+    penalties = {name: EVERY.penalties[name] for name in ("positives", "real")}
+    h = losing(groups=[prompt_group], **penalties).replace(advantages=centred(reward, over=prompt_group))
+    op, given = operator(h, backend), Given()
+    layout = packed(op, given.batch())
+    rewards = torch.tensor([1.0, 7.0, 0.5, 3.0, -1.0], dtype=F64)  # of which no token has the second
+    now, old = layout.tensor(given.now), layout.tensor(given.old)
+    others = {"reference": layout.tensor(given.reference)} if "reference" in h.policies else {}
+    found = op.coefficients(now, old, index=layout.index, rewards=rewards, policies=others)
+    given.advantages = np.array([-1.0, 0, 0.75, 1.0, -0.75])[given.row]
+    expected = given.call(op, layout)
+    taken = given.taken_off(given.now, given.now)
+    assert torch.equal(found.values, expected.values)
+    assert {n: float(found.metrics[f"penalty/{n}"]) for n in penalties} == pytest.approx(
+        {n: taken[n] for n in penalties}
+    )
 
 
 def test_regimes_are_met():
