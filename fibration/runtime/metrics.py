@@ -125,6 +125,8 @@ def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -
         number = index.count(read_at, BATCH)[0]
         values[f"penalty/{name}"], counts[f"penalty/{name}"] = outputs[Key("penalty", name)][0] * number, number
     for name in (p.name for p in hierarchy.policies.values() if p.is_passed):
+        if Key(f"{name}_log_ratio") not in outputs:  # advantages alone read it, in a program of their own
+            continue
         for word in ("log_ratio", "kl"):
             values[f"{name}/{word}"], counts[f"{name}/{word}"] = outputs[Key(f"{name}_{word}")][0], tokens
     # of their own: who adds them up in place over ranks must not change what the index knows

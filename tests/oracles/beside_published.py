@@ -1,11 +1,13 @@
 """The library's losses beside their sources' formulas (`published*.py`), on random ragged batches off policy."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from support import Batch, operator, packed, padded, spec
+from support import Batch, Layout, operator, packed, padded, spec
 
+from fibration import Hierarchy
+from fibration.runtime.operator import Operator
 from oracles.published import PUBLISHED, Rows, m2po_threshold
 from oracles.published_objectives import OBJECTIVES, Scored
 
@@ -15,7 +17,7 @@ SEEDS = range(3)
 LENGTHS = (1, 4, 9, 2, 6, 5, 3, 12)
 # Rows have prompts and domains in no order; one group has equal rewards.
 PROMPTS, DOMAINS = (0, 1, 0, 2, 1, 2, 0, 2), (0, 0, 0, 1, 0, 1, 0, 1)
-OTHER_PROMPTS = {"pass_at_k": (0, 1, 1, 0, 1, 0, 1, 1), "kimi_k15": (0, 0, 1, 1, 1, 1, 0, 0)}
+OTHER_PROMPTS = {"pass_at_k": (1, 0, 1, 1, 1, 0, 1, 1), "kimi_k15": (0, 0, 1, 1, 1, 1, 0, 0)}
 LABELS = {"ppo_gae": "per token", **dict.fromkeys(("pass_at_k", "real"), "right or wrong")}
 PER_TOKEN = {
     *("gspo_token", "reinforce", "cispo", "cispo_absolute", "grpo", "dapo", "ppo", "dr_grpo", "sapo", "clip_cov"),
@@ -92,7 +94,7 @@ def scored(name: str, b: Rows, draw: np.random.Generator, reference: np.ndarray)
     if LABELS.get(name) == "per token":
         rewards = draw.normal(0, 1, b.mask.shape)
     elif LABELS.get(name):
-        rewards = (draw.permutation(count) < count // 2)[:, None] + np.zeros(b.mask.shape)
+        rewards = (draw.permutation(count) < count // 4)[:, None] + np.zeros(b.mask.shape)
     others = (reference, rewards, draw.normal(0, 1, b.mask.shape), draw.normal(0, 1, count))
     return Scored(
         **vars(b),
@@ -116,28 +118,64 @@ def published(name: str, b: Rows, given: dict):
     return float(objective.detach()), slope[b.mask].numpy(), [c.expand_as(b.mask)[b.mask].numpy() for c in branches]
 
 
-def compiled(name: str, backend: str, b: Rows, given: dict, place):
-    """J and coefficients of tokens as the library has them, from rows that are laid out in some way."""
-    op = operator(spec(name), backend)
-    old, new, a = (v[b.mask].numpy() for v in (b.old, b.at, b.advantages))
+@dataclass(frozen=True)
+class Placed:
+    """A loss on a backend, and rows that are laid out for it in some way."""
+
+    op: Operator
+    layout: Layout
+    b: Rows
+    given: dict
+    policies: dict
+
+    def tensor(self, values):
+        return self.layout.tensor(values[self.b.mask].numpy())
+
+    @property
+    def rewards(self):
+        """One per row, if all of its places have the same."""
+        per_row = bool((self.b.rewards == self.b.rewards[:, :1]).all())
+        return self.b.of_row if per_row else self.tensor(self.b.rewards)
+
+    def arguments(self):
+        advantages = self.op.hierarchy.advantages is None
+        more = {"advantages": self.tensor(self.b.advantages)} if advantages else {"rewards": self.rewards}
+        more |= {"policies": {k: v for k, v in self.policies.items() if k in self.op.hierarchy.policies}}
+        return (self.tensor(self.b.at), self.tensor(self.b.old)), more | {
+            "index": self.layout.index,
+            "parameters": self.given,
+        }
+
+
+def placed(h: Hierarchy, backend: str, b: Rows, given: dict, place) -> Placed:
+    op = operator(h, backend)
     labels = {"prompt_group": [r // 2 for r in range(len(LENGTHS))], "domain": [r // 4 for r in range(len(LENGTHS))]}
     others, attributes = {"rollout": b.rollout}, {}
     if isinstance(b, Scored):
         labels = {"prompt_group": list(b.prompt_group), "domain": list(b.domain)}
         others["reference"] = b.reference
         attributes = {"value": b.values[b.mask].numpy(), "greedy_reward": b.greedy}
-    layout = place(op, Batch(LENGTHS, new - old, a, labels, attributes=attributes))
-    passed = {k: layout.tensor(v[b.mask].numpy()) for k, v in others.items() if k in op.hierarchy.policies}
-    more = {"policies": passed} if passed else {}
-    tensors = [layout.tensor(v) for v in (new, old)]
-    if op.hierarchy.advantages is None:
-        tensors.append(layout.tensor(a))
-    else:
-        per_token = LABELS.get(name) == "per token"
-        more["rewards"] = layout.tensor(b.rewards[b.mask].numpy()) if per_token else b.of_row
-    found = op.coefficients(*tensors, index=layout.index, parameters=given, **more)
-    loss = op.loss(*tensors, index=layout.index, parameters=given, **more).loss
-    return float(loss), float(found.objective), layout.read(found.values)
+    drift, a = ((v[b.mask]).numpy() for v in (b.held, b.advantages))
+    layout = place(op, Batch(LENGTHS, drift, a, labels, attributes=attributes))
+    return Placed(op, layout, b, given, {k: layout.tensor(v[b.mask].numpy()) for k, v in others.items()})
+
+
+def compiled(h: Hierarchy, backend: str, b: Rows, given: dict, place):
+    """The loss, J and coefficients of tokens as the library has them."""
+    at = placed(h, backend, b, given, place)
+    tensors, more = at.arguments()
+    found = at.op.coefficients(*tensors, **more)
+    return float(at.op.loss(*tensors, **more).loss), float(found.objective), at.layout.read(found.values)
+
+
+def shown(h: Hierarchy, backend: str, b: Scored, given: dict, place) -> np.ndarray:
+    """The advantages of tokens, as the library makes them of rewards."""
+    at = placed(h, backend, b, given, place)
+    (_, old), more = at.arguments()
+    index, read = more["index"], {p for p in h.policies if p in str(h.advantages)}
+    known = {k: v for k, v in (more["policies"] | {"old": old}).items() if k in read}
+    found = at.op.advantages(at.rewards, index, given, policies=known)
+    return np.repeat(found.numpy(), LENGTHS) if tuple(found.shape) != tuple(index.shape) else at.layout.read(found)
 
 
 def difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -153,7 +191,7 @@ def agreement(name: str, backend: str, seeds=SEEDS, places=(packed, padded)) -> 
         given = parameters(name, b)
         objective, slope, _ = published(name, b, given)
         for place in places:
-            loss, own, values = compiled(name, backend, b, given, place)
+            loss, own, values = compiled(spec(name), backend, b, given, place)
             apart = max(abs(own - objective), abs(loss + objective)) / (abs(objective) + 0.1)
             worst = max(worst, apart, difference(values, slope))
     return worst

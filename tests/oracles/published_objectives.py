@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from oracles.published import (
     Found,
     Parameters,
     Rows,
+    clipped,
+    per_trajectory,
     ppo,
     token_mean,
 )
@@ -52,6 +55,85 @@ class Scored(Rows):
             yield i, [t for t in range(self.mask.shape[1]) if self.mask[i, t]]
 
 
+def by_group(b: Scored, value: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """An advantage of each row, of its group's rewards and its own place among them."""
+    found = []
+    for i in range(len(b.mask)):
+        members = b.alone(b.prompt_group, i)
+        found.append(value(b.of_row[members], members.index(i)))
+    return b.spread(found)
+
+
+def standardised(epsilon: float) -> Callable[[Tensor, int], Tensor]:
+    return lambda rewards, own: (rewards[own] - rewards.mean()) / (rewards.std() + epsilon)
+
+
+def leave_one_out(rewards: Tensor, own: int) -> Tensor:
+    return rewards[own] - torch.cat([rewards[:own], rewards[own + 1 :]]).mean()
+
+
+def with_advantages(b: Scored, a: Tensor, p: Parameters) -> tuple[Tensor, list[Tensor]]:
+    """PPO's terms and branches, with other advantages than those of the batch."""
+    low, high, r = 1 - p["epsilon_low"], 1 + p["epsilon_high"], b.held.exp()
+    return clipped(b.x.exp(), a, low, high), [(a > 0) & (r > high), (a < 0) & (r < low)]
+
+
+def dr_grpo_rewards(b: Scored, p: Parameters) -> Found:
+    terms, branches = with_advantages(b, by_group(b, lambda r, own: r[own] - r.sum() / len(r)), p)
+    return per_trajectory(b, terms) / p["length"], branches
+
+
+def rloo(b: Scored, p: Parameters) -> Found:
+    a = by_group(b, leave_one_out)
+    return per_trajectory(b, a * b.log_prob), [a > 0]
+
+
+def rloo_kl(b: Scored, p: Parameters) -> Found:
+    drift = [sum((b.old - b.reference)[i, t] for t in places) for i, places in b.tokens()]
+    shaped = b.of_row - p["beta"] * torch.stack(drift)
+    a = by_group(Scored(**{**vars(b), "rewards": b.spread(shaped)}), leave_one_out)
+    return per_trajectory(b, a * b.log_prob), [a > 0]
+
+
+def remax(b: Scored, p: Parameters) -> Found:
+    a = b.spread(b.of_row - b.greedy)
+    return per_trajectory(b, a * b.log_prob), [a > 0]
+
+
+def chances(rewards: Tensor, own: int) -> Tensor:
+    """By all sets of four answers: what those with this one are worth beyond all, by their deviation; none: 0."""
+    sets = list(combinations(range(len(rewards)), 4))
+    if not sets:
+        return torch.tensor(0.0, dtype=torch.float64)
+    worth = torch.tensor([float((rewards[list(s)] > 0.5).any()) for s in sets], dtype=torch.float64)
+    with_own = torch.tensor([own in s for s in sets])
+    return (worth[with_own].mean() - worth.mean()) / (worth.std(correction=0) + 1e-6)
+
+
+def hierarchical_grpo(b: Scored, p: Parameters) -> Found:
+    found = []
+    for i in range(len(b.mask)):
+        near, far = ([j for j in b.alone(label, i) if j != i] for label in (b.prompt_group, b.domain))
+        baseline = p["share"] * b.of_row[near].mean() + (1 - p["share"]) * b.of_row[far].mean()
+        found.append(b.of_row[i] - baseline)
+    terms, branches = with_advantages(b, b.spread(found), p)
+    return per_trajectory(b, terms) / p["length"], branches
+
+
+def gae(b: Scored, p: Parameters) -> Tensor:
+    found = torch.zeros_like(b.values)
+    for i, places in b.tokens():
+        following, trace = 0.0, 0.0
+        for t in reversed(places):
+            trace = b.rewards[i, t] + p["gamma"] * following - b.values[i, t] + p["gamma"] * p["lam"] * trace
+            following = b.values[i, t]
+            found[i, t] = trace
+    return found
+
+
+# ---------------------------------------------------------------- terms
+
+
 def ppo_entropy(b: Scored, p: Parameters) -> Found:
     """In value; its gradient, `-bonus·r·log π`, is the entropy's of tokens that `old` sampled."""
     terms, branches = ppo(b, p)
@@ -62,6 +144,20 @@ def ppo_nll(b: Scored, p: Parameters) -> Found:
     terms, branches = ppo(b, p)
     good = b.mask & (b.advantages > 0)
     return token_mean(b, terms) + p["share"] * b.log_prob[good].mean(), [*branches[:2], good]
+
+
+def kimi_k15(b: Scored, p: Parameters) -> Found:
+    a = by_group(b, lambda r, own: r[own] - r.mean())[:, 0]
+    whole = b.sum(b.x)[:, 0]
+    return (a * b.sum(b.log_prob)[:, 0] - p["tau"] / 2 * whole.square()).mean(), [(a > 0)[:, None].expand_as(b.mask)]
+
+
+def kimi_k2(b: Scored, p: Parameters) -> Found:
+    """The regression itself, with what does not move taken back: `A²`, and `log π_old` times `A`."""
+    a = by_group(b, lambda r, own: r[own] - r.mean())[:, 0]
+    squared = (a - p["tau"] * b.sum(b.x)[:, 0]).square()
+    still = a.square() + 2 * p["tau"] * a * b.sum(b.old)[:, 0]
+    return (still - squared).mean(), [(a > 0)[:, None].expand_as(b.mask)]
 
 
 def dro(b: Scored, p: Parameters) -> Found:
@@ -89,6 +185,33 @@ def kl_cov(b: Scored, p: Parameters) -> Found:
     return token_mean(b, terms), [taken, taken & (b.held > 0), taken & (b.held < 0)]
 
 
+def real(b: Scored, p: Parameters) -> Found:
+    s, losses = b.mean(b.x)[:, 0] / p["tau"], []
+    right = b.of_row > 0.5
+    for g in sorted(set(b.prompt_group)):
+        members = [i for i, other in enumerate(b.prompt_group) if other == g]
+        zero = torch.zeros(1, dtype=torch.float64)
+        losses += [
+            torch.logsumexp(torch.cat([zero, *(-s[i : i + 1] for i in members if right[i])]), 0)
+            + torch.logsumexp(torch.cat([zero, *(s[i : i + 1] for i in members if not right[i])]), 0)
+        ]
+    return -torch.stack(losses).mean(), [right[:, None].expand_as(b.mask)]
+
+
+# ---------------------------------------------------------------- order
+
+
+def prefix(b: Scored) -> Tensor:
+    """What the ratios of a row multiply to, up to every token and with it."""
+    return torch.where(b.mask, b.held.exp(), 1).cumprod(-1)
+
+
 OBJECTIVES: Mapping[str, Callable[[Scored, Parameters], Found]] = {
-    f.__name__: f for f in (ppo_entropy, ppo_nll, dro, prime_rl, kl_cov)
-}
+    f.__name__: f
+    for f in (
+        dr_grpo_rewards, rloo, rloo_kl, remax,
+        
+        ppo_entropy, ppo_nll, kimi_k15, kimi_k2, dro, prime_rl, kl_cov, real,
+        hierarchical_grpo,
+    )
+}  # fmt: skip

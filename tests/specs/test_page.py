@@ -18,10 +18,10 @@ from fibration.language.loading import shipped, shipped_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
-FOLDERS = ("tokens", "sequences", "rollout", "masks", "terms", "fiberpo")
-TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "Tinker")
+FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "fiberpo")
+TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
 FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
-WORDS = ("weigh", "keep", "log_prob", "total", "mean", "largest", "some", "quantile", "stop", "inward")
+WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()
 MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
 
 
@@ -33,9 +33,9 @@ def words(name: str) -> str:
     """What the loss is said with, beyond gates, kernels, a decomposition and an objective."""
     written = repr(spec(name))
     read = [w for w in WORDS if re.search(rf"(?<![\w_]){w}\(", written)]
-    read += ["penalties"] if spec(name).penalties else []
+    read += ["rewards"] * (spec(name).advantages is not None) + ["penalties"] * bool(spec(name).penalties)
     read += ["a gate per channel"] if re.search(r"\{[\"']\+[\"']:", written) else []
-    return ", ".join(f"`{w}`" if w in (*WORDS, "penalties") else w for w in read)
+    return ", ".join(f"`{w}`" if w in (*WORDS, "rewards", "penalties") else w for w in read)
 
 
 def agreements() -> dict[str, float]:

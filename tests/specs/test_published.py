@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracles.beside_published import SEEDS, SOURCES, agreement, compiled, parameters, published, rows
 from oracles.published import Rows
-from support import packed
+from support import packed, spec
 from thorough import ALL, some
 
 from fibration.language.loading import shipped
@@ -80,7 +80,7 @@ def test_a_weight_of_tokens_is_as_good_as_one_of_advantages(name, base):
     weight = torch.clamp((b.old - b.rollout).exp(), max=1.2)
     assert (weight < 1.2)[b.mask].any() and (weight == 1.2)[b.mask].any()
     by_hand = Rows(b.log_prob, b.at, b.old, b.rollout, weight * b.advantages, b.mask)
-    _, objective, values = compiled(name, "torch", b, given, packed)
-    _, expected, slope = compiled(base, "torch", by_hand, {}, packed)
+    _, objective, values = compiled(spec(name), "torch", b, given, packed)
+    _, expected, slope = compiled(spec(base), "torch", by_hand, {}, packed)
     assert objective == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose(values, slope, rtol=1e-12, atol=1e-16)

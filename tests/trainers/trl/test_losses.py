@@ -9,7 +9,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1"}
 import pytest
 import torch
 from oracles.beside_published import compiled, difference, parameters, rows
-from support import packed
+from support import packed, spec
 from trl import GRPOTrainer
 
 BOUND = 1e-9
@@ -46,7 +46,7 @@ class Accelerator:
         return value
 
 
-def theirs(loss, b, named, given, weights=None):
+def theirs(loss, b, named, given, weights=None, unbiased=False):
     """TRL's objective and its gradient in the log-probs of the tokens."""
     log_prob = b.log_prob.clone().requires_grad_()
     chosen = {k: given.get(v, v) if isinstance(v, str) else v for k, v in named.items()}
@@ -57,7 +57,7 @@ def theirs(loss, b, named, given, weights=None):
     trainer = SimpleNamespace(
         **chosen,
         loss_type=loss,
-        args=SimpleNamespace(**chosen, use_bias_correction_kl=False),
+        args=SimpleNamespace(**chosen, use_bias_correction_kl=unbiased),
         accelerator=Accelerator(),
         model=SimpleNamespace(training=True),
         aux_loss_enabled=False,
@@ -72,6 +72,7 @@ def theirs(loss, b, named, given, weights=None):
     inputs = dict(prompt_ids=tokens[:, :1], prompt_mask=tokens[:, :1], completion_ids=tokens, completion_mask=mask)
     inputs |= dict(advantages=b.advantages, old_per_token_logps=b.old, num_items_in_batch=mask.sum())
     inputs |= {} if weights is None else {"importance_sampling_ratio": weights}
+    inputs |= {"ref_per_token_logps": b.reference} if chosen["beta"] else {}
     value = GRPOTrainer._compute_loss(trainer, None, inputs)
     (slope,) = torch.autograd.grad(value, log_prob)
     return -float(value.detach()), -slope[b.mask].numpy()
@@ -79,7 +80,7 @@ def theirs(loss, b, named, given, weights=None):
 
 def same(name, b, given, expected, bound=BOUND):
     objective, slope = expected
-    loss, own, values = compiled(name, "torch", b, given, packed)
+    loss, own, values = compiled(spec(name) if isinstance(name, str) else name, "torch", b, given, packed)
     assert own == pytest.approx(objective, rel=bound, abs=bound / 100)
     assert loss == pytest.approx(-objective, rel=bound, abs=bound / 100)
     assert difference(values, slope) < bound

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from oracles.beside_published import compiled, difference, parameters, rows
-from support import packed
+from support import packed, spec
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
@@ -58,7 +58,7 @@ def theirs(loss, b, config, reduction, mask=None, weights=None, old=None):
 
 def same(name, b, given, expected, bound=BOUND):
     objective, slope = expected
-    loss, own, values = compiled(name, "torch", b, given, packed)
+    loss, own, values = compiled(spec(name), "torch", b, given, packed)
     assert own == pytest.approx(objective, rel=bound, abs=bound / 100)
     assert loss == pytest.approx(-objective, rel=bound, abs=bound / 100)
     assert difference(values, slope) < bound

@@ -1,0 +1,1 @@
+"""Whole objectives: rewards come in, and what an advantage is stands in the hierarchy."""
