@@ -445,6 +445,10 @@ LAWS = (
         "if h.rows in (s, *h.coarser(s)))", "if s != h.leaves[0])",
     ),
     slip(
+        "a bound that is 0 has no sign", "laws/test_search",
+        "SIGNS[low < 0, low <= 0 <= high, high > 0]", "SIGNS[low < 0, low < 0 <= high, high > 0]",
+    ),
+    slip(
         "coefficients are looked at on policy alone", "laws*gradient",
         "for concrete in few for way in", "for concrete in few[:0] for way in",
     ),

@@ -195,3 +195,11 @@ def test_a_slope_that_is_reached_slowly_is_not_refuted():
     """At every step the quotient is well above 1; it tends to 1 like `1/log`, below any step that is tried."""
     slowly = zoo.one(where(residual > 0, residual * (1 + 1 / log(2 + 1 / absolute(residual))), residual), log_ratio())
     assert identity.gate_off_identity(slowly, zoo.token, slowly.gate(zoo.token)) is None
+
+
+def test_signs_of_what_lies_between_bounds():
+    """Of the bounds themselves too: 0 is one, whatever lies beside it."""
+    ends = [Fraction(n, 3) for n in (-2, -1, 0, 1, 2)]
+    for low, high in itertools.combinations_with_replacement(ends, 2):
+        inside = [x for x in ends if low <= x <= high]
+        assert Enclosed(low, high).signs == {(x > 0) - (x < 0) for x in inside}
