@@ -7,14 +7,12 @@ the number of threads: a segment is one thread's, and long coarse sums are cut a
 
 from __future__ import annotations
 
-import math
-import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
-from fibration.backends.bodies import Language, ternary
+from fibration.backends.c.coarse import CoarseStages
+from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, TOKEN, WIDE, token_constant, wide_constant
 from fibration.compiler.arguments import (
     FLOATS,
     GIVEN,
@@ -32,61 +30,12 @@ from fibration.compiler.arguments import (
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, SCALAR_ARITY, Const, Input, Map, Mix, Node, Pull, Push, Quantile
-from fibration.compiler.keys import Key, Names
-from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Spread, Sweep
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.keys import Key
+from fibration.compiler.plan import Pass, Plan, Scalars, Spread, Sweep
 from fibration.compiler.program import Program
 from fibration.compiler.reuse import keep
 from fibration.errors import BackendError
-
-PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in ("math", "storage", "fibres", "matrix", "quantiles")}
-# One row per scalar operator of the IR, but for the choice. Functions are those of math.h.
-_DOUBLE, _FLOAT = (
-    set(re.findall(rf"^MATH {kind} (\w+)_{precision}\({kind} x\)", PARTS["math"].read_text(), re.MULTILINE))
-    for kind, precision in (("double", "f64"), ("float", "f32"))
-)
-FUNCTIONS = [op for op in SCALAR_ARITY if op in _DOUBLE & _FLOAT]
-OPERATORS = {
-    "stop": "{}",
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
-    "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
-    **{function: f"{function}_T({{}})" for function in sorted(_DOUBLE & _FLOAT)},
-}  # fmt: skip
-INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "select"})
-KEYWORDS = """
-auto break case char const continue default do double else enum extern float for goto if inline int long register
-restrict return short signed sizeof static struct switch typedef union unsigned void volatile while _Alignas _Alignof
-_Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_local asm typeof bool true false main
-""".split()
-SKELETON_WORDS = """
-real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
-AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
-int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs reserve quantile quantiles FEW SAMPLE
-""".split()
-PRECISIONS = ("f32", "f64", "real")
-RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})
-
-
-def wide_constant(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value) if value >= 0 else f"({value!r})"
-    return "NAN" if math.isnan(value) else ("INFINITY" if value > 0 else "(-INFINITY)")
-
-
-def token_constant(value: float) -> str:
-    """In the tokens' precision: whole numbers are exact in any, others are rounded once."""
-    if math.isfinite(value) and abs(value) < 2**24 and value == int(value):
-        return f"{value!r}f" if value >= 0 else f"({value!r}f)"
-    return f"(real){wide_constant(value)}"
-
-
-def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
-    operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
-    # compilers make branches of a comparison with a choice inside, and no vector code
-    return Language("C", operators, constant, ternary, INFIX, named_conditions=False, compared=frozenset({"lt", "le"}))
-
-
-WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)
 
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
@@ -109,8 +58,9 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
     parts = [top, _part("math"), storage, "\n" + _part("fibres")]
     parts += ["\n" + _part("matrix")] if any(plan.program.matrices for plan in plans.values()) else []
-    selecting = any(isinstance(n, Quantile) for plan in plans.values() for n in plan.program.nodes())
-    parts += ["\n" + _part("quantiles")] if selecting else []
+    kinds = {type(n) for plan in plans.values() for n in plan.program.nodes()}
+    extra = [word for kind, word in ((Quantile, "quantiles"), (Scan, "scans")) if kind in kinds]
+    parts += ["\n" + _part(word) for word in (["room", *extra] if extra else [])]
     for name, plan in plans.items():
         sections = [(f, section) for f, section in plan.functions(name).items() if section]
         texts = [_Function(f, plan, section, titles[name]).text() for f, section in sections]
@@ -166,23 +116,7 @@ def reductions(parts: Mapping[Push, str]) -> str:
     return "".join(f" reduction({sign} : {chosen})" for sign, chosen in named.items() if chosen)
 
 
-class _Function:
-    def __init__(self, name: str, plan: Plan, section: Section, title: str) -> None:
-        self.name, self.plan, self.section, self.title = name, plan, section, title
-        self.signature = signature(plan)
-        self.arguments, self.called, self.size = self.signature.arguments, self.signature.name, self.signature.size
-        self.names = dict(plan.names)
-        words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
-        self.free, self.taken = words.free, words.taken
-        self.slots = {n: self.free(f"{plan.names[n]}_of") for n in plan.saved}
-        self.arrays = dict(self.slots)
-        self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
-        self.rounded: dict[Node, str] = {}
-        self.lines: list[str] = []
-
-    def line(self, depth: int, text: str = "") -> None:
-        self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
-
+class _Function(CoarseStages):
     def text(self) -> str:
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
@@ -211,108 +145,6 @@ class _Function:
         words = ", ".join(f"{self.plan.names[n]} [{n.stratum}]" for n in self.plan.saved) or "nothing"
         return "\n   ".join(textwrap.wrap(words, 110))
 
-    # ------------------------------------------------------------ where values are
-
-    def at(self, node: Node, element: str) -> str:
-        """A vector's value at an element: from its array."""
-        if isinstance(node, Const):
-            return wide_constant(node.value)
-        if node.stratum == BATCH:
-            element = "0"
-        elif isinstance(node, Input) and node.kind == "parameter":
-            element = f"{element} * {self.called('stride', node)}"
-        return f"{self.arrays[node]}[{element}]"
-
-    def load(self, node: Node, element: str) -> str:
-        """The value of a coarse node that this loop does not compute itself."""
-        if isinstance(node, Pull) and node not in self.arrays:
-            return self.gathered(node, element)
-        return self.at(node, element)
-
-    def gathered(self, node: Pull, element: str) -> str:
-        if node.target == BATCH:
-            return self.at(node.operand, "0")
-        return self.at(node.operand, f"{self.called('parent', node.source, node.target)}[{element}]")
-
-    # ------------------------------------------------------------ coarse strata
-
-    def group(self, group: Group, stage: Coarse) -> None:
-        s = group.stratum
-        size = self.size(s)
-        for quantile in group.quantiles:
-            self.quantile(quantile)
-        if group.quantiles:
-            return
-        if group.source:
-            for push in group.values:
-                if isinstance(push, Mix):
-                    self.mix(push)
-                    continue
-                assert isinstance(push, Push)
-                out, x = self.arrays[push], self.arrays[push.operand]
-                order, members = (self.called(kind, push.source, s) for kind in ("order", "members"))
-                self.line(1, f"push_{push.reduce}({out}, {x}, {order}, {members}, {size}, threads);")
-            return
-        self.line(1, f"/* every {s} */")
-        if s != BATCH:
-            self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)")
-        self.line(1, f"for (int64_t b = 0; b < {size}; b++) {{")
-        self.loads(2, group.values, set(group.values), "b")
-        for node in group.values:
-            self.value(2, node, "b")
-        for node in group.values:
-            if node in stage.saved:
-                self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
-        self.line(1, "}")
-
-    def quantile(self, node: Quantile) -> None:
-        """Of the values that sweeps have set aside."""
-        values = ", ".join(self.slots[v] for v in node.values)
-        order, members = (
-            ", ".join(self.called(kind, s, node.target) for s in node.sources) for kind in ("order", "members")
-        )
-        parameter = isinstance(node.level, Input) and node.level.kind == "parameter"
-        stride = self.called("stride", node.level) if parameter else "1"
-        level = self.arrays.get(node.level, "")
-        if isinstance(node.level, Const):
-            level, stride = f"(const double[]){{{wide_constant(node.level.value)}}}", "0"
-        self.line(1, f"quantiles({self.arrays[node]}, {len(node.values)}, (const double *const[]){{{values}}},")
-        self.line(2, f"(const int64_t *const[]){{{order}}}, (const int64_t *const[]){{{members}}},")
-        self.line(2, f"{level}, {stride}, {self.size(node.target)}, threads);")
-
-    def mix(self, node: Mix) -> None:
-        """A product with a matrix, or with its transpose."""
-        rows, columns = self.size(node.into), self.size(node.of)
-        call = "mix_transposed" if node.transposed else "mix"
-        out, x = self.arrays[node], self.arrays[node.operand]
-        self.line(1, f"{call}({out}, {self.called('matrix', node.matrix)}, {x}, {rows}, {columns}, threads);")
-
-    def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
-        """Bring the operands that come from memory into scalars of their own names."""
-        wanted = {o: None for n in values if not isinstance(n, Pull) for o in n.operands if o not in inside}
-        for node in wanted:
-            if not isinstance(node, Const):
-                self.line(depth, f"const double {self.names[node]} = {self.load(node, element)};")
-
-    def value(self, depth: int, node: Node, element: str) -> None:
-        """Compute one coarse value under its name, in double."""
-        if isinstance(node, Pull):
-            self.line(depth, f"const double {self.names[node]} = {self.gathered(node, element)};")
-        elif isinstance(node, Map):
-            operands = [self.operand(o) for o in node.inputs]
-            before, text = WIDE.write(node.body, operands, self.names[node], self.taken)
-            for name, part in [*before, (self.names[node], text)]:
-                self.assign(depth, "double", name, part)
-        else:
-            raise BackendError(f"the C backend cannot emit {type(node).__name__}")
-
-    def operand(self, node: Node) -> str:
-        return wide_constant(node.value) if isinstance(node, Const) else self.names[node]
-
-    def assign(self, depth: int, kind: str, name: str, text: str) -> None:
-        first, *rest = text.splitlines()
-        self.line(depth, "\n".join([f"const {kind} {name} = {first}", *rest]) + ";")
-
     # ------------------------------------------------------------ sweeps
 
     def sweep(self, sweep: Sweep) -> None:
@@ -320,6 +152,10 @@ class _Function:
         n, words = self.size(s), [self.signature.layouts[s, leaf] for leaf in sweep.leaves]
         total = " + ".join(f"{w}_offsets[{n}]" for w in words)
         self.line(1, f"/* sweep over {s} */")
+        self.powers = {scan: self.free(f"powers_of_{self.names[scan]}") for p in sweep.passes for scan in p.scans}
+        for scan, powers in self.powers.items():
+            self.line(1, f"double {powers}[WIDTH + 1];")
+            self.line(1, f"powers_of({powers}, {self.at(scan.discount, '0')});")
         self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\")
         self.line(1, f"if ({total} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < {n}; b++) {{")
@@ -369,6 +205,8 @@ class _Function:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         for room, _ in self.room.values():
             self.line(2, f"__builtin_free({room});")
+        for lanes in self.lanes.values():
+            self.line(2, f"__builtin_free({lanes} - WIDTH);")
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
@@ -380,7 +218,9 @@ class _Function:
         self.line(1, "}")
 
     def rooms(self, sweep: Sweep) -> None:
-        """Room for the values that this sweep takes quantiles of, and as much beside it to look for them."""
+        """Room for the values that this sweep takes quantiles of, and as much beside it to look for them; and for sums
+        in order.
+        """
         self.room: dict[tuple[Node, ...], tuple[str, str]] = {}
         taken = (n for step in sweep.steps if isinstance(step, Scalars) for n in step.values)
         for node in taken:
@@ -392,19 +232,29 @@ class _Function:
                 self.line(2, f"double *restrict {room} = reserve(2 * {size});")
                 self.room[node.values] = room, size
 
+        self.lanes: dict[Scan, str] = {}
+        for scan in (scan for one in sweep.passes for scan in one.scans):
+            w = self.signature.layouts[sweep.segments, scan.into]
+            self.lanes[scan] = self.free(f"values_of_{self.names[scan]}")
+            size = f"{w}_offsets[b + 1] - {w}_offsets[b]"
+            self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({size});")
+
     def picked(self, node: Quantile) -> None:
         """The quantile of a segment, of the values in its room."""
         room, size = self.room[node.values]
         text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)})"
         self.assign(2, "double", self.names[node], text)
 
-    def set_aside(self, depth: int, node: Node, value: str, sweep: Sweep, word: str) -> None:
-        """A token's value, for quantiles of this sweep and of later stages."""
+    def set_aside(self, depth: int, node: Node, value: str, step: Pass, sweep: Sweep, word: str) -> None:
+        """A token's value, for quantiles and sums in order of this sweep and of later stages."""
         for values, (room, _) in self.room.items():
             if node in values:
                 before = [self.signature.layouts[sweep.segments, v.stratum] for v in values[: values.index(node)]]
                 place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])
                 self.line(depth, f"{room}[{place}] = {value};")
+        for scan in step.scans:
+            if node in scan.values:
+                self.line(depth, f"{self.lanes[scan]}[i] = {value};")
         if node in sweep.saved:
             self.line(depth, f"{self.slots[node]}[TOKEN({word}, i)] = {value};")
 
@@ -442,7 +292,7 @@ class _Function:
         for push, part in parts.items():
             self.line(depth + 1, add[push.reduce].format(part, self.token_operand(push.operand, step, s, step.wide)))
         for node in step.aside:
-            self.set_aside(depth + 1, node, self.token_operand(node, step, s, True), sweep, word)
+            self.set_aside(depth + 1, node, self.token_operand(node, step, s, True), step, sweep, word)
         for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
             value = self.token_operand(node, step, s, step.wide or node in self.plan.precise)
             self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {value});")
@@ -451,6 +301,8 @@ class _Function:
             self.line(3, end[push.reduce].format(self.names[push], part))
         if parts:
             self.line(2, "}")
+        for scan in step.scans:
+            self.line(2, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
 
     def rounded_scalar(self, node: Node, wide: bool) -> str:
         """A segment's value, in the precision of a pass over its tokens."""
@@ -470,6 +322,8 @@ class _Function:
             return
         if isinstance(node, Input):
             text = self.token_input(node, word, kind)
+        elif isinstance(node, Scan):
+            text = f"({kind}){self.in_order(node, word)}"
         elif isinstance(node, Pull):
             parent = self.called("parent", node.source, node.target)
             text = f"({kind}){self.at(node.operand, f'{parent}[TOKEN({word}, i)]')}"
@@ -500,6 +354,17 @@ class _Function:
             array = self.called("advantage")
             return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
         return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
+
+    def in_order(self, node: Scan, word: str) -> str:
+        """The sum of what comes before a token, or after it."""
+        if node in self.arrays:
+            return f"{self.arrays[node]}[TOKEN({word}, i)]"
+        if node in self.lanes:
+            return f"{self.lanes[node]}[i]"
+        (value,) = node.values  # the same of each token, and as many times as there are such
+        assert isinstance(value, Const)
+        places = "i" if node.forward else "(tokens - 1 - i)"
+        return places if value.value == 1.0 else f"({wide_constant(value.value)} * (double){places})"
 
     def out(self, output: Key) -> str:
         """The array that an output over tokens is written to."""

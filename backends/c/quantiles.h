@@ -5,13 +5,6 @@
 #define FEW 32
 #define SAMPLE 256
 
-static double *reserve(int64_t numbers)
-{
-    double *room = __builtin_malloc((size_t)(numbers + 1) * sizeof(double));
-    if (!room) __builtin_abort();
-    return room;
-}
-
 /* How many are below and above two bounds. */
 static void count_outside(const double *x, int64_t n, double low, double high, int64_t *below, int64_t *above)
 {

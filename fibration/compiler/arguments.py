@@ -50,6 +50,8 @@ KINDS: Mapping[str, Kind] = {
     "parent": Kind(INTEGERS, LAID_OUT, "the target under each element"),
     "order": Kind(INTEGERS, LAID_OUT, "the elements sorted by target, unless they are", may_lack=True),
     "members": Kind(INTEGERS, LAID_OUT, "how many elements lie before each target"),
+    "sequence": Kind(INTEGERS, LAID_OUT, "elements of several strata in order, unless they are", may_lack=True),
+    "sequence_members": Kind(INTEGERS, LAID_OUT, "how many of them lie before each target"),
     "result": Kind(RESULTS, MADE, "a token output"),
     "places": Kind(INTEGER, MADE, "how many numbers a token tensor holds"),
     "fill": Kind(REAL, MADE, "what masked ones get"),
@@ -178,6 +180,8 @@ class _Arguments:
                 strata.setdefault(node.target)
             if isinstance(node, Mix):
                 strata |= {node.into: None, node.of: None}
+        for order in self.plan.orders:
+            strata |= dict.fromkeys(order)
         for s in strata:
             if s != BATCH:
                 self.add(f"n_{s}", "size", (s,), f"how many {s} elements")
@@ -234,6 +238,12 @@ class _Arguments:
         for quantile in self.plan.quantiles:
             for leaf in quantile.sources:
                 self.fibre(leaf, quantile.target)
+
+        for order in self.plan.orders:
+            target, sources = order[0], "_and_".join(order[1:])
+            note = f"[{' + '.join(order[1:])}] numbered through, as they come along each {target}, unless they are so"
+            self.add(f"{sources}_along_{target}", "sequence", order, note)
+            self.add(f"{sources}_up_to_{target}", "sequence_members", order, f"[{target} + 1] before each {target}")
 
     def fibre(self, a: str, b: str) -> None:
         self.add(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")

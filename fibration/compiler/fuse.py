@@ -21,7 +21,7 @@ from fibration.compiler.ir import (
     Scan,
 )
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Spread, Stage, Sweep, gathers
+from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Spread, Stage, Sweep, counts, gathers
 from fibration.compiler.program import Program
 from fibration.compiler.routes import route, segments_of
 from fibration.compiler.schedule import value_names
@@ -80,9 +80,8 @@ class _Planner:
         for node in self.order:
             if node.stratum in self.leaves:
                 self.needs[node] = frozenset(self._needs(node))
-                counted = isinstance(node, Scan) and all(isinstance(o, Const) for o in node.operands)
                 inside = (self.reads[o] for o in node.operands if o.stratum in self.leaves)
-                own = () if counted or node not in self.along else (node,)
+                own = (node,) if node in self.along and not counts(node) else ()
                 self.reads[node] = frozenset(own).union(*(() if isinstance(node, Scan) else inside))
         self.critical = self._critical()
         self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fibration.compiler.ir import Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 
@@ -112,6 +112,11 @@ def of_quantiles(program: Program) -> set[Node]:
         if isinstance(node, Quantile) or (coarse and not found.isdisjoint(node.operands)):
             found.add(node)
     return found
+
+
+def counts(node: Node) -> bool:
+    """Whether a sum in order is as many times one number as there are tokens before, or after: no sum is taken."""
+    return isinstance(node, Scan) and node.discount == Const(1.0, BATCH) and isinstance(node.values[0], Const)
 
 
 def _jumps_by_order(node: Map) -> bool:
@@ -267,14 +272,14 @@ class Plan:
         above a bound in every pass that asks, or in none.
         """
         order, leaves = list(self.program.nodes()), self.program.leaves
-        found = {v for n in order if isinstance(n, Quantile) for v in n.values}
+        found: set[Node] = {v for n in order if isinstance(n, Quantile) for v in n.values}
+        found |= {n for n in order if isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}
         for node in reversed(order):
-            if node in found and not isinstance(node, Pull):
+            if node in found and not isinstance(node, (Pull, Scan)):
                 found.update(o for o in node.operands if o.stratum in leaves)
         made = of_quantiles(self.program)
         reading = {n for n in order if isinstance(n, Map) and n.stratum in leaves and not made.isdisjoint(n.inputs)}
-        asking = {n for n in order if isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}
-        return frozenset(found | reading | asking | {n for n in made if n.stratum in leaves})
+        return frozenset(found | reading | {n for n in made if n.stratum in leaves})
 
     def __str__(self) -> str:
         passes = sum(len(s.passes) for s in self.sweeps)

@@ -45,6 +45,8 @@ VALUES: Mapping[str, Callable[[_Call, Argument], object]] = for_each("values of 
     "parent": lambda call, a: call.batch.index.parent(*a.key).contiguous(),
     "order": lambda call, a: call.batch.index.members(*a.key).order,
     "members": lambda call, a: call.batch.index.members(*a.key).offsets,
+    "sequence": lambda call, a: call.batch.index.sequence(*a.key).order,
+    "sequence_members": lambda call, a: call.batch.index.sequence(*a.key).offsets,
     "result": lambda call, a: call.result(),
     "places": lambda call, a: math.prod(call.batch.index.shape),
     "fill": lambda call, a: call.batch.fill,

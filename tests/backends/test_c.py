@@ -17,8 +17,9 @@ from support import token
 
 import fibration
 from fibration import Gate, Hierarchy, Parameter, cache, log_ratio, residual, tanh, token_mean
-from fibration.backends.bodies import Language
-from fibration.backends.c import build, emit
+from fibration.backends.bodies import Language, ternary
+from fibration.backends.c import build
+from fibration.backends.c.language import OPERATORS, wide_constant
 from fibration.compiler.fuse import sweeps
 from fibration.errors import BackendError
 from fibration.pipeline import generate, programs
@@ -204,11 +205,11 @@ def test_an_index_that_lies_elsewhere_is_refused():
 
 
 def test_an_operator_without_a_row_is_refused_when_the_backend_registers():
-    operators = {k: v for k, v in emit.OPERATORS.items() if k != "tanh"}
+    operators = {k: v for k, v in OPERATORS.items() if k != "tanh"}
     with pytest.raises(BackendError, match="lacks the scalar operator 'tanh'"):
-        Language("C", operators, emit.wide_constant, emit.ternary)
+        Language("C", operators, wide_constant, ternary)
     with pytest.raises(BackendError, match="has no use for the scalar operator 'sinh'"):
-        Language("C", {**emit.OPERATORS, "sinh": "sinh({})"}, emit.wide_constant, emit.ternary)
+        Language("C", {**OPERATORS, "sinh": "sinh({})"}, wide_constant, ternary)
 
 
 @pytest.mark.parametrize("name", ["tanh_real", "tanh_f32", "tanh_f64"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fibration.backends.c import emit
+from fibration.backends.c import language
 
 HEADER = Path(__file__).parents[2] / "backends" / "c" / "math.h"
 COMPILER = shutil.which("cc")
@@ -46,7 +46,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 def test_every_function_of_the_backend_has_its_bound() -> None:
-    assert FUNCTIONS.keys() == SPECIALS.keys() == set(emit.FUNCTIONS)
+    assert FUNCTIONS.keys() == SPECIALS.keys() == set(language.FUNCTIONS)
 
 
 def loops() -> dict[str, tuple[str, str]]:

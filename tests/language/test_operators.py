@@ -19,7 +19,7 @@ import torch
 import fibration
 from fibration import Parameter
 from fibration.backends.bodies import Language
-from fibration.backends.c import emit as c
+from fibration.backends.c import language as c
 from fibration.backends.torch import emit as torch_emit
 from fibration.backends.triton import language as triton
 from fibration.compiler.derivative import derivative

@@ -1,0 +1,148 @@
+"""C of coarse stages: every value in double, in arrays that outlive their stage."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from fibration.backends.c.language import RESERVED, WIDE, wide_constant
+from fibration.compiler.arguments import signature
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.keys import Names
+from fibration.compiler.plan import Coarse, Group, Plan, Section
+from fibration.errors import BackendError
+
+
+class CoarseStages:
+    """A function in the making: where its values are, and its loops over coarse strata."""
+
+    def __init__(self, name: str, plan: Plan, section: Section, title: str) -> None:
+        self.name, self.plan, self.section, self.title = name, plan, section, title
+        self.signature = signature(plan)
+        self.arguments, self.called, self.size = self.signature.arguments, self.signature.name, self.signature.size
+        self.names = dict(plan.names)
+        words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
+        self.free, self.taken = words.free, words.taken
+        self.slots = {n: self.free(f"{plan.names[n]}_of") for n in plan.saved}
+        self.arrays = dict(self.slots)
+        self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
+        self.rounded: dict[Node, str] = {}
+        self.lines: list[str] = []
+
+    def line(self, depth: int, text: str = "") -> None:
+        self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
+
+    # ------------------------------------------------------------ where values are
+
+    def at(self, node: Node, element: str) -> str:
+        """A vector's value at an element: from its array."""
+        if isinstance(node, Const):
+            return wide_constant(node.value)
+        if node.stratum == BATCH:
+            element = "0"
+        elif isinstance(node, Input) and node.kind == "parameter":
+            element = f"{element} * {self.called('stride', node)}"
+        return f"{self.arrays[node]}[{element}]"
+
+    def load(self, node: Node, element: str) -> str:
+        """The value of a coarse node that this loop does not compute itself."""
+        if isinstance(node, Pull) and node not in self.arrays:
+            return self.gathered(node, element)
+        return self.at(node, element)
+
+    def gathered(self, node: Pull, element: str) -> str:
+        if node.target == BATCH:
+            return self.at(node.operand, "0")
+        return self.at(node.operand, f"{self.called('parent', node.source, node.target)}[{element}]")
+
+    # ------------------------------------------------------------ coarse strata
+
+    def group(self, group: Group, stage: Coarse) -> None:
+        s = group.stratum
+        size = self.size(s)
+        for quantile in group.quantiles:
+            self.quantile(quantile)
+        for scan in group.scans:
+            self.scan(scan)
+        if group.quantiles or group.scans:
+            return
+        if group.source:
+            for push in group.values:
+                if isinstance(push, Mix):
+                    self.mix(push)
+                    continue
+                assert isinstance(push, Push)
+                out, x = self.arrays[push], self.arrays[push.operand]
+                order, members = (self.called(kind, push.source, s) for kind in ("order", "members"))
+                self.line(1, f"push_{push.reduce}({out}, {x}, {order}, {members}, {size}, threads);")
+            return
+        self.line(1, f"/* every {s} */")
+        if s != BATCH:
+            self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)")
+        self.line(1, f"for (int64_t b = 0; b < {size}; b++) {{")
+        self.loads(2, group.values, set(group.values), "b")
+        for node in group.values:
+            self.value(2, node, "b")
+        for node in group.values:
+            if node in stage.saved:
+                self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
+        self.line(1, "}")
+
+    def quantile(self, node: Quantile) -> None:
+        """Of the values that sweeps have set aside."""
+        values = ", ".join(self.slots[v] for v in node.values)
+        order, members = (
+            ", ".join(self.called(kind, s, node.target) for s in node.sources) for kind in ("order", "members")
+        )
+        parameter = isinstance(node.level, Input) and node.level.kind == "parameter"
+        stride = self.called("stride", node.level) if parameter else "1"
+        level = self.arrays.get(node.level, "")
+        if isinstance(node.level, Const):
+            level, stride = f"(const double[]){{{wide_constant(node.level.value)}}}", "0"
+        self.line(1, f"quantiles({self.arrays[node]}, {len(node.values)}, (const double *const[]){{{values}}},")
+        self.line(2, f"(const int64_t *const[]){{{order}}}, (const int64_t *const[]){{{members}}},")
+        self.line(2, f"{level}, {stride}, {self.size(node.target)}, threads);")
+
+    def scan(self, node: Scan) -> None:
+        """Of the values that sweeps have set aside, or of a coarser stratum."""
+        values = ", ".join("0" if isinstance(v, Const) else self.arrays[v] for v in node.values)
+        same = ", ".join(wide_constant(v.value) if isinstance(v, Const) else "0" for v in node.values)
+        sizes = ", ".join(self.size(s) for s in node.sources)
+        order, members = (self.called(kind, *node.order) for kind in ("sequence", "sequence_members"))
+        self.line(1, f"scans({self.arrays[node]}, {node.sources.index(node.into)}, {len(node.values)},")
+        self.line(2, f"(const double *const[]){{{values}}}, (const double[]){{{same}}}, (const int64_t[]){{{sizes}}},")
+        self.line(2, f"{order}, {members}, {self.at(node.discount, '0')}, {int(node.forward)},")
+        self.line(2, f"{self.size(node.target)}, threads);")
+
+    def mix(self, node: Mix) -> None:
+        """A product with a matrix, or with its transpose."""
+        rows, columns = self.size(node.into), self.size(node.of)
+        call = "mix_transposed" if node.transposed else "mix"
+        out, x = self.arrays[node], self.arrays[node.operand]
+        self.line(1, f"{call}({out}, {self.called('matrix', node.matrix)}, {x}, {rows}, {columns}, threads);")
+
+    def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
+        """Bring the operands that come from memory into scalars of their own names."""
+        wanted = {o: None for n in values if not isinstance(n, Pull) for o in n.operands if o not in inside}
+        for node in wanted:
+            if not isinstance(node, Const):
+                self.line(depth, f"const double {self.names[node]} = {self.load(node, element)};")
+
+    def value(self, depth: int, node: Node, element: str) -> None:
+        """Compute one coarse value under its name, in double."""
+        if isinstance(node, Pull):
+            self.line(depth, f"const double {self.names[node]} = {self.gathered(node, element)};")
+        elif isinstance(node, Map):
+            operands = [self.operand(o) for o in node.inputs]
+            before, text = WIDE.write(node.body, operands, self.names[node], self.taken)
+            for name, part in [*before, (self.names[node], text)]:
+                self.assign(depth, "double", name, part)
+        else:
+            raise BackendError(f"the C backend cannot emit {type(node).__name__}")
+
+    def operand(self, node: Node) -> str:
+        return wide_constant(node.value) if isinstance(node, Const) else self.names[node]
+
+    def assign(self, depth: int, kind: str, name: str, text: str) -> None:
+        first, *rest = text.splitlines()
+        self.line(depth, "\n".join([f"const {kind} {name} = {first}", *rest]) + ";")

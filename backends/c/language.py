@@ -1,0 +1,62 @@
+"""The words of C: one row per scalar operator, constants, and what no value may be called."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from fibration.backends.bodies import Language, ternary
+from fibration.compiler.ir import SCALAR_ARITY
+
+WORDS = "math storage fibres matrix room quantiles scans".split()
+PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in WORDS}
+# One row per scalar operator of the IR, but for the choice. Functions are those of math.h.
+_DOUBLE, _FLOAT = (
+    set(re.findall(rf"^MATH {kind} (\w+)_{precision}\({kind} x\)", PARTS["math"].read_text(), re.MULTILINE))
+    for kind, precision in (("double", "f64"), ("float", "f32"))
+)
+FUNCTIONS = [op for op in SCALAR_ARITY if op in _DOUBLE & _FLOAT]
+OPERATORS = {
+    "stop": "{}",
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
+    **{function: f"{function}_T({{}})" for function in sorted(_DOUBLE & _FLOAT)},
+}  # fmt: skip
+INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "select"})
+KEYWORDS = """
+auto break case char const continue default do double else enum extern float for goto if inline int long register
+restrict return short signed sizeof static struct switch typedef union unsigned void volatile while _Alignas _Alignof
+_Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_local asm typeof bool true false main
+""".split()
+SKELETON_WORDS = """
+real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
+AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
+int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs reserve quantile quantiles FEW SAMPLE
+reserve_several powers_of scan_way scan scans several places_of_several WIDTH SHUFFLE LAST REVERSE
+BEFORE_1 BEFORE_2 BEFORE_4
+""".split()
+PRECISIONS = ("f32", "f64", "real")
+RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})
+
+
+def wide_constant(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value) if value >= 0 else f"({value!r})"
+    return "NAN" if math.isnan(value) else ("INFINITY" if value > 0 else "(-INFINITY)")
+
+
+def token_constant(value: float) -> str:
+    """In the tokens' precision: whole numbers are exact in any, others are rounded once."""
+    if math.isfinite(value) and abs(value) < 2**24 and value == int(value):
+        return f"{value!r}f" if value >= 0 else f"({value!r}f)"
+    return f"(real){wide_constant(value)}"
+
+
+def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
+    operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
+    # compilers make branches of a comparison with a choice inside, and no vector code
+    return Language("C", operators, constant, ternary, INFIX, named_conditions=False, compared=frozenset({"lt", "le"}))
+
+
+WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)

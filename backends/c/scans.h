@@ -1,0 +1,103 @@
+/* Sums in order. Each waits for the one before it, so that as many as fit into a vector are summed inside it by doubling,
+   and only what comes before a vector is waited for. */
+
+#ifdef __AVX512F__ /* where shuffles of so many are one instruction */
+#define WIDTH 8
+#define BEFORE_1 8, 0, 1, 2, 3, 4, 5, 6
+#define BEFORE_2 8, 8, 0, 1, 2, 3, 4, 5
+#define BEFORE_4 8, 8, 8, 8, 0, 1, 2, 3
+#define LAST 7, 7, 7, 7, 7, 7, 7, 7
+#define REVERSE 7, 6, 5, 4, 3, 2, 1, 0
+#else
+#define WIDTH 4
+#define BEFORE_1 4, 0, 1, 2
+#define BEFORE_2 4, 4, 0, 1
+#define LAST 3, 3, 3, 3
+#define REVERSE 3, 2, 1, 0
+#endif
+typedef double several __attribute__((vector_size(8 * WIDTH)));
+typedef int64_t places_of_several __attribute__((vector_size(8 * WIDTH)));
+#ifdef __clang__
+#define SHUFFLE(v, ...) __builtin_shufflevector(v, (several){0}, __VA_ARGS__)
+#else
+#define SHUFFLE(v, ...) __builtin_shuffle(v, (several){0}, (places_of_several){__VA_ARGS__})
+#endif
+
+/* discount^0 to discount^WIDTH. */
+static void powers_of(double *powers, double discount)
+{
+    powers[0] = 1;
+    for (int k = 0; k < WIDTH; k++) powers[k + 1] = powers[k] * discount;
+}
+
+/* n numbers that sums in order are taken of in place, with zeros on both sides that fill the last vector. */
+static double *reserve_several(int64_t n)
+{
+    double *room = reserve(n + 2 * WIDTH) + WIDTH;
+    for (int64_t k = 0; k < WIDTH; k++) room[-1 - k] = room[n + k] = 0;
+    return room;
+}
+
+/* `forward` and `discounted` are constants: a product with 1 is exact, and takes as long as any. */
+static inline __attribute__((always_inline)) void scan_way(
+    double *x, int64_t n, const double *powers, int forward, int discounted)
+{
+    several carry = {0}, shares;
+    for (int k = 0; k < WIDTH; k++) shares[k] = powers[k];
+    for (int64_t at = 0; at < n; at += WIDTH) {
+        double *place = forward ? x + at : x + n - at - WIDTH;
+        several v;
+        memcpy(&v, place, sizeof v);
+        if (!forward) v = SHUFFLE(v, REVERSE);
+        if (discounted) v *= powers[1];
+        v += discounted ? powers[1] * SHUFFLE(v, BEFORE_1) : SHUFFLE(v, BEFORE_1);
+        v += discounted ? powers[2] * SHUFFLE(v, BEFORE_2) : SHUFFLE(v, BEFORE_2);
+#if WIDTH == 8
+        v += discounted ? powers[4] * SHUFFLE(v, BEFORE_4) : SHUFFLE(v, BEFORE_4);
+#endif
+        several found = SHUFFLE(v, BEFORE_1) + (discounted ? shares * carry : carry);
+        carry = SHUFFLE(v, LAST) + (discounted ? powers[WIDTH] * carry : carry);
+        if (!forward) found = SHUFFLE(found, REVERSE);
+        memcpy(place, &found, sizeof found);
+    }
+}
+
+/* In such a room: at each of n places, the discounted sum of what is before it, or after it. */
+static void scan(double *x, int64_t n, const double *powers, int forward)
+{
+    const int discounted = powers[1] != 1;
+    if (forward && discounted) scan_way(x, n, powers, 1, 1);
+    else if (forward) scan_way(x, n, powers, 1, 0);
+    else if (discounted) scan_way(x, n, powers, 0, 1);
+    else scan_way(x, n, powers, 0, 0);
+}
+
+/* Over each target, of the elements of several strata in one order; into those of one of them. They are numbered through,
+   and where a stratum has no numbers, each of its elements has the same. */
+static void scans(double *out, int into, int parts, const double *const *x, const double *same, const int64_t *sizes,
+                  const int64_t *order, const int64_t *members, double discount, int forward, int64_t targets,
+                  int threads)
+{
+    (void)threads;
+    double powers[WIDTH + 1];
+    powers_of(powers, discount);
+    int64_t first = 0;
+    for (int p = 0; p < into; p++) first += sizes[p];
+#pragma omp parallel for schedule(dynamic, 16) num_threads(threads) if (members[targets] > LONG)
+    for (int64_t b = 0; b < targets; b++) {
+        const int64_t from = members[b], n = members[b + 1] - from;
+        double *room = reserve_several(n);
+        for (int64_t k = 0; k < n; k++) {
+            int64_t element = order ? order[from + k] : from + k;
+            int p = 0;
+            while (p + 1 < parts && element >= sizes[p]) element -= sizes[p++];
+            room[k] = x[p] ? x[p][element] : same[p];
+        }
+        scan(room, n, powers, forward);
+        for (int64_t k = 0; k < n; k++) {
+            const int64_t element = (order ? order[from + k] : from + k) - first;
+            if (element >= 0 && element < sizes[into]) out[element] = room[k];
+        }
+        __builtin_free(room - WIDTH);
+    }
+}
