@@ -311,9 +311,12 @@ def test_what_a_penalty_does_not_keep_adds_nothing(backend):
     m = mean(x, over=trajectory)
     own = token_mean().keep((absolute(x) < 700) & (absolute(m) < 700))
     op, given = (
-        operator(losing(steep=Penalty(exp(-x) + 1 / x + exp(m) + log(710 - x), objective=own)), backend),
+        operator(
+            losing(steep=Penalty(exp(-x) + 1 / x + exp(m) + log(2000 - m) + log(710 - x), objective=own)), backend
+        ),
         Given(),
     )
+    given.now[4] = -1.5  # so that 2000 - m is 0
     given.reference[[2, 4, 6]] = given.now[[2, 4, 6]] + [1500, -2000, -1900]
     d = given.now - given.reference
     m = np.array([row.mean() for row in given.rows(d)])[np.searchsorted([0, 2, 3, 4], given.row)]
@@ -325,7 +328,9 @@ def test_what_a_penalty_does_not_keep_adds_nothing(backend):
         given.call(operator(losing(), backend), padded(operator(losing(), backend), given.batch())).values
     )
     lengths = np.array(given.lengths)[given.row]
-    of_row = np.bincount(given.row, np.where(kept, np.exp(np.where(kept, m, 0)), 0), minlength=5)[given.row] / lengths
+    of_row = np.where(kept, np.exp(np.where(kept, m, 0)) - 1 / np.where(kept, 2000 - m, 1), 0)
+    of_row = np.bincount(given.row, of_row, minlength=5)[given.row] / lengths
+    assert m[4] == 2000
     own_slope = np.exp(-d[kept]) + 1 / d[kept] ** 2 + 1 / (710 - d[kept])
     assert found[kept] == pytest.approx(plain[kept] + (own_slope - of_row[kept]) / given.n, rel=1e-12)
     assert found[~kept] == pytest.approx(plain[~kept] - of_row[~kept] / given.n, rel=1e-12)
