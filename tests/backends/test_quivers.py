@@ -61,8 +61,8 @@ def seeds_of(b: Backend) -> list[int]:
     """Which random ones a backend gets: building takes time. Trees and quivers alternate, trees in cycles of eight."""
     if ALL:
         return list(range(COUNT))
-    slow, built = list(range(1, COUNT, 17)), [s for s in range(COUNT) if (s // 2 + s // 16) % 4 == 2]
-    return slow if b.slow else sorted({*slow, *built}) if b.name == "torch" else built[::3]
+    slow, built = list(range(1, COUNT, 11)), [s for s in range(COUNT) if (s // 2 + s // 16) % 4 == 2]
+    return slow if b.slow else sorted({*slow, *built}) if b.name == "torch" else built
 
 
 def on_backends():
