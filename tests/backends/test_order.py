@@ -16,7 +16,7 @@ from oracles.backends_here import BACKENDS_HERE, Backend
 from oracles.order import before as summed
 from oracles.order import rounded, sums
 from support import Batch as Tokens
-from support import Layout, coefficients, operator, packed, padded, spec, token, trajectory, turn
+from support import Layout, coefficients, operator, packed, padded, prompt_group, spec, token, trajectory, turn
 
 from fibration import (
     Fibration,
@@ -30,6 +30,7 @@ from fibration import (
     exp,
     gated,
     identity_gate,
+    log_ratio,
     mean,
     minimum,
     pipeline,
@@ -143,6 +144,24 @@ def test_leaves_are_in_one_order(over, discount, backend: Backend):
     h = spec("fiberpo_modal")
     layout = padded(operator(h, "torch"), batch := batch_for(h, 3, small=backend.slow))
     holds(h, backend.name, ((over, discount, True), (over, discount, False)), layout, batch.x)
+
+
+@pytest.mark.parametrize("backend", CPU, ids=str)
+@pytest.mark.parametrize("over", ["prompt_group", "batch"])
+def test_rows_that_alternate_are_in_the_order_of_their_positions(over, backend: Backend):
+    """Of the segments of a sweep, and of what is coarser."""
+    rows = Hierarchy(
+        name="grouped", fibrations=[Fibration(token, prompt_group, uniform())], decomposition=log_ratio(),
+        gates={token: identity_gate(), prompt_group: identity_gate()}, objective=trajectory_mean(),
+    )  # fmt: skip
+    positions = np.array([0, 2, 9, 1, 3, 4, 8, 5, 7])
+    batch = Tokens((3, 4, 2), np.arange(1.0, 10), np.zeros(9), {"prompt_group": list("aba")})
+    layout = packed(operator(rows, "torch"), batch, positions=torch.from_numpy(positions))
+    mine = found(rows, backend.name, ((over, 0.5, True), (over, 0.5, False)), layout, batch.x)
+    listed, below = np.argsort(positions), element(layout, over)
+    for word, forward in zip(WORDS, (True, False), strict=False):
+        said = rounded(sums(batch.x[listed], below[listed], 0.5, forward))
+        np.testing.assert_array_equal(mine[word][listed], said)
 
 
 @pytest.mark.parametrize("backend", [b for b in CPU if not b.slow], ids=str)

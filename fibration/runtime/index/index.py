@@ -251,13 +251,21 @@ class Index:
 
     @once
     def layout(self, segments: str, leaf: str | None = None) -> Layout:
-        """Where the tokens of `leaf` lie that are over every element of `segments`; None means the only leaf."""
+        """Where the tokens of `leaf` lie that are over every element of `segments`, in their order.
+
+        `leaf` None means the only one.
+        """
         if leaf is None:
             if len(self.leaves) > 1:
                 raise HierarchyIndexError(
                     f"a layout of '{self.hierarchy.name}' without a leaf", required=self._leaf_words
                 )
             return self.layout(segments, self.leaves[0])
+        if self.given_positions is not None and sequence.in_several_rows(self, segments).any():
+            listed = self.sequence(segments, leaf)
+            if listed.order is not None:
+                places = self.positions_of(leaf)[listed.order]
+                return Layout(listed.offsets, torch.zeros_like(listed.offsets[1:]), places, listed.order)
         segment, starts, before = self._pieces(segments, leaf)
         return lay_out(segment, self.size[segments], starts, before, self.device)
 
