@@ -1415,7 +1415,7 @@ RUNTIME = (
     ),
     slip(
         "terms beyond what is added up exactly go on as NaN", "test_calls",
-        "if beyond is not None and float(beyond) > 0:", "if beyond is not None and float(beyond) < 0:",
+        "if BEYOND in outputs and float(outputs[BEYOND]) > 0:", "if BEYOND in outputs and float(outputs[BEYOND]) < 0:",
     ),
     slip(
         "results at tokens that are not finite are what a gate makes of them", "test_nonfinite",
@@ -1834,6 +1834,26 @@ REWARDS = (
     slip(
         "advantages of rows are in the order of those with tokens", "test_rewards",
         "found[index.row_tensor()[places]] = values.expand(index.size[rows])[elements]", "found[places] = values.expand(index.size[rows])[elements]",
+    ),
+    slip(
+        "a group of one is compared with nobody", "test_bad_rewards",
+        "alone = (index.count(of, over) == 1).nonzero()", "alone = (index.count(of, over) == 0).nonzero()",
+    ),
+    slip(
+        "whoever holds rows of one token says that rewards are per token", "ranks/test_rewards",
+        "per_token = shape == index.shape and not index.rows_are_tokens()", "per_token = shape == index.shape",
+    ),
+    slip(
+        "every rank reads rewards as it has them", "ranks/test_rewards",
+        "is_per_row(index, rewards, group)", "is_per_row(index, rewards)",
+    ),
+    slip(
+        "a reward that is not finite may become a finite advantage", "test_bad_rewards",
+        'kept = ir.scalar("select", ir.scalar("le", nothing, ZERO), ir.arg(1), ir.const(float("nan")))', "kept = ir.arg(1)",
+    ),
+    slip(
+        "advantages beside rewards are what is read", "test_bad_rewards",
+        "            refuse_both(self.hierarchy, rewards, advantages)\n", "",
     ),
 )  # fmt: skip
 SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS, *PENALTIES, *REWARDS)

@@ -18,6 +18,7 @@ from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.collect import UNSAID, Ranks
+from fibration.runtime.ranks.group import Ranked
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -41,8 +42,8 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
     if given.device != index.device:
         raise BatchError(f"{word} are on {given.device}", required=f"{index.device}, where the index lies")
     flat = given.detach()
-    per_token, per_row = tuple(flat.shape) == index.shape, is_per_row(index, flat)
-    if per_token and tuple(flat.shape) == (index.n_rows,) and not index.rows_are_tokens():
+    per_token, per_row = tuple(flat.shape) == index.shape, tuple(flat.shape) == (index.n_rows,)
+    if per_token and per_row and not index.rows_are_tokens():
         one, other = (at_tokens(index, flat, way) for way in (True, False))
         if not devices.may_look(index.device):
             same = torch.where(one == other, one, torch.nan).to(flat.dtype)
@@ -58,13 +59,17 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
             f"{word} have shape {list(flat.shape)}",
             required=f"{list(index.shape)} per token, or [{index.n_rows}] per row",
         )
-    return flat, per_row
+    return flat, not per_token
 
 
-def is_per_row(index: Index, given: object) -> bool:
-    """Whether a tensor holds one number per row; where every row is one token, it is said to hold one per token."""
+def is_per_row(index: Index, given: object, group: Ranked | None = None) -> bool:
+    """Whether rewards are one per row, on all ranks; where every row is one token they may be that or one per token."""
     shape = tuple(given.shape) if isinstance(given, Tensor) else None
-    return shape == (index.n_rows,) != index.shape
+    per_token = shape == index.shape and not index.rows_are_tokens()
+    if group is None:
+        return not per_token
+    said = group.all_gather(torch.tensor([per_token], dtype=torch.int64), "whether rewards are per token")
+    return not said.any()
 
 
 def at_tokens(index: Index, given: Tensor, per_row: bool) -> Tensor:

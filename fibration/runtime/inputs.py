@@ -114,6 +114,7 @@ def _reader(hierarchy: Hierarchy, policy: str) -> str:
     for name, penalty in hierarchy.penalties.items():
         weighed = () if penalty.objective is None else penalty.objective.formulas
         read += [(f"the penalty '{name}'", e) for e in (penalty.formula, *weighed)]
+    read += [] if hierarchy.advantages is None else [("the formula of advantages", hierarchy.advantages)]
     named = LogProb(Policy(policy))
     return next((text for text, e in read if any(named in set(atoms(inner)) for inner in within(e))), "the hierarchy")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from fibration.runtime import devices
 from fibration.runtime import metrics as diagnostics
 from fibration.runtime.batch import Batch, Runs, inputs_of
 from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
+from fibration.runtime.gradients import Gated, Share
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
@@ -188,7 +189,7 @@ class Operator:
         )
         assert index is not None
         share = result.objective / -index.gradient_scale
-        return Loss(_Share.apply(log_probs, result.values, share), result.metrics)
+        return Loss(Share.apply(log_probs, result.values, share), result.metrics)
 
     def coefficients(
         self,
@@ -237,7 +238,7 @@ class Operator:
         if rewards is not None:
             tokens = {"log_ratio": log_ratio}
             advantages = self._advantages("gate", rewards, index, tokens, advantages, parameters, policies)
-        result: Tensor = _Gate.apply(log_ratio, self, index, advantages, parameters, policies)
+        result: Tensor = Gated.apply(log_ratio, self, index, advantages, parameters, policies)
         return result
 
     def levels(
@@ -303,13 +304,14 @@ class Operator:
         """What a call of `program` reads as advantages; None where it reads none."""
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
-        with agreed(group, CALLS["advantages"]) as said:
+        with agreed(group, CALLS["advantages"]):
             refuse_both(self.hierarchy, rewards, advantages)
             index = check_tokens(self.hierarchy, index)
-            by_row = is_per_row(index, rewards) and "advantages_of_rows" in self.programs
-            if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
-                return None
-            made = "advantages_of_rows" if by_row else "advantages"
+        if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
+            return None
+        by_row = is_per_row(index, rewards, group) and "advantages_of_rows" in self.programs
+        made = "advantages_of_rows" if by_row else "advantages"
+        with agreed(group, CALLS[made]) as said:
             read = self.programs[made]
             called = {token_tensor(i).called for i in read.inputs if i.kind in TOKENS}
             given = {name: t for name, t in tokens.items() if name in called}
@@ -320,15 +322,17 @@ class Operator:
             if ranks is not None:
                 self._run.collectives(made, ranks.cut)
                 rows = said_of_rows(batch, index, "reward") if ranks.cut and not by_row else None
-                said |= {"the backend": self.backend, "what the call reads": program, "rewards": made}
+                said |= {"the backend": self.backend, "what the call is for": CALLS[program]}
                 said |= in_words(self.hierarchy, read, index, ranks, parameters)
         if ranks is not None and rows is not None:
             batch = agree_on_rows(batch, index, ranks, "reward", rows)
         outputs = self._evaluate(made, batch, ranks)
         found = outputs[Key("advantages")]
-        if devices.may_look(index.device) and float(outputs[Key("nonfinite")]) > 0:
-            with agreed(group, f"what is not finite in {CALLS[made]}"):
-                refuse_advantages(batch, index, outputs, by_row)
+        if devices.may_look(index.device):
+            if float(outputs[Key("nonfinite")]) > 0:
+                with agreed(group, f"what is not finite in {CALLS[made]}"):
+                    refuse_advantages(batch, index, outputs, by_row)
+            self._refuse_beyond(made, outputs)
         return of_batch_rows(index, found) if by_row else found
 
     def _call(
@@ -360,8 +364,7 @@ class Operator:
         outputs = self._evaluate(program, batch, ranks)
         if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
             return outputs, batch
-        lost, beyond = float(outputs[Key("nonfinite")]), outputs.get(BEYOND)
-        if lost > 0:
+        if float(outputs[Key("nonfinite")]) > 0:
             with agreed(group, f"what is not finite in {CALLS[program]}"):
                 refuse_nonfinite(batch, index)
                 refuse_terms(self.hierarchy, outputs, index)
@@ -370,13 +373,21 @@ class Operator:
                 required="finite values",
                 remedy="compare with backend='torch', which computes in float64",
             )
-        if beyond is not None and float(beyond) > 0:
+        self._refuse_beyond(program, outputs)
+        return outputs, batch
+
+    def _refuse_beyond(self, program: str, outputs: Mapping[Key, Tensor]) -> None:
+        if BEYOND in outputs and float(outputs[BEYOND]) > 0:
             raise BatchError(
                 f"{CALLS[program]} adds up tokens of several ranks, and one of them has a term beyond {RANGE:g}",
                 required="terms that are added up exactly, whoever has them",
                 remedy="mask tokens of such log-probs or advantages, or give every rank whole rows",
             )
-        return outputs, batch
+
+    def _gate_adjoint(self, batch: Batch, ranks: Ranks | None) -> Tensor:
+        if ranks is not None and not devices.is_recording() and self._run.collectives("gate_adjoint", ranks.cut):
+            agree(ranks.group, CALLS["gate_adjoint"], {})
+        return self._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
 
     def _evaluate(self, program: str, batch: Batch, ranks: Ranks | None) -> dict[Key, Tensor]:
         if ranks is None:
@@ -422,73 +433,3 @@ class Operator:
 def _wide(given: Tensor) -> torch.dtype:
     """Results keep float64, and are float32 otherwise: half precision would lose small coefficients."""
     return torch.float64 if isinstance(given, Tensor) and given.dtype == torch.float64 else torch.float32
-
-
-class _Share(torch.autograd.Function):
-    """A rank's share of `-J`, whose gradient is known already: minus its tokens' coefficients."""
-
-    @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, share: Tensor) -> Tensor:
-        ctx.save_for_backward(coefficients)
-        ctx.source = log_probs
-        return share.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (coefficients,) = ctx.saved_tensors
-        return _once((-gradient * coefficients).to(ctx.source.dtype), ctx.source), None, None
-
-
-class _Gate(torch.autograd.Function):
-    """Gated ratios; the backward is the operator's own adjoint program."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, log_ratio: Tensor, operator: Operator, index: Index, advantages: Any, parameters: Any, policies: Any
-    ) -> Tensor:
-        tokens = {"log_ratio": log_ratio}
-        dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
-        outputs, batch = operator._call("gate", index, tokens, advantages, parameters, policies, dtype, fill=1.0)
-        read = None if batch.advantage is None else advantages
-        others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
-        ctx.others = tuple(others)
-        # autograd refuses the backward if one of them was changed since
-        ctx.save_for_backward(log_ratio, read, *others.values())
-        ctx.operator, ctx.ranks = operator, index.ranks
-        ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
-        return outputs[Key("gated_ratio")]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        log_ratio, advantages, *others = ctx.saved_tensors
-        with torch.no_grad():
-            tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
-            tokens |= dict(zip(ctx.others, others, strict=True))
-            given = None if advantages is None else advantages.detach()
-            batch = replace(ctx.batch, tokens=tokens, advantage=given)
-            ranks, meets = ctx.ranks, not devices.is_recording()
-            if ranks is not None and meets and ctx.operator._run.collectives("gate_adjoint", ranks.cut):
-                agree(ranks.group, CALLS["gate_adjoint"], {})
-            result = ctx.operator._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
-        return _once(result, log_ratio), None, None, None, None, None
-
-
-def _once(gradient: Tensor, source: Tensor) -> Tensor:
-    """`gradient`, which depends on `source`; where a graph is asked for, differentiating it again raises."""
-    return _Once.apply(gradient, source) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
-
-
-class _Once(torch.autograd.Function):
-    """A gradient without a derivative of its own: a constant here would be silently wrong in a second derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, source: Tensor) -> Tensor:
-        return gradient.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        raise BatchError(
-            "a gradient of this operator is differentiated again",
-            required="first derivatives: the coefficients are constants of the backward pass",
-            remedy="call backward() without create_graph=True, or detach() the operator's gradient first",
-        )

@@ -1,0 +1,80 @@
+"""What autograd knows of an operator: its gradients are worked out already, or are its own adjoint program's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fibration.compiler.keys import Key
+from fibration.errors import BatchError
+from fibration.runtime.index.index import Index
+
+
+class Share(torch.autograd.Function):
+    """A rank's share of `-J`, whose gradient is known already: minus its tokens' coefficients."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, share: Tensor) -> Tensor:
+        ctx.save_for_backward(coefficients)
+        ctx.source = log_probs
+        return share.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (coefficients,) = ctx.saved_tensors
+        return _once((-gradient * coefficients).to(ctx.source.dtype), ctx.source), None, None
+
+
+class Gated(torch.autograd.Function):
+    """Gated ratios; the backward is the operator's own adjoint program."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_ratio: Tensor, operator: Any, index: Index, advantages: Any, parameters: Any, policies: Any
+    ) -> Tensor:
+        tokens = {"log_ratio": log_ratio}
+        dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
+        outputs, batch = operator._call("gate", index, tokens, advantages, parameters, policies, dtype, fill=1.0)
+        read = None if batch.advantage is None else advantages
+        others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
+        ctx.others = tuple(others)
+        # autograd refuses the backward if one of them was changed since
+        ctx.save_for_backward(log_ratio, read, *others.values())
+        ctx.operator, ctx.ranks = operator, index.ranks
+        ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
+        return outputs[Key("gated_ratio")]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        log_ratio, advantages, *others = ctx.saved_tensors
+        with torch.no_grad():
+            tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
+            tokens |= dict(zip(ctx.others, others, strict=True))
+            given = None if advantages is None else advantages.detach()
+            batch = replace(ctx.batch, tokens=tokens, advantage=given)
+            result = ctx.operator._gate_adjoint(batch, ctx.ranks)
+        return _once(result, log_ratio), None, None, None, None, None
+
+
+def _once(gradient: Tensor, source: Tensor) -> Tensor:
+    """`gradient`, which depends on `source`; where a graph is asked for, differentiating it again raises."""
+    return _Once.apply(gradient, source) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient without a derivative of its own: a constant here would be silently wrong in a second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        raise BatchError(
+            "a gradient of this operator is differentiated again",
+            required="first derivatives: the coefficients are constants of the backward pass",
+            remedy="call backward() without create_graph=True, or detach() the operator's gradient first",
+        )

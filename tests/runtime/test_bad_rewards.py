@@ -1,0 +1,180 @@
+"""Rewards that do not fit, groups that advantages cannot be made for, and what is harmless."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hierarchies.rewarded import FIELD, rewarded
+from support import operator, prompt_group, refuses, token, trajectory
+
+from fibration import (
+    BatchError,
+    Fibration,
+    Gate,
+    HierarchyIndexError,
+    ParameterError,
+    Stratum,
+    advantage,
+    centred,
+    identity_gate,
+    log_ratio,
+    residual,
+    reward,
+    standardised,
+    uniform,
+    where,
+)
+
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
+GROUPS = {"prompt_group": ["q", "p", None, "q"], "domain": ["m"] * 4}
+NAN, ZEROS = math.nan, torch.zeros(4, 3)
+R = torch.tensor([1.0, 2.0, NAN, 4.0])
+exact = standardised(reward, over=prompt_group, epsilon=0)
+
+
+def made(formula, **groups):
+    op = operator(rewarded(formula))
+    return op, op.index(mask=MASK, **{**GROUPS, **groups})
+
+
+def calls(op, index, rewards=R, **more):
+    """Every call that takes rewards."""
+    by_name = dict(index=index, rewards=rewards, **more)
+    yield partial(op.loss, ZEROS, ZEROS, **by_name)
+    yield partial(op.coefficients, ZEROS, ZEROS, **by_name, metrics=False)
+    if "advantages" not in more:
+        yield partial(op.advantages, rewards, index, **more)
+
+
+def poked(place, value):
+    found = torch.ones(4, 3)
+    found[place] = value
+    return found
+
+
+OPO, GRPO = FIELD["opo"], FIELD["grpo"]
+TENSORS = {
+    "shape": (GRPO, torch.ones(3), dict(what="rewards have shape [3]", required="[4, 3] per token, or [4] per row")),
+    "integers": (GRPO, torch.ones(4, dtype=torch.int64), dict(what="rewards: torch.int64", required="floating-point")),
+    "a list": (GRPO, [1.0] * 4, dict(what="rewards: list")),
+    "device": (GRPO, torch.ones(4, device="meta"), dict(what="rewards are on meta", required="cpu")),
+    "nan of a row": (GRPO, torch.tensor([1, NAN, 1, 1]), dict(what="the reward of token [1, 0] of trajectory 1 is not finite")),
+    "nan of a token": (OPO, poked((0, 1), NAN), dict(what="the reward of token [0, 1] of trajectory 0 is nan")),
+    "infinite": (OPO, poked((3, 2), -math.inf), dict(what="the reward of token [3, 2] of trajectory 3 is -inf")),
+    "rows read, tokens given": (
+        GRPO, poked((0, 1), 3.0),
+        dict(what=("the formula of advantages reads the reward of a trajectory", "vary within a trajectory"),
+             required="one reward per trajectory", found="1 and 3 at token [0, 0]", remedy="pass rewards per row"),
+    ),
+    "beyond float64": (GRPO * 1e299 * 1e299, R, dict(what="the advantage of trajectory 0 is -inf", required="a finite advantage")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", TENSORS)
+def test_rewards(which):
+    formula, given, expected = TENSORS[which]
+    for call in calls(*made(formula), given):
+        refuses(BatchError, call, **expected)
+
+
+def test_rewards_or_advantages():
+    op, index = made(GRPO)
+    for call in calls(op, index, advantages=torch.ones(4)):
+        refuses(BatchError, call, what="rewards and advantages are given", required="one of them")
+    refuses(
+        BatchError, lambda: op.loss(ZEROS, ZEROS, index=index), what="reads the advantage, and none is given",
+        remedy="pass advantages=..., or rewards=...",
+    )  # fmt: skip
+    refuses(BatchError, lambda: op.loss(ZEROS, ZEROS, rewards=R), what="no index is given", remedy="index=...")
+    refuses(BatchError, lambda: op.loss(ZEROS, ZEROS, torch.ones(4)), what="no index is given")
+    refuses(BatchError, lambda: op.loss(ZEROS, ZEROS, index, index), what="advantages: Index", remedy="index=...")
+    plain = operator(rewarded(GRPO).replace(advantages=None))
+    for call in calls(plain, plain.index(mask=MASK, **GROUPS)):
+        refuses(
+            BatchError, call, what="rewards are given, and 'rewarded' has no formula for advantages",
+            required="advantages=...", remedy="declare Hierarchy(advantages=",
+        )  # fmt: skip
+    other = made(OPO)[1]
+    for call in calls(op, other):
+        refuses(BatchError, call, what="the index was built for 'rewarded'")
+    op.loss(ZEROS, ZEROS, torch.ones(4), index)
+
+
+def test_a_group_of_one_has_no_others():
+    refuses(
+        HierarchyIndexError, lambda: made(FIELD["rloo"], prompt_group=["q", "p", "p", "q"]),
+        what="prompt_group 'p' has one trajectory alone: trajectory 1", required="at least two",
+        found="1 of 2 prompt_group elements", remedy="leave_one_out=True",
+    )  # fmt: skip
+    made(FIELD["rloo"], prompt_group=["q", "q", None, "q"])
+    made(FIELD["dr_grpo"])
+
+
+def test_equal_rewards_without_an_epsilon():
+    op, index = made(exact, prompt_group=["q", "q", "r", "q"])
+    same = torch.full((4,), 0.1)
+    for call in calls(op, index, same):
+        refuses(
+            BatchError, call, what="the advantages of prompt_group 'q' are divided by a deviation of 0",
+            required="a standard deviation above 0", found="deviation(reward",
+            remedy="epsilon=1e-6",
+        )  # fmt: skip
+    op, index = made(exact)  # p is one row alone
+    for call in calls(op, index, R):
+        refuses(BatchError, call, what="the advantages of prompt_group 'p' are divided by a deviation of 0")
+    tokens = standardised(reward, over=Stratum("batch"), of=token, epsilon=0)
+    for call in calls(*made(tokens), torch.ones(4, 3)):
+        refuses(BatchError, call, what="the advantages of the batch are divided by a deviation of 0")
+
+
+def test_what_formulas_read():
+    op, index = made(FIELD["kl_of_tokens"])
+    refuses(
+        BatchError, lambda: op.advantages(R, index), what="reads the policy 'old', and its log-probs are not given",
+        found="the formula of advantages", remedy="policies={",
+    )  # fmt: skip
+    given = {"old": ZEROS, "reference": ZEROS}
+    refuses(
+        BatchError,
+        lambda: op.advantages(R, index, policies=given | {"reference": ZEROS[0]}),
+        what="policies['reference'] has shape [3]",
+    )
+    refuses(BatchError, lambda: op.loss(ZEROS, ZEROS, index=index, rewards=R), what="reads the policy 'reference'")
+    refuses(ParameterError, lambda: op.advantages(R, index, {"beta": -1}, policies=given), what="'beta'")
+    refuses(ParameterError, lambda: op.advantages(R, index, {"gamma": 1}, policies=given), what="no parameter 'gamma'")
+    refuses(
+        BatchError, lambda: op.advantages(R, index, policies=given | {"old": poked((1, 0), NAN)}),
+        what="old_log_probs of token [1, 0] of trajectory 1 is nan",
+    )  # fmt: skip
+    one, other = (op.advantages(R, index, p, policies=given | {"old": poked((0, 0), 3.0)}) for p in (None, {"beta": 2}))
+    assert not torch.equal(one, other)
+
+
+def test_gates_take_rewards():
+    """Where one reads the advantage, on what a row lies over too; a gate that reads none is not asked for a formula's."""
+    signed = {trajectory: Gate(where(advantage > 0, residual, residual / 2)), token: identity_gate()}
+    h = rewarded(centred(reward, over=prompt_group))
+    h = h.replace(gates=signed, fibrations=[Fibration(token, trajectory, uniform())], decomposition=log_ratio())
+    op = operator(h)
+    index = op.index(mask=MASK, **GROUPS)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    a = op.advantages(R, index)
+    assert a.tolist() == [-1.5, 0, 0, 1.5]
+    one, other = op.gate(x, index, rewards=R), op.gate(x, index, advantages=a)
+    assert torch.equal(one, other)
+    assert torch.equal(*(torch.autograd.grad(g.sum(), x)[0] for g in (one, other)))
+    first, second = op.levels(x, index, rewards=R), op.levels(x, index, advantages=a)
+    assert all(torch.equal(v, second.gated[k]) for k, v in first.gated.items())
+    flipped = op.gate(x, index, rewards=-R)
+    assert not torch.equal(one, flipped)
+    refuses(BatchError, lambda: op.gate(x, index, rewards=R, advantages=a), what="rewards and advantages")
+    plain, there = made(GRPO)
+    assert torch.equal(plain.gate(x, there, rewards=torch.full((4,), NAN)), plain.gate(x, there))
+
+
+def test_what_lies_under_the_mask_is_harmless():
+    op, index = made(OPO)
+    by_token = torch.where(MASK.bool(), 2.0, NAN)
+    assert op.advantages(by_token, index).isfinite().all() and op.advantages(R, index)[2] == 0
+    assert op.advantages(R.double().requires_grad_(), index).requires_grad is False
