@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Count, Parameter, Total
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
 from fibration.language.operators import OPERATORS, Sugar
-from fibration.language.stops import STOP, moves
+from fibration.language.statistics import Aggregate
+from fibration.language.stops import NOTHING, STOP, moves
 from fibration.language.traversal import atoms, desugar
 
 
@@ -31,45 +32,59 @@ _VALUES: dict[str, dict[int, Any]] = {
 }  # fmt: skip
 
 
-def at_infinity(expression: Expression, parameter: Parameter, sign: int, counts_positive: bool) -> Expression:
+def at_infinity(
+    expression: Expression,
+    parameter: Parameter,
+    sign: int,
+    counts_positive: bool,
+    through: frozenset[str] = NOTHING,
+) -> Expression:
     """The formula where `parameter` is `sign` times infinite; `Unbounded` where that is no formula.
 
-    `counts_positive`: no branch of the hierarchy may be empty.
+    `counts_positive`: no branch of the hierarchy may be empty. `through`: what passes gradients on, as in `moves`.
     """
     if parameter not in set(atoms(expression)):
         return expression
-    found = _limit(expression, parameter, sign, functools.partial(_is_positive, counts=counts_positive))
+    known = _Known(functools.partial(_is_positive, counts=counts_positive), lambda e: moves(desugar(e), through))
+    found = _limit(expression, parameter, sign, known)
     if isinstance(found, Expression):
         return found
     raise Unbounded(f"{expression} has no finite value where {parameter} is infinite")
 
 
-def _limit(e: Expression, p: Parameter, sign: int, positive: Callable[[Expression], bool]) -> Limit:
+class _Known(NamedTuple):
+    """What limits ask of a formula."""
+
+    positive: Callable[[Expression], bool]
+    moves: Callable[[Expression], bool]
+
+
+def _limit(e: Expression, p: Parameter, sign: int, known: _Known) -> Limit:
     if e == p:
         return sign
     if not isinstance(e, Apply) or p not in set(atoms(e)):
         return e
     row = OPERATORS[e.operator]
     if isinstance(row, Sugar):
-        return _limit(row.expand(*e.arguments), p, sign, positive)
+        return _limit(row.expand(*e.arguments), p, sign, known)
     if e.operator == "where":
-        truth = _limit(e.arguments[0], p, sign, positive)
+        truth = _limit(e.arguments[0], p, sign, known)
         if isinstance(truth, bool):
-            return _limit(e.arguments[1 if truth else 2], p, sign, positive)
-        sides = [_limit(a, p, sign, positive) for a in e.arguments[1:]]
+            return _limit(e.arguments[1 if truth else 2], p, sign, known)
+        sides = [_limit(a, p, sign, known) for a in e.arguments[1:]]
         if sides[0] == sides[1]:
             return sides[0]
         return apply("where", truth, *map(_finite, sides))
-    parts = [_limit(a, p, sign, positive) for a in e.arguments]
+    parts = [_limit(a, p, sign, known) for a in e.arguments]
     if e.operator in ("and", "or"):
         return _joined(e.operator, parts)
-    if e.operator == STOP and not (isinstance(parts[0], Expression) and moves(desugar(parts[0]))):
+    if e.operator == STOP and not (isinstance(parts[0], Expression) and known.moves(parts[0])):
         return parts[0]  # nothing is left to stop
     if all(isinstance(a, Expression) for a in parts):
         return apply(e.operator, *parts)  # type: ignore[arg-type]
     if e.operator == "not":
         return not parts[0]
-    return _one_infinite(e.operator, parts, positive)
+    return _one_infinite(e.operator, parts, known.positive)
 
 
 def _joined(operator: str, parts: list[Limit]) -> Limit:
@@ -151,6 +166,8 @@ def _is_positive(e: Expression, counts: bool) -> bool:
     if isinstance(e, (Attribute, Total)):
         attribute = e.attribute if isinstance(e, Total) else e
         return attribute.positive and (counts or isinstance(e, Attribute))
+    if isinstance(e, Aggregate):
+        return e.kind in ("total", "mean", "largest", "quantile") and _is_positive(e.formula, counts)
     if isinstance(e, Apply):
         if e.operator == "neg" and isinstance(e.arguments[0], Apply) and e.arguments[0].operator == "neg":
             return _is_positive(e.arguments[0].arguments[0], counts)

@@ -28,9 +28,11 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.limits import at_infinity
 from fibration.language.objectives import Objective
+from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, Policy
 from fibration.language.statistics import rewritten
+from fibration.language.stops import NOTHING, ORDER, SUMS
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, substitute
 
@@ -326,15 +328,21 @@ def _with(
     if not renamed and not fixed:
         return h
 
-    def put(e: Expression) -> Expression:
-        return rewritten(e, lambda inner: _put(inner, renamed, fixed, h.shape.is_chain))
+    def put(e: Expression, through: frozenset[str] = NOTHING) -> Expression:
+        return rewritten(e, lambda inner: _put(inner, renamed, fixed, h.shape.is_chain, through))
 
     split = h.decomposition
+    densities = {c: put(e, ORDER) for c, e in split.densities}
     return h.replace(
         fibrations=[Fibration(f.source, f.target, MarkovKernel(put(f.kernel.weight))) for f in h.fibrations],
         gates={s: Gate(put(g.expression)) for s, g in h.gates.items()},
-        decomposition=Decomposition({c: put(e) for c, e in split.densities}, put(split.recovery), put(split.scale)),
+        decomposition=Decomposition(densities, put(split.recovery), put(split.scale)),
         objective=_objective(h.objective, put),
+        advantages=None if h.advantages is None else put(h.advantages),
+        penalties={
+            name: Penalty(put(p.formula, SUMS), p.objective and _objective(p.objective, put), p.over)
+            for name, p in h.penalties.items()
+        },
     )
 
 
@@ -343,12 +351,13 @@ def _put(
     renamed: Mapping[Expression, Expression],
     fixed: Mapping[Parameter, float | Fraction],
     counts_positive: bool,
+    through: frozenset[str] = NOTHING,
 ) -> Expression:
-    """A formula with other parameters, and numbers for some of them."""
+    """A formula with other parameters, and numbers for some of them; gradients flow `through` what it gathers."""
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
     for p, value in fixed.items():
         if p not in numbers:
-            e = at_infinity(e, p, 1 if value > 0 else -1, counts_positive)
+            e = at_infinity(e, p, 1 if value > 0 else -1, counts_positive, through)
     return substitute(e, {**renamed, **numbers})
 
 

@@ -14,6 +14,7 @@ from fibration import (
     FibrationError,
     Gate,
     Hierarchy,
+    Objective,
     Parameter,
     Penalty,
     SpecError,
@@ -35,6 +36,7 @@ from fibration import (
     log_ratio,
     maximum,
     mean,
+    minimum,
     policies,
     position,
     quantile,
@@ -52,7 +54,11 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import ROWS
+from fibration.language.expressions import as_expression
 from fibration.language.fingerprint import fingerprint
+from fibration.language.limits import Unbounded, at_infinity
+from fibration.language.pairs import pair
+from fibration.language.stops import ORDER, SUMS
 
 turn, prompt_group, domain, batch, image = strata("turn prompt_group domain batch image")
 current, old, reference, curent = policies("current old reference curent")
@@ -301,3 +307,52 @@ def test_what_could_not_be_read_again_is_refused():
     ):
         with pytest.raises(SpecError, match=f"{what} has [0-9]+ characters when it is written"):
             made(**changes)
+
+
+# ---------------------------------------------------------------- what others ask of it
+
+
+def test_parameters_are_replaced_wherever_they_stand():
+    """In the weights and formulas of penalties, in advantages, in statistics and discounts."""
+    delta = Parameter("delta", default=0.5, upper=1)
+    h = made(
+        advantages=reward - mean(reward / beta, over=prompt_group, of=trajectory),
+        penalties={
+            "kl": x * before(beta * x, over=trajectory, discount=delta),
+            "good": Penalty(x, token_mean().weigh(exp(beta)).keep(advantage > beta)),
+        },
+    )
+    put, _ = pair(h, h, parameters={"beta": 2, "delta": 0.25})
+    assert not put.parameters
+    assert put.advantages == reward - mean(reward / 2, over=prompt_group, of=trajectory)
+    assert put.penalties["kl"].formula == x * before(2 * x, over=trajectory, discount=0.25)
+    assert put.penalties["good"] == Penalty(x, Objective(token_mean().weight).weigh(exp(2)).keep(advantage > 2))
+    assert put.groups == h.groups
+
+
+def test_infinite_parameters_leave_what_is_stopped_stopped():
+    """Where gradients flow through means, and there alone: elsewhere nothing would be left to stop."""
+    bound = Parameter("bound")
+    moved, first = mean(x, over=turn), before(x, over=turn)
+    for formula, limit, through in (
+        (stop(minimum(moved, bound)) * x, stop(moved) * x, SUMS),
+        (stop(minimum(first, bound)) * x, stop(first) * x, SUMS),
+        (stop(minimum(first, bound)) * x, stop(first) * x, ORDER),
+        (stop(minimum(moved, bound)) * x, moved * x, ORDER),
+        (stop(minimum(log_prob(old), bound)) * x, log_prob(old) * x, SUMS),
+        (x / (bound * mean(exp(x), over=turn)), as_expression(0), SUMS),
+        (where(bound * largest(exp(x), over=turn) > 1, x, 0), x, SUMS),
+    ):
+        assert at_infinity(formula, bound, 1, True, through) == limit
+    for formula in (
+        x / bound + mean(x, over=turn) * bound,
+        bound * deviation(x, over=turn),
+        bound * position(over=turn),
+    ):
+        with pytest.raises(Unbounded):
+            at_infinity(formula, bound, 1, True, SUMS)
+    capped = penalised(x * stop(minimum(moved, bound)))
+    put, _ = pair(capped, capped, parameters={"bound": float("inf")})
+    assert put.penalties["kl"].formula == x * stop(moved)
+    with pytest.raises(SpecError, match=r"hierarchy 'mine': .*infinite"):
+        pair(capped, penalised(bound * x), parameters={"bound": float("inf")})
