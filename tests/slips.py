@@ -227,7 +227,7 @@ WORDS = (
     ),
     slip(
         "a mean of all others leaves out what is not there", "language/test_terms laws*locality",
-        "if not atom.others:\n            return None", "if atom.kind:\n            return None",
+        "if not atom.others or atom.of in places:", "if atom.kind:",
     ),
     slip(
         "a level reads in which order its tokens come", "laws*locality",

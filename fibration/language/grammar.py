@@ -329,8 +329,8 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
             raise SpecError(f"{what}: no policy '{tree.text}'", required=f"one of {', '.join(known)}", remedy=remedy)
         if isinstance(tree, Word) and key in PLACES and tree.text not in names:
             known = [n for n, v in names.items() if isinstance(v, Stratum)]
-            remedy = suggest(tree.text, known) or f'name it where strata are declared: "strata": ["{tree.text}"]'
-            raise SpecError(f"{what}: no stratum '{tree.text}'", required=f"one of {', '.join(known)}", remedy=remedy)
+            required = f"one of {', '.join(known)}"
+            raise SpecError(f"{what}: no stratum '{tree.text}'", required=required, remedy=suggest(tree.text, known))
         return build(tree, names, what)
 
     keys = [k for k, _ in call.named]

@@ -78,6 +78,9 @@ def _aggregate(
     each = None if of is None else of_strata(of, f"{kind}(..., of=)")
     if not isinstance(others, bool):
         raise SpecError(f"{kind}(..., others={others!r})", required="True or False")
+    if others and each is None:
+        required = "of=, the stratum whose element at hand is left out"
+        raise SpecError(f"{kind}({value}, others=True) names no of=", required=required, remedy="of=token for tokens")
     share = None if level is None else as_expression(level, f"the level of {kind}")
     return Aggregate(kind, value, place, share, each, others)
 

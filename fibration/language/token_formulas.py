@@ -272,16 +272,7 @@ class _Reader:
             return "over one token it is that token's own", f"say over what: over= one of {_names(places)}"
         if over not in places:
             return self.elsewhere(over, place)
-        if not atom.others:
-            return None
-        if atom.of is None:
-            alone = place is None or place in self.h.leaves
-            return (
-                None
-                if alone
-                else (f"{an(place)} is no token, so all tokens are others", "leave others out, or say of=")
-            )
-        if atom.of in places:
+        if not atom.others or atom.of in places:
             return None
         why = f"{'not every token' if place is None else f'no {place}'} lies over a '{atom.of}', so none is left out"
         return why, f"leave others out, or take of= one of {_names(places)}"

@@ -189,11 +189,11 @@ class Reader:
                 self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
                 f"use over= one of {_names(self.places)}",
             )
-        if not atom.others or atom.of in self.places or (atom.of is None and self.stratum in self.h.leaves):
+        if not atom.others or atom.of in self.places:
             return None
         return (
             f"{atom}, of all others",
-            f"{an(self.stratum)} is no single {atom.of or _names(self.h.leaves)} that is left out",
+            f"{an(self.stratum)} is no single {atom.of} that is left out",
             f"read the mean of all, or of= one of {_names(self.places)}",
         )
 

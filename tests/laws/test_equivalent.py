@@ -232,7 +232,7 @@ def test_a_formula_that_a_parameter_cannot_be_is_compared_where_it_can():
         (truly_ppo, ppo, {}, "epsilon, alpha in 'truly_ppo' alone; epsilon_high, epsilon_low, ceiling in 'ppo' alone"),
         (load("fiberpo_modal"), ppo, {}, "image_token, text_token, and token"),
         (gspo, geometric.replace(rows=prompt_group), {}, "have other rows"),
-        (grpo, dapo, {"when": "advantage=domain"}, "means nothing here"),
+        (grpo, dapo, {"when": "advantage=domain"}, "no stratum 'domain'"),
         (grpo, dapo, {"when": "equal(residual)"}, "equal takes the advantage, or a count"),
         (grpo, dapo, {"when": "residual > 0"}, "reads residual"),
         (grpo, dapo, {"when": "same(old, rollout)"}, "means nothing here"),

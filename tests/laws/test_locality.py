@@ -74,7 +74,7 @@ READ = {
         trajectory,
         clip(residual, -1, mean(exp(mean(token_log_ratio)), over=prompt_group, of=trajectory, others=True)),
     ),
-    "other tokens": (token, clip(residual, -1, mean(exp(token_log_ratio), over=prompt_group, others=True))),
+    "other tokens": (token, clip(residual, -1, mean(exp(token_log_ratio), over=prompt_group, of=token, others=True))),
     "rows of the group": (prompt_group, clip(residual, -1, deviation(advantage, over=prompt_group, of=trajectory))),
     "a quantile": (prompt_group, clip(residual, -1, quantile(exp(log_prob(current)), 0.5, over=batch))),
 }
@@ -111,7 +111,7 @@ NOT_READ = {
 "places of what lies over it": (trajectory, position(over=prompt_group, of=token), "an order of 'token'", "two tokens over one trajectory", "of= one of trajectory, prompt_group"),
     "places in what it does not lie over": (token, before(advantage, over=domain), "an order over 'domain'", "no token lies over a 'domain'", "trajectory, prompt_group"),
     "all but one of its rows": (prompt_group, mean(advantage, over=prompt_group, of=trajectory, others=True), "of all others", "no single trajectory", "of= one of prompt_group"),
-    "all but one of its tokens": (trajectory, mean(advantage, over=trajectory, others=True), "of all others", "no single token", "of= one of trajectory"),
+    "all but one of its tokens": (trajectory, mean(advantage, over=trajectory, of=token, others=True), "of all others", "no single token", "of= one of trajectory"),
 }  # fmt: skip
 
 
