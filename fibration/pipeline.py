@@ -163,6 +163,9 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         return count_nonfinite(mark_nonfinite(program, hierarchy, terms), hierarchy, terms)
 
     terms = checked_terms(base)
+    if any(p.has_root for p in hierarchy.penalties.values()):
+        slopes = {leaf: evaluate.outputs[base.part("coefficients", leaf)] for leaf in base.leaves}
+        terms = {leaf: (*terms[leaf], slope) for leaf, slope in slopes.items()}
     return {
         "evaluate": checked(evaluate, terms),
         "objective": checked(only(evaluate, "objective", "coefficients", "penalty"), terms),

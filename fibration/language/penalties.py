@@ -7,8 +7,9 @@ from typing import Any
 from fibration.errors import SpecError
 from fibration.language.atoms import Stratum
 from fibration.language.declared import Declared
-from fibration.language.expressions import Expression, as_expression
+from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.objectives import Objective
+from fibration.language.statistics import within
 
 
 class Penalty(Declared):
@@ -44,10 +45,19 @@ class Penalty(Declared):
             )
         super().__init__(formula=value, objective=objective, over=over, **data)  # type: ignore[call-arg]
 
+    @property
+    def has_root(self) -> bool:
+        """Whether it may have a value, and no slope: a root has none at 0."""
+        return any(map(_has_root, within(self.formula)))
+
     def __repr__(self) -> str:
         said = {"objective": self.objective, "over": self.over}
         rest = "".join(f", {k}={v!r}" for k, v in said.items() if v is not None)
         return f"Penalty({self.formula}{rest})" if rest else str(self.formula)
+
+
+def _has_root(formula: Expression) -> bool:
+    return isinstance(formula, Apply) and (formula.operator == "sqrt" or any(map(_has_root, formula.arguments)))
 
 
 def as_penalty(value: object, what: str) -> Penalty:

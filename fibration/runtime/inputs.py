@@ -262,6 +262,15 @@ def refuse_terms(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Ind
                 found=f"{penalty!r}",
                 remedy="bound it: minimum(..., bound), or leave such tokens out by the keep(...) of its own objective",
             )
+    roots = [name for name, penalty in hierarchy.penalties.items() if penalty.has_root]
+    if roots:
+        weight = "the weight, or " * bool(hierarchy.objective.weighed)
+        raise BatchError(
+            f"{weight}the slope of the penalty '{roots[0]}' at {token} is not finite",
+            required="roots of what is above 0, where they are kept",
+            found=f"{hierarchy.penalties[roots[0]]!r}",
+            remedy="keep it from 0: sqrt(... + 1e-8)",
+        )
     if hierarchy.objective.weighed:
         raise BatchError(
             f"the weight of {token} is not finite",

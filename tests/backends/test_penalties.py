@@ -36,6 +36,7 @@ from fibration import (
     policies,
     ratio_deviation,
     reward,
+    sqrt,
     stop,
     token_log_ratio,
     token_mean,
@@ -220,7 +221,7 @@ def test_every_kind_of_penalty_by_hand(backend):
         assert [float(found.metrics[f"penalty/{name}"].count) for name in ("soft", "real")] == [4, 2]
 
 
-@on("torch")
+@on("torch", "c")
 def test_gradients_flow_through_order(backend):
     """Of a prefix, and of what comes after: values, and central differences."""
     prefix = before(x, over=trajectory, discount=0.9) + x
@@ -355,6 +356,24 @@ def test_a_penalty_that_is_infinite_is_named_with_its_token(backend):
             required="finite penalties of all that is kept",
             remedy="minimum(..., bound)",
         )
+
+
+@on("torch")
+def test_a_root_at_0_is_no_silent_slope(backend):
+    """A distance from a reference that the policy still is has a value there, and no slope."""
+    given = Given()
+    given.reference[given.row == 3] = given.now[given.row == 3]
+    far = sqrt(mean(x * x, over=trajectory))
+    op = operator(losing(far=Penalty(far, over=trajectory)), backend)
+    refuses(
+        BatchError,
+        lambda: given.call(op, packed(op, given.batch())),
+        what=("the slope of the penalty 'far' at token", "of trajectory 3 is not finite"),
+        found="sqrt(mean(",
+        remedy="sqrt(... + 1e-8)",
+    )
+    given.reference[given.row == 3] += 0.1
+    assert torch.isfinite(given.call(op, packed(op, given.batch())).values).all()
 
 
 def test_a_policy_that_a_penalty_alone_reads_is_asked_for_by_losses():
