@@ -108,7 +108,11 @@ def _used(text: str) -> list[str]:
     frontier = [text]
     while frontier:
         here = frontier.pop()
-        new = [name for name in HELPERS if name not in found and re.search(rf"(?<![\w.]){name}[(\[]", here)]
+        new = [
+            name
+            for name in HELPERS
+            if name not in found and re.search(rf"(?<![\w.]){name}[(\[]|combine_fn={name}\b", here)
+        ]
         found.update(new)
         frontier += [HELPERS[name] for name in new]
     return [part for name, part in HELPERS.items() if name in found]
@@ -130,7 +134,7 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
     lines += ["", *(f"    {w}" for w in textwrap.wrap(f"The workspace holds, one after the other: {strata}.", 112))]
     lines.append('    """')
     tensors = [a.name for a in arguments if a.kind == "token"]
-    if any(k.segments for k in made):
+    if any(k.segments or "shape_for(tokens" in k.call for k in made):
         lines += [
             "    if tokens is None:",
             f"        tokens = {tensors[0]}.numel()" if tensors else "        tokens = places",

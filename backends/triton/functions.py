@@ -280,3 +280,60 @@ def quantile(out, values, orders, befores, sizes, level):
     between = torch.where((t == 0) | (a == b), a, between)
     between = torch.where(least.isnan(), torch.nan, between)
     out.copy_(torch.where(n > 0, between, 0.0))
+
+
+@triton.jit
+def later(sum, share, term, other):
+    """Two sums in order, the second of what comes after the first, and the discounts over them."""
+    return other * sum + term, share * other
+
+
+@triton.jit(do_not_specialize=["targets"])
+def along(
+    out, x, order, before, discount, targets, forward: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr
+):  # fmt: skip
+    """At each element the discounted sum of what comes before it over its target, or after it: a program has `rows`
+    targets, and goes along them in tiles, from each of which it carries a sum into the next."""
+    b = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    first = tl.load(before + b, mask=b < targets, other=0)
+    size = tl.load(before + b + 1, mask=b < targets, other=0) - first
+    share = tl.load(discount)
+    carry = tl.full([rows], 0.0, tl.float64)
+    column = tl.arange(0, columns)[None, :]
+    for t in range(0, tl.max(size, axis=0), columns):
+        i = t + column
+        m = i < size[:, None]
+        inside = m & (i > 0)
+        if forward:
+            a = first[:, None] + i
+            neighbour = a - 1
+        else:
+            a = (first + size)[:, None] - 1 - i
+            neighbour = a + 1
+        if order is not None:
+            a = tl.load(order + a, mask=m, other=0)
+            neighbour = tl.load(order + neighbour, mask=inside, other=0)
+        value = tl.load(x + neighbour, mask=inside, other=0.0)
+        sum, power = tl.associative_scan((value, tl.zeros_like(value) + share), 1, combine_fn=later)
+        sum += tl.where(t > 0, power * carry[:, None], 0.0)
+        tl.store(out + a, tl.where(i > 0, share * sum, 0.0), mask=m)
+        carry = tl.sum(tl.where(column == columns - 1, sum, 0.0), axis=1)
+
+
+def scan(out, values, sizes, into, order, before, discount, forward, shape):
+    """Into `out` [sizes[into]]: at each element the discounted sum of all that come before it over the same target, or
+    after it. `values` are vectors or single numbers of several strata, whose elements are numbered through.
+    """
+    x = [
+        torch.as_tensor(v, dtype=torch.float64, device=out.device).expand(n) for v, n in zip(values, sizes, strict=True)
+    ]
+    x = x[0].contiguous() if len(x) == 1 else torch.cat(x)
+    found = out if len(sizes) == 1 else torch.empty_like(x)
+    rows, columns, warps = shape
+    targets = before.numel() - 1
+    along[triton.cdiv(targets, rows),](
+        found, x, order, before, torch.as_tensor(discount, dtype=torch.float64, device=out.device), targets,
+        forward=forward, rows=rows, columns=columns, num_warps=warps,
+    )  # fmt: skip
+    if len(sizes) > 1:
+        out.copy_(found.split(sizes)[into])

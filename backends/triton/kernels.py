@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
@@ -44,8 +44,8 @@ class _Stages(Writer):
         stages = list(section)
         while stages:
             stage = stages.pop(0)
-            if isinstance(stage, Coarse) and stage.groups[0].quantiles:
-                found += map(self.quantile, stage.groups[0].quantiles)
+            if isinstance(stage, Coarse) and _is_called(stage):
+                found += [*map(self.quantile, stage.groups[0].quantiles), *map(self.scan, stage.groups[0].scans)]
                 continue
             if isinstance(stage, Coarse):
                 found.append(self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
@@ -81,19 +81,36 @@ class _Stages(Writer):
     def quantile(self, node: Quantile) -> Kernel:
         """Of the values that sweeps have set aside."""
 
-        def slot(n: Node) -> str:
-            start = self.offsets[self.slots[n]].removeprefix("work").removeprefix(" + ") or "0"
-            return f"work[{start} :][: {self.size(n.stratum)}]"
-
         orders, befores = ([self.called(kind, s, node.target) for s in node.sources] for kind in ("order", "members"))
-        level = constant(node.level.value) if isinstance(node.level, Const) else ""
-        if not level:
-            level = slot(node.level) if node.level in self.slots else self.arrays[node.level]
-        lists = [[slot(v) for v in node.values], orders, befores, [self.size(s) for s in node.sources]]
-        given = [slot(node), *(f"[{', '.join(words)}]" for words in lists), level]
-        call = "\n".join(["quantile(", *(f"    {g}," for g in given), ")  # fmt: skip"])
-        used = tuple(a for a in self.arguments if uses(call, a.name))
-        return Kernel("digits", used, (), None, None, "", call)
+        lists = [[self.vector(v) for v in node.values], orders, befores, [self.size(s) for s in node.sources]]
+        given = [f"[{', '.join(words)}]" for words in lists]
+        return self._called("digits", "quantile", [self.vector(node), *given, self.vector(node.level)])
+
+    def scan(self, node: Scan) -> Kernel:
+        """Along the order of elements, of values that sweeps have set aside or coarse stages have saved."""
+        values, sizes = [*map(self.vector, node.values)], [*map(self.size, node.sources)]
+        lists = [f"[{', '.join(words)}]" for words in (values, sizes)]
+        tokens = "tokens" if node.into in self.plan.program.leaves else " + ".join(sizes)
+        shape = f"shape or shape_for({tokens} / {self.size(node.target)})"
+        order, before = (self.called(kind, *node.order) for kind in ("sequence", "sequence_members"))
+        into = str(node.sources.index(node.into))
+        discount = self.vector(node.discount)
+        given = [self.vector(node), *lists, into, order, before, discount, str(node.forward), shape]
+        return self._called("along", "scan", given)
+
+    def _called(self, kernel: str, function: str, given: list[str]) -> Kernel:
+        """A call of a function of functions.py."""
+        call = "\n".join([f"{function}(", *(f"    {g}," for g in given), ")  # fmt: skip"])
+        return Kernel(kernel, tuple(a for a in self.arguments if uses(call, a.name)), (), None, None, "", call)
+
+    def vector(self, node: Node) -> str:
+        """A coarse value, or one of tokens that was set aside, as a tensor; or as a number."""
+        if isinstance(node, Const):
+            return constant(node.value)
+        if node not in self.slots:
+            return self.arrays[node]
+        start = self.offsets[self.slots[node]].removeprefix("work").removeprefix(" + ") or "0"
+        return f"work[{start} :][: {self.size(node.stratum)}]"
 
     def sums(self, group: Group, pushes: Iterable[Node], blocks: dict[str, None]) -> None:
         """Sums and maxima over the fibres of one fibration, in a fixed order."""
@@ -356,6 +373,8 @@ class _Stages(Writer):
         elif isinstance(node, Input) and node.kind in TOKENS:
             tensor = self.called("token", node.kind, *node.key)
             self.line(2, f"{name} = tl.load({tensor} + at, mask=m, other=0.0).to({precision})")
+        elif isinstance(node, Scan):
+            self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=m, other=0.0).to({precision})")
         elif isinstance(node, Input):
             self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=m, other=1.0).to({precision})")
         elif isinstance(node, Pull):
@@ -373,7 +392,12 @@ class _Stages(Writer):
 
 def _is_small(stage: Coarse) -> bool:
     """Whether it goes along with a sweep."""
-    return sum(len(g.values) for g in stage.groups) <= SMALL and not stage.groups[0].quantiles
+    return sum(len(g.values) for g in stage.groups) <= SMALL and not _is_called(stage)
+
+
+def _is_called(stage: Coarse) -> bool:
+    """Whether functions of the module do its work, with launches of their own."""
+    return bool(stage.groups[0].quantiles or stage.groups[0].scans)
 
 
 def _passes(sweep: Sweep) -> str:

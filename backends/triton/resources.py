@@ -38,6 +38,13 @@ QUANTILE = KernelRequest(
     {"order": None, "block": 512},
     num_warps=8,
 )
+# And the one that sums are taken with in order, along rows of some hundred tokens.
+SCAN = KernelRequest(
+    "along",
+    {"out": "*fp64", "x": "*fp64", "before": "*i64", "discount": "*fp64", "targets": "i32"},
+    {"order": None, "forward": True, "rows": 1, "columns": 256},
+    num_warps=4,
+)
 LACKING = ("positions", "tokens", "rows")  # tokens in a row and in order, advantages per token
 
 
@@ -79,8 +86,7 @@ def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHA
     """The kernels of a program, as its launcher launches them on such a device."""
     one_launch = not arch.startswith("gfx")
     made = kernels(name, plan)
-    if any(kernel.call for kernel in made):
-        yield QUANTILE
+    yield from (request for request in (QUANTILE, SCAN) if any(k.call and k.name == request.kernel for k in made))
     for kernel in made:
         if kernel.call:
             continue

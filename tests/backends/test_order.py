@@ -52,8 +52,7 @@ from fibration.runtime.batch import Batch
 
 Vector = NDArray[np.float64]
 F64, F32 = torch.float64, torch.float32
-READY = ("torch", "c")
-CPU = [b for b in BACKENDS_HERE if b.name in READY]
+CPU = [b for b in BACKENDS_HERE if b.device == "cpu"]
 WORDS = ("gated_ratio", "coefficients", "log_ratio_gradient")  # results that all leaves fill together
 Taken = tuple[str, float, bool]  # over which stratum, with which discount, forward
 
