@@ -1103,6 +1103,22 @@ BACKENDS = (
         "torch takes fibres to be sorted that begin so", "vectors test_operator test_shipped test_chains",
         "is_sorted = bool((parent[1:] >= parent[:-1]).all())", "is_sorted = bool((parent[1:] >= parent[:-1]).any())",
     ),
+    slip(
+        "Triton sums in order from the last token of the row before", "backends/test_order ptx",
+        "inside = m & (i > 0)\n", "inside = m\n",
+    ),
+    slip(
+        "Triton carries from tile to tile what is not discounted on the way", "backends/test_order ptx",
+        "power * carry[:, None]", "carry[:, None] + 0.0 * power",
+    ),
+    slip(
+        "Triton carries from tile to tile what the last one has summed alone", "backends/test_order ptx",
+        "carry = tl.sum(tl.where(column == columns - 1, sum, 0.0), axis=1)", "carry = tl.sum(tl.where(column == columns - 1, value, 0.0), axis=1)",
+    ),
+    slip(
+        "Triton sums what comes after in the order of what comes before", "backends/test_order ptx",
+        "neighbour = a + 1", "neighbour = a - 1",
+    ),
 )  # fmt: skip
 
 RUNTIME = (

@@ -11,7 +11,8 @@ from thorough import ALL
 
 from fibration import BackendError
 from fibration.backends.triton import aot
-from fibration.backends.triton.resources import compile_all, requests, table
+from fibration.backends.triton.language import HELPERS
+from fibration.backends.triton.resources import SCAN, compile_all, requests, table
 from fibration.pipeline import generate
 
 # What a module asks of torch when it is imported. Its kernels ask nothing, and importing it takes as long as they do.
@@ -28,9 +29,15 @@ def together(names, programs, arch):
             found = requests(program, triton_artifact(name).plans[program], arch)
             wanted += [replace(r, kernel=f"{name}_{r.kernel}") for r in found]
     assert source.count("import torch\n") == len(names)
-    return source.replace("import torch\n", TORCH), wanted
+    source = source.replace("import torch\n", TORCH) + f"\n\n{HELPERS['later']}\n\n\n{HELPERS['along']}\n"
+    return source, [*wanted, *SCANS]
 
 
+# Sums in order: along long rows, on all warps; and backwards along short ones, many at once, in an order of the index.
+BACK = replace(
+    SCAN, signature={**SCAN.signature, "order": "*i64"}, constexprs={"forward": False, "rows": 32, "columns": 4}
+)
+SCANS = (replace(SCAN, constexprs={**SCAN.constexprs, "columns": 2048}, num_warps=16), BACK)
 KINDS = ("ppo", "gspo", "fiberpo_domain", "apc_obj", "cispo", "fiberpo_modal")  # a chain, a tree, ...
 QUIVERS = ("fiberpo_crossed", "fiberpo_experts")  # large: not on every chip
 AHEAD = [  # every kind on some chip, the larger ones where registers are counted
@@ -54,7 +61,7 @@ def ahead():
 @pytest.mark.parametrize(("arch", "program", "names"), AHEAD, ids=lambda v: v if isinstance(v, str) else "")
 def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, program, names):
     found = ahead[arch, program]
-    count = sum(len(list(requests(program, triton_artifact(n).plans[program], arch))) for n in names)
+    count = sum(len(list(requests(program, triton_artifact(n).plans[program], arch))) for n in names) + len(SCANS)
     assert len(found) == count
     for kernel in found:
         assert kernel.arch == arch and kernel.binary and kernel.resources.registers > 0

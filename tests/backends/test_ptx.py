@@ -19,11 +19,22 @@ from ptx.device import Device, Edit
 from ptx.emit import Emitter
 from ptx.fault import Fault
 from spreading import part, whole_rows
-from support import OF_EVERY_KIND, Batch, compiled, operator, packed, spec
+from support import OF_EVERY_KIND, Batch, compiled, operator, packed, spec, trajectory
 from thorough import ALL, some
 from thread_ranks import ThreadGroup, on_ranks
 
-from fibration import Hierarchy, Policy, exp, log_prob, token_log_ratio
+from fibration import (
+    Hierarchy,
+    Parameter,
+    Policy,
+    after,
+    before,
+    decomposition,
+    exp,
+    gated,
+    log_prob,
+    token_log_ratio,
+)
 from fibration.runtime.operator import Operator
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -111,6 +122,23 @@ def test_a_product_is_finite_where_products_and_sums_are_one_operation(emitter):
     h = spec("ppo").replace(name="product", penalties={"kl": exp(token_log_ratio) * x})
     given = case(h, replace(drifted(), labels={}, policies={"reference": -1.5 + 0.3 * drifted().x}), F32)
     scheduled(emitter, lambda backend: holds_training(backend, given, "packed", metrics=False), seeds=1)
+
+
+def ordered() -> Hierarchy:
+    """Gradients flow through what comes before a token; a weight reads what comes after."""
+    h, x, gamma = spec("ppo"), token_log_ratio, Parameter("gamma", default=0.75, upper=1)
+    split = decomposition(density=before(x, over=trajectory, discount=gamma) / 9 + x, recovery=exp(gated("")))
+    weight = exp(after(x, over=trajectory, discount=0.5))
+    return h.replace(name="ordered", decomposition=split, objective=h.objective.weigh(weight))
+
+
+@pytest.mark.parametrize("lengths", [(300, 1, 4, 0), (5, 0, 40, 3, 1, 33, 9)] if ALL else [(300, 1, 4, 0)], ids=str)
+def test_sums_in_order_as_they_run_on_a_gpu(emitter, lengths):
+    """Along a row in two tiles of four warps, by several blocks; short rows of one block are interleaved."""
+    rng = np.random.default_rng(3)
+    x, advantages = rng.normal(size=sum(lengths)) / 20, np.repeat(rng.normal(size=len(lengths)), lengths)
+    given = case(ordered(), Batch(lengths, x, advantages), F32, 0)
+    scheduled(emitter, lambda backend: holds_training(backend, given, "packed", metrics=False))
 
 
 # ---------------------------------------------------------------- a batch that is spread over ranks

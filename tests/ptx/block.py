@@ -20,6 +20,7 @@ ACCESS = re.compile(r"(ld|st)\.(global|shared)(?:\.cg)?(?:\.v([24]))?\.([bsuf]\d
 MATRICES = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x[124]\.shared\.b16")
 ATOMIC = re.compile(r"atom\.global\.gpu(?:\.(relaxed|acquire|release|acq_rel))?\.add\.u32")
 SHARED = "global_smem"  # what Triton calls the start of it
+WHOLE_WARP = {"shfl.sync.bfly.b32": 31, "shfl.sync.up.b32": 0}  # shuffles, and what says that they are of all 32 lanes
 
 
 class Block:
@@ -94,7 +95,7 @@ class Block:
                     self.parameter(instruction, active)
                 elif opcode.startswith("mov."):
                     self.move(instruction, active)
-                elif opcode == "shfl.sync.bfly.b32":
+                elif opcode in WHOLE_WARP:
                     self.shuffle(instruction, active)
                 else:
                     raise Fault(f"the opcode {opcode} is not known")
@@ -157,11 +158,16 @@ class Block:
             self.put(into, bits(self.number(given, kind), kind), active)
 
     def shuffle(self, instruction: Instruction, active: Mask) -> None:
-        into, given, mask, *rest = instruction.operands
-        if rest != [Constant(31), Constant(-1)]:
+        into, given, by, *rest = instruction.operands
+        if rest != [Constant(WHOLE_WARP[instruction.opcode]), Constant(-1)]:
             raise Fault("a shuffle of less than a warp is not known")
         self.together(active, "shuffles")
-        self.put(into, self.number(given, "b32")[self.lanes ^ self.number(mask, "u32").astype(int) % WARP], active)
+        by_lanes = self.number(by, "u32").astype(int) % WARP
+        if instruction.opcode.startswith("shfl.sync.up."):  # the first lanes of a warp keep what is theirs
+            source = np.where(self.lanes % WARP >= by_lanes, self.lanes - by_lanes, self.lanes)
+        else:
+            source = self.lanes ^ by_lanes
+        self.put(into, self.number(given, "b32")[source], active)
 
     # ------------------------------------------------------------ control
 

@@ -50,6 +50,11 @@ def test_a_shuffle_stays_in_its_warp():
     assert found[:64].tolist() == [i ^ 16 for i in range(64)]
 
 
+def test_a_shuffle_upwards_leaves_the_first_lanes_what_they_have():
+    found = run("shfl.sync.up.b32 \t%r3, %r1, 4, 0, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
+    assert found[:64].tolist() == [i - 4 * (i % 32 >= 4) for i in range(64)]
+
+
 def test_a_parameter_is_widened_with_its_sign():
     body = "ld.param.s32 \t%rd5, [kernel_param_1];\n\tshr.s64 %rd5, %rd5, 40;\n\tcvt.u32.u64 %r5, %rd5;\n\tst.global.b32 [ %rd3 + 0 ], { %r5 };"
     assert run(body, more=[-7])[0] == 2**32 - 1
