@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spreading import alone, close, in_order, scattered, spread
+from oracles.backends_here import BACKENDS_HERE, F32, F64
+from spreading import alone, close, in_order, scattered, spread, whole_rows
 from support import Batch, operator, prompt_group, token, trajectory, turn
-from thorough import examples
+from thorough import ALL, examples
 
 from fibration import (
     Fibration,
@@ -126,3 +127,27 @@ def test_rows_that_have_keys(name, data, cut):
     op, batch = operator(h), batch_of(h)
     pieces = data.draw(scattered(batch, data.draw(st.integers(1, 4)), cut))
     close(spread(op, batch, pieces, True, data.draw(KINDS)), alone(op, batch), numbered=False)
+
+
+COMPILED = [b for b in BACKENDS_HERE[1:] if b.device == "cpu"]
+SOME = {"c": ("rows", "episodes"), "triton": ("turns",)}
+BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(LOSSES) if ALL or n in SOME[b.name]]
+
+
+@pytest.mark.usefixtures("quick_c")
+@pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
+def test_compiled_backends(name, backend, dtype):
+    """Whole rows in order, one rank without any; and cut ones, dealt out token by token."""
+    h = LOSSES[name]
+    op, batch = backend.operator(h), batch_of(h)
+    one = alone(op, batch, "packed", dtype, gates=False)
+    found = spread(op, batch, whole_rows(batch, 2, 2), False, "packed", dtype, gates=False)
+    if name == "episodes":
+        close(found, one, dtype=dtype)
+    else:
+        assert found.bits() == one.bits()
+    strewn = [(r, i, i + 1) for r, n in enumerate(LENGTHS) for i in range(n) if i % 3 == 0]
+    rest = [(r, i, i + 1) for r, n in enumerate(LENGTHS) for i in range(n) if i % 3]
+    found = spread(op, batch, (strewn, [], rest[::-1]), True, "packed", dtype, gates=False)
+    assert found.cut
+    close(found, one, numbered=False, dtype=dtype)
