@@ -287,6 +287,20 @@ def test_the_page_of_penalties_adds_what_needs_the_whole_vocabulary():
     assert all(torch.allclose(g, weights.grad, rtol=1e-12, atol=1e-15) for g in gradients)
 
 
+def test_the_page_of_penalties_says_what_the_law_decides():
+    import fibration as f
+
+    page = (ROOT / "docs" / "penalties.md").read_text()
+    current, _, reference = f.policies("current old reference")
+    scope = {**{n: getattr(f, n) for n in ("exp", "expm1", "log_prob", "token_log_ratio")}, "current": current}
+    scope["x"] = f.log_prob(current) - f.log_prob(reference)
+    rows = re.findall(r"^\| `(.*?)`.* \| (proved|refuted) \|$", page, re.MULTILINE)
+    h = f.load("grpo").replace(penalties={f"p{i}": eval(formula, scope) for i, (formula, _) in enumerate(rows)})
+    found = {v.subject: v.status for v in h.verify(None).verdicts if v.law == "kl_gradient"}
+    assert found == {f"penalty 'p{i}'": said for i, (_, said) in enumerate(rows)}
+    assert len(found) == 6
+
+
 def test_a_batch_of_ones_own_is_saved_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "operator.md").read_text(), re.DOTALL)[-1:]
