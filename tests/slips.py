@@ -1734,6 +1734,36 @@ SPECS = (
         "prime-rl's square counts the tokens that are kept", "published",
         'penalties={"square": tau * token_log_ratio**2}', 'penalties={"square": where(outside, 0, tau * token_log_ratio**2)}',
     ),
+    slip(
+        "RLOO compares an answer with itself", "published",
+        "advantages=centred(reward, over=prompt_group, leave_one_out=True)", "advantages=centred(reward, over=prompt_group)",
+    ),
+    slip(
+        "generalised advantages count later values whole", "published",
+        "after(reward + (1 - lam) / lam * value,", "after(reward + (1 - lam) * value,",
+    ),
+    slip(
+        "Kimi's square is taken whole", "published",
+        "Penalty(tau / 2 * total(token_log_ratio", "Penalty(tau * total(token_log_ratio",
+    ),
+    slip(
+        "REAL pulls right answers down", "published",
+        "where(advantage > 0, exp(-s), 0)", "where(advantage > 0, exp(s), 0)",
+    ),
+    slip(
+        "CTPO counts a token's own ratio twice",
+        "published",
+        "weigh(exp(drifted))",
+        "weigh(exp(drifted + token_log_ratio))",
+    ),
+    slip(
+        "CTPO's band is closed at the first token", "published",
+        "sqrt(position(over=trajectory) + 1)", "sqrt(position(over=trajectory))",
+    ),
+    slip(
+        "FIPO's future leaves out the token itself", "published",
+        "told + after(told, over=trajectory, discount=gamma)", "after(told, over=trajectory, discount=gamma)",
+    ),
 )  # fmt: skip
 
 PENALTIES = (

@@ -21,6 +21,7 @@ from oracles.published import (
     per_trajectory,
     ppo,
     token_mean,
+    trajectory_mean,
 )
 
 
@@ -131,6 +132,11 @@ def gae(b: Scored, p: Parameters) -> Tensor:
     return found
 
 
+def ppo_gae(b: Scored, p: Parameters) -> Found:
+    terms, branches = with_advantages(b, gae(b, p), p)
+    return token_mean(b, terms), branches
+
+
 # ---------------------------------------------------------------- terms
 
 
@@ -206,12 +212,42 @@ def prefix(b: Scored) -> Tensor:
     return torch.where(b.mask, b.held.exp(), 1).cumprod(-1)
 
 
+def ctpo(b: Scored, p: Parameters) -> Found:
+    a, root = b.advantages, b.mask.double().cumsum(-1).clamp(min=1).sqrt()
+    ratio = prefix(b) * (b.log_prob - b.at).exp()
+    low, high, top = (-p["low"] * root).exp(), (p["high"] * root).exp(), (p["ceiling"] * root).exp()
+    terms = torch.minimum(ratio * a, torch.minimum(torch.maximum(ratio, low), high) * a)
+    terms = torch.where(a < 0, torch.maximum(terms, top * a), terms)
+    found = prefix(b)
+    branches = [(a > 0) & (found > high), (a < 0) & (found < low), (a < 0) & (found > top)]
+    return trajectory_mean(b, terms), branches
+
+
+def fipo(b: Scored, p: Parameters) -> Found:
+    low, high, top = 1 - p["epsilon_low"], 1 + p["epsilon_high"], p["ceiling"]
+    r, a, future = b.held.exp(), b.advantages, torch.zeros_like(b.at)
+    for i, places in b.tokens():
+        for t in places:
+            later = [p["gamma"] ** (s - t) * b.held[i, s] for s in places if s >= t and r[i, s] <= top]
+            future[i, t] = sum(later)
+    weight = future.exp().clamp(1, 1 + p["range"])
+    weight = torch.where((a < 0) & (r > p["safety"]), weight.clamp(0.8, 1), weight)
+    terms = clipped(b.x.exp().clamp(max=top), a, low, high)
+    branches = [(a > 0) & (r > high), (a < 0) & (r < low), r > top, (a < 0) & (r > p["safety"]) & (future > 0)]
+    return token_mean(b, weight * terms), [*branches, weight == 1, weight == 1 + p["range"]]
+
+
+def prefix_is(b: Scored, p: Parameters) -> Found:
+    weight = prefix(b).clamp(max=p["ceiling"])
+    return per_trajectory(b, weight * b.advantages * b.log_prob), [weight == p["ceiling"]]
+
+
 OBJECTIVES: Mapping[str, Callable[[Scored, Parameters], Found]] = {
     f.__name__: f
     for f in (
         dr_grpo_rewards, rloo, rloo_kl, remax,
-        
+        ppo_gae,
         ppo_entropy, ppo_nll, kimi_k15, kimi_k2, dro, prime_rl, kl_cov, real,
-        hierarchical_grpo,
+        ctpo, fipo, prefix_is, hierarchical_grpo,
     )
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What comes before a token, and after it: prefix ratios and discounted futures."""
