@@ -28,7 +28,8 @@ def lay_out(function, offsets, parents, leaves=None):
 
     `offsets`: cu_seqlens, int64 [segments + 1]: of the rows of the batch where tokens lie over them, else of what they
     lie over. `parents`: for every other fibration, as {("trajectory", "prompt_group"): which one each lies over, int64
-    [trajectory], ...}. `leaves`: where tokens are of several kinds, {"text_token": bool [tokens], ...}.
+    [trajectory], ...}. `leaves`: where tokens are of several kinds, {"text_token": bool [tokens], ...}. Sums in order
+    take tokens as they lie.
     """
     about = FUNCTIONS[function]
     arguments, kinds = about["arguments"], about["leaves"]
@@ -66,6 +67,23 @@ def lay_out(function, offsets, parents, leaves=None):
         order = None if in_order else torch.argsort(above, stable=True)
         return order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
+    def places(stratum):
+        if stratum in place:
+            return place[stratum]
+        first = torch.full((size[stratum],), len(every), dtype=torch.int64, device=device)
+        for leaf in kinds:
+            if (above := parent(leaf, stratum)) is not None:
+                first.scatter_reduce_(0, above, place[leaf], "amin")
+        return first
+
+    def sequence(target, *sources):
+        above = torch.cat([parent(source, target) for source in sources])
+        order = torch.argsort(torch.cat([places(source) for source in sources]))
+        order = order[torch.argsort(above[order], stable=True)]
+        sizes = torch.bincount(above, minlength=size[target])
+        in_order = bool((order[1:] > order[:-1]).all())
+        return None if in_order else order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
     found = {}
     for name, kind, of in arguments:
         if kind in ("offsets", "starts", "positions", "tokens"):
@@ -83,6 +101,8 @@ def lay_out(function, offsets, parents, leaves=None):
             found[name] = parent(*of)
         elif kind in ("order", "members"):
             found[name] = members(*of)[kind == "members"]
+        elif kind in ("sequence", "sequence_members"):
+            found[name] = sequence(*of)[kind == "sequence_members"]
         elif kind == "vector" and of[1] == "count":
             found[name] = torch.bincount(parent(of[2], of[3]), minlength=size[of[3]]).double()
     return found
@@ -145,6 +165,10 @@ def completed(function, given, dtype):
             size[of[0]] = len(given[name])
         elif kind == "members":
             size[of[1]] = len(given[name]) - 1
+        elif kind == "sequence_members":
+            size[of[0]] = len(given[name]) - 1
+        elif kind == "parent":
+            size.setdefault(of[0], len(given[name]))
     work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64, device=tokens.device)
     make = {
         "size": lambda of: size[of[0]],

@@ -17,7 +17,19 @@ from thorough import ALL
 from typer.testing import CliRunner
 
 import fibration
-from fibration import Penalty, Stratum, absolute, log_prob, mean, policies, quantile, token_log_ratio
+from fibration import (
+    Penalty,
+    Stratum,
+    absolute,
+    after,
+    before,
+    exp,
+    log_prob,
+    mean,
+    policies,
+    quantile,
+    token_log_ratio,
+)
 from fibration.backends.triton.aot import BYTES
 from fibration.cli.main import app
 
@@ -97,20 +109,27 @@ GIVEN = {
 }
 
 
-GIVEN["by_quantiles"] = GIVEN["fiberpo_domain"]
+GIVEN["by_quantiles"] = ({**GIVEN["fiberpo_domain"][0], "positions": torch.arange(N)}, GIVEN["fiberpo_domain"][1])
 
 
 CURRENT, ROLLOUT = policies("current rollout")
 
 
 def by_quantiles():
-    """Tokens within two quantiles: of their domain, and of the batch; less penalties of tokens and of groups."""
+    """Tokens within two quantiles, of their domain and of the batch, and weighed by what comes before them, and before
+    their trajectory; less penalties of tokens and of groups."""
     h, drift = fibration.load("fiberpo_domain"), absolute(token_log_ratio)
     inside = [drift <= quantile(drift, 0.8, over=Stratum(over)) for over in ("domain", "batch")]
     given_up = {**h.gives_up, "mask_open": "the largest are dropped from any batch", "causal": "they are of many rows"}
     x, group = log_prob(CURRENT) - log_prob(ROLLOUT), Stratum("prompt_group")
     penalties = {"kl": x * x / 2, "spread": Penalty(mean(x, over=group) ** 2, over=group)}
-    kept = h.objective.keep(inside[0] & inside[1])
+    earlier = mean(token_log_ratio, over=Stratum("trajectory"))
+    orders = [
+        before(token_log_ratio / 9, over=Stratum("trajectory"), discount=0.75),
+        after(token_log_ratio / 99, over=Stratum("domain")),
+        before(earlier / 9, over=Stratum("prompt_group"), of=Stratum("trajectory")),
+    ]
+    kept = h.objective.keep(inside[0] & inside[1]).weigh(exp(orders[0] + orders[1] + orders[2]))
     return h.replace(name="by_quantiles", objective=kept, penalties=penalties, gives_up=given_up)
 
 
