@@ -742,11 +742,11 @@ WEIGHED = (
     ),
     slip(
         "a statistic has a slope", "laws/test_tokens",
-        "return [held(x) for x in self.log_ratios]", "return list(self.log_ratios)",
+        "list(self.log_ratios) if self.flows else [held(x) for x in self.log_ratios]", "list(self.log_ratios)",
     ),
     slip(
         "a log-prob of the current policy is that of the old", "laws/test_tokens laws/test_agreement",
-        "return self.log_prob(OLD, k) + self._held[k]", "return self.log_prob(OLD, k)",
+        "return self.log_prob(OLD, k) + self._moving[k]", "return self.log_prob(OLD, k)",
     ),
     slip(
         "a quantile stands at the value below it", "laws/test_tokens laws/test_agreement",
@@ -754,7 +754,7 @@ WEIGHED = (
     ),
     slip(
         "tokens that stand for many count as one", "laws/test_tokens",
-        "numbers = [self._number(k, *place) for k in inside]", "numbers = [1 for k in inside]",
+        "[self._number(*p, *place) for p in inside]", "[1 for p in inside]",
     ),
     slip(
         "every condition takes its tokens out of the counts", "laws/test_tokens",
