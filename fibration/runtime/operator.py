@@ -143,8 +143,8 @@ class Operator:
 
         `positions`: whole numbers of the batch's shape, from 0, with gaps or without: where each token comes in its
         sequence. They are needed where formulas read an order, and an element has tokens in several rows, or on several
-        ranks; along a row they ascend. Without them, tokens come as they lie in their row. What is coarser than tokens
-        is ordered by its first token.
+        ranks; along a row they ascend. With them, rows of one name (`trajectory=keys`) are pieces of one trajectory.
+        Without them, tokens come as they lie in their row. What is coarser than tokens is ordered by its first token.
 
         `group`: the ranks that the batch is spread over, each with a part of it, which may be nothing: a group of
         torch.distributed, or an object with `rank`, `size`, `all_gather(tensor)` and `all_gather_object(obj)`. All of
@@ -158,7 +158,7 @@ class Operator:
         that breaks what the hierarchy assumes, crossed effects that no projection tells apart. With a group, all ranks
         raise what one of them does; and RanksError where they are in different calls, or one of them is lost.
         """
-        ranks, labels = ranks_or_labels(self.hierarchy, group, labels)
+        ranks, labels = ranks_or_labels(self.hierarchy, group, labels, positions is not None)
         if ranks is None:
             return build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions)
         return build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device, positions)

@@ -260,7 +260,9 @@ class Encoder:
             again = np.setdiff1d(np.arange(len(codes)), np.unique(codes, return_index=True)[1])
             twice = names[codes[again[0]]] if len(again) else "?"
             raise HierarchyIndexError(
-                f"two rows are called {twice!r}", required=f"one name per {self.rows}, as every row is one"
+                f"two rows are called {twice!r}",
+                required=f"one name per {self.rows}, as every row is one",
+                remedy=f"if they are pieces of one {self.rows}, say with positions= which comes first",
             )
         return codes, names
 

@@ -28,7 +28,7 @@ from fibration.runtime.index.positions import KEYWORD as POSITIONS
 from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.collect import Held, Ranks
-from fibration.runtime.ranks.group import Ranked, as_group, is_group
+from fibration.runtime.ranks.group import ALONE, Ranked, as_group, is_group
 from fibration.runtime.ranks.labels import digests
 from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Part, Whole
 from fibration.runtime.ranks.pieces import Pieces
@@ -37,10 +37,16 @@ from fibration.runtime.sums import Sums, Vector
 GROUP = "group"  # what the ranks are called among the keywords of `Operator.index`
 
 
-def ranks_or_labels(h: Hierarchy, given: Any, labels: dict[str, Any]) -> tuple[Ranked | None, dict[str, Any]]:
-    """What `group=` was given for: the ranks, or the labels of a stratum that is called so."""
+def ranks_or_labels(
+    h: Hierarchy, given: Any, labels: dict[str, Any], positions: bool = False
+) -> tuple[Ranked | None, dict[str, Any]]:
+    """What `group=` was given for: the ranks, or the labels of a stratum that is called so.
+
+    Where it was not, and rows have names and their tokens `positions`, it is this process alone: rows of one name are
+    pieces of one.
+    """
     if given is None:
-        return None, labels
+        return ALONE if positions and labels.get(h.rows.name) is not None else None, labels
     known = any(s.name == GROUP for s in (*h.strata, h.rows, *h.groups))
     if known and not is_group(given):
         return None, {**labels, GROUP: given}

@@ -15,7 +15,7 @@ import torch
 
 from fibration import errors
 from fibration.errors import FibrationError, RanksError, listed
-from fibration.runtime.ranks.group import Ranked
+from fibration.runtime.ranks.group import ALONE, Ranked
 
 
 @contextmanager
@@ -66,7 +66,8 @@ def _raise_first(group: Ranked, what: str, error: Exception | None) -> None:
     elif name is None:
         raised = RanksError(f"rank {rank}: {what} failed with {first['what']}", remedy="see the traceback on that rank")
     else:
-        raised = getattr(errors, name)(**{**first, "what": f"rank {rank}: {first['what']}"})
+        whose = "" if group is ALONE else f"rank {rank}: "
+        raised = getattr(errors, name)(**{**first, "what": whose + first["what"]})
     for other, (_, fields) in others:
         raised.add_note(f"rank {other}: {fields['what']}")
     if raised is error:

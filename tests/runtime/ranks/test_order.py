@@ -6,17 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.backends_here import BACKENDS_HERE, F32, F64
-from spreading import alone, close, in_order, scattered, spread, whole_rows
-from support import Batch, operator, prompt_group, token, trajectory, turn
+from spreading import alone, close, in_order, part, scattered, spread, whole_rows
+from support import Batch, operator, packed, prompt_group, refuses, token, trajectory, turn
 from thorough import ALL, examples
 
 from fibration import (
     Fibration,
     Gate,
     Hierarchy,
+    HierarchyIndexError,
     Parameter,
     after,
     aggregate_gate,
@@ -130,6 +132,31 @@ def test_rows_that_have_keys(name, data, cut):
 
 
 COMPILED = [b for b in BACKENDS_HERE[1:] if b.device == "cpu"]
+
+
+def test_pieces_in_one_process():
+    """Rows of one name, whose tokens have positions, are one trajectory without a group, too."""
+    h, pieces = LOSSES["rows"], [(r, a, b) for a, b in ((2, 99), (0, 2)) for r, n in enumerate(LENGTHS)]
+    op, batch = operator(h), batch_of(h)
+    mine = part(batch, [(r, a, min(b, LENGTHS[r])) for r, a, b in pieces if a < LENGTHS[r]])
+    rows = list(mine.rows)
+    found = op.coefficients(*tensors(mine.batch), packed(op, mine.batch, trajectory=rows).index)
+    whole = op.coefficients(*tensors(batch), packed(op, replace(batch, positions=None)).index)
+    assert len(set(rows)) < len(rows)
+    np.testing.assert_allclose(found.values, whole.values[mine.places], rtol=0, atol=1e-15)
+    assert float(found.objective) == pytest.approx(float(whole.objective), rel=1e-13)
+    refuses(
+        HierarchyIndexError, lambda: packed(op, replace(mine.batch, positions=None), trajectory=rows),
+        what="two rows are called", remedy="if they are pieces of one trajectory, say with positions= which comes first",
+    )  # fmt: skip
+    twice = replace(mine.batch, positions=np.arange(len(mine.places)) % 5)
+    refuses(HierarchyIndexError, lambda: packed(op, twice, trajectory=rows), what="index of 'ordered': token [")
+
+
+def tensors(batch: Batch) -> list[torch.Tensor]:
+    return [torch.from_numpy(v) for v in (batch.x, np.zeros(batch.tokens), batch.advantages)]
+
+
 SOME = {"c": ("rows", "episodes"), "triton": ("turns",)}
 BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(LOSSES) if ALL or n in SOME[b.name]]
 
