@@ -180,7 +180,7 @@ WORDS = (
     ),
     slip(
         "a statistic is read over what lies over the element", "laws*locality",
-        "return (self.stratum, *whole_batch(self.h).coarser(self.stratum))", "return whole_batch(self.h).strata",
+        "self.places = (stratum, *self.all.coarser(stratum))", "self.places = self.all.strata",
     ),
     slip(
         "a scale reads what a recovery reads", "laws*locality",

@@ -212,14 +212,14 @@ def _check_objective(h: Outline, here: str) -> None:
 def _is_weight(h: Outline, atom: Expression) -> bool:
     """Whether an objective may read `atom`: it is one number per row."""
     place = read_at(atom)
-    at_row = not isinstance(place, Stratum) or place in (h.rows, *h.coarser(h.rows))
+    at_row = not isinstance(place, Stratum) or place in (h.rows, *h.coarser(h.rows), *h.groups)
     if isinstance(atom, Parameter):
         return at_row and not atom.per_channel
     if isinstance(atom, Attribute):
         return at_row
     if not isinstance(atom, (Count, Total)):
         return False
-    known = isinstance(atom.of, Place) or atom.of in (*h.strata, h.rows)
+    known = isinstance(atom.of, Place) or atom.of in (*h.strata, h.rows, *h.groups)
     return known and (at_row or atom.over == Stratum(BATCH))
 
 

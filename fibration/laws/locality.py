@@ -79,7 +79,9 @@ class Reader:
     def __init__(self, h: Hierarchy, stratum: Stratum) -> None:
         self.h, self.stratum = h, stratum
         self.coarser = h.coarser(stratum)
-        self.here = (stratum, *self.coarser)
+        self.all = whole_batch(h)  # with groups, the rows and the batch
+        self.places = (stratum, *self.all.coarser(stratum))
+        self.here = tuple(s for s in self.places if s in (stratum, *self.coarser, *h.groups))
 
     def problem(self, atom: Expression) -> Problem | None:
         """What is wrong with reading an atom here; None if nothing is."""
@@ -127,7 +129,7 @@ class Reader:
                 self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
                 f"use over= one of {_names(self.here)}",
             )
-        if atom.of != atom.over and not (isinstance(atom.of, Stratum) and atom.over in self.h.coarser(atom.of)):
+        if atom.of != atom.over and not (isinstance(atom.of, Stratum) and atom.over in self.all.coarser(atom.of)):
             return f"{atom}", f"no '{atom.of}' lies over a '{atom.over}'", f"the strata are {_names(self.h.strata)}"
         return None
 
@@ -211,11 +213,6 @@ class Reader:
             why = f"no {self.stratum} lies over a '{atom.over}'"
             return f"{atom}, an order over '{atom.over}'", why, f"use over= one of {_names(self.places)}"
         return None
-
-    @property
-    def places(self) -> tuple[Stratum, ...]:
-        """The strata of which the element lies over one element: groups, the rows and the batch too."""
-        return (self.stratum, *whole_batch(self.h).coarser(self.stratum))
 
     def gated(self, atom: Gated) -> Problem | None:
         return f"'{atom}'", "only a recovery reads gated densities", "read `residual`"

@@ -113,6 +113,7 @@ GOOD = {
     "by tokens": lambda: made(advantages=reward - mean(reward, over=prompt_group)),
     "a turn's rewards": lambda: made(advantages=centred(reward, over=prompt_group), rows=turn, fibrations=[Fibration(token, turn, uniform())], gates=INSIDE["gates"]),
     "generalised advantages": lambda: made(advantages=DELTA + after(reward + (1 - lam) / lam * value, over=trajectory, discount=gamma * lam)),
+    "a mean over groups": lambda: made(objective=Objective(1 / (count(prompt_group, over=batch) * count(token, over=prompt_group)))),
     "k2": lambda: penalised(beta * x**2 / 2),
     "on positives": lambda: penalised(-log_prob(current), token_mean().keep(advantage > quantile(advantage, 0.5, over=batch))),
     "by the sign": lambda: penalised(beta * x**2 * sign(advantage)),

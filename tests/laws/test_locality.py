@@ -5,6 +5,7 @@ from oracles import on_batches, verdicts
 from support import token, trajectory
 
 from fibration import (
+    Attribute,
     Fibration,
     Gate,
     Hierarchy,
@@ -14,6 +15,7 @@ from fibration import (
     before,
     channel_sign,
     clip,
+    clip_gate,
     count,
     decomposition,
     deviation,
@@ -130,6 +132,21 @@ def test_what_a_gate_may_not_read(name):
     assert decision.found == f"{formula}, {read}"
     assert why in str(decision.counterexample)
     assert remedy in decision.remedy
+
+
+def test_what_rows_lie_over_is_read_without_a_gate_on_it():
+    """Counts, attributes and parameters of groups: where the reader lies over a row, and so over one group."""
+    group, at_group = strata("group")[0], Attribute("at_group", on=strata("group")[0])
+    size, per = count(token, over=group), Parameter("per", default=1.0, on=group)
+    gates = {token: clip_gate(at_group), trajectory: clip_gate(per).per(size)}
+    split = decomposition(density=at_group * token_log_ratio, recovery=exp(gated("") / at_group), scale=1 / size)
+    found = decided(gates=gates, groups=[group], decomposition=split)
+    assert {d.status for d in found.values()} == {"proved"}
+    for formula, what in ((count(trajectory, over=group), "a sum over 'group'"), (at_group, "attribute 'at_group'")):
+        decision = decided(gates={prompt_group: clip_gate(formula)}, groups=[group])["gate on prompt_group"]
+        assert decision.status == "refuted"
+        assert what in decision.found
+        assert "no prompt_group lies over a 'group'" in str(decision.counterexample)
 
 
 def test_order_is_for_the_way_there():
