@@ -74,21 +74,25 @@ class _Planner:
         self.wide = _compared(program) | {n for n in self.order if isinstance(n, Push) and (n.wide or n in cut)}
         scans = [n for n in self.order if isinstance(n, Scan) and n.stratum in self.leaves]
         # sums in order along what one segment has of one leaf are taken in every sweep that reads them
-        self.along = {n for n in scans if within and len(n.sources) == 1 and self._in_a_sweep(n)}
+        own = {n for n in scans if within and len(n.sources) == 1 and self._in_a_sweep(n)}
+        self.along = own - self._read_elsewhere()
         self.needs: dict[Node, frozenset[Node]] = {}  # what was computed before, that a token value is computed from
         self.reads: dict[Node, frozenset[Node]] = {}  # the sums along a segment that a loop reads to compute it
         for node in self.order:
             if node.stratum in self.leaves:
                 self.needs[node] = frozenset(self._needs(node))
-                inside = (self.reads[o] for o in node.operands if o.stratum in self.leaves)
-                own = (node,) if node in self.along and not counts(node) else ()
-                self.reads[node] = frozenset(own).union(*(() if isinstance(node, Scan) else inside))
+                if isinstance(node, Scan):
+                    self.reads[node] = frozenset({node} if node in self.along and not counts(node) else ())
+                else:
+                    inside = (self.reads[o] for o in node.operands if o.stratum in self.leaves)
+                    self.reads[node] = frozenset().union(*inside)
         self.critical = self._critical()
         self.pushes = [n for n in self.order if isinstance(n, Push) and n.source in self.leaves]
         self.stores = [(k, n) for k, n in program.outputs.items() if n.stratum in self.leaves]
         self.quantiles = [n for n in self.order if isinstance(n, Quantile)]
         self.within = {q for q in self.quantiles if within and self._in_a_sweep(q)}
-        self.summed = {v for n in scans if n not in self.along for v in n.values if not isinstance(v, Const)}
+        elsewhere = [n for n in scans if n not in self.along]
+        self.summed = {v for n in elsewhere for v in n.values if not isinstance(v, Const) and v not in elsewhere}
         self.asides = list(dict.fromkeys([*(v for q in self.quantiles for v in q.values), *self._sorted(self.summed)]))
         self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
 
@@ -105,6 +109,15 @@ class _Planner:
         else:
             for o in node.operands:
                 yield from self.needs[o] if o.stratum in self.leaves else (o,)
+
+    def _read_elsewhere(self) -> set[Node]:
+        """What is computed for sums over others than the segments that tokens are grouped by first."""
+        pushes = (n for n in self.order if isinstance(n, Push) and n.source in self.leaves)
+        found: set[Node] = {p.operand for p in pushes if p.target != self.primary[p.source]}
+        for node in reversed(self.order):
+            if node in found and isinstance(node, Map):
+                found.update(node.operands)
+        return found
 
     def _sorted(self, nodes: Collection[Node]) -> list[Node]:
         return [n for n in self.order if n in nodes]
@@ -181,12 +194,13 @@ class _Planner:
         passes: list[Pass] = []
         scalars: list[tuple[Node, ...]] = []
         saved: list[Node] = []  # values of tokens that are set aside for later stages
+        taken: set[Node] = set()  # sums along a segment
         pushed_wide = False
         while True:
             scalars.append(self._segment_values(segments, local))
             ready = [p for p in self.pushes if p.target == segments and self._ready(p.operand, local)]
             wide = [p for p in ready if p in self.wide]
-            free = [p for p in wide if self.reads[p.operand] <= local]
+            free = [p for p in wide if self.reads[p.operand] <= taken]
             mine = [(k, n) for k, n in self.stores if segments == self.primary[n.stratum]]
             stores = [(k, n) for k, n in mine if self._ready(n, local)]
             chosen = wide or ready
@@ -207,11 +221,11 @@ class _Planner:
             leaf = chosen[0].source if chosen else (*asides, *(n for _, n in stores))[0].stratum
             chosen, stores = [p for p in chosen if p.source == leaf], [s for s in stores if s[1].stratum == leaf]
             asides = [v for v in asides if v.stratum == leaf]
-            scans = self._scans([*(p.operand for p in chosen), *(n for _, n in stores), *asides], local)
+            scans = self._scans([*(p.operand for p in chosen), *(n for _, n in stores), *asides], taken)
             if scans:  # a loop of its own before, which sums in float64 what it can
                 chosen, stores, asides = [p for p in free if p.source == leaf], [], []
             passes.append(self._pass(leaf, bool(wide), chosen, stores, asides, scans))
-            local.update(scans)
+            taken.update(scans)
             local.update(() if self._cut(segments) else chosen)
             local.update(v for v in asides if any(v in q.values for q in self.within))
             later = {v for q in self.quantiles if q not in self.within for v in q.values} | self.summed
@@ -222,15 +236,15 @@ class _Planner:
             self.stores = [s for s in self.stores if s not in stores]
         return self._trimmed(segments, passes, scalars, local, saved)
 
-    def _scans(self, values: Iterable[Node], local: set[Node]) -> list[Scan]:
+    def _scans(self, values: Iterable[Node], taken: set[Node]) -> list[Scan]:
         """The sums along a segment that have to be taken before these values, of those that can be taken now."""
-        waiting = {s for v in values for s in self.reads[v] if s not in local}
+        waiting = {s for v in values for s in self.reads[v] if s not in taken}
         while True:
-            inner = {i for s in waiting for v in s.operands if v in self.reads for i in self.reads[v] if i not in local}
+            inner = {i for s in waiting for v in s.operands if v in self.reads for i in self.reads[v] if i not in taken}
             if inner <= waiting:
                 break
             waiting |= inner
-        ready = (s for s in waiting if all(self.reads[v] <= local for v in s.operands if v in self.reads))
+        ready = (s for s in waiting if all(self.reads[v] <= taken for v in s.operands if v in self.reads))
         return [s for s in self._sorted(set(ready)) if isinstance(s, Scan)]
 
     def _all_ready(self, value: Node, local: set[Node]) -> bool:
@@ -255,7 +269,9 @@ class _Planner:
             return False
         if isinstance(node, Push) and node.source in self.leaves:
             return False
-        if not all(o in known or o in also or isinstance(o, Const) for o in node.operands):
+        if node in self.within and not all(v in known for v in node.operands[:-1]):  # in this sweep's memory
+            return False
+        if not all(o in known or o in also or (in_order and isinstance(o, Const)) for o in node.operands):
             return False
         known.add(node)
         return True

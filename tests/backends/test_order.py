@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hierarchies import chains, random_quivers
+from hierarchies.in_order import with_order
 from hierarchies.random_quivers import batch_for
+from hierarchies.token_words import with_policies
 from numpy.typing import NDArray
-from oracles.backends_here import BACKENDS_HERE, Backend
+from oracles.backends_here import BACKENDS_HERE, Backend, Case, case, holds_training
 from oracles.order import before as summed
 from oracles.order import rounded, sums
 from support import Batch as Tokens
 from support import Layout, coefficients, operator, packed, padded, prompt_group, spec, token, trajectory, turn
+from thorough import ALL
 
 from fibration import (
     Fibration,
@@ -290,3 +294,26 @@ def test_losses_that_read_order(name, backend: Backend):
     np.testing.assert_allclose(mine, said, rtol=1e-7, atol=1e-9)
     assert objective == pytest.approx(value, rel=1e-12)
     assert np.count_nonzero(said) > n // 3
+
+
+# ---------------------------------------------------------------- drawn
+
+
+@functools.cache
+def drawn(seed: int, dtype, small: bool) -> Case:
+    """Even seeds are chains, odd ones trees and quivers."""
+    kind, number = (random_quivers, seed // 2 % random_quivers.COUNT) if seed % 2 else (chains, seed // 2)
+    h = kind.quiver(number) if seed % 2 else kind.candidate(number)
+    return case(with_order(h, seed), with_policies(kind.batch_for(h, seed, small=small), seed), dtype, seed)
+
+
+SEEDS = {"torch": (0, 3), "c": (7, 42, 55), "triton": ()}
+
+
+@pytest.mark.usefixtures("quick_c")
+@pytest.mark.parametrize(
+    ("seed", "backend"), [(s, b) for b in CPU for s in (range(60) if ALL else SEEDS[b.name])], ids=str
+)
+def test_random_sums_match_the_interpreter(seed, backend):
+    c = drawn(seed, (F64, F32, torch.bfloat16)[seed % 3], backend.slow)
+    holds_training(backend, c, "padded" if seed % 4 < 2 else "packed", metrics=False)
