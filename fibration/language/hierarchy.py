@@ -44,7 +44,7 @@ from fibration.language.statistics import of_rows
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
 CAN_BE_GIVEN_UP = (
     "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "causal",
-    "kl_gradient", "orthogonality", "positivity", "inward",
+    "baseline", "kl_gradient", "orthogonality", "positivity", "inward",
 )  # fmt: skip
 
 

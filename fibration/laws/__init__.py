@@ -13,6 +13,7 @@ from __future__ import annotations
 from fibration.language.hierarchy import CAN_BE_GIVEN_UP, FOUNDATIONS
 from fibration.laws import (
     agreement,
+    baseline,
     causal,
     coherent,
     first_order,
@@ -34,8 +35,8 @@ from fibration.laws.law import Law
 
 _FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
 _CONSEQUENCES = (
-    recovery, identity, first_order, gradient, agreement, mask_open, causal, kl_gradient, orthogonality, positivity,
-    inward,
+    recovery, identity, first_order, gradient, agreement, mask_open, causal, baseline, kl_gradient, orthogonality,
+    positivity, inward,
 )  # fmt: skip
 LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
 

@@ -15,12 +15,14 @@ from fractions import Fraction
 import sympy
 
 from fibration.errors import an
-from fibration.language.atoms import BATCH, Count, Parameter, Stratum, Total, at
+from fibration.language.atoms import BATCH, Count, Stratum, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
 from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, where
+from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
-from fibration.language.statistics import within
+from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import CURRENT_LOG_PROB, to_sympy
 from fibration.language.traversal import atoms
@@ -34,39 +36,71 @@ from fibration.laws.witness.search import concretes
 
 STATEMENT = (
     "the objective's weight μ is defined at every token of every batch, its conditions too; further weights are, and "
-    "never negative, at every token that is kept"
+    "never negative, at every token that is kept; advantages and penalties have a value"
 )
 
 
 def decide_objective(subject: Subject) -> Iterator[Decision]:
-    yield _of_mu(subject)
-    objective = subject.hierarchy.objective
+    h = subject.hierarchy
+    yield from _of_objective(subject, h.objective)
+    if h.advantages is not None:
+        yield _of_tokens(subject, "advantages", h.advantages, ANY, "advantage")
+    for name, penalty in h.penalties.items():
+        own, read = f"penalty '{name}'", penalty.formula
+        if penalty.objective is not None:
+            yield from _of_objective(subject, penalty.objective, f" of the {own}")
+            kept = [k.condition for k in penalty.objective.kept]
+            read = where(functools.reduce(operator.and_, kept), read, 0) if kept else read
+        yield _of_tokens(subject, own, read, ANY, "penalty", penalty.over)
+
+
+def _of_objective(subject: Subject, objective: Objective, whose: str = "") -> Iterator[Decision]:
+    yield _of_mu(subject, objective, whose)
     conditions = [k.condition for k in objective.kept]
     for condition in conditions:
-        yield _of_tokens(subject, f"condition {condition}", where(condition, 1, 0), ANY)
+        yield _of_tokens(subject, f"condition {condition}{whose}", where(condition, 1, 0), ANY, "condition")
     kept = functools.reduce(operator.and_, conditions) if conditions else None
     for weight in objective.weighed:
         read = weight if kept is None else where(kept, weight, 1)
-        yield _of_tokens(subject, f"weight {weight}", read, NOT_NEGATIVE)
+        yield _of_tokens(subject, f"weight {weight}{whose}", read, NOT_NEGATIVE, "weight")
 
 
-def _of_tokens(subject: Subject, name: str, formula: Expression, signs: Signs) -> Decision:
-    """Of a weight, or a condition as 1 or 0: that it has a value at every token, of one of these signs."""
+def _of_tokens(
+    subject: Subject, name: str, formula: Expression, signs: Signs, word: str, place: Stratum | None = None
+) -> Decision:
+    """Of a weight, or a condition as 1 or 0: that it has a value at every token, of one of these signs.
+
+    `place`: at every element of a stratum instead.
+    """
     h = subject.hierarchy
-    word, _, written = name.partition(" ")
-    inside = [(e, ANY) for e in within(formula) if e is not formula and not isinstance(e, Parameter)]
-    asked = [(where(e, 1, 0) if e.is_condition else e, s) for e, s in inside]
-    claims = [Claim(at(e, leaf), _known(h, leaf), s) for leaf in h.leaves for e, s in ((formula, signs), *asked)]
+    _, _, written = name.partition(" ")
+    written = {"advantage": str(h.advantages), "penalty": str(formula)}.get(word, written)
+    inside = _inside(formula)
+    read_at = h.leaves if place is None else (place,)
+    claims = [Claim(at(formula, s), _known(h, s), signs) for s in read_at]
+    claims += [Claim(at(e, s), _known(h, s)) for e, of in inside for s in (h.leaves if of is None else (of,))]
     loose = next((claim for claim in claims if not claim.is_shown), None)
     if loose is None:
         negative = "" if signs == ANY else ", and is nowhere negative"
-        return proved(name, f"{written} has a value at every token{' that is kept' * (signs != ANY)}{negative}")
-    witness = off_policy.without_its_sign(h, formula, signs, word)
+        of = "token" if place is None else place.name
+        return proved(name, f"{written} has a value at every {of}{' that is kept' * (word == 'weight')}{negative}")
+    witness = off_policy.without_its_sign(h, formula, signs, word, place)
     found = written + (
         "" if witness else ", which could not be shown to have a value" + " of at least 0" * (signs != ANY)
     )
     remedy = "divide by what is positive, take logarithms of what is, and maximum(w, 0) of what may be negative"
     return unproved(name, found, loose.remedy(h) or remedy, witness)
+
+
+def _inside(formula: Expression) -> list[tuple[Expression, Stratum | None]]:
+    """The formulas of what a formula gathers, and at the elements of what they are read; None is the tokens."""
+    found = []
+    for e in within(formula):
+        for a in atoms(e):
+            if isinstance(a, (Aggregate, Ordered)):
+                of = a.of if isinstance(a.of, Stratum) else None
+                found.append((where(a.formula, 1, 0) if a.formula.is_condition else a.formula, of))
+    return list(dict.fromkeys(found))
 
 
 def _known(h: Hierarchy, leaf: Stratum) -> Assumptions:
@@ -75,23 +109,23 @@ def _known(h: Hierarchy, leaf: Stratum) -> Assumptions:
     return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
 
 
-def _of_mu(subject: Subject) -> Decision:
+def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
     h = subject.hierarchy
-    weight, shape = h.objective.spelled_out(h.leaves, h.rows), whole_batch(h)
+    weight, shape = objective.spelled_out(h.leaves, h.rows), whole_batch(h)
     # what is kept is a batch too, in which a branch may be empty that is not in the whole one
-    assume = () if any(k.normaliser == "kept" for k in h.objective.kept) else h.assume
+    assume = () if any(k.normaliser == "kept" for k in objective.kept) else h.assume
     defined = {leaf: Claim(weight, Assumptions(shape, assume, leaf)) for leaf in h.leaves}
     loose = next((leaf for leaf, claim in defined.items() if not claim.is_shown), None)
     if loose is None:
         argument = f"μ = {weight} has a value: no division by 0, no logarithm or root outside its domain"
-        return proved("weight", argument)
+        return proved(f"weight{whose}", argument)
     witness = token_without_weight(h, shape, weight)
     found = f"μ = {weight}" + ("" if witness else f", which could not be shown to have a value at every {loose}")
     remedy = (
         "divide by counts or by what is positive, and take logarithms and roots of what is positive; bound a "
         "parameter, Parameter(..., lower=...), or declare an attribute positive"
     )
-    return unproved("weight", found, defined[loose].remedy(h) or remedy, witness)
+    return unproved(f"weight{whose}", found, defined[loose].remedy(h) or remedy, witness)
 
 
 def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:

@@ -135,6 +135,7 @@ SPEAKS_OF: dict[str, Callable[[Hierarchy], object]] = {
     "agreement": lambda h: h.objective.weighed,
     "mask_open": lambda h: h.objective.kept,
     "causal": lambda h: h.objective.formulas,
+    "baseline": lambda h: h.advantages is not None,
     "kl_gradient": lambda h: kl_gradient.asked(h.penalties),
 }
 

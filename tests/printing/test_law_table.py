@@ -45,7 +45,7 @@ def text(*reports: Report, width: int = 80, encoding: str = "utf-8") -> str:
 def test_marks_of_shipped_hierarchies() -> None:
     crossed = {law for law, word in words("fiberpo_crossed").items() if word != "proved"}
     # no token is weighed or dropped, there are no penalties and no advantages; and it rolls back
-    assert crossed == {"agreement", "mask_open", "causal", "kl_gradient", "inward"}
+    assert crossed == {"agreement", "mask_open", "causal", "baseline", "kl_gradient", "inward"}
     crossed -= {"inward"}
     alone = {law for law, word in words("ppo").items() if word == "does not apply"}
     assert alone == crossed | {"markov", "reflecting", "coherent", "orthogonality"}  # there is no kernel

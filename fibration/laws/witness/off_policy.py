@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from fibration.language.atoms import BATCH, Stratum, advantage, at, token_log_ratio
+from fibration.language.atoms import BATCH, Stratum, advantage, at, reward, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, Signs
@@ -46,11 +46,16 @@ class Batch:
         rest = {"advantage": self.advantage, CURRENT_CHANGE: Fraction(0)}.get(what, self.start)
         return (self.by if self.changed == what else rest, *[rest] * (self.size - 1))
 
-    def value(self, formula: Expression, k: int) -> Any:
-        """A formula at a token; None where it has no value."""
+    def value(self, formula: Expression, k: int, place: Stratum | None = None) -> Any:
+        """A formula at a token, or at the element of a stratum that it lies over; None where it has no value."""
         log_probs = {p: self.given(p) for p in (OLD, *self.h.policies) if p != CURRENT}
         here = Dense(self.h, self.concrete).at_tokens(self.given(CURRENT_CHANGE), self.given("advantage"), log_probs)
-        found = attempt(lambda: here.value(formula, k))
+        here = replace(here, rewards=self.given("advantage"))
+        if place is None:
+            found = attempt(lambda: here.value(formula, k))
+        else:
+            element = self.concrete.below(*here.places[k], place)
+            found = attempt(lambda: here.value_at(formula, place, element))
         return found if found is None or isinstance(found, bool) else value_of(found)
 
     @property
@@ -64,12 +69,17 @@ class Batch:
         return self.changed in ("", CURRENT_CHANGE, "advantage") or self.by <= 0
 
 
-def without_its_sign(h: Hierarchy, formula: Expression, signs: Signs, what: str) -> Witness | None:
-    """A token at which a formula has no value, or none of these signs; `what` says what it is."""
+def without_its_sign(
+    h: Hierarchy, formula: Expression, signs: Signs, what: str, place: Stratum | None = None
+) -> Witness | None:
+    """A token at which a formula has no value, or none of these signs; `what` says what it is.
+
+    `place`: or an element of this stratum.
+    """
     exact = rounding(formula)
     for batch in _batches(h, formula):
         for k in range(batch.size):
-            value = batch.value(formula, k)
+            value = batch.value(formula, k, place)
             if value is None or (signs != ANY and value < -exact):
                 return _witness(batch, k, what, None if value is None else rounded(value, exact))
     return None
@@ -77,7 +87,8 @@ def without_its_sign(h: Hierarchy, formula: Expression, signs: Signs, what: str)
 
 def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
     read = {a for e in within(formula) for a in atoms(e)}
-    signs = [Fraction(a) for a in (1, -1, 0)] if advantage in read else [Fraction(1)]
+    given = bool({advantage, reward} & read)  # a reward takes the advantage's place
+    signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
     few: list[Batch] = []
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         if sum(concrete.size[leaf] for leaf in h.leaves) <= MOST_TOKENS:
@@ -85,7 +96,7 @@ def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
             few += found if len(few) < FEW * len(signs) else []
     policies = [a.policy.name for a in read if isinstance(a, LogProb)]
     moving = [CURRENT_CHANGE] * (token_log_ratio in read or CURRENT in policies) + [p for p in policies if p != CURRENT]
-    for batch, changed in itertools.product(few, [*dict.fromkeys(moving), *["advantage"] * (advantage in read)]):
+    for batch, changed in itertools.product(few, [*dict.fromkeys(moving), *["advantage"] * given]):
         made = (replace(batch, changed=changed, by=v) for v in _changes(batch, formula, changed))
         yield from (b for b in made if b.is_possible)
 
@@ -107,7 +118,8 @@ def _witness(batch: Batch, k: int, what: str, value: Fraction | None) -> Witness
     h, concrete = batch.h, batch.concrete
     rows = concrete.size[h.rows]
     place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))
-    parts = [f"advantage {batch.given('advantage')[k]}"] if batch.changed == "advantage" or batch.advantage != 1 else []
+    word = "reward" if what == "advantage" else "advantage"
+    parts = [f"{word} {batch.given('advantage')[k]}"] if batch.changed == "advantage" or batch.advantage != 1 else []
     if batch.changed == CURRENT_CHANGE:
         parts.append(f"log ratio {in_brief(batch.by)}")
     elif batch.changed and batch.changed != "advantage":

@@ -1,0 +1,173 @@
+"""Batches on which an advantage is not its own reward less what is of no own sample: by differences, in rationals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fibration.language.atoms import Attribute, Stratum
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
+from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.statistics import within
+from fibration.language.traversal import atoms, desugar
+from fibration.laws.witness.batches import Concrete, Witness, in_brief, number, rounded, rounding, settings
+from fibration.laws.witness.definition import Dense
+from fibration.laws.witness.duals import value_of
+from fibration.laws.witness.on_policy import attempt
+from fibration.laws.witness.search import concretes
+
+MOST_TRIED, MOST_TOKENS, MOST_OF_A_SIZE = 3000, 4, 60
+ZERO, ONE = Fraction(0), Fraction(1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A batch with a reward per token, those of one row alike where they are the row's; the first row is looked at."""
+
+    h: Hierarchy
+    concrete: Concrete
+    rewards: tuple[Fraction, ...]
+    policy: str = ""  # of which the first token's log-prob is another than all others
+
+    @cached_property
+    def places(self) -> tuple[tuple[Stratum, int], ...]:
+        return Dense(self.h, self.concrete).tokens
+
+    @cached_property
+    def rows(self) -> list[int]:
+        return [self.concrete.below(*p, self.h.rows) for p in self.places]
+
+    @property
+    def own(self) -> list[int]:
+        """The tokens of the first row."""
+        return [k for k, row in enumerate(self.rows) if row == self.rows[0]]
+
+    def value(self, formula: Expression) -> Fraction | None:
+        """The advantage of the first token."""
+        n = len(self.places)
+        log_probs = {
+            p: [Fraction(-2 if p == self.policy and k == 0 else -1) for k in range(n)]
+            for p in (OLD, *self.h.policies)
+            if p != CURRENT
+        }
+        here = replace(Dense(self.h, self.concrete).at_tokens([ZERO] * n, [ONE] * n, log_probs), rewards=self.rewards)
+        found = attempt(lambda: here.value(formula, 0))
+        return None if found is None else value_of(found)
+
+    def given(self, tokens: Sequence[int], value: Fraction) -> Sample:
+        """With another reward of some tokens."""
+        return replace(self, rewards=tuple(value if k in tokens else r for k, r in enumerate(self.rewards)))
+
+    @property
+    def longer(self) -> Sample:
+        """With one more token in the first row."""
+        c, (leaf, i) = self.concrete, self.places[0]
+        maps = {(s, t): (*m, m[i]) if s == leaf else m for (s, t), m in c.maps.items()}
+        attributes: dict[Attribute, tuple[Fraction, ...]] = {
+            a: (*v, v[i]) if a.on == leaf else v for a, v in c.attributes.items()
+        }
+        last = max(k for k, p in enumerate(self.places) if p[0] == leaf) + 1
+        rewards = (*self.rewards[:last], self.rewards[0], *self.rewards[last:])
+        return replace(self, concrete=Concrete(c.shape, maps, attributes, c.parameters), rewards=rewards)
+
+
+def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
+    """A batch whose first row's advantage does not rise with its own rewards alike, whatever else is sampled."""
+    exact = rounding(desugar(formula))
+    policies = [a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb)]
+    tried: Counter[int] = Counter()
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        plain = Sample(h, concrete, ())
+        n = len(plain.places)
+        if n > MOST_TOKENS or tried[n] == MOST_OF_A_SIZE or not _is_compared(h, concrete):
+            continue
+        tried[n] += 1
+        for sample in _samples(replace(plain, rewards=(ZERO,) * len(plain.places)), list(dict.fromkeys(policies))):
+            if (found := _uneven(sample, formula, by_token, exact)) is not None:
+                return found
+    return None
+
+
+def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
+    """Whether there are several rows over everything that rows lie over."""
+    below = [s for s in whole_batch(h).coarser(h.rows) if s in concrete.size]
+    fibres = (concrete.over(h.rows, s, e) for s in below for e in range(concrete.size[s]))
+    return concrete.size[h.rows] > 1 and all(len(f) > 1 for f in fibres)
+
+
+Varied = tuple[str, Sample]  # what is other than in the first
+
+
+def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
+    """Samples that differ by one thing other than the own reward; all of them have its slope."""
+    others = [k for k in range(len(sample.rows)) if k not in sample.own]
+    apart = sample.given(others, ONE)
+    longer = ("its row has one token more", sample.longer)
+    yield [("", sample), ("the others have rewards of 1", apart), longer]
+    far = sample
+    for n, k in enumerate(others):
+        far = far.given([k], Fraction(n + 1))
+    yield [("", apart), ("the others have rewards 1, 2, ...", far), (longer[0], apart.longer)]
+    for p in policies:
+        if p != CURRENT:
+            yield [("", sample), (f"its log_prob({p}) is -2 instead of -1", replace(sample, policy=p))]
+            yield [("", apart), (f"its log_prob({p}) is -2 instead of -1", replace(apart, policy=p))]
+
+
+def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
+    """Two steps of an advantage, with its own reward, that are not the same; or one that is not above 0."""
+    first: tuple[str, Fraction] | None = None
+    for how, sample in varied:
+        for tokens in [[k] for k in sample.own] if by_token else [sample.own]:
+            values = [sample.given(tokens, Fraction(r)).value(formula) for r in (-1, 0, 1, 2)]
+            if None in values:
+                return None
+            low_end, a, b, c = (v for v in values if v is not None)
+            which = f"the reward of token {tokens[0] + 1}" if by_token else "its own reward"
+            for low, high, said in ((a, b, "from 0 to 1"), (b, c, "from 1 to 2"), (low_end, a, "from -1 to 0")):
+                step, words = high - low, f"by {{}} as {which} goes {said}{f' where {how}' if how else ''}"
+                if first is not None and abs(step - first[1]) > exact:
+                    return _witness(varied[0][1], sample, [first, (words, step)], exact)
+                if step <= exact:
+                    return _witness(varied[0][1], sample, [(words, step)], exact)
+                first = first or (words, step)
+    return _crossed(varied, formula, exact)
+
+
+def _crossed(varied: list[Varied], formula: Expression, exact: Fraction) -> Witness | None:
+    """What the others' rewards do to an advantage, which must not change with its own sample."""
+    first: tuple[str, Fraction] | None = None
+    for how, sample in varied:
+        others = [k for k in range(len(sample.rows)) if k not in sample.own]
+        values = [sample.given(others, Fraction(r)).value(formula) for r in (0, 1)]
+        if None in values:
+            return None
+        step = (values[1] or ZERO) - (values[0] or ZERO)
+        words = f"by {{}} as the rewards of all others go from 0 to 1{f' where {how}' if how else ''}"
+        if how.startswith("its ") and first is not None and abs(step - first[1]) > exact:
+            return _witness(varied[0][1], sample, [first, (words, step)], exact)
+        first = first or (words, step)
+    return None
+
+
+def _witness(base: Sample, sample: Sample, told: list[tuple[str, Fraction]], exact: Fraction) -> Witness:
+    c = base.concrete
+    sizes = [base.rows.count(row) for row in dict.fromkeys(base.rows)]
+    each = (
+        f"{sizes[0]} token{'s' * (sizes[0] > 1)} each"
+        if len(set(sizes)) == 1
+        else f"{' and '.join(map(str, sizes))} tokens"
+    )
+    place = f"a batch of {number(c.size[base.h.rows], base.h.rows)} of {each}"
+    steps = [words.format(in_brief(rounded(v, exact))) for words, v in told]
+    rewards = ", ".join(map(in_brief, base.rewards))
+    text = f"in {place} with rewards {rewards}, the advantage of token 1 rises {', and '.join(steps)}"
+    values: dict[str, Any] = {"rewards": base.rewards, "row": tuple(base.rows), "steps": tuple(v for _, v in told)}
+    values |= {"after_row": tuple(sample.rows), "after_rewards": sample.rewards, "policy": sample.policy}
+    return Witness(text + settings(c), c, values)
