@@ -46,9 +46,10 @@ class Divergence:
     def words(self) -> str:
         terms = [f"{_times(k)}{f'(log π - log {q})' if q else 'log π'}" for q, k in self.kappa.items()]
         of = [f"{_times(k)}KL(current‖{q})" for q, k in self.kappa.items() if q]
-        text = " + ".join(of) + "".join(f" - {_times(k)}entropy" for q, k in self.kappa.items() if not q)
+        entropy = [f"-{_times(k)}entropy" for q, k in self.kappa.items() if not q]
+        text = " + ".join(of + entropy).replace(" + -", " - ")
         c = f"{' + '.join(terms)} + const"
-        what = f"the gradient of {text.strip()}"
+        what = f"the gradient of {text}"
         if self.is_exact:
             return f"∂P/∂log π = r·({c}): {what}, off policy too, of tokens that old has sampled"
         near = "near it, to first order" if OLD in self.kappa else "there alone"
