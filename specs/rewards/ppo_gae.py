@@ -2,8 +2,8 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A_t = Σ_{s>=t} (γ·λ)^(s-t)·(R_s + γ·V_{s+1} - V_s)` with `V = 0` past the
 end, `μ = 1/tokens`. Rewards are per token; where a trajectory was truncated, give `γ` times the value of where it
-stopped with the last one. The estimator `gae` of verl whitens this over all tokens. All laws hold: values may be read
-as of the state in which a token was sampled.
+stopped with the last one. The estimator `gae` of verl whitens this over all tokens. All laws hold but `baseline`:
+later rewards count for less, which trades bias for variance.
 
 `op.index(mask=..., attributes={"value": values})` takes a number per token. Bounds are strict: for a `γ` or a `λ` of 1
 give `math.nextafter(1, 0)`.
@@ -37,4 +37,5 @@ ppo_gae = Hierarchy(
     decomposition=ratio_deviation(),
     objective=token_mean(),
     advantages=reward - value + later,
+    gives_up={"baseline": "later rewards count for less, for less variance"},
 )
