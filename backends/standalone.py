@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fibration.compiler.arguments import FLOATS, KINDS, MADE, REALS, Argument, fill_of, signature
+from fibration.compiler.arguments import FLOATS, GIVEN, KINDS, MADE, REALS, Argument, fill_of, signature
 from fibration.compiler.ir import Const, Input
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
@@ -35,7 +35,7 @@ def lay_out(function, offsets, parents, leaves=None):
     arguments, kinds = about["arguments"], about["leaves"]
     offsets, edges = offsets.long(), {edge: parent.long() for edge, parent in parents.items()}
     targets = [of[0] for _, kind, of in arguments if kind == "offsets"]
-    segments = about["rows"] if about["rows"] in targets else targets[0]
+    segments = about["rows"] if about["rows"] in targets or not targets else targets[0]
     lengths, n, device = offsets[1:] - offsets[:-1], len(offsets) - 1, offsets.device
     if bool((lengths <= 0).any()) or int(offsets[0]) != 0:
         raise ValueError(f"offsets start at 0, and every {segments} has a token: leave out those without")
@@ -133,14 +133,15 @@ def checked(function, given):
             value = value.long()
         values[name] = value.contiguous()
     tokens = {name: values[name] for name, kind, _ in arguments if kind == "token"}
-    places = max(t.numel() for t in tokens.values())
+    places = max((t.numel() for t in tokens.values()), default=None)
     per_row = any(values[name] is not None for name, kind, _ in arguments if kind == "rows")
     if not per_row:
         tokens |= {name: values[name] for name, kind, _ in arguments if kind == "advantage"}
     for name, tensor in tokens.items():
-        if tensor.numel() != places:
+        if places is not None and tensor.numel() != places:
             raise ValueError(f"{name} has {tensor.numel()} numbers, and there are {places} tokens")
-    device = next(iter(tokens.values())).device
+    given_floats = (values[name] for name, kind, _ in arguments if kind in (*FLOATS, "vector"))
+    device = next(v.device for v in given_floats if v is not None)
     for name, kind, of in arguments:
         if isinstance(values.get(name), torch.Tensor):
             values[name] = values[name].to(device) if kind in FLOAT64 else values[name]
@@ -148,35 +149,60 @@ def checked(function, given):
                 raise ValueError(f"{name} is on {values[name].device}, and the tokens are on {device}")
         if device.type != "cpu":
             continue  # what follows reads numbers back
-        if kind == "offsets" and name in values and int(values[name][-1]) > places:
+        if kind == "offsets" and name in values and places is not None and int(values[name][-1]) > places:
             raise ValueError(f"{name} end at {int(values[name][-1])}, and there are {places} tokens")
-        if kind == "rows" and per_row and int(values[name].max()) >= values["advantages"].numel():
-            raise ValueError(f"{name} name row {int(values[name].max())} of {values['advantages'].numel()} advantages")
+        if kind == "rows" and per_row:
+            (word,) = (n for n, k, _ in arguments if k == "advantage")
+            if int(values[name].max()) >= values[word].numel():
+                raise ValueError(f"{name} name row {int(values[name].max())} of {values[word].numel()} {word}")
     return values
+
+
+def shape_of(function, given):
+    """The shape of tensors over tokens: that of one, or what the offsets say where all that is given is per row."""
+    arguments = FUNCTIONS[function]["arguments"]
+    per_row = any(given[name] is not None for name, kind, _ in arguments if kind == "rows")
+    for name, kind, _ in arguments:
+        if kind == "token" or (kind == "advantage" and not per_row):
+            return given[name].shape
+    ends = {}
+    for name, kind, of in arguments:
+        if kind == "offsets":
+            ends[of[0]] = ends.get(of[0], 0) + int(given[name][-1])
+    return torch.Size([max(ends.values(), default=0)])
+
+
+def dtype_of_results(function, given):
+    """float64 where tokens are, and of what is made of rewards alone."""
+    tokens = [given[name].dtype for name, kind, _ in FUNCTIONS[function]["arguments"] if kind == "token"]
+    return torch.float64 if torch.float64 in tokens or not tokens else torch.float32
 
 
 def completed(function, given, dtype):
     """Every argument by name, in order: those too that the call makes itself. And the results that it will fill."""
     about = FUNCTIONS[function]
-    tokens = next(given[name] for name, kind, _ in about["arguments"] if kind == "token")
-    size = {"batch": 1, **dict.fromkeys(about["leaves"], tokens.numel())}  # of leaves, as many as there can be
+    like = next(given[name] for name, kind, _ in about["arguments"] if kind in (*FLOATS, "vector"))
+    shape = shape_of(function, given)
+    size = {"batch": 1, **dict.fromkeys(about["leaves"], shape.numel())}  # of leaves, as many as there can be
     for name, kind, of in about["arguments"]:
         if kind == "starts":
             size[of[0]] = len(given[name])
+        elif kind == "vector" and of[1] in ("advantage", "reward"):
+            size[of[2]] = given[name].numel()
         elif kind == "members":
             size[of[1]] = len(given[name]) - 1
         elif kind == "sequence_members":
             size[of[0]] = len(given[name]) - 1
         elif kind == "parent":
             size.setdefault(of[0], len(given[name]))
-    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64, device=tokens.device)
+    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64, device=like.device)
     make = {
         "size": lambda of: size[of[0]],
-        "places": lambda of: tokens.numel(),
+        "places": lambda of: shape.numel(),
         "stride": lambda of: int(given[of[0]].numel() > 1),
         "fill": lambda of: about["fill"],
         "work": lambda of: work,
-        "result": lambda of: torch.full(tokens.shape, about["fill"], dtype=dtype, device=tokens.device),
+        "result": lambda of: torch.full(shape, about["fill"], dtype=dtype, device=like.device),
     }
     values = {name: make[kind](of) if kind in MADE else given[name] for name, kind, of in about["arguments"]}
     results = {of[0]: values[name] for name, kind, of in about["arguments"] if kind == "result"}
@@ -200,7 +226,7 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
     def of(a: Argument) -> tuple[str, ...]:
         if a.kind == "vector":
             (node,) = a.key
-            return (program.given[node], node.kind, *node.key)
+            return (program.given[node], node.kind, *(node.key if node.kind not in GIVEN else (node.over,)))
         if a.kind == "stride":
             return (given.name("vector", *a.key),)
         return tuple(program.called[part] if isinstance(part, Key) else str(part) for part in a.key)

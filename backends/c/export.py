@@ -58,7 +58,7 @@ def call(function, given):
     """Build the function for these dtypes and this layout if need be, and run it."""
     arguments = FUNCTIONS[function]["arguments"]
     given = checked(function, given)
-    wide = any(given[n].dtype == torch.float64 for n, kind, _ in arguments if kind == "token")
+    wide = dtype_of_results(function, given) == torch.float64
     values, results = completed(function, given, torch.float64 if wide else torch.float32)
     defines = {{f"WITHOUT_{{other}}": "1" for other in FUNCTIONS if other != function}}
     defines |= {{"RESULT": "f64" if wide else "f32", "REAL": "f64" if wide else "f32"}}

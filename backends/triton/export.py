@@ -34,9 +34,7 @@ def run(function, *, dtype=None, shape=None, **given):
     NaN then, and so is every result at such a token: nothing has to be read back to be told.
 {further}    """
     given = checked(function, given)
-    tokens = next(given[name] for name, kind, _ in FUNCTIONS[function]["arguments"] if kind == "token")
-    dtype = dtype or (torch.float64 if tokens.dtype == torch.float64 else torch.float32)
-    values, results = completed(function, given, dtype)
+    values, results = completed(function, given, dtype or dtype_of_results(function, given))
     globals()[function](**values, shape=shape)
     return results
 '''

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hierarchies.random_quivers import batch_for
+from hierarchies.rewarded import FIELD, rewarded
 from oracles.backends_here import triton_interprets
 from oracles.issued import ELSEWHERE, called, counted, counting_operator, elsewhere
 from support import OF_EVERY_KIND, SPECS, packed, padded, random_hierarchy, spec, spread_batch
@@ -67,6 +68,35 @@ def test_a_second_call_waits_for_nothing(backend, name, patch):
         work = sum(map(operations, programs)) if backend == "torch" else 0
         assert issued.work.total() <= BESIDES[what] + work, (what, issued.work)
         assert backend == "torch" or 0 < len(launches) <= 8, what
+
+
+@pytest.mark.parametrize("name", ["grpo", "kl_of_tokens"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_call_with_rewards_waits_for_nothing(backend, name, patch):
+    """Whether advantages are made per row or per token; nor do ranks wait, besides their words."""
+    h, batch = rewarded(FIELD[name]), spread_batch()
+    for spread in (False, True):
+        op, launches = counting_operator(h, backend, patch, *([False] if spread else []))
+        layout = padded(op, batch, **({"group": Alone()} if spread else {}))
+
+        def calls(index, op=op, shape=layout.shape):
+            x, r = torch.zeros(shape, device=index.device), torch.ones(index.n_rows, device=index.device)
+            given = {"reference": x, **({"old": x} if name == "kl_of_tokens" else {})} if h.policies else None
+            others = {"reference": x} if h.policies else None
+            yield lambda: op.coefficients(x, x, index=index, rewards=r, policies=others)
+            yield lambda: op.advantages(x, index, policies=given)
+
+        patch.setattr(devices, "may_look", lambda device: False)
+        for call in calls(layout.index):
+            call()
+        patch.undo()
+        for call in calls(elsewhere(layout.index)):
+            call()
+            launches.clear()
+            with counted(patch) as issued:
+                call()
+            assert issued.copies == []
+            assert backend == "torch" or launches
 
 
 class Alone:

@@ -1,5 +1,7 @@
 """Advantages from rewards on every backend, against fractions: the field's formulas, and random ones over any strata."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,10 @@ from hierarchies import chains, random_quivers
 from hierarchies.rewarded import BY_ROW, FIELD, halved, of_rows, rewarded, with_formula
 from oracles.backends_here import BACKENDS_HERE
 from oracles.rewards import Rewards
-from support import operator, packed, padded, spread_batch
+from support import operator, packed, padded, programs, spread_batch
 from thorough import ALL
+
+from fibration import pipeline as compiling
 
 here = pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
 
@@ -31,8 +35,6 @@ def close(found, expected):
 @pytest.mark.parametrize("name", FIELD)
 def test_the_fields_advantages(backend, name):
     """Packed and padded, per row and per token; where all is a row's own, one number for each."""
-    if name == "reinforce_pp" and backend != "torch":
-        pytest.skip("order")
     batch, r = batch_of(), of_rows(batch_of())
     h, probs = rewarded(FIELD[name]), log_probs(batch_of())
     op, expected = operator(h, backend), Rewards(h, batch, r[batch.row], probs).advantages()
@@ -73,3 +75,47 @@ def test_random_formulas(seed):
         by_row = op.advantages(torch.tensor(r), layout.index, batch.parameters)
         close(layout.read(by_token), expected)
         close(by_row.numpy()[batch.row] if by_row.shape != by_token.shape else layout.read(by_row), expected)
+
+
+@pytest.mark.parametrize("backend", [b for b in ("c", "triton") if b in {x.name for x in BACKENDS_HERE}])
+@np.errstate(all="ignore")  # both sides of a choice are computed
+def test_files_that_leave_the_library_make_advantages(backend, tmp_path):
+    """Per row and per token, of packed tokens; rewards per row beside what is a token's own."""
+    batch = batch_of()
+    batch, _ = batch.permuted([r for r, n in enumerate(batch.lengths) if n])
+    r, probs = of_rows(batch), log_probs(batch)
+    groups = {name: torch.tensor([list(dict.fromkeys(v)).index(g) for g in v]) for name, v in batch.labels.items()}
+    parents = {("trajectory", name): groups[name] for name in ("prompt_group", "domain")}
+    offsets = torch.tensor(np.cumsum([0, *batch.lengths]))
+    for name in ("grpo", "kl_of_tokens"):
+        h = rewarded(FIELD[name], name=name)
+        artifact = compiling.emit(h, backend, programs(h))
+        for file, text in compiling.export(artifact).files.items():
+            (tmp_path / file).write_text(text)
+        place = importlib.util.spec_from_file_location(f"{name}_{backend}_alone", tmp_path / f"{name}_{backend}.py")
+        made = importlib.util.module_from_spec(place)
+        place.loader.exec_module(made)
+        call = (
+            made.run if backend == "triton" else lambda function, made=made, **given: getattr(made, function)(**given)
+        )
+        given = {f"{k}_log_probs": torch.from_numpy(v) for k, v in probs.items() if k in h.policies}
+        given |= {"beta_of": 0.25} if given else {}
+        expected = Rewards(h, batch, r[batch.row], probs).advantages()
+        rows = {"reward_trajectory_of": torch.tensor(r)} if name == "grpo" else {}
+        per_token = call(
+            "advantages",
+            rewards=torch.tensor(r[batch.row]),
+            **rows,
+            **given,
+            **made.lay_out("advantages", offsets, parents),
+        )
+        close(per_token["advantages"].numpy(), expected)
+        by_row = {"rewards": torch.tensor(r), "trajectory_rows": torch.arange(len(r))}
+        per_row = call("advantages", **by_row, **rows, **given, **made.lay_out("advantages", offsets, parents))
+        assert torch.equal(per_row["advantages"], per_token["advantages"])
+        if name == "grpo":
+            found = call(
+                "advantages_of_rows", reward_of=torch.tensor(r), **made.lay_out("advantages_of_rows", offsets, parents)
+            )
+            close(found["advantages"].numpy()[batch.row], expected)
+            assert float(found["nonfinite"]) == 0

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from hierarchies.rewarded import FIELD, rewarded
+from oracles.backends_here import BACKENDS_HERE
 from support import operator, prompt_group, refuses, token, trajectory
 
 from fibration import (
@@ -19,12 +20,14 @@ from fibration import (
     centred,
     identity_gate,
     log_ratio,
+    mean,
     residual,
     reward,
     standardised,
     uniform,
     where,
 )
+from fibration.runtime import devices
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
 GROUPS = {"prompt_group": ["q", "p", None, "q"], "domain": ["m"] * 4}
@@ -178,3 +181,34 @@ def test_what_lies_under_the_mask_is_harmless():
     by_token = torch.where(MASK.bool(), 2.0, NAN)
     assert op.advantages(by_token, index).isfinite().all() and op.advantages(R, index)[2] == 0
     assert op.advantages(R.double().requires_grad_(), index).requires_grad is False
+
+
+def test_rewards_that_a_condition_would_swallow(monkeypatch):
+    """NaN is not above 0: the advantage would be an innocent -1. On a GPU it is NaN, and so is the loss."""
+    op, index = made(where(reward > 0, 1, -1))
+    by_token, by_row = poked((0, 1), NAN), torch.tensor([1.0, NAN, 1.0, 1.0])
+    for given in (by_token, by_row):
+        refuses(BatchError, lambda given=given: op.advantages(given, index), what="the reward of token")
+    monkeypatch.setattr(devices, "may_look", lambda device: False)
+    assert op.advantages(by_token, index).isnan().nonzero().tolist() == [[0, 1]]
+    assert op.advantages(by_row, index).isnan().tolist() == [False, True, False, False]
+    assert op.loss(ZEROS, ZEROS, index=index, rewards=by_row).loss.isnan()
+    flat, there = made(exact, prompt_group=["q", "q", "r", "q"])
+    assert flat.advantages(torch.full((4,), 0.1), there)[[0, 1, 3]].isnan().all()
+
+
+@pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
+def test_equal_rewards_have_advantages_of_0(backend):
+    """To the bit: 0.1 has no exact sum, and what would be left is divided by an epsilon."""
+    for formula in (
+        standardised(reward, over=prompt_group, epsilon=1e-12),
+        (reward - mean(reward, over=prompt_group)) * 1e9,
+    ):
+        op = operator(rewarded(formula), backend)
+        index = op.index(mask=MASK, prompt_group=["q", "q", "r", "q"], domain=["m"] * 4)
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            same = torch.full((4,), 0.1, dtype=dtype)
+            for given in (same, same[:, None].expand(4, 3)):
+                assert not op.advantages(given, index).any()
+            near = same.double() + torch.tensor([0, 0, 0, 1e-15])
+            assert op.advantages(near, index)[[0, 1, 3]].all()
