@@ -21,7 +21,7 @@ from fibration.language.expressions import Expression, as_expression
 from fibration.language.traversal import KEPT, transform
 
 BATCH = "batch"
-INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "device"})  # arguments of an index beside strata
+INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "positions", "device"})  # arguments of an index beside strata
 
 
 class Stratum(Declared):

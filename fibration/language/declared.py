@@ -19,7 +19,7 @@ RESERVED = frozenset({
     *CALLED, "and", "or", "not",
     "residual", "advantage", "token_log_ratio", "mass", "gated", "density", "count", "total", "source", "target",
     "channel_sign", "pull", "current", "old", "mean", "largest", "some", "quantile", "deviation",
-    "reward", "before", "after", "position", "centred", "standardised", "True", "False",
+    "reward", "penalty", "before", "after", "position", "centred", "standardised", "True", "False",
     "objective", "coefficients", "log_ratio", "log_prob", "old_log_prob", "cotangent", "torch",
 })  # fmt: skip
 NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no word of the language"

@@ -200,6 +200,8 @@ WRONG = {
     "a penalty called like a stratum": (lambda: made(penalties={"turn": x}), "uses the name 'turn' for two things", "", "one meaning"),
     "a penalty called like its weight": (lambda: made(penalties={"beta": beta * x}), "uses the name 'beta' for two things", "", "one meaning"),
     "a penalty called mean": (lambda: made(penalties={"mean": x}), "a penalty cannot be called 'mean'", "", "no word of the language"),
+    "a policy called like metrics of penalties": (lambda: policies("penalty"), "a policy cannot be called 'penalty'", "", "no word of the language"),
+    "a stratum called like what an index takes": (lambda: strata("positions"), "a stratum cannot be called 'positions'", "", "op.index(...) takes it"),
     "penalties without names": (lambda: made(penalties=[x]), "the collection of penalties is [", "", "penalties={'kl':"),
     # groups
     "the rows as a group": (lambda: made(groups=[trajectory]), "has the group trajectory", "trajectory is the stratum of the rows", "leave it out"),
