@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,11 +55,16 @@ def start(candidate: Candidate, hierarchy: Hierarchy, problem: Problem, ready: R
         return _written(candidate.name == COMPILED, hierarchy, problem)
     ready = ready or make_ready(hierarchy, candidate.backend, problem)
     op, index, p = ready.operator, ready.index, problem
-    old, a = p.old_log_probs, p.advantages
-    more: dict[str, Any] = {"policies": p.policies, "metrics": candidate.what == "metrics"}
+    old, more = p.old_log_probs, {**given(p, hierarchy), "index": index, "metrics": candidate.what == "metrics"}
     if candidate.what == "backward":
-        return _gradient(p, lambda leaf: op.loss(leaf, old, a, index, **more).loss)
-    return lambda: op.coefficients(p.log_probs, old, a, index, **more).values
+        return _gradient(p, lambda leaf: op.loss(leaf, old, **more).loss)
+    return lambda: op.coefficients(p.log_probs, old, **more).values
+
+
+def given(problem: Problem, hierarchy: Hierarchy) -> dict[str, Any]:
+    """What a call takes beside the log-probs of all calls: advantages, or the same numbers as rewards."""
+    word = "advantages" if hierarchy.advantages is None else "rewards"
+    return {word: problem.advantages, "policies": problem.policies}
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,10 @@ def reference(hierarchy: Hierarchy, problem: Problem) -> Tensor:
     """The coefficients in float64, by the torch backend, which is tested against the interpreter."""
     ready = make_ready(hierarchy, "torch", problem)
     p = problem
-    inputs = (p.log_probs.double(), p.old_log_probs.double(), p.advantages.double())
-    policies = {name: given.double() for name, given in p.policies.items()}
-    return ready.operator.coefficients(*inputs, ready.index, policies=policies, metrics=False).values
+    wide = replace(
+        p, log_probs=p.log_probs.double(), old_log_probs=p.old_log_probs.double(), advantages=p.advantages.double(),
+        policies={name: log_probs.double() for name, log_probs in p.policies.items()},
+    )  # fmt: skip
+    more = given(wide, hierarchy)
+    found = ready.operator.coefficients(wide.log_probs, wide.old_log_probs, index=ready.index, metrics=False, **more)
+    return found.values

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fibration import pipeline
-from fibration.bench import laws, masks, ranks, report
+from fibration.bench import laws, ranks, report, words
 from fibration.bench.candidates import candidates
 from fibration.bench.machine import describe_machine
 from fibration.bench.measure import bandwidth, clock
@@ -25,7 +25,7 @@ from fibration.printing.reports import load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
 SPREAD = ("fiberpo", "fiberpo_domain")  # two levels over rows, and four
-MASKED = ("grpo", "fiberpo")  # the cheapest loss, and one of two levels
+WORDED = ("grpo", "fiberpo")  # the cheapest loss, and one of two levels
 SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
 
 
@@ -47,7 +47,7 @@ class Settings:
     quick: bool = False
     laws: bool = False
     ranks: bool = False
-    masks: bool = False
+    words: bool = False
     timeout: float = BUDGET  # of a hierarchy's laws and facts
 
     @property
@@ -70,7 +70,7 @@ class Settings:
             words += [w for v in values for w in (option, v)]
         words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
         words += ["--repeats", str(self.rounds), "--seed", str(self.seed)]
-        words += [f"--{flag}" for flag in ("sweep", "ranks", "masks", "quick") if getattr(self, flag)]
+        words += [f"--{flag}" for flag in ("sweep", "ranks", "words", "quick") if getattr(self, flag)]
         for option, path in (("--json", self.json), ("--plot", self.plot)):
             words += [option, str(path)] if path is not None else []
         return words
@@ -203,11 +203,11 @@ def bench_ranks(console: Console, settings: Settings) -> int:
     return 0
 
 
-def bench_masks(console: Console, settings: Settings) -> int:
-    """The whole of `fibration bench --masks`; the exit code."""
+def bench_words(console: Console, settings: Settings) -> int:
+    """The whole of `fibration bench --words`; the exit code."""
     if settings.sweep or settings.plot is not None or len(settings.tokens) > 1:
         raise BackendError(
-            "--masks measures one batch, and draws nothing",
+            "--words measures one batch, and draws nothing",
             remedy="leave --sweep and --plot out, and name --tokens once",
         )
     hierarchies = check(settings)
@@ -216,15 +216,15 @@ def bench_masks(console: Console, settings: Settings) -> int:
     )
     machine = describe_machine(torch.device(settings.device))
     console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores; {shape}\n")
-    results: list[masks.Measured] = []
+    results: list[words.Measured] = []
     for hierarchy in hierarchies:
         for backend in dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)):
             with console.status(hierarchy.name):
                 given = hierarchy, backend, shape, settings.rounds, settings.dtype, settings.device, settings.seed
-                results += masks.measure(*given)
-    masks.emit_tables(console, results)
+                results += words.measure(*given)
+    words.emit_tables(console, results)
     if settings.json is not None:
-        document = masks.document(settings.command, machine, shape, results)
+        document = words.document(settings.command, machine, shape, results)
         write_file(settings.json, json.dumps(document, indent=2) + "\n")
         console.print(f"written to {settings.json}")
     return 0
@@ -234,7 +234,7 @@ def _usual(settings: Settings) -> tuple[str, ...]:
     """What is measured where no spec is named."""
     if settings.sweep:
         return SWEPT
-    return SPREAD if settings.ranks else MASKED if settings.masks else DEFAULT
+    return SPREAD if settings.ranks else WORDED if settings.words else DEFAULT
 
 
 def _check_outputs(settings: Settings) -> None:

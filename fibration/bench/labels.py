@@ -19,14 +19,16 @@ Codes = NDArray[np.int64]
 
 
 def row_labels(hierarchy: Hierarchy, rows: int) -> dict[str, Codes]:
-    """For every stratum above the rows: neighbouring trajectories share a prompt, prompts are dealt out to domains.
+    """For every stratum above the rows, groups among them: neighbouring trajectories share a prompt, and prompts are
+    dealt out to domains.
 
     A stratum that crosses another over the rows is dealt out at another pace, so that all their cells are filled and
     none in proportion; what several lie over is one element.
     """
     shape = hierarchy.shape
+    prompts = {s.name: np.arange(rows) // SAMPLES for s in hierarchy.groups}
     if hierarchy.rows not in hierarchy.strata:
-        return {}
+        return prompts
     above = [s for s in reversed(hierarchy.order) if s in hierarchy.coarser(hierarchy.rows) and s.name != BATCH]
     first = [s for s in above if any(f.source == hierarchy.rows for f in shape.above(s))]
     labels: dict[str, Codes] = {}
@@ -39,7 +41,7 @@ def row_labels(hierarchy: Hierarchy, rows: int) -> dict[str, Codes]:
         else:
             further = [c for c in hierarchy.coarser(s) if c.name != BATCH]
             labels[s.name] = labels[sources[0].name] % ROOTS ** (1 + len(further))
-    return labels
+    return labels | prompts
 
 
 def _dealt(hierarchy: Hierarchy, stratum: Stratum, rows: int, place: int, of: int) -> Codes:

@@ -326,8 +326,8 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small batches; no memory, no cold starts.")] = False,
     laws: Annotated[bool, typer.Option("--laws", help="Time laws and facts instead: --repeats, --timeout.")] = False,
     ranks: Annotated[bool, typer.Option("--ranks", help="Spread one batch over 1, 2 and 4 processes instead.")] = False,
-    masks: Annotated[
-        bool, typer.Option("--masks", help="Add a weight, a condition or a statistic, and time that beside none.")
+    words: Annotated[
+        bool, typer.Option("--words", help="Add a weight, a statistic, a penalty, rewards, and time that beside none.")
     ] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
@@ -341,9 +341,9 @@ def bench(
     settings = command.Settings(
         specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
         device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick,
-        laws=laws, ranks=ranks, masks=masks, timeout=timeout,
+        laws=laws, ranks=ranks, words=words, timeout=timeout,
     )  # fmt: skip
-    run = command.bench_masks if masks else command.bench
+    run = command.bench_words if words else command.bench
     run = command.bench_laws if laws else command.bench_ranks if ranks else run
     raise typer.Exit(run(console(), settings))
 

@@ -1,4 +1,4 @@
-"""What a weight, a condition or a statistic of tokens costs: a loss with one beside the same loss without, in turns."""
+"""What a weight, a statistic, an order, a penalty or rewards cost: a loss with one beside the same loss without."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from fibration.bench.candidates import make_ready, of_backend, start
 from fibration.bench.measure import Failed, Timing, clock, interleave, ratio
 from fibration.bench.report import number
 from fibration.bench.shapes import DTYPES, Shape, make_problem
-from fibration.language.atoms import BATCH, Stratum, token_log_ratio
+from fibration.language.advantages import centred, standardised
+from fibration.language.atoms import BATCH, Stratum, reward, token_log_ratio
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.objectives import Objective
 from fibration.language.operators import absolute, exp, minimum
+from fibration.language.order import after, before, position
 from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import mean, quantile
 
@@ -34,29 +36,46 @@ class Measured:
 
 
 def variants(hierarchy: Hierarchy) -> Mapping[str, Hierarchy]:
-    """The loss without and with a mask, a third policy, a mean and quantiles over a row and over the batch."""
+    """The loss without and with a word more: of single tokens, of all over an element, of order, penalties, rewards."""
     drift = absolute(token_log_ratio)
-    _, old, rollout = policies("current old rollout")
+    current, old, rollout = policies("current old rollout")
+    h, rows, batch, group = hierarchy, hierarchy.rows, Stratum(BATCH), Stratum("answers")
 
-    def up_to(bound: Any) -> Callable[[Objective], Objective]:
-        return lambda objective: objective.keep(drift <= bound)
+    def up_to(bound: Any) -> Hierarchy:
+        return h.replace(objective=h.objective.keep(drift <= bound))
 
-    words: dict[str, Callable[[Objective], Objective]] = {
-        PLAIN: lambda objective: objective,
+    def weighed(weight: Expression) -> Hierarchy:
+        return h.replace(objective=h.objective.weigh(weight))
+
+    def rewarded(advantages: Expression) -> Hierarchy:
+        return h.replace(groups=[group], advantages=advantages)
+
+    kl = (log_prob(current) - log_prob(rollout)) ** 2 / 2
+    found = {
+        PLAIN: h,
         "mask": up_to(0.3),
-        "mask, kept counted": lambda objective: objective.keep(drift <= 0.3, normaliser="kept"),
-        "third policy": lambda objective: objective.weigh(minimum(exp(log_prob(old) - log_prob(rollout)), 2)),
-        "mean over the batch": up_to(3 * mean(drift, over=Stratum(BATCH))),
-        "quantile over rows": up_to(quantile(drift, 0.95, over=hierarchy.rows)),
-        "quantile over the batch": up_to(quantile(drift, 0.95, over=Stratum(BATCH))),
+        "mask, kept counted": h.replace(objective=h.objective.keep(drift <= 0.3, normaliser="kept")),
+        "weight": weighed(exp(minimum(token_log_ratio, 0))),
+        "third policy": weighed(minimum(exp(log_prob(old) - log_prob(rollout)), 2)),
+        "mean over the batch": up_to(3 * mean(drift, over=batch)),
+        "quantile over rows": up_to(quantile(drift, 0.95, over=rows)),
+        "quantile over the batch": up_to(quantile(drift, 0.95, over=batch)),
+        "position": weighed(1 / (1 + position(over=rows))),
+        "sum before a token": weighed(exp(minimum(before(token_log_ratio, over=rows), 0))),
+        "discounted sum after it": weighed(exp(minimum(after(token_log_ratio, over=rows, discount=0.97), 0))),
+        "penalty": h.replace(penalties={"kl": 0.04 * kl}),
+        "rewards of rows": rewarded(standardised(reward, over=group)),
+        "rewards of tokens": rewarded(
+            centred(reward + after(reward, over=rows, discount=0.97), over=group, of=h.leaves[0])
+        ),
     }
-    given_up = {**hierarchy.gives_up, "mask_open": "the largest values are dropped from any batch"}
-    return {
-        word: hierarchy.replace(
-            objective=change(hierarchy.objective), gives_up=given_up if "over" in word else hierarchy.gives_up
-        )
-        for word, change in words.items()
-    }
+    return {word: accepted(variant) for word, variant in found.items()}
+
+
+def accepted(hierarchy: Hierarchy) -> Hierarchy:
+    """The hierarchy with all the laws given up that it breaks: it is here for what it costs."""
+    broken = {v.law: "measured for what it costs" for v in hierarchy.verify().failures}
+    return hierarchy.replace(gives_up={**hierarchy.gives_up, **broken})
 
 
 def measure(
@@ -110,7 +129,7 @@ def document(
         return {**found, **timing, "over_plain": over_plain(r, results)}
 
     return {
-        "format": "fibration.bench.masks/1",
+        "format": "fibration.bench.words/1",
         "command": list(command),
         "machine": dict(machine),
         "tokens": shape.tokens,
