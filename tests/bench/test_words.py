@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from fibration.bench import words
 from fibration.bench.measure import Failed, Timing
 from fibration.cli.main import app
+from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 
@@ -19,15 +20,23 @@ def test_a_variant_is_the_loss_and_the_word_that_it_is_called_by() -> None:
     h = spec("grpo")
     found = words.variants(h)
     assert found[words.PLAIN] == h
+    said = {}
     for word, variant in found.items():
         assert variant.gates == h.gates
         read = {a for f in variant.objective.formulas for a in atoms(f)}
-        statistics = {(a.kind, str(a.over)) for a in read if isinstance(a, Aggregate)}
-        assert ("rollout" in variant.policies) == (word == "third policy")
-        assert statistics == {
-            "quantile over rows": {("quantile", "trajectory")}, "quantile over the batch": {("quantile", "batch")},
-            "mean over the batch": {("mean", "batch")},
-        }.get(word, set())  # fmt: skip
+        assert ("rollout" in variant.policies) == (word in ("third policy", "penalty"))
+        assert bool(variant.penalties) == (word == "penalty")
+        assert (variant.advantages is not None) == bool(variant.groups) == word.startswith("rewards")
+        said[word] = {(a.kind if isinstance(a, Aggregate) else a.direction, str(a.over), str(a.of))
+                      for a in read if isinstance(a, (Aggregate, Ordered))}  # fmt: skip
+    assert {word: of for word, of in said.items() if of} == {
+        "quantile over rows": {("quantile", "trajectory", "None")},
+        "quantile over the batch": {("quantile", "batch", "None")},
+        "mean over the batch": {("mean", "batch", "None")},
+        "position": {("before", "trajectory", "None")},
+        "sum before a token": {("before", "trajectory", "None")},
+        "discounted sum after it": {("after", "trajectory", "None")},
+    }
 
 
 def test_a_ratio_is_to_the_same_loss_without_the_word() -> None:
