@@ -334,7 +334,9 @@ class _Stages(Writer):
             return narrow[node]
         self.need(1, node.operand)
         name = self.free(f"{self.names[node]}_f64") if wide else self.names[node]
-        shape = "" if node.operand in self.lone else "[:, None]"
+        shape = "[:, None]"
+        if node.operand in self.lone:
+            shape = "[None, None]" if node in self.joined else ""
         text = self.names[node.operand] + ("" if wide else ".to(REAL)") + shape
         self.line(1, f"{name} = {text}")
         if not wide:

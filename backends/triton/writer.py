@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
 from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar
 from fibration.compiler.keys import Names
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
@@ -56,6 +56,8 @@ class Writer:
         self.lines: list[str] = []
         self.known: set[Node] = set()  # coarse values that have their name in this kernel
         self.lone: set[Node] = set()  # those of them that are one number rather than one per element
+        # what conditions that are joined read: Triton's interpreter joins none of one number with those of a block
+        self.joined = {o for n in plan.program.nodes() if isinstance(n, Map) and _joins(n.body) for o in n.inputs}
         self.local: set[str] = set()  # names of other things that are there already
         self.tail = False  # whether these lines may read what other programs of the same launch have written
 
@@ -145,12 +147,17 @@ class Writer:
         elif isinstance(node, Map):
             for o in node.inputs:
                 self.need(depth, o)
-            operands = [constant(o.value) if isinstance(o, Const) else self.names[o] for o in node.inputs]
+            alone = all(o in self.lone or isinstance(o, Const) for o in node.inputs)
+            block = "" if alone or not _joins(node.body) else "[None]"
+            operands = [
+                constant(o.value) if isinstance(o, Const) else self.names[o] + block * (o in self.lone)
+                for o in node.inputs
+            ]
             before, text = WIDE.write(node.body, operands, name, self.taken)
             for part, shared in before:
                 self.line(depth, f"{part} = {shared}")
             self.line(depth, f"{name} = {typed(text, 'tl.float64')}")
-            if all(o in self.lone or isinstance(o, Const) for o in node.inputs):
+            if alone:
                 self.lone.add(node)
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__}")
@@ -161,6 +168,11 @@ class Writer:
             self.line(depth, f"tl.store({self.arrays[node]}, {self.names[node]})")
         else:
             self.line(depth, f"tl.store({self.arrays[node]} + b, {self.names[node]}, mask=live)")
+
+
+def _joins(body: Scalar) -> bool:
+    """Whether a body joins conditions."""
+    return body.op in ("and", "or") or any(map(_joins, body.args))
 
 
 def uses(text: str, word: str) -> bool:

@@ -82,8 +82,7 @@ def test_the_interpreter_gives_what_is_written(seed):
 def seeds_of(backend):
     """Building takes time: of compiled backends few everyday, of trees and quivers and of chains."""
     few = {"torch": [0, 1, 3, 5, 6], "c": [4], "triton": [2]}[backend.name]
-    # Triton's interpreter has no condition that joins one number of the batch and one of each token
-    return [s for s in SEEDS if (s, backend.name) != (189, "triton")] if ALL else few
+    return SEEDS if ALL else few
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,8 @@ EVERY = masked(
     trajectory_mean()
     .weigh(where(k <= delta, exp(k), 0))
     .keep(mean(k, over=trajectory) <= delta, normaliser="kept")
-    .keep(~some(absolute(token_log_ratio) > 2, over=trajectory))
+    .keep(~some(absolute(token_log_ratio) > 2, over=trajectory) & some(absolute(k) < 9, over=WHOLE))
+    .keep(some(k < 9, over=WHOLE) & (k < 9))  # these hold of every batch here, one number beside others
 )
 
 
