@@ -1764,6 +1764,18 @@ SPECS = (
         "FIPO's future leaves out the token itself", "published",
         "told + after(told, over=trajectory, discount=gamma)", "after(told, over=trajectory, discount=gamma)",
     ),
+    slip(
+        "REINFORCE++ pays a token's divergence from the next one on", "published",
+        "reward - beta * (kl + after(kl, over=trajectory))", "reward - beta * after(kl, over=trajectory)",
+    ),
+    slip(
+        "a set of answers is drawn with answers put back", "published",
+        "(M - 1) * (M - 2) * (M - 3) / maximum((N - 1) * (N - 2) * (N - 3), 1)", "M * M * M / maximum(N * N * N, 1)",
+    ),
+    slip(
+        "the ratio before k3 is held", "published",
+        "beta * exp(token_log_ratio) * (exp(-x) + x - 1)", "beta * (exp(-x) + x - 1)",
+    ),
 )  # fmt: skip
 
 PENALTIES = (

@@ -79,6 +79,16 @@ def with_advantages(b: Scored, a: Tensor, p: Parameters) -> tuple[Tensor, list[T
     return clipped(b.x.exp(), a, low, high), [(a > 0) & (r > high), (a < 0) & (r < low)]
 
 
+def grpo_rewards(b: Scored, p: Parameters) -> Found:
+    terms, branches = with_advantages(b, by_group(b, standardised(1e-6)), p)
+    return trajectory_mean(b, terms), branches
+
+
+def dapo_rewards(b: Scored, p: Parameters) -> Found:
+    terms, branches = with_advantages(b, by_group(b, standardised(1e-6)), p)
+    return token_mean(b, terms), branches
+
+
 def dr_grpo_rewards(b: Scored, p: Parameters) -> Found:
     terms, branches = with_advantages(b, by_group(b, lambda r, own: r[own] - r.sum() / len(r)), p)
     return per_trajectory(b, terms) / p["length"], branches
@@ -96,6 +106,36 @@ def rloo_kl(b: Scored, p: Parameters) -> Found:
     return per_trajectory(b, a * b.log_prob), [a > 0]
 
 
+def reinforce_pp(b: Scored, p: Parameters) -> Found:
+    returns = torch.zeros_like(b.old)
+    for i, places in b.tokens():
+        left = b.of_row[i]
+        for t in reversed(places):
+            left = left - p["beta"] * (b.old[i, t] - b.reference[i, t])
+            returns[i, t] = left
+    own = returns[b.mask]
+    a = (returns - own.mean()) * torch.rsqrt(own.var() + 1e-8)
+    terms, branches = with_advantages(b, a, p)
+    return trajectory_mean(b, terms), branches
+
+
+def reinforce_pp_baseline(b: Scored, p: Parameters) -> Found:
+    a = by_group(b, lambda r, own: r[own] - r.mean())
+    a = a / (a[:, 0].std() + 1e-8)
+    terms, branches = with_advantages(b, a, p)
+    return trajectory_mean(b, terms), branches
+
+
+def opo(b: Scored, p: Parameters) -> Found:
+    found = []
+    for i in range(len(b.mask)):
+        members = b.alone(b.prompt_group, i)
+        lengths = b.mask[members].sum(-1).double()
+        found.append(b.of_row[i] - (lengths * b.of_row[members]).sum() / lengths.sum())
+    a = b.spread(found)
+    return per_trajectory(b, a * b.log_prob), [a > 0]
+
+
 def remax(b: Scored, p: Parameters) -> Found:
     a = b.spread(b.of_row - b.greedy)
     return per_trajectory(b, a * b.log_prob), [a > 0]
@@ -109,6 +149,23 @@ def chances(rewards: Tensor, own: int) -> Tensor:
     worth = torch.tensor([float((rewards[list(s)] > 0.5).any()) for s in sets], dtype=torch.float64)
     with_own = torch.tensor([own in s for s in sets])
     return (worth[with_own].mean() - worth.mean()) / (worth.std(correction=0) + 1e-6)
+
+
+def pass_at_k(b: Scored, p: Parameters) -> Found:
+    a = by_group(b, chances)
+    terms, branches = with_advantages(b, a, p)
+    return token_mean(b, terms), [*branches, a == 0]
+
+
+def best_of_group(b: Scored, p: Parameters) -> Found:
+    def best(rewards: Tensor, own: int) -> Tensor:
+        first, second = rewards.sort(descending=True).values[:2]
+        others = torch.cat([rewards[:own], rewards[own + 1 :]])
+        return (rewards[own] > others).all() * (first - second) / (rewards.std() + 1e-6)
+
+    a = by_group(b, best)
+    terms, branches = with_advantages(b, a, p)
+    return token_mean(b, terms), [branches[0], a == 0]
 
 
 def hierarchical_grpo(b: Scored, p: Parameters) -> Found:
@@ -138,6 +195,24 @@ def ppo_gae(b: Scored, p: Parameters) -> Found:
 
 
 # ---------------------------------------------------------------- terms
+
+
+def grpo_k3(b: Scored, p: Parameters) -> Found:
+    terms, branches = with_advantages(b, by_group(b, standardised(1e-4)), p)
+    turned = b.reference - b.log_prob
+    return trajectory_mean(b, terms - p["beta"] * (turned.exp() - turned - 1)), [*branches, turned > 0]
+
+
+def grpo_k2(b: Scored, p: Parameters) -> Found:
+    terms, branches = with_advantages(b, by_group(b, standardised(1e-6)), p)
+    return trajectory_mean(b, terms - p["beta"] * 0.5 * b.to_reference.square()), [*branches, b.at > b.reference]
+
+
+def grpo_rk3(b: Scored, p: Parameters) -> Found:
+    """`r·k3` is `π_reference/π_old - r·(1 - x)`: the first does not move."""
+    terms, branches = with_advantages(b, by_group(b, standardised(1e-6)), p)
+    r_k3 = (b.reference - b.old).exp() - b.x.exp() * (1 - b.to_reference)
+    return trajectory_mean(b, terms - p["beta"] * r_k3), [*branches, b.at > b.reference]
 
 
 def ppo_entropy(b: Scored, p: Parameters) -> Found:
@@ -245,9 +320,9 @@ def prefix_is(b: Scored, p: Parameters) -> Found:
 OBJECTIVES: Mapping[str, Callable[[Scored, Parameters], Found]] = {
     f.__name__: f
     for f in (
-        dr_grpo_rewards, rloo, rloo_kl, remax,
-        ppo_gae,
-        ppo_entropy, ppo_nll, kimi_k15, kimi_k2, dro, prime_rl, kl_cov, real,
+        grpo_rewards, dapo_rewards, dr_grpo_rewards, rloo, rloo_kl, reinforce_pp, reinforce_pp_baseline, opo, remax,
+        pass_at_k, best_of_group, ppo_gae,
+        grpo_k3, grpo_k2, grpo_rk3, ppo_entropy, ppo_nll, kimi_k15, kimi_k2, dro, prime_rl, kl_cov, real,
         ctpo, fipo, prefix_is, hierarchical_grpo,
     )
 }  # fmt: skip

@@ -106,3 +106,14 @@ def test_a_loss_times_an_engines_ratio_is_trls(name, seed):
     dropped = (ratio < low) | (ratio > high)
     weights = ratio.masked_fill(dropped, 0.0) if name in ("mis", "icepop") else ratio.clamp(max=high)
     same(name, b, given, theirs("dapo", b, CLIP, given, weights))
+
+
+@pytest.mark.parametrize(("name", "base"), [("grpo_k3", "grpo"), ("grpo_rk3", "grpo"), ("grpo_k3", "tis")])
+def test_a_divergence_is_added_as_trl_adds_it(name, base):
+    """After tokens are weighed by their ratio to the engine."""
+    b = rows("grpo_k3", 0)
+    h = spec(base).replace(penalties=spec(name).penalties)
+    given = {"beta": 0.3, "epsilon_low": 0.2, "epsilon_high": 0.2} | ({"ceiling": 1.2} if base == "tis" else {})
+    weights = torch.exp(b.mismatch).clamp(max=1.2) if base == "tis" else None
+    loss = "dapo" if base == "tis" else "grpo"
+    same(h, b, given, theirs(loss, b, CLIP | {"beta": "beta"}, given, weights, name == "grpo_rk3"))

@@ -1,0 +1,135 @@
+"""verl's own estimators beside `op.advantages`, and its KL estimators beside penalties, on ragged rows off policy."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from oracles.beside_published import compiled, difference, parameters, rows, shown
+from support import packed, prompt_group, spec
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, agg_loss, get_adv_estimator_fn, kl_penalty
+from verl.utils.torch_functional import masked_whiten
+
+from fibration import (
+    absolute,
+    centred,
+    deviation,
+    exp,
+    log_prob,
+    mean,
+    policies,
+    reward,
+    sqrt,
+    standardised,
+    strata,
+)
+
+current, reference = policies("current reference")
+(batch,) = strata("batch")
+PLAIN = {"norm_adv_by_std_in_grpo": False}
+
+
+ROUNDED = 3e-8  # it adds 1e-8 to counts of tokens
+
+
+def whitened(compared):
+    return (compared - mean(compared, over=batch)) / sqrt(deviation(compared, over=batch) ** 2 + 1e-8)
+
+
+def of(advantages):
+    return spec("grpo_rewards").replace(advantages=advantages)
+
+
+# verl's name, ours, and what it is told.
+SAME = [
+    ("grpo", lambda: spec("grpo_rewards"), {}),
+    ("grpo", lambda: spec("dr_grpo_rewards"), PLAIN),
+    ("rloo", lambda: spec("rloo"), {}),
+    ("rloo_vectorized", lambda: spec("rloo"), {}),
+    ("opo", lambda: spec("opo"), {}),
+    ("grpo_passk", lambda: spec("best_of_group"), {}),
+    ("reinforce_plus_plus", lambda: of(whitened(reward)), {}),
+    ("reinforce_plus_plus_baseline", lambda: of(whitened(centred(reward, over=prompt_group))), {}),
+    ("gdpo", lambda: of(whitened(standardised(reward, over=prompt_group))), {}),
+    ("remax", lambda: spec("remax"), {}),
+]
+NOT_HERE = {
+    **dict.fromkeys(("gae", "grpo_vectorized"), "below"),
+    "gpg": "scaled by how many rewards are not 0",
+    "optimal_token_baseline": "of norms of the logits",
+    "tir_optimal_token_baseline": "of norms of the logits",
+}
+
+
+def theirs(name, b, rewards, **told):
+    given = dict(token_level_rewards=rewards, response_mask=b.mask.double(), values=b.values)
+    given |= dict(index=np.array(b.prompt_group), reward_baselines=b.greedy)
+    given |= dict(config=SimpleNamespace(gamma=1.0, get=told.get), gamma=told.get("gamma"), lam=told.get("lam"))
+    function = get_adv_estimator_fn(name)
+    known = function.__code__.co_varnames[: function.__code__.co_argcount]
+    given |= {k: v for k, v in told.items() if k in known}
+    found = function(**{k: v for k, v in given.items() if k in known})[0]
+    return found[b.mask].numpy()
+
+
+@pytest.mark.parametrize(("name", "ours", "told"), SAME, ids=[f"{c[0]}{'' if not c[2] else ' plain'}" for c in SAME])
+def test_an_estimator_is_verls(name, ours, told):
+    h = ours()
+    b = rows("best_of_group" if name == "grpo_passk" else "grpo_rewards", 2)
+    last = b.mask & (b.mask.cumsum(-1) == b.length)
+    expected = theirs(name, b, torch.where(last, b.rewards, 0), **told)
+    given = {"length": 16.0} if "length" in h.parameters else {}
+    found = shown(h, "torch", b, given, packed)
+    np.testing.assert_allclose(found, expected, rtol=ROUNDED, atol=1e-9)
+    assert np.abs(expected).max() > 0.1
+
+
+def test_verls_vectorised_estimator_is_ours_but_where_rewards_are_equal():
+    """It takes a mean in float32, and divides what that is off by 1e-6; equal rewards get exactly 0 here."""
+    b = rows("grpo_rewards", 2)
+    last = b.mask & (b.mask.cumsum(-1) == b.length)
+    expected = theirs("grpo_vectorized", b, torch.where(last, b.rewards, 0))
+    found = shown(spec("dapo_rewards"), "torch", b, {}, packed)
+    equal = np.array(b.prompt_group)[:, None].repeat(b.mask.shape[1], 1)[b.mask.numpy()] == 1
+    np.testing.assert_allclose(found[~equal], expected[~equal], rtol=1e-5)
+    assert (found[equal] == 0).all() and (np.abs(expected[equal]) > 0.01).all()
+
+
+def test_verls_generalised_advantages_are_ours_whitened():
+    b = rows("ppo_gae", 0)
+    given = parameters("ppo_gae", b)
+    at = torch.zeros_like(b.old)
+    at[b.mask] = torch.from_numpy(shown(spec("ppo_gae"), "torch", b, given, packed))
+    expected = theirs("gae", b, b.rewards * b.mask, gamma=given["gamma"], lam=given["lam"])
+    np.testing.assert_allclose(masked_whiten(at, b.mask.double())[b.mask].numpy(), expected, rtol=1e-9, atol=1e-14)
+
+
+def test_every_estimator_of_verl_is_here_or_cannot_be_said():
+    assert {n if isinstance(n, str) else n.value for n in ADV_ESTIMATOR_REGISTRY} == {n for n, _, _ in SAME} | {
+        *NOT_HERE
+    }
+
+
+x = log_prob(current) - log_prob(reference)
+KL = {
+    "k1": x,
+    "abs": absolute(x),
+    "k2": x**2 / 2,
+    "k3": exp(-x) + x - 1,
+    "k1+": x**2 / 2,
+    "k3+": x**2 / 2,
+}
+
+
+@pytest.mark.parametrize("name", KL)
+def test_a_penalty_is_verls_estimator(name):
+    """Beside a score estimator, which is linear in log-probs; `+` has the value of one and the gradient of the other."""
+    h = spec("dro").replace(penalties={"kl": 0.3 * KL[name]})
+    b = rows("grpo_k3", 1)
+    moved = b.log_prob.clone().requires_grad_()
+    weight = b.mask.double()
+    term = agg_loss(moved * b.advantages - 0.3 * kl_penalty(moved, b.reference, name), weight, "token-mean")
+    (slope,) = torch.autograd.grad(term, moved)
+    _, objective, values = compiled(h, "torch", b, {}, packed)
+    assert difference(values, slope[b.mask].numpy()) < 1e-9
+    assert (objective == pytest.approx(float(term.detach()), rel=1e-12)) is not name.endswith("+")
