@@ -8,6 +8,7 @@ import pytest
 from oracles.hostile_text import HOSTILE
 from support import token, trajectory
 
+import fibration
 from fibration import (
     Attribute,
     Fibration,
@@ -97,6 +98,7 @@ def penalised(formula, *more, **changes):
 
 
 DELTA = reward - value
+NAMES = "token turn trajectory prompt_group domain batch image current old reference beta tau gamma lam value".split()
 REAL = log(1 + total(where(advantage > 0, exp(-mean(token_log_ratio) / tau), 0), of=trajectory))
 GOOD = {
     "a prefix": lambda: weighed(exp(before(token_log_ratio, over=trajectory) + token_log_ratio)),
@@ -127,6 +129,8 @@ GOOD = {
 def test_what_may_be_declared(which):
     h = GOOD[which]()
     assert Hierarchy.model_validate_json(h.model_dump_json()) == h
+    words = {n: getattr(fibration, n) for n in fibration.__all__} | {n: globals()[n] for n in NAMES}
+    assert eval(repr(h), words) == h
 
 
 # What is declared, what the error names, what it found, and what it says to do.
