@@ -13,8 +13,10 @@ from oracles.backends_here import BACKENDS_HERE, F32, F64
 from spreading import alone, close, in_order, part, scattered, spread, whole_rows
 from support import Batch, operator, packed, prompt_group, refuses, token, trajectory, turn
 from thorough import ALL, examples
+from thread_ranks import ThreadGroup, on_ranks
 
 from fibration import (
+    Attribute,
     Fibration,
     Gate,
     Hierarchy,
@@ -33,6 +35,7 @@ from fibration import (
     minimum,
     position,
     residual,
+    reward,
     strata,
     token_log_ratio,
     trajectory_mean,
@@ -132,6 +135,36 @@ def test_rows_that_have_keys(name, data, cut):
 
 
 COMPILED = [b for b in BACKENDS_HERE[1:] if b.device == "cpu"]
+
+
+def test_generalised_advantages_of_rows_in_pieces():
+    """From rewards and given values, tokens dealt out one by one: against the recursion."""
+    value, lam = Attribute("value", on=token, positive=False), Parameter("lam", default=0.8, upper=1)
+    later = after(reward + (1 - lam) / lam * value, over=trajectory, discount=gamma * lam)
+    op, rng = operator(LOSSES["prefix ratios"].replace(advantages=reward - value + later)), np.random.default_rng(5)
+    row, place, n = (
+        np.repeat(np.arange(len(LENGTHS)), LENGTHS),
+        np.concatenate([np.arange(m) for m in LENGTHS]),
+        sum(LENGTHS),
+    )
+    rewards, values, expected = rng.normal(size=n), rng.normal(size=n), np.zeros(n)
+    for t in reversed(range(n)):
+        last = t + 1 == n or row[t + 1] != row[t]
+        known, following = (0.0, 0.0) if last else (values[t + 1], expected[t + 1])
+        expected[t] = rewards[t] + 0.75 * known - values[t] + 0.75 * 0.8 * following
+    owner = rng.integers(0, 3, n)
+
+    def work(group: ThreadGroup) -> tuple[np.ndarray, torch.Tensor]:
+        mine = np.flatnonzero(owner == group.rank)
+        rows, sizes = np.unique(row[mine], return_counts=True)
+        index = op.index(
+            offsets=np.append(0, np.cumsum(sizes)), trajectory=rows.tolist(), attributes={"value": values[mine]},
+            positions=place[mine], group=group,
+        )  # fmt: skip
+        return mine, op.advantages(torch.from_numpy(rewards[mine]), index)
+
+    for mine, found in on_ranks(3, work):
+        np.testing.assert_allclose(found, expected[mine], rtol=0, atol=1e-14)
 
 
 def test_pieces_in_one_process():

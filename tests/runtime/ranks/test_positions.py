@@ -131,6 +131,28 @@ def test_sums_in_order_go_on_from_one_piece_to_the_next(world, discount, forward
     assert ran.traffic.tensors[-1] == 8 * (1 + 2 * most)  # a number per piece, of the rank that has most
 
 
+def test_a_rank_that_fails_before_a_sum_in_order_takes_the_others_along():
+    read = token_input("log_ratio", "token", ("token",))
+    node, nothing = Scan("token", "trajectory", (read,), Const(0.5, BATCH)), torch.zeros(0, dtype=torch.float64)
+    stages = (Collective((), scans=(node, Scan("token", "trajectory", (read,), node.discount, False))),)
+
+    def work(group):
+        mine, index = dealt(["0110", "21"], 1, group)
+        values = {read: torch.ones(len(mine)).double(), node.discount: torch.tensor([0.5]).double()}
+
+        def call():
+            if group.rank == 1:
+                raise MemoryError("64 GiB")
+            return index.ranks.collect(stages[0], values, index)
+
+        return index.ranks.run("op.gate", stages, call, nothing.device)
+
+    errors = try_on_ranks(3, work).errors
+    assert isinstance(errors[1], MemoryError)
+    for error in (errors[0], errors[2]):
+        check(error, RanksError, what="rank 1: op.gate failed with MemoryError: 64 GiB")
+
+
 def test_whole_rows_send_nothing_for_order():
     def traffic(**more):
         given_ = [
