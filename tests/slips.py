@@ -1731,8 +1731,8 @@ SPECS = (
         "where(cov > quantile(cov, level, over=batch), coef", "where(cov <= quantile(cov, level, over=batch), coef",
     ),
     slip(
-        "prime-rl's square counts the tokens that are kept", "published",
-        'penalties={"square": tau * token_log_ratio**2}', 'penalties={"square": where(outside, 0, tau * token_log_ratio**2)}',
+        "prime-rl's square is a half", "published",
+        'penalties={"square": tau * token_log_ratio**2}', 'penalties={"square": tau / 2 * token_log_ratio**2}',
     ),
     slip(
         "RLOO compares an answer with itself", "published",

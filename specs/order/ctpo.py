@@ -2,9 +2,9 @@
 
 `J = Σ μ·min(p·A, clip(p, exp(-low·√t), exp(high·√t))·A)`, capped at `exp(ceiling·√t)` where `A < 0`, `p` the product of
 the ratios of the first `t` tokens, in gradient the last one's alone; `μ = 1/(trajectories·T)`. Said as a weight, the
-ratios of what comes before, and a gate on what they leave of the band. The paper's code, `cum-token-cumprod-la` on top
-of verl, cuts `p` at `exp(10)` too. All laws hold but `inward`: the band is the prefix's, and stops a token whichever
-way it has moved itself.
+ratios of what comes before, and a gate on what they leave of the band. The paper's code, `cum-token-cumprod-la`, cuts
+`p` at `exp(10)` too. All laws hold but `inward`: the band is the prefix's, and stops a token whichever way it has moved
+itself.
 """
 
 from fibration import (

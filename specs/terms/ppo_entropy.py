@@ -2,7 +2,7 @@
 
 `J = Σ μ·(min(r·A, clip(r, 1-low, 1+high)·A) - bonus·r·(log π - 1))`, `μ = 1/tokens`. The derivative of `r·(log π - 1)`
 is `r·log π`, in expectation minus that of the entropy, off policy too; its expectation is minus the entropy, less 1.
-TRL and verl have the exact entropy of the whole vocabulary, which only the model can give. All laws hold.
+Trainers have the exact entropy of the whole vocabulary, which only the model can give. All laws hold.
 """
 
 from fibration import (

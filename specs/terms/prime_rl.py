@@ -2,7 +2,7 @@
 
 `J = Σ μ·(r·A - tau·(log r)²)`, without the first term where `π - π_old` is above `high` and `A > 0`, or below `-low`
 and `A < 0`; `μ = 1/tokens`. Read in the sources of prime-rl, where `old` is the engine, `high` and `low` are
-`dppo_mask_high` and `dppo_mask_low`, and `tau` is `kl_tau`. `dppo_tv` is verl's, a score estimator. All laws hold.
+`dppo_mask_high` and `dppo_mask_low`, and `tau` is `kl_tau`. `dppo_tv` has the mask in a score estimator. All laws hold.
 """
 
 from fibration import (

@@ -15,6 +15,8 @@ from support import spec
 from thorough import ALL
 
 from fibration.language.loading import shipped, shipped_file
+from fibration.laws import LAWS
+from fibration.printing.law_table import marks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
@@ -22,6 +24,13 @@ FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order
 TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
 FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
 WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()
+# What the README has of the table: losses of which papers argue, and the laws that decide it.
+SHORT = (
+    *("grpo_rewards", "dr_grpo_rewards", "rloo", "opo", "reinforce_pp", "ppo_gae"),
+    *("grpo_k3", "grpo_k2", "grpo_rk3", "ppo_entropy", "prime_rl"),
+    *("tis", "mis", "ctpo", "fipo", "prefix_is"),
+)
+DECIDED = ("baseline", "kl_gradient", "agreement", "causal")
 MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
 
 
@@ -61,8 +70,7 @@ def page(measured: dict[str, float]) -> str:
             given_up = "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
             apart = f"{measured[name]:.1e}" if name in measured else ""
             formula = f"`{' '.join(FORMULA.search(text_of(name)).group(1).split())}`"
-            known = ", ".join(t for t in TRAINERS if re.search(rf"\b{t}\b", text_of(name)))
-            cells = (f"[{name}](#{name})", summary, formula, known, words(name), given_up, apart)
+            cells = (f"[{name}](#{name})", summary, formula, trainers(name), words(name), given_up, apart)
             lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
         for name in by_folder[folder]:
             notes += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]
@@ -70,11 +78,34 @@ def page(measured: dict[str, float]) -> str:
     return "\n".join([*lines, "", "# What their files say", *notes, ""])
 
 
+def trainers(name: str) -> str:
+    return ", ".join(t for t in TRAINERS if re.search(rf"\b{t}\b", text_of(name)))
+
+
+def short() -> str:
+    """Whose each loss is, who ships it, and what the laws that decide it say."""
+    lines = [f"| loss | of | shipped by | {' | '.join(DECIDED)} |", f"|---|---|---|{':-:|' * len(DECIDED)}"]
+    for name in SHORT:
+        summary = text_of(name).splitlines()[0]
+        signs = dict(zip(LAWS, (m.sign for m in marks(spec(name).verify())), strict=True))
+        cells = (f"`{name}`", re.split(r" \(|:", summary)[0], trainers(name), *(signs[law] for law in DECIDED))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(["", *lines, ""])
+
+
 def parts(text: str) -> tuple[str, str, str]:
     before, start, rest = text.partition("<!-- losses -->")
     found, end, after = rest.partition("<!-- /losses -->")
-    assert start and end, "docs/losses.md has lost the comments around what is written by a test"
+    assert start and end, "a page has lost the comments around what is written by a test"
     return before + start, found, end + after
+
+
+def test_the_readme_has_the_short_form():
+    before, found, after = parts((ROOT / "README.md").read_text())
+    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
+        found = short()
+        (ROOT / "README.md").write_text(f"{before}{found}{after}")
+    assert short() == found, "README.md is out of date: renew it with FIBRATION_UPDATE_GOLDEN=1"
 
 
 def test_the_page_is_what_specs_say():
