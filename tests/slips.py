@@ -887,6 +887,52 @@ COMPILER = (
         "slopes=lambda x, y: (1 / (1 + x),)", "slopes=lambda x, y: (1 / (x),)",
     ),
     slip(
+        "what flows back along an order goes the way it came", "test_adjoint test_order",
+        "Scan(s, node.target, given, node.discount, not node.forward)",
+        "Scan(s, node.target, given, node.discount, node.forward)",
+    ),
+    slip(
+        "what flows back along an order comes from every leaf", "test_adjoint",
+        "cotangent if s == node.into else Const(0.0, s)", "cotangent if s == node.into else Const(1.0, s)",
+    ),
+    slip(
+        "gradients flow through the order that a gate reads", "test_order",
+        "{a: Detach(self.atom(a, stratum.name)) for a in atoms(formula)",
+        "{a: self.atom(a, stratum.name) for a in atoms(formula)",
+    ),
+    slip(
+        "doubling forgets that discounts are squared", "test_order",
+        "share, reach = share * share, 2 * reach", "share, reach = share, 2 * reach",
+    ),
+    slip(
+        "doubling reaches into the row before", "test_order",
+        "x = torch.where(room >= reach, x + share", "x = torch.where(room >= 1, x + share",
+    ),
+    slip(
+        "a vector of sums hands on what is not discounted", "test_order",
+        "(discounted ? powers[WIDTH] * carry : carry)", "carry",
+    ),
+    slip(
+        "what comes after is left in the wrong order", "test_order",
+        "if (!forward) found = SHUFFLE(found, REVERSE);", "",
+    ),
+    slip(
+        "a sweep takes sums along others than its segments", "test_order",
+        "self.along = own - self._read_elsewhere()", "self.along = own",
+    ),
+    slip(
+        "a quantile of sums is taken before they are set aside", "test_order",
+        "if node in self.within and not all(v in known for v in node.operands[:-1])", "if False",
+    ),
+    slip(
+        "what a prefix is compared with is rounded", "test_order",
+        "isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}", "False}",
+    ),
+    slip(
+        "segments list their tokens as they lie, whatever their positions", "test_order test_positions",
+        "            if listed.order is not None:\n", "            if False:\n",
+    ),
+    slip(
         "interning forgets a reduction", "test_ir.py test_lower test_operator",
         "else v) for v in given])", 'else v) for v in given if v not in ("sum", "max")])',
     ),

@@ -105,10 +105,8 @@ class _Stages(Writer):
 
     def vector(self, node: Node) -> str:
         """A coarse value, or one of tokens that was set aside, as a tensor; or as a number."""
-        if isinstance(node, Const):
-            return constant(node.value)
         if node not in self.slots:
-            return self.arrays[node]
+            return constant(node.value) if isinstance(node, Const) else self.arrays[node]
         start = self.offsets[self.slots[node]].removeprefix("work").removeprefix(" + ") or "0"
         return f"work[{start} :][: {self.size(node.stratum)}]"
 
