@@ -345,3 +345,13 @@ def test_what_a_mean_adds_counts():
     assert same_loss(
         pair(geometric.replace(gates={**twice.gates, trajectory: identity_gate()}), plain, "on_policy")
     ).proved
+
+
+def test_what_differs_in_penalties_or_advantages_is_not_called_the_same() -> None:
+    current, reference = policies("current reference")
+    x = log_prob(current) - log_prob(reference)
+    k2 = grpo.replace(penalties={"kl": x**2 / 2})
+    k3 = grpo.replace(penalties={"kl": exp(-x) - 1 + x}, gives_up={"kl_gradient": "as it was published"})
+    assert equivalent(k2, k2.replace(name="other", penalties={"divergence": x**2 / 2})).ok
+    for a, b in ((k2, k3), (k2, grpo), (load("rloo"), load("rloo").replace(advantages=None))):
+        assert not equivalent(a, b).ok

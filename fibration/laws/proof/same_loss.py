@@ -44,6 +44,12 @@ def same_loss(pair: Pair) -> Found:
     """Decide it, as far as the two arguments go."""
     if is_the_same(pair):
         return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
+    terms: dict[str, list[object]] = {
+        "penalties": [Counter(h.penalties.values()) for h in pair], "advantages": [h.advantages for h in pair],
+    }  # fmt: skip
+    for what, (mine, yours) in terms.items():
+        if mine != yours:
+            return Found(False, f"the {what} are different formulas, and only equal ones are compared")
     if any(h.orthogonalise is not None for h in pair):
         return Found(False, "residuals of a projection are no means: only equal formulas are compared there")
     try:
@@ -65,7 +71,8 @@ def _content(h: Hierarchy) -> object:
     return (
         {(f.source, f.target): f.weight for f in h.fibrations}, {s: h.gate(s) for s in h.gates},
         split.densities, split.recovery, split.scale, objective.weight, objective.estimator,
-        Counter(objective.weighed), Counter(objective.kept), h.rows, h.orthogonalise,
+        Counter(objective.weighed), Counter(objective.kept), h.rows, h.orthogonalise, h.groups, h.advantages,
+        Counter(h.penalties.values()),
     )  # fmt: skip
 
 
