@@ -320,20 +320,24 @@ def along(
         carry = tl.sum(tl.where(column == columns - 1, sum, 0.0), axis=1)
 
 
-def scan(out, values, sizes, into, order, before, discount, forward, shape):
-    """Into `out` [sizes[into]]: at each element the discounted sum of all that come before it over the same target, or
-    after it. `values` are vectors or single numbers of several strata, whose elements are numbered through.
+def scan(outs, values, sizes, order, before, discount, forward, shape):
+    """At each element the discounted sum of all that come before it over the same target, or after it. `values` are
+    vectors or single numbers of several strata, whose elements are numbered through; into `outs`, where it is not None.
     """
-    x = [
-        torch.as_tensor(v, dtype=torch.float64, device=out.device).expand(n) for v, n in zip(values, sizes, strict=True)
-    ]
+    like = next(out for out in outs if out is not None)
+
+    def vector(value, n):  # filled on the device: a copy of a number would be waited for
+        return value.expand(n) if isinstance(value, torch.Tensor) else like.new_full((n,), value)
+
+    x = [vector(v, n) for v, n in zip(values, sizes, strict=True)]
     x = x[0].contiguous() if len(x) == 1 else torch.cat(x)
-    found = out if len(sizes) == 1 else torch.empty_like(x)
+    found = like if len(sizes) == 1 else torch.empty_like(x)
     rows, columns, warps = shape
     targets = before.numel() - 1
     along[triton.cdiv(targets, rows),](
-        found, x, order, before, torch.as_tensor(discount, dtype=torch.float64, device=out.device), targets,
-        forward=forward, rows=rows, columns=columns, num_warps=warps,
+        found, x, order, before, vector(discount, 1), targets, forward=forward, rows=rows, columns=columns,
+        num_warps=warps,
     )  # fmt: skip
-    if len(sizes) > 1:
-        out.copy_(found.split(sizes)[into])
+    for out, part in zip(outs, found.split(sizes), strict=True):
+        if out is not None and len(sizes) > 1:
+            out.copy_(part)

@@ -45,7 +45,10 @@ class _Stages(Writer):
         while stages:
             stage = stages.pop(0)
             if isinstance(stage, Coarse) and _is_called(stage):
-                found += [*map(self.quantile, stage.groups[0].quantiles), *map(self.scan, stage.groups[0].scans)]
+                alike: dict[tuple[object, ...], list[Scan]] = {}
+                for scan in stage.groups[0].scans:
+                    alike.setdefault((scan.values, scan.discount, scan.forward), []).append(scan)
+                found += [*map(self.quantile, stage.groups[0].quantiles), *map(self.scans, alike.values())]
                 continue
             if isinstance(stage, Coarse):
                 found.append(self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
@@ -86,17 +89,17 @@ class _Stages(Writer):
         given = [f"[{', '.join(words)}]" for words in lists]
         return self._called("digits", "quantile", [self.vector(node), *given, self.vector(node.level)])
 
-    def scan(self, node: Scan) -> Kernel:
-        """Along the order of elements, of values that sweeps have set aside or coarse stages have saved."""
-        values, sizes = [*map(self.vector, node.values)], [*map(self.size, node.sources)]
-        lists = [f"[{', '.join(words)}]" for words in (values, sizes)]
+    def scans(self, nodes: list[Scan]) -> Kernel:
+        """Along the order of elements, of values that sweeps have set aside or coarse stages have saved: the same sums,
+        each into other elements."""
+        node, into = nodes[0], {n.into: self.vector(n) for n in nodes}
+        sizes = [*map(self.size, node.sources)]
+        lists = [[into.get(s, "None") for s in node.sources], [*map(self.vector, node.values)], sizes]
         tokens = "tokens" if node.into in self.plan.program.leaves else " + ".join(sizes)
         shape = f"shape or shape_for({tokens} / {self.size(node.target)})"
         order, before = (self.called(kind, *node.order) for kind in ("sequence", "sequence_members"))
-        into = str(node.sources.index(node.into))
-        discount = self.vector(node.discount)
-        given = [self.vector(node), *lists, into, order, before, discount, str(node.forward), shape]
-        return self._called("along", "scan", given)
+        given = [*(f"[{', '.join(words)}]" for words in lists), order, before]
+        return self._called("along", "scan", [*given, self.vector(node.discount), str(node.forward), shape])
 
     def _called(self, kernel: str, function: str, given: list[str]) -> Kernel:
         """A call of a function of functions.py."""

@@ -138,7 +138,7 @@ def counting_operator(
         def imported(name: str, source: str, whole: Any = load.import_from_cache) -> types.ModuleType:
             module = whole(name, source)
             for word, value in vars(module).items():
-                if "_sweep_" in word or "_coarse_" in word:
+                if "_sweep_" in word or "_coarse_" in word or word in ("along", "digits"):
                     vars(module)[word] = _Kernel(word, launches)
                     assert not isinstance(value, types.FunctionType)
             return module
