@@ -1959,4 +1959,103 @@ REWARDS = (
         "            refuse_both(self.hierarchy, rewards, advantages)\n", "",
     ),
 )  # fmt: skip
-SLIPS = (*LANGUAGE, *WORDS, *LAWS, *WEIGHED, *COMPILER, *BACKENDS, *RUNTIME, *TRAINERS, *SPECS, *PENALTIES, *REWARDS)
+TERMS = (  # what laws say of order, advantages and penalties
+    slip(
+        "what comes after a token is its prefix to the law causal", "laws/test_causal",
+        "return not (inside or o.is_forward) or", "return",
+    ),
+    slip(
+        "statistics of a row are a token's own to the law causal", "laws/test_causal",
+        "return not _are_rows(h, a.of) or _ahead(h, a.formula, left_out) is not None",
+        "return _ahead(h, a.formula, left_out) is not None",
+    ),
+    slip(
+        "a mean of others has the own row in it to the law causal", "laws/test_causal",
+        "left_out = h.rows if a.others and a.of == h.rows else None", "left_out = None",
+    ),
+    slip(
+        "batches of causal laws change an earlier token too", "laws/test_causal",
+        "yield from ((k, j) for k in range(j) if below[k] == below[j])",
+        "yield from ((k, j) for k in range(len(below)) if k != j and below[k] == below[j])",
+    ),
+    slip(
+        "a divergence to a policy may be led away from", "laws/test_kl_gradient",
+        "if any(not _is_positive(k, assume) for q, k in kappa.items() if q):", "if False:",
+    ),
+    slip(
+        "what a token has a part in is of its state", "laws/test_kl_gradient",
+        "if not all(_is_of_state(v) for v in (*kappa.values(), rest)) or not",
+        "if not all(_is_of_state(v) for v in kappa.values()) or not",
+    ),
+    slip(
+        "off policy a penalty's tokens are those of the current policy", "laws/test_kl_gradient",
+        "sympy.expand(sympy.expand(c * sympy.exp(-X)), power_exp=True)", "sympy.expand(c)",
+    ),
+    slip(
+        "a penalty's own weights are left out of its derivative", "laws/test_kl_gradient",
+        "formula = stop(weight) * formula", "formula = stop(weight) * 0 + formula",
+    ),
+    slip(
+        "steps that bend are even", "laws/test_kl_gradient",
+        "if _above(first - last):", "if _above(first * last) and first * last < 0:",
+    ),
+    slip(
+        "the own reward is no part of its group's mean", "laws/test_baseline",
+        "return replace(inside.times(1 / to_sympy(Count(a.of, a.over))), rest=True) if", "return Parts(rest=True) if",
+    ),
+    slip(
+        "how long a row becomes is given", "laws/test_baseline",
+        "        return Parts(own=True, rest=_is_coarse(self.h, a.over) and a.over != self.h.rows)\n", "        return Parts()\n",
+    ),
+    slip(
+        "later rewards may be discounted", "laws/test_baseline",
+        "plain = o.of is None and o.discount == ONE and", "plain = o.of is None and",
+    ),
+    slip(
+        "what bends a reward is a baseline", "laws/test_baseline",
+        "return None if any(p.has_reward for p in known) or (own and rest) else", "return None if own and rest else",
+    ),
+    slip(
+        "what multiplies its own sample and others' is a baseline", "laws/test_baseline",
+        "return None if any(p.has_reward for p in known) or (own and rest) else", "return None if any(p.has_reward for p in known) else",
+    ),
+    slip(
+        "laws count the token itself among what comes before", "laws/test_words_of_order",
+        "for i in range(own) if o.is_forward else range(own + 1, len(inside)):",
+        "for i in range(own + 1) if o.is_forward else range(own + 1, len(inside)):",
+    ),
+    slip(
+        "laws discount from the first token", "laws/test_words_of_order",
+        "found = found + discount ** abs(i - own) *", "found = found + discount ** i *",
+    ),
+    slip(
+        "laws take the deviation of all, not of a sample", "laws/test_words_of_order",
+        "found = sqrt(sum(squares[1:], squares[0]) / (n - 1))", "found = sqrt(sum(squares[1:], squares[0]) / n)",
+    ),
+    slip(
+        "what comes before tends to anything", "laws/test_words_of_order",
+        "        if isinstance(atom, Ordered):\n            return self._ordered(atom)\n", "",
+    ),
+    slip(
+        "nobody is alone where laws look for others", "laws/test_words_of_order",
+        "        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):\n            return\n", "",
+    ),
+    slip(
+        "a prefix in a decomposition is the identity to first order", "laws/test_words_of_order",
+        "return self.flows_alone and all(vanishes(v) for v in self.others)", "return self.flows_alone",
+    ),
+)  # fmt: skip
+SLIPS = (
+    *LANGUAGE,
+    *WORDS,
+    *LAWS,
+    *WEIGHED,
+    *COMPILER,
+    *BACKENDS,
+    *RUNTIME,
+    *TRAINERS,
+    *SPECS,
+    *PENALTIES,
+    *REWARDS,
+    *TERMS,
+)

@@ -9,7 +9,10 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import BATCH, Count, Density, Stratum, Total, at
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.order import Ordered
+from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.report import Fact
 from fibration.language.statistics import Aggregate, within
@@ -64,8 +67,24 @@ def _needed(h: Hierarchy) -> Iterator[str]:
     yield from (str(a) for a in measures if _is_beyond_rows(h, a.over))
     joined = read_by_gates(h)
     yield from (str(Density(s)) for s in h.order if s in joined and _is_beyond_rows(h, s))
-    inner = [e for formula in (*read, *(gate for _, _, gate in gates(h))) for e in within(formula)]
-    yield from (str(a) for e in inner for a in atoms(e) if isinstance(a, Aggregate) and _is_beyond_rows(h, a.over))
+    given = [] if h.advantages is None else [h.advantages]
+    given += [e for p in h.penalties.values() for e in (p.formula, *_formulas_of(p))]
+    joined_by = [*read, *(gate for _, _, gate in gates(h)), *given, *(e for _, e in h.decomposition.densities)]
+    gathered = [a for formula in joined_by for e in within(formula) for a in atoms(e)]
+    gathered = [a for a in gathered if isinstance(a, (Aggregate, Ordered)) and _is_beyond_rows(h, a.over)]
+    yield from map(str, gathered)
+    for name, p in h.penalties.items():
+        if p.objective is not None:
+            own = atoms(p.objective.spelled_out(h.leaves, h.rows))
+            counted = (str(a) for a in own if isinstance(a, (Count, Total)) and _is_beyond_rows(h, a.over))
+            kept = any(k.normaliser == "kept" for k in p.objective.kept)
+            yield from (f"{a} of what the penalty '{name}' keeps" if kept else a for a in counted)
+        elif p.over is not None:
+            yield f"how many there are of what the penalty '{name}' is read over, {p.over}"
+
+
+def _formulas_of(p: Penalty) -> tuple[Expression, ...]:
+    return () if p.objective is None else p.objective.formulas
 
 
 def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
@@ -82,6 +101,16 @@ def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
 def blocks(h: Hierarchy) -> Fact:
     """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
     needed = read_by_gates(h)
+    joined = {o.over for _, e in h.decomposition.densities for o in atoms(e) if isinstance(o, Ordered)}
+    if joined:
+        rows = [s for s in joined if isinstance(s, Stratum)]
+        widest = next((s for s in rows if all(s == o or s in whole_batch(h).coarser(o) for o in rows)), None)
+        if widest is None or any(s != widest and widest not in whole_batch(h).coarser(s) for s in needed):
+            return Fact(
+                "blocks", "Jacobian of 𝒢", "one block", "F reads what comes before a token, and gates what is coarser"
+            )
+        why = f"F reads what comes before or after a token over one {widest}"
+        return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {widest}", why)
     common = [s for s in h.order if all(n == s or s in h.coarser(n) for n in needed)]
     finest = [s for s in common if not any(s in h.coarser(o) for o in common)]
     if not finest:
@@ -89,7 +118,7 @@ def blocks(h: Hierarchy) -> Fact:
     if not needed and len(h.leaves) > 1:
         return Fact("blocks", "Jacobian of 𝒢", "diagonal", "every gate is the identity")
     why = "no gate reads beyond the element of this stratum that it lies over"
-    over = {a.over for _, _, gate in gates(h) for a in atoms(gate) if isinstance(a, Aggregate)}
+    over = {a.over for _, _, gate in gates(h) for a in atoms(gate) if isinstance(a, (Aggregate, Ordered))}
     if any(o != s and s not in h.shape.coarser(o) for o in over for s in finest if isinstance(o, Stratum)):
         why += ", but for statistics, which are held"
     value = " and over ".join(s.name for s in finest)

@@ -17,7 +17,7 @@ from fibration.laws.gradient import wrong_start
 from fibration.laws.law import Decision, Law, following, proved, refuted, unproved
 from fibration.laws.markov import without_a_value
 from fibration.laws.proof import levels_together
-from fibration.laws.proof.on_policy import can_add, has_slope_one, is_one, is_smooth, recovers
+from fibration.laws.proof.on_policy import can_add, has_slope_one, is_one, is_smooth, reads_order, recovers
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness import definition
 from fibration.laws.witness.batches import Witness
@@ -94,6 +94,8 @@ def _together(subject: Subject, failure: Verdict) -> str:
 def _felt(subject: Subject, failure: Verdict | None) -> Witness | None:
     """A witness against the operator, for a gate that is at fault: gates may make up for one another."""
     own = failure.counterexample if failure else None
+    if reads_order(subject.hierarchy):
+        return definition.off_policy(subject.hierarchy)
     if failure and (failure.law != "identity" or not isinstance(own, Witness)):
         return None
     if not (recovers(subject) and (subject.proved("reflecting") or not subject.hierarchy.fibrations)):

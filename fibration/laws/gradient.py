@@ -17,7 +17,7 @@ from fibration.laws.first_order_subspace import constant_on
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
 from fibration.laws.proof.coordinates import composed
-from fibration.laws.proof.on_policy import has_slope_one, is_one, starts
+from fibration.laws.proof.on_policy import has_slope_one, is_one, is_smooth, reads_order, starts
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.on_policy import start_not_recovered, wrong_coefficients
 
@@ -28,21 +28,26 @@ START = "R(F(r)) = r to first order at r = 1, where every first update starts: v
 def decide_gradient(subject: Subject) -> Iterator[Decision]:
     if subject.proved("first_order"):
         yield proved("hierarchy", "by first_order, 𝒢(r) = r to first order, so that ∂J/∂log π_i = μ_i·A_i")
-    elif start := wrong_start(subject):
+    elif start := wrong_start(subject, held=True):
         said = (v for v in subject.verdicts if v.law == "first_order" and v.subject == "decomposition")
         yield following(start, subject.first_failure("recovery") or next(said, None))
     else:
         yield _of_score(subject) or _of_slopes(subject) or _refused(subject)
 
 
-def wrong_start(subject: Subject) -> Decision | None:
-    """How `R∘F` is not the identity to first order at `r = 1`; None if it is."""
+def wrong_start(subject: Subject, held: bool = False) -> Decision | None:
+    """How `R∘F` is not the identity to first order at `r = 1`; None if it is.
+
+    `held`: whatever values it has of what comes before a token, and stops.
+    """
     h = subject.hierarchy
-    off = next((s for s in starts(subject) if not s.is_true), None)
+    off = next((s for s in starts(subject) if not (s.flows_alone if held else s.is_true)), None)
     if off is None:
         return None
     wholes = {leaf: composed(h, leaf) for leaf in h.leaves}
     witness = next((w for leaf, whole in wholes.items() if (w := start_not_recovered(h, leaf, whole))), None)
+    if witness is None and reads_order(h):
+        witness = wrong_coefficients(h)
     found = f"R(F(r)) = {wholes[off.leaf]}"
     owner = "let one channel own x = 0: where(token_log_ratio >= 0, ...)"
     remedy = "divide by the scale in R that F multiplies by" if off.side else owner
@@ -59,6 +64,8 @@ def _of_slopes(subject: Subject) -> Decision | None:
     h = subject.hierarchy
     if h.objective.estimator == "score":
         return None
+    if reads_order(h) and subject.proved("identity") and is_smooth(subject):
+        return proved("hierarchy", "𝒢'(1) = 1: what comes before a token has a value in F and is stopped")
     if has_slope_one(subject):
         return proved("hierarchy", "𝒢'(1) = 1: only the value at r = 1 is not the true one")
     over = (s for s in h.order if h.rows in (s, *h.coarser(s)))

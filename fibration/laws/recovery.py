@@ -11,21 +11,25 @@ from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import show, vanishes
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, evaluate
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.coordinates import X, composed, log_of
 from fibration.laws.proof.exponentials import is_the_ratio
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness, rounded, shown
+from fibration.laws.witness.batches import Witness, rounded, rounding, shown
+from fibration.laws.witness.duals import differentiate, value_of
 from fibration.laws.witness.enclosures import Unsure, enclose, of_its_sign
 from fibration.laws.witness.probes import between, crossings, turning
 from fibration.laws.witness.search import concretes
+from fibration.laws.witness.tokens import Tokens
 
 STATEMENT = "R(F(r)) = r for every r > 0"
-MOST_TRIED = 201
+MOST_TRIED, MOST_TOKENS = 201, 3  # tokens of a batch on which what comes before is read
 
 
 def decide_recovery(subject: Subject) -> Iterator[Decision]:
@@ -77,6 +81,8 @@ PROBES = tuple(
 def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
     """A log ratio that does not come back."""
     whole, root = composed(h, leaf), h.roots[0]
+    if any(isinstance(a, Ordered) for a in atoms(whole)):
+        return _not_recovered_in_order(h, leaf, whole)
     read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
     for concrete in concretes(h, [whole], most=MOST_TRIED):
         signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
@@ -94,6 +100,32 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
                     text = f"{place}a {leaf} with {given} comes back as {got} instead of {truth}"
                     values = {"log_ratio": x, "recovered": recovered, "element": i}
                     return Witness(text, concrete, values | ({"advantage": own} if advantage in read else {}))
+    return None
+
+
+def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
+    """Log ratios of a row of which one does not come back, where more than its own is read."""
+    for concrete in concretes(h, [whole], whole_batch(h), most=MOST_TRIED):
+        places = [(s, i) for s in h.leaves for i in range(concrete.size[s])]
+        if len(places) > MOST_TOKENS:
+            continue
+        for x, own in itertools.product((Fraction(1, 2), Fraction(-1, 2)), (Fraction(1), Fraction(-1))):
+            here = Tokens(concrete, places, [x] * len(places), [own] * len(places), differentiate)
+            truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
+            for k, (s, i) in enumerate(places):
+                try:
+                    value: Fraction | None = value_of(here.value(whole, k)) if s == leaf else truth
+                except NoValue:
+                    value = None
+                if value is None or abs(value - truth) > rounding(whole):
+                    got = "no value" if value is None else shown(value)
+                    given = f" and advantages {own}" if advantage in set(atoms(whole)) else ""
+                    text = (
+                        f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * len(places))}{given}, "
+                        f"token {k + 1} comes back as {got} instead of {shown(truth)}"
+                    )
+                    back = None if value is None else rounded(value, rounding(whole))
+                    return Witness(text, concrete, {"log_ratio": x, "recovered": back, "element": i, "advantage": own})
     return None
 
 

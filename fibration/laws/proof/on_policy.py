@@ -9,10 +9,14 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Stratum, gated
+from fibration.language.atoms import Stratum, gated, token_log_ratio
 from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import Stopped
+from fibration.language.order import Ordered
+from fibration.language.statistics import within
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy, vanishes
+from fibration.language.traversal import atoms
 from fibration.laws.proof import levels_together
 from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.claim import Claim
@@ -27,7 +31,8 @@ from fibration.laws.proof.subject import Subject
 class Start:
     """`R(F(r))` and its derivative towards the log ratio, at `r = 1` or in the limit from a side; None if not found.
 
-    `rise` is the derivative that it would have if nothing in it were stopped.
+    `rise` is the derivative that it would have if nothing in it were stopped. `others` are its slopes towards what
+    comes before or after, which is 0 there too: those that flow, and those that it would have.
     """
 
     leaf: Stratum
@@ -35,10 +40,17 @@ class Start:
     value: Any = None
     slope: Any = None
     rise: Any = None
+    others: tuple[Any, ...] = ()
 
     @property
     def is_true(self) -> bool:
-        return self.value == 1 and self.slope == 1 and self.rise == 1
+        return self.flows_alone and all(vanishes(v) for v in self.others)
+
+    @property
+    def flows_alone(self) -> bool:
+        """Whether the gradient is right, where what comes before has a value and is stopped."""
+        flowing = self.others[: len(self.others) // 2]
+        return self.value == 1 and self.slope == 1 and self.rise == 1 and all(vanishes(v) for v in flowing)
 
 
 def starts(subject: Subject) -> Iterator[Start]:
@@ -47,7 +59,7 @@ def starts(subject: Subject) -> Iterator[Start]:
     Beside it the law of recovery says all there is to say, if nothing is stopped; at it the branch that is declared
     counts.
     """
-    h = subject.hierarchy
+    h, order = subject.hierarchy, in_order(subject.hierarchy)
     stopped = any(to_sympy(composed(h, leaf)).has(Stopped) for leaf in h.leaves)
     for leaf, side in itertools.product(h.leaves, (0,) if subject.proved("recovery") and not stopped else SIDES):
         near = beside(subject.at(leaf), side, variable=X)
@@ -60,9 +72,26 @@ def starts(subject: Subject) -> Iterator[Start]:
             value = case.sympy()
             if near.is_smooth(case) and not is_kinked(value):
                 terms = value, case.slope(X), sympy.diff(value, X)
-                yield Start(leaf, side, *(sympy.cancel(v.subs(X, 0)) for v in terms))
+                there = {X: 0, **order}
+                others = [case.slope(s).subs(there) for s in order] + [sympy.diff(value, s).subs(there) for s in order]
+                first, slope, rise = (sympy.cancel(v.subs(there)) for v in terms)
+                yield Start(leaf, side, first, slope, rise, tuple(others))
             else:
                 yield Start(leaf, side)
+
+
+def in_order(h: Hierarchy) -> dict[Any, int]:
+    """What `F` reads of log ratios before or after a token: 0 at `r = 1`."""
+    return {symbol(o): 0 for o in _order(h) if any(token_log_ratio in set(atoms(e)) for e in within(o.formula))}
+
+
+def reads_order(h: Hierarchy) -> bool:
+    """Whether `F` reads more of a row than the token."""
+    return any(True for _ in _order(h))
+
+
+def _order(h: Hierarchy) -> Iterator[Ordered]:
+    return (a for _, e in h.decomposition.densities for a in atoms(e) if isinstance(a, Ordered))
 
 
 def recovers(subject: Subject) -> bool:
@@ -99,7 +128,7 @@ def reference_is_zero(subject: Subject) -> bool:
     h = subject.hierarchy
     try:
         return all(
-            near.is_smooth(case) and vanishes(case.sympy().subs(X, 0))
+            near.is_smooth(case) and vanishes(case.sympy().subs({X: 0, **in_order(h)}))
             for leaf in h.leaves
             for _, e in h.decomposition.densities
             for near in (beside(subject.at(leaf), side, variable=X) for side in SIDES)

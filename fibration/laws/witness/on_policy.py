@@ -13,6 +13,7 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
+from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import Concrete, Witness, in_brief, plural, rounded, rounding, settings
@@ -42,6 +43,8 @@ def attempt(evaluate: Callable[[], T]) -> T | None:
 def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
     """A token whose ratio near 1 does not come back to first order, by `whole`, which is `R∘F` on its leaf."""
     exact = rounding(whole)
+    if any(isinstance(a, Ordered) for a in atoms(whole)):
+        return None  # its own slope says less than the coefficients of a batch
     for concrete in concretes(h, [whole], most=MOST_TRIED):
         if not concrete.size[leaf]:
             continue

@@ -123,6 +123,8 @@ class Tokens:
     def ordered(self, o: Ordered, stratum: Stratum, element: int) -> Any:
         """What comes before an element, or after it, over the one that it names, in the order of the tokens."""
         assert isinstance(o.over, Stratum)
+        if self.concrete.alike:
+            raise NoValue(f"{o} of tokens that stand for several, of which none is the first")
         place = o.over, self.concrete.below(stratum, element, o.over)
         inside = self._elements(o.of, *place)
         own = inside.index((stratum, element) if o.of is None else (o.of, self.concrete.below(stratum, element, o.of)))  # type: ignore[arg-type]

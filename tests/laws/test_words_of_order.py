@@ -1,0 +1,237 @@
+"""What comes before, elements that count once, others, deviations: as laws evaluate them, and what laws say of them."""
+
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hierarchies.weighed import C, k, mu, old, one, rho, token, trajectory, x
+
+from fibration import (
+    Gate,
+    Hierarchy,
+    Parameter,
+    Penalty,
+    Stratum,
+    absolute,
+    after,
+    before,
+    centred,
+    clip,
+    clip_gate,
+    decomposition,
+    deviation,
+    exp,
+    gated,
+    identity_gate,
+    largest,
+    log,
+    log_prob,
+    log_ratio,
+    mean,
+    position,
+    residual,
+    reward,
+    stop,
+    token_mean,
+    total,
+)
+from fibration.language.places import whole_batch
+from fibration.laws.witness.batches import Concrete
+from fibration.laws.witness.coefficients import Point
+from fibration.laws.witness.definition import Dense
+from fibration.laws.witness.duals import value_of
+
+group, batch = Stratum("prompt_group"), Stratum("batch")
+epsilon = Parameter("epsilon", default=0.2, upper=1)
+HALF = Fraction(1, 2)
+
+
+def of_tokens(density=x, gate=None, **more):
+    return Hierarchy(
+        name="one", gates={token: gate or identity_gate()}, objective=more.pop("objective", token_mean()),
+        decomposition=decomposition(density=density, recovery=exp(gated(""))), **more,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- evaluation, in float64 loops
+
+ROWS, GROUPS = (0, 0, 0, 1, 2, 2), (0, 0, 1)  # of tokens, and of rows
+
+
+def rows(v):
+    return np.array([v[[r == row for r in ROWS]].mean() for row in range(3)])
+
+
+def in_order(v, discount, forward):
+    near = [(s, t) for s in range(6) for t in range(6) if ROWS[s] == ROWS[t] and ((s < t) if forward else (s > t))]
+    return np.array([sum(discount ** abs(s - t) * v[s] for s, u in near if u == t) for t in range(6)])
+
+
+def of_others(v):
+    """Of rows: the mean of the others of their group; a row alone has none."""
+    return np.array(
+        [np.mean([v[j] for j in range(3) if GROUPS[j] == GROUPS[i] and j != i]) if i < 2 else np.nan for i in range(3)]
+    )
+
+
+EVALUATED = {
+    "before": (before(x, over=trajectory, discount=HALF), lambda v: in_order(v, 0.5, True)),
+    "after": (after(x, over=trajectory), lambda v: in_order(v, 1, False)),
+    "position": (position(over=trajectory), lambda v: in_order(np.ones(6), 1, True)),
+    "order of order": (before(after(x, over=trajectory), over=trajectory), lambda v: in_order(in_order(v, 1, False), 1, True)),
+    "a row counts once": (mean(mean(x, over=trajectory), over=batch, of=trajectory), lambda v: np.full(6, rows(v).mean())),
+    "rows added up": (total(largest(x, over=trajectory), over=group, of=trajectory), lambda v: np.array([
+        sum(max(v[[r == row for r in ROWS]]) for row in range(3) if GROUPS[row] == GROUPS[ROWS[t]]) for t in range(6)
+    ])),
+    "a deviation": (deviation(x, over=trajectory), lambda v: np.array([
+        np.std(v[[r == ROWS[t] for r in ROWS]], ddof=1) if ROWS.count(ROWS[t]) > 1 else 0 for t in range(6)
+    ])),
+    "of rows": (deviation(mean(x, over=trajectory), over=batch, of=trajectory), lambda v: np.full(6, rows(v).std(ddof=1))),
+    "others": (mean(mean(x, over=trajectory), over=group, of=trajectory, others=True), lambda v: of_others(rows(v))[list(ROWS)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_words_are_evaluated_as_loops_do(name):
+    formula, of = EVALUATED[name]
+    h = one(mu.keep(absolute(formula) < 9), groups=[group])
+    maps = {(token, trajectory): ROWS, (trajectory, group): GROUPS, (group, batch): (0, 0)}
+    for seed in range(3):
+        rng = random.Random(seed)
+        xs = [Fraction(rng.randint(-9, 9), 7) for _ in ROWS]
+        concrete = Concrete(whole_batch(h), maps, {}, {})
+        here = Dense(h, concrete).at_tokens(xs, [Fraction(1)] * 6)
+        expected = of(np.array([float(v) for v in xs]))
+        tokens = [t for t in range(6) if np.isfinite(expected[t])]
+        assert len(tokens) >= 4
+        np.testing.assert_allclose(
+            [float(value_of(here.value(formula, t))) for t in tokens], expected[tokens], rtol=1e-12
+        )
+
+
+def test_equal_values_have_no_deviation_and_nobody_has_no_others():
+    from fibration.language.exact import NoValue
+
+    h = one(mu.keep(deviation(x, over=batch) < 1), groups=[group])
+    maps = {(token, trajectory): (0, 0, 1), (trajectory, group): (0, 1), (group, batch): (0, 0)}
+    here = Dense(h, Concrete(whole_batch(h), maps)).at_tokens([Fraction(1, 3)] * 3, [Fraction(1)] * 3)
+    assert here.value(deviation(x, over=batch), 0) == 0
+    with pytest.raises(NoValue):
+        here.value(mean(x * 0 + 1, over=group, of=trajectory, others=True), 0)
+
+
+def test_gradients_flow_through_order_in_a_decomposition_and_stop_where_they_are_told_to():
+    """Against differences of the definition: `Σ μ·exp(x + before)·A`, whose prefix moves, or is held."""
+    xs, a = [Fraction(1, 5), Fraction(-1, 3), Fraction(1, 7)], [Fraction(1), Fraction(2), Fraction(-1)]
+    for density, held in ((x + before(x, over=trajectory), False), (x + stop(before(x, over=trajectory)), True)):
+        h = of_tokens(density)
+        concrete = Concrete(whole_batch(h), {(token, trajectory): (0, 0, 0), (trajectory, batch): (0,)}, {}, {})
+        found = [float(c) for c in Point(h, concrete, tuple(xs), tuple(a)).coefficients]
+        point, step = np.array([float(v) for v in xs]), 1e-6
+
+        def value(v, held=held, point=point):
+            prefix = np.concatenate([[0], np.cumsum(point if held else v)[:-1]])
+            return float((np.exp(v + prefix) * [1, 2, -1]).sum() / 3)
+
+        slopes = [(value(point + step * e) - value(point - step * e)) / (2 * step) for e in np.eye(3)]
+        np.testing.assert_allclose(found, slopes, rtol=1e-8)
+
+
+# ---------------------------------------------------------------- laws
+
+
+def failing(h):
+    return {v.law: v for v in h.verify().verdicts if not v.accepted}
+
+
+@pytest.mark.parametrize(
+    "density",
+    [x + before(x, over=trajectory), x + after(x, over=trajectory, discount=HALF), x / (1 + position(over=trajectory))],
+)
+def test_a_decomposition_of_more_than_a_token_recovers_none_and_has_another_gradient(density):
+    found = failing(of_tokens(density))
+    assert {law: v.status for law, v in found.items()} == dict.fromkeys(
+        ("recovery", "first_order", "gradient"), "refuted"
+    )
+    point = found["gradient"].counterexample
+    again = Point(of_tokens(density), point.concrete, point.values["log_ratios"], point.values["advantages"])
+    assert tuple(again.coefficients) == point.values["coefficients"] != point.values["true"]
+
+
+def test_what_comes_before_may_be_held():
+    """In value it is another ratio than the token's; the gradient on policy is right."""
+    h = of_tokens(x + stop(before(x, over=trajectory)), gate=clip_gate(epsilon))
+    assert set(failing(h)) == {"recovery", "first_order"}
+    verdict = next(v for v in h.verify().verdicts if v.law == "gradient")
+    assert verdict.status == "proved" and "stopped" in verdict.argument
+    assert h.replace(gives_up={"recovery": "a prefix's ratio", "first_order": "a prefix's ratio"}).verify().ok
+
+
+LAWS = {
+    "a prefix's ratio": (mu.weigh(exp(before(k, over=trajectory) + k)), {}),
+    "a prefix of current ones": (mu.weigh(exp(before(x, over=trajectory))), {}),
+    "a budget for the prefix": (mu.keep(absolute(before(x, over=trajectory) + x) <= epsilon), {}),
+    "what rises so far": (mu.keep(before(x, over=trajectory) >= 0), {"mask_open": "refuted"}),
+    "the prefix as it is": (mu.weigh(1 + before(x, over=trajectory)), {"objective": "refuted"}),
+    "fewer and fewer": (mu.weigh(1 / (1 + position(over=trajectory))), {"agreement": "refuted"}),
+    "the first four": (mu.keep(position(over=trajectory) < 4), {"mask_open": "refuted"}),
+    "less where it is spread": (mu.weigh(1 / (1 + deviation(k, over=batch))), {"causal": "refuted"}),
+    "by the spread": (mu.weigh(1 / deviation(k, over=batch)), {"objective": "refuted", "agreement": "refuted", "causal": "undecided"}),
+    "where rows are spread": (mu.keep(deviation(mean(k, over=trajectory), over=batch, of=trajectory) <= C - 1), {"causal": "refuted"}),
+    "the others' ratio": (mu.weigh(exp(mean(mean(k, over=trajectory), over=group, of=trajectory, others=True))), {}),
+    "a sum of rows": (mu.weigh(total(mean(rho, over=trajectory), over=group, of=trajectory)), {"agreement": "refuted", "causal": "refuted"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_laws_of_weights_know_the_words(name):
+    objective, expected = LAWS[name]
+    found = failing(one(objective, groups=[group]))
+    assert {law: v.status for law, v in found.items()} == expected, found
+
+
+def test_penalties_and_advantages_have_values():
+    spread = (reward - mean(reward, over=group, of=trajectory)) / deviation(reward, over=group, of=trajectory)
+    whole = total(exp(x), over=trajectory)
+    for more, status in (
+        ({"penalties": {"p": Penalty(log(1 + whole), over=trajectory)}}, "proved"),
+        ({"penalties": {"p": Penalty(log(whole - 1), over=trajectory)}}, "refuted"),
+        ({"penalties": {"p": 1 / x}}, "refuted"),
+        ({"penalties": {"p": Penalty(1 / x, objective=token_mean().keep(x > 0))}}, "proved"),
+        ({"penalties": {"p": Penalty(x**2, objective=token_mean().weigh(x))}}, "refuted"),
+        ({"advantages": spread}, "refuted"),
+        ({"advantages": centred(reward, over=group, leave_one_out=True)}, "proved"),
+        ({"advantages": log(reward)}, "refuted"),
+    ):
+        found = [v for v in one(groups=[group], **more).verify().verdicts if v.law == "objective"]
+        assert ("refuted" in {v.status for v in found}) is (status == "refuted"), (more, found)
+        assert {v.status for v in found} <= {"proved", "refuted"} and len(found) > 1
+
+
+def test_gates_read_order_and_facts_say_what_they_know():
+    quiet = Gate(clip(residual, -epsilon * (1 + position(over=trajectory)), epsilon * (1 + position(over=trajectory))))
+    report = one(gate=quiet, split=log_ratio()).verify()
+    assert report.ok, report
+    amplification = next(f for f in report.facts if f.name == "amplification")
+    assert "reached" not in amplification.value  # of tokens that are alike none is the first
+    prefix = of_tokens(
+        x + before(x, over=trajectory), gives_up=dict.fromkeys(("recovery", "first_order", "gradient"), "a prefix")
+    )
+    blocks = next(f for f in prefix.verify().facts if f.name == "blocks")
+    assert blocks.value == "block-diagonal over trajectory"
+
+
+def test_what_needs_the_whole_batch_is_named():
+    h = one(
+        groups=[group], advantages=centred(reward, over=group), gives_up={},
+        penalties={"p": Penalty(log(total(exp(x), over=group)), over=group), "q": (log_prob(old) - mean(log_prob(old), over=batch)) * x},
+    ).replace(gives_up={"kl_gradient": "a statistic's"})  # fmt: skip
+    said = next(f for f in h.verify().facts if f.name == "normaliser").value
+    for part in (
+        "mean(reward, over=prompt_group, of=trajectory)",
+        "total(exp(token_log_ratio), over=prompt_group)",
+        "'p' is read over",
+        "over=batch",
+    ):
+        assert part in said
