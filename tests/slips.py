@@ -1604,8 +1604,16 @@ TRAINERS = (
     ),
     slip(
         "a step without tokens is an error", "trainers/test_window",
-        "self.index = op.index(mask=mask, attributes=attributes, **labels, **spread) if self.tokens else None",
-        "self.index = op.index(mask=mask, attributes=attributes, **labels, **spread)",
+        "op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread) if self.tokens else None",
+        "op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread)",
+    ),
+    slip(
+        "what sampled is corrected for in advantages that are given alone", "trainers/test_window",
+        "return _weighted(self.mask, made, self.weights)", "return made",
+    ),
+    slip(
+        "a group of one that is compared already is refused", "test_bad_rewards",
+        "_others(e for e in self._expressions() if e is not self.advantages)", "_others(self._expressions())",
     ),
     slip(
         "a warning comes at every step", "trainers/test_window",

@@ -33,8 +33,8 @@ def weighed(h: Hierarchy, name: str) -> Hierarchy:
 
 
 of_three = weighed(load("fiberpo_domain"), "of_three")
-of_reference = of_three.replace(
-    name="of_reference",
+of_teacher = of_three.replace(
+    name="of_teacher",
     gives_up=load("fiberpo_domain").gives_up,
-    objective=trajectory_mean().weigh(exp(log_prob(old) - log_prob(Policy("reference")))),
+    objective=trajectory_mean().weigh(exp(log_prob(old) - log_prob(Policy("teacher")))),
 )

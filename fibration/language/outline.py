@@ -6,7 +6,7 @@ an `Outline`; a `Hierarchy` is one that has been checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -145,10 +145,13 @@ class Outline(Declared):
 
     @cached_property
     def others(self) -> tuple[tuple[str, str], ...]:
-        """Of which elements a formula takes the mean of all others, and over what they lie there."""
-        read = (a for e in self._expressions() for inner in within(e) for a in atoms(inner))
-        means = (a for a in read if isinstance(a, Aggregate) and a.others and a.over is not None)
-        return tuple(dict.fromkeys((str(a.of), str(a.over)) for a in means))
+        """Of which elements a formula takes the mean of all others, and over what they lie there, advantages aside."""
+        return _others(e for e in self._expressions() if e is not self.advantages)
+
+    @cached_property
+    def others_rewarded(self) -> tuple[tuple[str, str], ...]:
+        """The same of the formula of advantages, which calls with rewards read."""
+        return _others(() if self.advantages is None else (self.advantages,))
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -182,6 +185,12 @@ class Outline(Declared):
                     remedy="reuse one object, or give the second another name",
                 )
         return FrozenMap(found)
+
+
+def _others(expressions: Iterable[Expression]) -> tuple[tuple[str, str], ...]:
+    read = (a for e in expressions for inner in within(e) for a in atoms(inner))
+    means = (a for a in read if isinstance(a, Aggregate) and a.others and a.over is not None)
+    return tuple(dict.fromkeys((str(a.of), str(a.over)) for a in means))
 
 
 def _declaration(value: Any) -> str:

@@ -307,6 +307,8 @@ class Operator:
         with agreed(group, CALLS["advantages"]):
             refuse_both(self.hierarchy, rewards, advantages)
             index = check_tokens(self.hierarchy, index)
+            if index.refuses_rewards is not None:
+                raise index.refuses_rewards.with_traceback(None)
         if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
             return None
         by_row = is_per_row(index, rewards, group) and "advantages_of_rows" in self.programs

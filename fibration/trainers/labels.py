@@ -97,6 +97,14 @@ def refuse_finer(hierarchy: Hierarchy) -> None:
                 required="strata above the rows: a trainer's data have one label per row, and none per token",
                 remedy=where,
             )
+    for read in hierarchy.ordered:
+        if str(read.over) != hierarchy.rows.name:
+            raise TrainerError(
+                f"{read} of '{hierarchy.name}' is an order over {an(str(read.over))}",
+                required=f"orders over '{hierarchy.rows.name}', the rows: a trainer does not say where in {read.over} "
+                "a token comes",
+                remedy="call the operator in a loop of your own, with op.index(positions=...)",
+            )
     for name, attribute in hierarchy.attributes.items():
         raise TrainerError(
             f"'{hierarchy.name}' reads the attribute '{name}' of {an(attribute.on.name)}",

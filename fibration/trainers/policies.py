@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import Hierarchy
 
-ROLLOUT = "rollout"  # the policy of an engine that samples, under the name by which a hierarchy reads it
+# What hierarchies call the policies that trainers have, beside the current and the old one.
+ROLLOUT = "rollout"  # that of an engine that samples
+REFERENCE = "reference"  # a frozen one, to which a divergence is kept small
 
 
 def passed(hierarchy: Hierarchy) -> tuple[str, ...]:
@@ -25,8 +27,18 @@ def check_policies(hierarchy: Hierarchy, known: Mapping[str, str]) -> None:
             raise TrainerError(
                 f"'{hierarchy.name}' reads log_prob({name}), and the trainer has no log-probs of a policy '{name}'",
                 required=f"{listed(f'{own!r}, {what}' for own, what in known.items())}, beside current and old",
-                remedy=f"call it {ROLLOUT} if it is what sampled; else call the operator in a loop of your own",
+                remedy=f"call it {ROLLOUT} if it is what sampled, and {REFERENCE} if it is the trainer's reference "
+                "model; else call the operator in a loop of your own",
             )
+
+
+def kept_near_twice(hierarchy: Hierarchy, found: str, remedy: str) -> TrainerError:
+    """The error for a trainer's own divergence from its reference model, beside a hierarchy that reads this model."""
+    return TrainerError(
+        f"'{hierarchy.name}' reads log_prob({REFERENCE}), and {found}: the policy would be kept near it twice",
+        required="one of both",
+        remedy=remedy,
+    )
 
 
 def corrected_twice(hierarchy: Hierarchy, found: str, remedy: str) -> TrainerError:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fibration.errors import BatchError, TrainerError, an, listed
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
@@ -35,12 +36,13 @@ class Window:
     """One optimizer step's part of a rank: the rows of its micro-batches, one after the other, padded to one width.
 
     `mask`: bool or 0/1 `[B, T]`. `old_log_probs`: `[B, T]`, or None where the weights that sampled all rows are the
-    weights now and nobody kept any. `advantages`: `[B]`, `[B, 1]` or `[B, T]`. `labels`, `attributes`: as `op.index`
-    takes them, per row or per token of this part; of the rows' own stratum keys, which are equal for the rows of one
-    trajectory. `weights`: importance weights of what sampled against `old_log_probs`, `[B]`, `[B, 1]` or `[B, T]`; they
-    become part of the advantages, since behind the gates the gradient would be another. `policies`: log-probs `[B, T]`
-    of the further policies that the hierarchy reads, `{"rollout": log_probs}`; where it reads `rollout`, there are no
-    `weights`.
+    weights now and nobody kept any. `advantages`: `[B]`, `[B, 1]` or `[B, T]`; or None and `rewards` in their place, of
+    which the hierarchy's formula makes them, over all rows of the step. `labels`, `attributes`, `positions`: as
+    `op.index` takes them, per row or per token of this part; of the rows' own stratum keys, which are equal for the
+    rows of one trajectory. `weights`: importance weights of what sampled against `old_log_probs`, `[B]`, `[B, 1]` or
+    `[B, T]`; they become part of the advantages, since behind the gates the gradient would be another. `policies`:
+    log-probs `[B, T]` of the further policies that the hierarchy reads, `{"rollout": log_probs, "reference": ...}`;
+    where it reads `rollout`, there are no `weights`.
 
     What is under the mask is never read: NaN there is harmless. Rows, ranks and whole steps may be without an unmasked
     token; their coefficients are 0. `group`: the ranks among which the step's rows are spread, as `op.index` takes it;
@@ -52,14 +54,16 @@ class Window:
         op: Operator,
         mask: Tensor,
         old_log_probs: Tensor | None,
-        advantages: Tensor,
+        advantages: Tensor | None,
         labels: Mapping[str, Any],
         *,
+        rewards: Tensor | None = None,
         weights: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
         group: Any = None,
         parameters: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Any] | None = None,
+        positions: Any = None,
     ) -> None:
         self.ranks = None if group is None else as_group(group)
         if self.ranks is None and labels.get(op.hierarchy.rows.name) is not None:
@@ -78,16 +82,35 @@ class Window:
                 raise corrected_twice(op.hierarchy, "weights are given too", "leave weights out")
             self.mask = mask.bool()
             self.policies = {name: given.detach() for name, given in (policies or {}).items()}
-            self.advantages = _weighted(self.mask, advantages, weights)
-        self.op, self.parameters = op, parameters
-        self._weighs_tokens = weights is not None and self.advantages.ndim == 2
+            self._rewards = _rewards_of(op.hierarchy, self.mask, advantages, rewards)
+            said["advantages"] = "given" if self._rewards is None else "made of rewards"
+            weighted = _weighted(self.mask, advantages if self._rewards is None else self._rewards, weights)
+        self.advantages = weighted if self._rewards is None else None  # then `coefficients` makes them
+        self.op, self.parameters, self.weights = op, parameters, weights
+        self._dtype = torch.promote_types(weighted.dtype, torch.float32)
+        self._weighs_tokens = weights is not None and weighted.ndim == 2
         self.old_log_probs = None if old_log_probs is None else old_log_probs.detach()
         tokens = self._gathered(self.mask.sum().reshape(1).double(), "tokens of a window")
         self.tokens = int(tokens.sum())  # unmasked, on all ranks
         spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}
-        self.index = op.index(mask=mask, attributes=attributes, **labels, **spread) if self.tokens else None
+        self.index = (
+            op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread) if self.tokens else None
+        )
         self.coef: Coefficients | None = None  # the last that were computed
         self._first: Tensor | None = None  # what they were computed from
+
+    def made_of_rewards(self, old_log_probs: Tensor | None = None) -> Tensor:
+        """What the hierarchy makes of the rewards of the whole step, times the weights: `[B]`, or `[B, T]`; float64.
+
+        `old_log_probs`: `[B, T]`, where the window has none and the formula reads them.
+        """
+        assert self._rewards is not None
+        if self.index is None:
+            return torch.zeros(len(self.mask), dtype=torch.float64, device=self.mask.device)
+        old = self.old_log_probs if old_log_probs is None else old_log_probs
+        policies = {**self.policies, **({OLD: old} if OLD in self.op.hierarchy.policies and old is not None else {})}
+        made = self.op.advantages(self._rewards, self.index, self.parameters, policies=policies)
+        return _weighted(self.mask, made, self.weights)
 
     def coefficients(self, log_probs: Tensor | None, *, metrics: bool = True) -> Coefficients:
         """`c_i = ∂J/∂log π(i)` of the whole step, for this rank's tokens `[B, T]`; kept as `coef`.
@@ -105,9 +128,10 @@ class Window:
             )
         first = self.old_log_probs if log_probs is None else log_probs.detach()
         self._first = first
-        dtype = torch.promote_types(self.advantages.dtype, torch.float32)
-        now = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device) if first is None else first
+        now = torch.zeros(self.mask.shape, dtype=self._dtype, device=self.mask.device) if first is None else first
         old = now if log_probs is None or self.old_log_probs is None else self.old_log_probs
+        if self._rewards is not None:
+            self.advantages = self.made_of_rewards(old)
         if self.index is None:
             nothing = torch.zeros_like(now, dtype=now.dtype if now.dtype == torch.float64 else torch.float32)
             self.coef = Coefficients(nothing, nothing.new_zeros(()), {})
@@ -254,7 +278,23 @@ def _by_row(what: str, values: Any, mask: Tensor) -> Tensor:
     return values.detach()[:, None] if values.ndim == 1 else values.detach()
 
 
-def _weighted(mask: Tensor, advantages: Tensor, weights: Tensor | None) -> Tensor:
+def _rewards_of(h: Hierarchy, mask: Tensor, advantages: Tensor | None, rewards: Tensor | None) -> Tensor | None:
+    """Per row [B] or per token [B, T]; None where advantages are given instead."""
+    if rewards is None:
+        return None
+    if advantages is not None:
+        raise TrainerError("advantages and rewards are both given", required="one of both", remedy="leave one out")
+    if h.advantages is None:
+        raise TrainerError(
+            f"rewards for '{h.name}', which has no formula of advantages",
+            required="a hierarchy with advantages=..., a formula of the reward",
+            remedy="pass advantages, or declare advantages=centred(reward, over=prompt_group)",
+        )
+    given = _by_row("rewards", rewards, mask)
+    return given[:, 0] if given.shape[1] == 1 else given
+
+
+def _weighted(mask: Tensor, advantages: Any, weights: Tensor | None) -> Tensor:
     """Advantages per row [B] or per token [B, T], times the importance weights, in float32 at least."""
     result = _by_row("advantages", advantages, mask)
     if weights is not None:

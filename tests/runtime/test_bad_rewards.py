@@ -105,11 +105,15 @@ def test_rewards_or_advantages():
 
 
 def test_a_group_of_one_has_no_others():
-    refuses(
-        HierarchyIndexError, lambda: made(FIELD["rloo"], prompt_group=["q", "p", "p", "q"]),
-        what="prompt_group 'p' has one trajectory alone: trajectory 1", required="at least two",
-        found="1 of 2 prompt_group elements", remedy="leave_one_out=True",
-    )  # fmt: skip
+    """Calls with rewards refuse it; advantages that are given are compared already."""
+    op, index = made(FIELD["rloo"], prompt_group=["q", "p", "p", "q"])
+    for call in calls(op, index):
+        refuses(
+            HierarchyIndexError, call,
+            what="prompt_group 'p' has one trajectory alone: trajectory 1", required="at least two",
+            found="1 of 2 prompt_group elements", remedy="leave_one_out=True",
+        )  # fmt: skip
+    op.loss(ZEROS, ZEROS, torch.ones(4), index)
     made(FIELD["rloo"], prompt_group=["q", "q", None, "q"])
     made(FIELD["dr_grpo"])
 

@@ -6,6 +6,7 @@ import torch
 
 from fibration import Attribute, Fibration, Hierarchy, MarkovKernel, TrainerError, identity_gate, log_ratio, token_mean
 from fibration.language.atoms import strata
+from fibration.language.order import before
 from fibration.language.statistics import total
 from fibration.trainers.labels import as_label, as_operator, sources, wanted
 
@@ -89,9 +90,19 @@ def weighted():
     return Hierarchy(name="w", gates=gates, fibrations=fibrations, decomposition=log_ratio(), objective=token_mean())
 
 
+def in_order():
+    """Of trajectories, as they come in their group."""
+    h = support.spec("fiberpo_domain")
+    group = next(s for s in h.strata if s.name == "prompt_group")
+    return h.replace(
+        objective=token_mean().weigh(1 / (1 + before(1, over=group))), gives_up={**h.gives_up, "causal": "none"}
+    )
+
+
 @pytest.mark.parametrize(
     ("hierarchy", "says"),
     [
+        (in_order, "position\\(over=prompt_group\\) of 'fiberpo_domain' is an order over a prompt_group"),
         (lambda: support.spec("fiberpo_modal"), "tokens of several kinds, text_token and image_token"),
         (lambda: support.spec("fiberpo_turns"), "'turn' of 'fiberpo_turns' lies over 'trajectory', the rows"),
         (weighted, "reads the attribute 'weight' of a token"),

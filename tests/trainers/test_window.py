@@ -22,10 +22,13 @@ from fibration import (
     MarkovKernel,
     Policy,
     RanksError,
+    Stratum,
     TrainerError,
+    centred,
     clip_gate,
     log_prob,
     log_ratio,
+    reward,
     strata,
     token_mean,
     total,
@@ -601,6 +604,57 @@ def test_penalties_are_not_multiplied_by_weights_of_what_sampled(ranks):
     assert whole[1::2].abs().max() > 1e-4
     for rank, found in enumerate([work(None)] if ranks is None else on_ranks(ranks, work)):
         assert torch.allclose(found, shares(whole, ranks or 1, rank), rtol=1e-9, atol=1e-14)
+
+
+@functools.cache
+def of_rewards() -> Operator:
+    """Less what drifted from a reference, beside the others of a domain, which lie on several ranks."""
+    x = log_prob(Policy("old")) - log_prob(Policy("reference"))
+    left = reward - total(x, over=Stratum("trajectory"))
+    made = centred(left, over=Stratum("domain"), leave_one_out=True)
+    return support.operator(operator().hierarchy.replace(name="of_rewards", advantages=made))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_advantages_are_made_of_the_rewards_of_the_whole_step(ranks, weighted):
+    s, op = step(), of_rewards()
+
+    def work(group: Any) -> Any:
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        mine = {name: shares(t, size, rank) for name, t in s.items()}
+        labels = {name: shares(given, size, rank) for name, given in LABELS.items()}
+        given = {"policies": {"reference": mine["rollout"]}, "parameters": budgets()}
+        given |= {"weights": mine["weights"]} if weighted else {}
+        window = Window(op, mine["mask"], mine["old"], None, labels, rewards=mine["advantages"], group=group, **given)
+        return window.coefficients(mine["new"]).values, window.advantages, window.compare(mine["second"])
+
+    sums = torch.where(s["mask"], s["old"] - s["rollout"], 0).sum(1)
+    left = s["advantages"] - sums
+    made = torch.zeros(B, dtype=torch.float64)
+    for domain in ("math", "code", "maps"):
+        rows = [i for i in range(B) if LABELS["domain"][i] == domain and s["mask"][i].any()]
+        made[rows] = left[rows] - (left[rows].sum() - left[rows]) / (len(rows) - 1)
+    if weighted:
+        made = made[:, None] * s["weights"]
+    whole = gradient(operator(), s, made, budgets())
+    assert whole.abs().max() > 1e-3
+    for rank, (found, advantages, passes) in enumerate([work(None)] if ranks is None else on_ranks(ranks, work)):
+        expected = shares(made, ranks or 1, rank)
+        assert torch.allclose(advantages, expected, rtol=0, atol=1e-12, equal_nan=True)  # of weights that are masked
+        assert torch.allclose(found, shares(whole, ranks or 1, rank), rtol=1e-9, atol=1e-14)
+        assert passes["pass/changed"] > 0
+
+
+def test_rewards_that_no_formula_takes_are_refused():
+    s = step()
+    with pytest.raises(TrainerError, match="rewards for 'fiberpo_domain', which has no formula of advantages"):
+        Window(operator(), s["mask"], s["old"], None, LABELS, rewards=s["advantages"])
+    with pytest.raises(TrainerError, match="advantages and rewards are both given"):
+        Window(of_rewards(), s["mask"], s["old"], s["advantages"], LABELS, rewards=s["advantages"])
+    nothing = torch.zeros_like(s["mask"])
+    window = Window(of_rewards(), nothing, s["old"], None, LABELS, rewards=s["advantages"])
+    assert not window.coefficients(s["new"]).values.any()
 
 
 def test_what_sampled_is_not_corrected_for_twice():

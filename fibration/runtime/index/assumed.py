@@ -32,7 +32,14 @@ def check(index: Index) -> None:
         else:
             _balanced(index, assumption)
     for of, over in h.others:
-        _accompanied(index, of, over)
+        if (error := _alone(index, of, over)) is not None:
+            raise error
+
+
+def alone_with_rewards(index: Index) -> HierarchyIndexError | None:
+    """The error for an element alone where advantages take the mean of the others: one for calls that make them."""
+    errors = (_alone(index, of, over) for of, over in index.hierarchy.others_rewarded)
+    return next((error for error in errors if error is not None), None)
 
 
 # ---------------------------------------------------------------- commuting paths
@@ -93,19 +100,20 @@ def _populated(index: Index, assumption: Populated) -> None:
         )
 
 
-def _accompanied(index: Index, of: str, over: str) -> None:
-    """Refuse an element alone where a formula takes the mean of the others."""
+def _alone(index: Index, of: str, over: str) -> HierarchyIndexError | None:
+    """The error for an element alone where a formula takes the mean of the others."""
     alone = (index.count(of, over) == 1).nonzero()
-    if len(alone):
-        element = int(alone[0])
-        one = int((index.parent(of, over) == element).nonzero()[0])
-        raise HierarchyIndexError(
-            f"index of '{index.hierarchy.name}': {index.describe_element(over, element)} has one {of} alone: "
-            f"{index.describe_element(of, one)}",
-            required="at least two: a formula takes the mean of all others, which are none there, of=..., others=True",
-            found=f"{len(alone)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} with {_a(of)} alone",
-            remedy="leave it out of the batch, or write the formula without others=True and leave_one_out=True",
-        )
+    if not len(alone):
+        return None
+    element = int(alone[0])
+    one = int((index.parent(of, over) == element).nonzero()[0])
+    return HierarchyIndexError(
+        f"index of '{index.hierarchy.name}': {index.describe_element(over, element)} has one {of} alone: "
+        f"{index.describe_element(of, one)}",
+        required="at least two: a formula takes the mean of all others, which are none there, of=..., others=True",
+        found=f"{len(alone)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} with {_a(of)} alone",
+        remedy="leave it out of the batch, or write the formula without others=True and leave_one_out=True",
+    )
 
 
 def _a(word: str) -> str:

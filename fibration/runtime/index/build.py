@@ -16,7 +16,7 @@ from fibration.errors import HierarchyIndexError, located, shown
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
-from fibration.runtime.index.assumed import check
+from fibration.runtime.index.assumed import alone_with_rewards, check
 from fibration.runtime.index.attributes import Numbers, to_numpy
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoder, Places
@@ -46,7 +46,7 @@ def build_index(
 def finished(index: Index) -> Index:
     """What a hierarchy assumes of its batches, checked, and its projection."""
     check(index)
-    hierarchy = index.hierarchy
+    hierarchy, index = index.hierarchy, replace(index, refuses_rewards=alone_with_rewards(index))
     if hierarchy.orthogonalise and hierarchy.shape.crossed():  # too low a rank is refused here, not by a gate
         return replace(index, projection=Projection(index))
     return index

@@ -79,6 +79,7 @@ class Index:
     given_positions: Codes | None = None  # [tokens]: what they are ordered by where their places do not say it
     projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
     ranks: Ranks | None = None  # that the batch is spread over
+    refuses_rewards: HierarchyIndexError | None = None  # where advantages need others, and an element is alone
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     @property

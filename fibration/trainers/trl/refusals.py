@@ -15,7 +15,8 @@ from fibration.language.loading import shipped
 from fibration.trainers.labels import as_label, option
 from fibration.trainers.noise import noise
 from fibration.trainers.parameters import check_labelled
-from fibration.trainers.policies import ROLLOUT, check_policies, corrected_twice
+from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, corrected_twice, kept_near_twice
+from fibration.trainers.rewards import adds_up_tokens
 from fibration.trainers.window import METRICS
 
 WINDOWS = ("step", "generation")
@@ -42,6 +43,8 @@ BOUNDS = (
     "epsilon", "epsilon_high", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
     "vespo_k_neg", "vespo_lambda_neg",
 )  # fmt: skip
+# What makes advantages of rewards, where the hierarchy does not.
+ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 
 
 def check_words(window: str, metrics: str) -> None:
@@ -87,8 +90,10 @@ def check(
         )
     config = given.get("args")
     check_sampler(config, given.get("rollout_func"), hierarchy)
+    check_rewards(hierarchy)
+    check_reference(config, hierarchy)
     if config is not None:  # all defaults will do
-        check_options(config)
+        check_options(config, hierarchy)
         check_liger(trainer, config)
         check_steps(config, given.get("train_dataset"))
     if given.get("rollout_func") is None:  # which may add fields to the rows
@@ -100,7 +105,7 @@ def check(
                         check_labelled(hierarchy, parameters, stratum, labels, where)
 
 
-def check_options(config: Any) -> None:
+def check_options(config: Any, hierarchy: Hierarchy) -> None:
     for name, (must, why) in OPTIONS.items():
         if (value := getattr(config, name, must)) != must:
             own = (
@@ -119,6 +124,14 @@ def check_options(config: Any) -> None:
                 required=f"{name}={defaults[name]!r}, its default: the hierarchy has bounds of its own",
                 remedy="give those as parameters={...}",
             )
+    for name in ADVANTAGES if hierarchy.advantages is not None else ():
+        if (value := getattr(config, name, None)) != defaults.get(name):
+            raise TrainerError(
+                f"{name}={shown(value)} has no effect",
+                required=f"{name}={defaults[name]!r}, its default: '{hierarchy.name}' makes advantages of rewards, "
+                f"{hierarchy.advantages}",
+                remedy=f"leave {name} out; or hierarchy.replace(advantages=None), which takes TRL's advantages",
+            )
     if config.beta and getattr(config, "use_bias_correction_kl", False):
         default = " (TRL's default)" if defaults.get("use_bias_correction_kl") else ""
         raise TrainerError(
@@ -132,7 +145,8 @@ def check_options(config: Any) -> None:
 
 def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
     """Whether there are log-probs of what samples, where the hierarchy reads them, and no second correction by them."""
-    check_policies(hierarchy, {ROLLOUT: "what vLLM or a rollout function sampled with"})
+    known = {ROLLOUT: "what vLLM or a rollout function sampled with", REFERENCE: "its reference model"}
+    check_policies(hierarchy, known)
     if ROLLOUT not in hierarchy.policies:
         return
     used = getattr(config, "use_vllm", False)
@@ -143,6 +157,33 @@ def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
             hierarchy,
             "vllm_importance_sampling_correction=True (TRL's default) weights by it",
             "GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False)",
+        )
+
+
+def check_rewards(hierarchy: Hierarchy) -> None:
+    if adds_up_tokens(hierarchy):
+        raise TrainerError(
+            f"'{hierarchy.name}' adds up the rewards of tokens, in {hierarchy.advantages}",
+            required="advantages of one reward per completion, which is what TRL's reward functions give",
+            remedy="hierarchy.replace(advantages=None), which takes TRL's advantages",
+        )
+
+
+def check_reference(config: Any, hierarchy: Hierarchy) -> None:
+    """Whether TRL can be asked for a reference model, and adds no divergence from it of its own."""
+    if REFERENCE not in hierarchy.policies:
+        return
+    if config is None:
+        raise TrainerError(
+            f"'{hierarchy.name}' reads log_prob({REFERENCE}), and TRL makes its own options",
+            required="args=GRPOConfig(...), in which TRL is asked for its reference model",
+            remedy='args=GRPOConfig("out")',
+        )
+    if config.beta:
+        raise kept_near_twice(
+            hierarchy,
+            f"beta={config.beta:g} adds TRL's own divergence from it",
+            f"leave beta out: '{hierarchy.name}' gets the reference model without it",
         )
 
 

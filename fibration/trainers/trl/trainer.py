@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,13 +19,14 @@ from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.labels import as_label, as_operator, sources
 from fibration.trainers.parameters import at_ratio_one, check_parameters
-from fibration.trainers.policies import ROLLOUT
+from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
 from fibration.trainers.window import Window, named, warned
 
-SAMPLED = "sampling_per_token_logps"  # in TRL, of what vLLM or a rollout function sampled with
+OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # in TRL
+SAMPLED = "sampling_per_token_logps"  # of what vLLM or a rollout function sampled with
 ROWS = "fibration_rows"  # what is kept of every row, in the dictionaries that TRL shuffles and splits
 # What of a slice is an input of the model, beside its tokens.
 FORWARD = set(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
@@ -117,6 +119,13 @@ class FibrationGRPOTrainer(GRPOTrainer):
     **What sampled.** A hierarchy that reads `log_prob(rollout)` gets vLLM's log-probs there, or a rollout function's,
     and corrects for the mismatch by itself: TRL's `vllm_importance_sampling_correction` is off then.
 
+    **Rewards.** A hierarchy with a formula of advantages gets TRL's rewards, of all functions by their weights. It
+    makes its advantages of all rows that were sampled together, when they are, with the parameters of then. A
+    completion that no function scores, or that is masked as a whole, is not compared with; its advantage is 0.
+
+    **Reference.** A hierarchy that reads `log_prob(reference)` gets that of TRL's reference model, which TRL makes and
+    keeps as with `beta`; `beta` is 0 then, and TRL adds no divergence of its own.
+
     **Logs.** The loss is `-J`, and what TRL adds to it. Metrics of the hierarchy are logged as `fibration/...`, instead
     of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch; its
     labels need no values of parameters, which gates do not read there.
@@ -125,6 +134,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
     trains, where that shows only then: in the first two steps of every length, what TRL's loss makes of an advantage is
     measured too.
     """
+
+    beta: float
 
     def __init__(
         self,
@@ -152,11 +163,25 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self._fibration_steps = 0  # that have begun
         self._fibration_heard: list[Tensor] | None = None  # log-probs of what is running
         self._fibration_warned = False
-        super().__init__(*args, **kwargs)
+        self._fibration_rewards: Tensor | None = None  # of all processes, per function
+        with self._with_reference(given.get("args")):
+            super().__init__(*args, **kwargs)
         refusals.check_model(self)
         self._fibration_scales: dict[int, Scale] = {}  # by the micro-batches of a step
 
-    # ------------------------------------------------------------ labels
+    @contextmanager
+    def _with_reference(self, config: Any) -> Iterator[None]:
+        """TRL has a reference model, and log-probs of it, where its `beta` is not 0; in its loss it is (`_loss`)."""
+        asks = REFERENCE in self.operator.hierarchy.policies
+        if asks:
+            config.beta = 1.0
+        try:
+            yield
+        finally:
+            if asks:
+                config.beta = 0.0
+
+    # ------------------------------------------------------------ labels and rewards
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -172,7 +197,30 @@ class FibrationGRPOTrainer(GRPOTrainer):
             output[ROWS] = [
                 Row(self._fibration_steps, self._labels(row, (first + i) // each)) for i, row in enumerate(inputs)
             ]
+        if self.operator.hierarchy.advantages is not None:
+            output["advantages"] = self._advantages(output)
         return output
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._fibration_rewards = super()._calculate_rewards(*args, **kwargs)
+        return self._fibration_rewards
+
+    def _advantages(self, output: dict[str, Any]) -> Tensor:
+        """What the hierarchy makes of the rewards of all rows that were sampled together, in the place of TRL's."""
+        assert self._fibration_rewards is not None
+        by_function, rows = self._fibration_rewards, len(output[ROWS])
+        mine = by_function[self.accelerator.process_index * rows :][:rows]
+        rewards = (mine * self.reward_weights.to(mine)).nansum(1)
+        scored = ~mine.isnan().all(1)
+        if "old" in self.operator.hierarchy.policies and output.get(OLD) is None:  # what sampled are the weights of now
+            output[OLD] = self._log_probs(self.model, output, self.args.per_device_train_batch_size)
+        made = self._window([output], rewards=rewards, scored=scored).made_of_rewards()
+        shown = made if made.ndim == 1 else made.sum(1) / _unmasked(output).sum(1).clamp(min=1)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(by_function), len(logged))):  # TRL's own, of these rows
+            logged.pop()
+        logged.extend(self.accelerator.gather(shown).tolist())
+        return made
 
     def _labels(self, row: Mapping[str, Any], group: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -210,7 +258,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         given = [self._buffered_inputs[i] for i in laid]
         fresh = all(row.steps == self._fibration_steps for piece in given for row in piece[ROWS])
         self._fibration_steps += 1
-        kept = given[0].get("old_per_token_logps") is not None
+        kept = given[0].get(OLD) is not None
         if not fresh and not kept:
             raise refusals.no_old_log_probs()
         passes: dict[int, Tensor] = {}
@@ -224,14 +272,21 @@ class FibrationGRPOTrainer(GRPOTrainer):
         scale = slices / length if self.window_kind == "generation" else 1.0
         return Step(window, coef, first, places, scale, len(passes))
 
-    def _window(self, given: list[dict[str, Any]], computed: Tensor | None = None) -> Window:
-        """`computed`: log-probs of now, which are the old ones where TRL kept none."""
+    def _window(
+        self,
+        given: list[dict[str, Any]],
+        computed: Tensor | None = None,
+        rewards: Tensor | None = None,
+        scored: Tensor | None = None,
+    ) -> Window:
+        """`computed`: log-probs of now, which are the old ones where TRL kept none. `rewards`: in the place of
+        advantages, of those rows that are `scored`."""
 
         def joined(name: str) -> Any:
             return torch.cat([piece[name] for piece in given]) if given[0].get(name) is not None else None
 
         rows = [row for piece in given for row in piece[ROWS]]
-        old, sampled = (joined(name) for name in ("old_per_token_logps", SAMPLED))
+        old, sampled = (joined(name) for name in (OLD, SAMPLED))
         old = computed if old is None else old
         policies = {}
         if ROLLOUT in self.operator.hierarchy.policies:
@@ -239,13 +294,17 @@ class FibrationGRPOTrainer(GRPOTrainer):
                 raise refusals.no_sampling_log_probs(self.operator.hierarchy)
             # Of a token whose log-prob vLLM does not know, TRL corrects nothing.
             policies[ROLLOUT] = sampled if old is None else torch.where(sampled.isnan(), old, sampled)
+        if REFERENCE in self.operator.hierarchy.policies:
+            policies[REFERENCE] = joined(REFERRED)
+        mask = torch.cat([_unmasked(piece) for piece in given])
         return Window(
             self.operator,
-            torch.cat([_unmasked(piece) for piece in given]),
+            mask if scored is None else mask * scored[:, None],
             old,
-            joined("advantages"),
+            joined("advantages") if rewards is None else None,
             {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns},
-            weights=joined("importance_sampling_ratio"),
+            rewards=rewards,
+            weights=joined("importance_sampling_ratio") if rewards is None else None,
             policies=policies,
             group=self._group,
             parameters=self.hierarchy_parameters,
@@ -254,8 +313,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------ both passes
 
     @torch.no_grad()
-    def _log_probs(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """As TRL's own loss computes them, of the same tokens in the same padding."""
+    def _log_probs(self, model: Any, inputs: Mapping[str, Any], at_once: int | None = None) -> Tensor:
+        """As TRL's own loss computes them, of the same tokens in the same padding; all rows, or so many, at once."""
         ids, mask = (
             torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
         )
@@ -264,6 +323,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
             ids,
             mask,
             inputs["completion_ids"].size(1),
+            batch_size=at_once,
             compute_entropy=True,
             **{name: value for name, value in inputs.items() if name in FORWARD},
         )[0]
@@ -277,7 +337,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
-            asks = self.operator.hierarchy.policies and inputs.get("old_per_token_logps") is None
+            asks = self.operator.hierarchy.policies and inputs.get(OLD) is None
             window = self._window([inputs], self._log_probs(model, inputs) if asks else None)
             if window.parameters and window.index is not None:
                 window.parameters = at_ratio_one(window.parameters, window.index)
@@ -300,7 +360,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         divisor = inputs["num_items_in_batch"].clamp(min=1.0)  # of the sum over tokens and ranks, as 'dapo' has it
         if training:
             divisor = divisor * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        given = {name: value for name, value in inputs.items() if name not in (ROWS, "old_per_token_logps")}
+        given = {name: value for name, value in inputs.items() if name not in (ROWS, OLD)}
         given["advantages"] = coefficients * divisor
         if training and self._fibration_scale.windows:
             scaler = self.accelerator.scaler  # of gradients in float16
@@ -308,11 +368,14 @@ class FibrationGRPOTrainer(GRPOTrainer):
             given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(inputs))
         if "importance_sampling_ratio" in given:  # part of the advantages already
             given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
-        self._fibration_heard = []
+        self._fibration_heard, beta = [], self.beta
         try:
+            if REFERENCE in self.operator.hierarchy.policies:
+                self.beta = 0.0
             loss: Tensor = super()._compute_loss(model, given)
         finally:
             heard, self._fibration_heard = self._fibration_heard, None
+            self.beta = beta
         rest = coefficients.sum() * ranks - objective  # at a ratio of 1 the loss is minus the sum of coefficients
         metrics = self._metrics["train" if training else "eval"]
         if self._entropy_bonus_enabled:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SOFT, THREE = (f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("soft", "of_three"))
+SOFT, THREE, REWARDS, SHAPED = (
+    f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("soft", "of_three", "of_rewards", "shaped")
+)
 # With these, elements of every level pass, are rolled back and zeroed (domains from 5 budgets on, others from 2), on both channels: after
 # an update on the same rows, and after one on other rows, which moves these less.
 FAR = {
@@ -50,6 +52,7 @@ class Case:
     stream: bool = False  # data that are known by and by
     broken: bool = False  # off within the first micro-batch, and trained again
     again: int = 0  # trained on to so many steps, by the same trainer
+    unscored: bool = False  # some completions have no reward
     every_regime: bool = True
     ranks: tuple[int, ...] = (1, 2)
 
@@ -125,6 +128,19 @@ CASES = {
     ),
     "window of a generation that goes around": Case(
         accumulation=4, iterations=4, trainer={"window": "generation"}, fresh=(T, F, F, T)
+    ),
+    "rewards and a reference model": Case(hierarchy=REWARDS, fresh=(T, F, T, F)),
+    "rewards, of parts of groups, not of every row": Case(
+        hierarchy=REWARDS,
+        slices=6,
+        iterations=1,
+        budgets=NEAR,
+        unscored=True,
+        config={"eval_strategy": "steps", "eval_steps": 1},
+        fresh=(T, F, T, F),
+    ),
+    "a reference model in the reward, in fresh windows": Case(
+        hierarchy=SHAPED, iterations=1, steps=2, fresh=(T, T), every_regime=False
     ),
     "all metrics": Case(trainer={"metrics": "all"}, fresh=(T, F, T, F)),
     "a stream": Case(stream=True, fresh=(T, F, T, F)),

@@ -175,6 +175,26 @@ def apart() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def theirs() -> Iterator[None]:
+    """TRL's advantages stay where the hierarchy makes its own."""
+    with patch.object(trainer.FibrationGRPOTrainer, "_advantages", lambda self, output: output["advantages"]):
+        yield
+
+
+@contextmanager
+def twice_near() -> Iterator[None]:
+    """TRL adds its divergence from the reference model too."""
+    loss = trainer.FibrationGRPOTrainer._loss
+
+    def kept(self: Any, *given: Any) -> Any:
+        type(self).beta = property(lambda self: 1.0, lambda self, value: None)
+        return loss(self, *given)
+
+    with patch.object(trainer.FibrationGRPOTrainer, "_loss", kept):
+        yield
+
+
 @dataclass(frozen=True)
 class Plant:
     """A mistake, and the training that it goes into."""
@@ -184,7 +204,7 @@ class Plant:
     ranks: tuple[int, ...] = (1, 2)
 
 
-OFF = CASES["two iterations"]
+OFF, REWARDED = CASES["two iterations"], CASES["rewards and a reference model"]
 PLANTS = {
     "aggregates per micro-batch": Plant(OFF, lambda: window(Pieces)),
     "aggregates per rank": Plant(OFF, lambda: window(Ranks), (2,)),
@@ -193,6 +213,8 @@ PLANTS = {
     "advantages overwritten": Plant(OFF, overwritten),
     "coefficients of an earlier iteration": Plant(OFF, lambda: window(stale())),
     "groups of a rank": Plant(OFF, lambda: window(GroupsOfRanks), (2,)),
+    "advantages of TRL's": Plant(REWARDED, theirs),
+    "two divergences": Plant(REWARDED, twice_near),
     "a loss that is scaled otherwise": Plant(OFF, scaled),
     "advantages that are not used": Plant(OFF, unused),
     "a column that one rank lacks": Plant(OFF, unlabelled),

@@ -88,8 +88,22 @@ REFUSED = {
         trainer={"hierarchy": f"{HERE}:of_three"},
     ),
     "a policy that it has not": Refused(
-        ("log_prob(reference)", "'reference'", "rollout"),
-        trainer={"hierarchy": f"{HERE.parents[2] / 'three_policies.py'}:of_reference"},
+        ("log_prob(teacher)", "'teacher'", "rollout", "reference"),
+        trainer={"hierarchy": f"{HERE.parents[2] / 'three_policies.py'}:of_teacher"},
+    ),
+    "a divergence of its own beside the hierarchy's": Refused(
+        ("log_prob(reference)", "beta=0.1", "twice", "leave beta out"),
+        {"beta": 0.1, "use_bias_correction_kl": False},
+        trainer={"hierarchy": f"{HERE}:of_rewards"},
+    ),
+    "advantages that it would scale": Refused(
+        ("scale_rewards='none' has no effect", "'of_rewards'", "replace(advantages=None)"),
+        {"scale_rewards": "none"},
+        trainer={"hierarchy": f"{HERE}:of_rewards"},
+    ),
+    "rewards of tokens": Refused(
+        ("'to_go' adds up the rewards of tokens", "one reward per completion", "replace(advantages=None)"),
+        trainer={"hierarchy": f"{HERE}:to_go"},
     ),
     "labels for completions": Refused(
         ("trajectory", "line"), trainer={"labels": {"domain": "domain", "trajectory": "line"}}

@@ -7,12 +7,18 @@ from fibration import (
     Fibration,
     Hierarchy,
     Parameter,
+    after,
     aggregate_gate,
+    centred,
     clip_gate,
     count,
+    log_prob,
+    policies,
     proportional,
+    reward,
     signed_log_ratio,
     strata,
+    total,
     trajectory_mean,
     uniform,
 )
@@ -56,3 +62,15 @@ soft = Hierarchy(
     gives_up=PULLED_BACK,
 )
 of_three = weighed(soft, "of_three")
+
+current, old, reference = policies("current old reference")
+beta = Parameter("beta", default=0.3)
+apart = log_prob(current) - log_prob(reference)
+of_rewards = soft.replace(
+    name="of_rewards",
+    advantages=centred(reward, over=prompt_group, leave_one_out=True),
+    penalties={"kl": beta * apart * apart / 2},
+)
+drifted = total(log_prob(old) - log_prob(reference), over=trajectory)
+shaped = soft.replace(name="shaped", advantages=centred(reward - beta * drifted, over=prompt_group, leave_one_out=True))
+to_go = soft.replace(name="to_go", advantages=reward + after(reward, over=trajectory))

@@ -171,6 +171,8 @@ PLANTED = {
     "coefficients of an earlier iteration": (False, True, False, True),
     "aggregates per rank": (False, True, False, True),
     "groups of a rank": (False, True, False, True),
+    "advantages of TRL's": (True, True, True, True),
+    "two divergences": (False, True, True, True),
 }
 OF_RANKS = ("aggregates per rank", "groups of a rank")
 PLANTS = [(ranks, name) for ranks in RANKS for name in PLANTED if ranks > 1 or name not in OF_RANKS]

@@ -60,6 +60,13 @@ def reward(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_:
     return [sum(n % 2 == 0 for n in ids) / len(ids) + 0.05 * len(ids) for ids in completion_ids]
 
 
+def sometimes(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float | None]:
+    """None for the first completion of every prompt that comes after another."""
+    firsts = [text != prompts[n - 1] for n, text in enumerate(prompts)]
+    values = zip(firsts, reward(prompts, completion_ids), strict=True)
+    return [None if n and first else value for n, (first, value) in enumerate(values)]
+
+
 class Rollouts:
     """Completions drawn at random, of 1 to 8 tokens, some of which do not end; and what an engine says of them.
 
@@ -78,7 +85,7 @@ class Rollouts:
             "prompt_ids": [self.words(text)["input_ids"] for text in prompts],
             "completion_ids": [self.completion() for _ in prompts],
         }
-        rows = [Row(0, 0, (0, 0), 0, *ids, [], 0.0, None, None) for ids in zip(*said.values(), strict=True)]
+        rows = [Row(0, 0, (0, 0), 0, *ids, [], 0.0, None, None, None) for ids in zip(*said.values(), strict=True)]
         with torch.no_grad():
             likely, _ = scores(trainer.policy, rows, trainer.temperature)
         said["logprobs"] = [[float(v) + self.draw.gauss(0, 0.3) for v in values] for values in likely]
@@ -121,6 +128,7 @@ class Row:
     advantage: float
     old: list[float] | None
     weights: list[float] | None
+    reward: float | None  # as TRL keeps it, in float32
     rollout: list[float] | None = None  # NaN where the engine knows none
 
 
@@ -142,9 +150,10 @@ def rows_of(given: dict[str, Any], part: int, number: int = 0) -> list[Row]:
             prompt=given["prompt_ids"][n][prompts[n]].tolist(),
             completion=ids[n][there[n]].tolist(),
             mask=unmasked[n][there[n]].tolist(),
-            advantage=float(given["advantages"][n]),
+            advantage=float(given["compared" if "compared" in given else "advantages"][n]),
             old=tokens("old_per_token_logps", n),
             weights=tokens("importance_sampling_ratio", n),
+            reward=None if (value := given["reward"][n]).isnan() else float(value),
             rollout=tokens("sampling_per_token_logps", n),
         )
         for n, line in enumerate(given["line"].tolist())
@@ -167,6 +176,34 @@ def scores(policy: nn.Module, rows: Sequence[Row], temperature: float) -> tuple[
     return said, entropies
 
 
+def of_reference(first: nn.Module, rows: Sequence[Row], temperature: float) -> Tensor:
+    with torch.no_grad():
+        said, _ = scores(first, rows, temperature)
+    return torch.cat([v[torch.tensor(row.mask)] for v, row in zip(said, rows, strict=True)])
+
+
+def compared(op: Any, rows: Sequence[Row], policy: nn.Module, first: nn.Module, temperature: float) -> dict[Any, float]:
+    """Advantages of all rows that were sampled together, by their texts; 0 of those without a reward or a token.
+
+    `policy`: what sampled them.
+    """
+    used = [row for row in rows if any(row.mask) and row.reward is not None]
+    with torch.no_grad():
+        old, _ = scores(policy, used, temperature)
+    cut = torch.tensor([0, *(sum(row.mask) for row in used)]).cumsum(0)
+    labels = {"prompt_group": [row.line for row in used], "domain": [DOMAINS[row.line % 4] for row in used]}
+    index = op.index(offsets=cut, **labels)
+    policies = {"reference": of_reference(first, used, temperature)}
+    if "old" in op.hierarchy.policies:
+        policies["old"] = torch.cat([v[torch.tensor(row.mask)] for v, row in zip(old, used, strict=True)])
+    made = op.advantages(torch.tensor([row.reward for row in used]), index, policies=policies)
+    return {text(row): float(a) for row, a in zip(used, made, strict=True)}
+
+
+def text(row: Row) -> tuple[int, tuple[int, ...]]:
+    return row.line, tuple(row.completion)
+
+
 @dataclass
 class Expected:
     """What `op.loss` says of one window, with the policy as it is."""
@@ -187,12 +224,14 @@ def expected(
     scale: float = 1.0,
     reference: tuple[nn.Module, float] | None = None,
     bonus: float = 0.0,
+    first: nn.Module | None = None,
 ) -> Expected:
     """In one backward pass over the rows of all ranks.
 
     `parts`: the slices that are trained on, where the window has others too, and `scale`: of their part of the objective.
     Where it is None, `reference`: a model, and the factor of the divergence from it that is added, summed over tokens;
-    and `bonus`: the factor of a micro-batch's mean entropy, averaged over these.
+    and `bonus`: the factor of a micro-batch's mean entropy, averaged over these. `first`: what hierarchies read as the
+    reference.
     """
     rows = [row for row in rows if any(row.mask)]
     if not rows:
@@ -210,9 +249,12 @@ def expected(
     old = new.detach() if fresh else joined(lambda row: row.old)
     advantages = joined(lambda row: [row.advantage * w for w in row.weights or [1.0] * len(row.mask)])
     labels = {"prompt_group": [row.line for row in rows], "domain": [DOMAINS[row.line % 4] for row in rows]}
-    strata = {stratum.name for stratum in op.hierarchy.strata}
+    strata = {stratum.name for stratum in op.hierarchy.order}
     index = op.index(offsets=cut, **{k: v for k, v in labels.items() if k in strata})
     policies = {}
+    if "reference" in op.hierarchy.policies:
+        assert first is not None
+        policies["reference"] = of_reference(first, rows, temperature)
     if "rollout" in op.hierarchy.policies:
         sampled = joined(lambda row: row.rollout)
         policies["rollout"] = sampled.where(~sampled.isnan(), old)
@@ -298,10 +340,27 @@ def watched(trainer: type) -> type:
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             counting, self.counting = self.counting, False
             found = super()._generate_and_score_completions(inputs)
-            self.counting = counting
             self.generations += 1
             found["line"] = torch.tensor([x.get("line", self.line[x["prompt"]]) for x in inputs])
+            ids = [row[row != 0].tolist() for row in found["completion_ids"]]
+            said = self.reward_funcs[0](prompts=[x["prompt"] for x in inputs], completion_ids=ids)
+            found["reward"] = torch.tensor([float("nan") if value is None else value for value in said])
+            if self.op.hierarchy.advantages is not None:
+                self.compare(found)
+            self.counting = counting
             return found
+
+        @property
+        def start(self) -> Any:
+            """The model as it was before the first step."""
+            return model(self.policy.dtype)
+
+        def compare(self, found: dict[str, Any]) -> None:
+            """Advantages as they should be, beside those that the trainer made."""
+            rows = [row for theirs in everyone(rows_of(found, 0)) for row in theirs]
+            made = compared(self.op, rows, self.policy, self.start, self.temperature)
+            mine = [made.get(text(row), 0.0) if row.reward is not None else 0.0 for row in rows_of(found, 0)]
+            found["compared"] = torch.tensor(mine, dtype=torch.float64)
 
         def _prepare_inputs(self, batch: Any) -> Any:
             before = self.generations
@@ -329,7 +388,7 @@ def watched(trainer: type) -> type:
             for row in rows:
                 row.old = None
             with torch.enable_grad():
-                wanted = expected(self.op, self.policy, rows, None, self.budgets, self.temperature)
+                wanted = expected(self.op, self.policy, rows, None, self.budgets, self.temperature, first=self.start)
             self.evaluations.append((sum(everyone(float(found[0]))) / len(everyone(0)), wanted.value))
             return found
 
@@ -345,10 +404,10 @@ def watched(trainer: type) -> type:
             tokens = sum(everyone(sum(sum(r.mask) for p in self.generation for r in rows_of(p, 0))))
             length, slices = len(self.window), len(self.generation)
             reference = None
-            if self.beta:
+            if self.args.beta:
                 other = copy.deepcopy(self.ref_model)
                 other.load_state_dict(self.first)
-                reference = other, self.beta * slices / (tokens * length)
+                reference = other, self.args.beta * slices / (tokens * length)
             wanted = expected(
                 self.op,
                 self.policy,
@@ -359,6 +418,7 @@ def watched(trainer: type) -> type:
                 slices / length,
                 reference,
                 self.entropy_coef,
+                self.start,
             )
             logged = {k: sum(v) / len(v) for k, v in self._metrics["train"].items() if v}
             ours = {k.removeprefix("fibration/"): v for k, v in logged.items() if k.startswith("fibration/")}

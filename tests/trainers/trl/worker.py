@@ -27,7 +27,7 @@ from cases import CASES, FAR, PER_DEVICE, SOFT, Case
 from planted import PLANTS
 from refused import ALLOWED, REFUSED
 from trl import GRPOConfig, GRPOTrainer
-from watched import Rollouts, dataset, everyone, model, rank, reward, saved, tokenizer, watched
+from watched import Rollouts, dataset, everyone, model, rank, reward, saved, sometimes, tokenizer, watched
 
 from fibration.trainers.labels import as_operator
 from fibration.trainers.trl import FibrationGRPOTrainer
@@ -81,7 +81,8 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
     dtype = torch.float64 if case.exact else torch.float32
     words = tokenizer()
     policy = model(dtype)
-    if case.config.get("beta"):
+    op = as_operator(case.hierarchy)
+    if case.config.get("beta") or "reference" in op.hierarchy.policies:
         policy.config._name_or_path = str(saved(folder.parent / "saved"))
     ours = {"hierarchy": case.hierarchy, "labels": {"domain": "domain"}, "parameters": case.budgets, **case.trainer}
     if case.hierarchy == "dapo":
@@ -90,13 +91,13 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
     data = dataset(case.prompts(RANKS) * (2 if case.steps else 1), twice=case.twice)
     trainer = watched(base)(
         policy,
-        reward,
+        sometimes if case.unscored else reward,
         args,
         train_dataset=data.to_iterable_dataset() if case.stream else data,
         eval_dataset=elsewhere(8) if args.eval_strategy != "no" else None,
         processing_class=words,
         rollout_func=None if case.sampled else Rollouts(words, case.holes, case.endless, case.unknown),
-        op=as_operator(case.hierarchy),
+        op=op,
         budgets=case.budgets,
         of_generations=case.trainer.get("window") == "generation",
         **(ours if issubclass(base, FibrationGRPOTrainer) else {}),

@@ -184,8 +184,8 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         ("log_prob(rollout)", "'rollout_is_weights'", "twice", "rollout_correction.rollout_is=null"),
     ),
     "a policy that it has not": (
-        configured(hierarchy=rollouts.THREE.replace("of_three", "of_reference")),
-        ("log_prob(reference)", "'reference'", "rollout_log_probs"),
+        configured(hierarchy=rollouts.THREE.replace("of_three", "of_teacher")),
+        ("log_prob(teacher)", "'teacher'", "rollout_log_probs"),
     ),
     "no old log-probs": (lambda data: trained(data, {}, old_log_probs=None), ("no field 'old_log_probs'",)),
     "several rows of a session": (
