@@ -10,10 +10,10 @@ where someone asks for them, unless labels were given per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,28 +26,13 @@ from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes, Layout, Members, Ordering
 from fibration.runtime.index import sequence
+from fibration.runtime.index.derived import Edge, Parents, Summed, once
 from fibration.runtime.index.spans import Runs, Spans, lay_out, place_of
 from fibration.runtime.ranks.collect import Ranks
 from fibration.runtime.ranks.group import Ranked
 from fibration.runtime.sums import Sums, Vector
 
-Edge = tuple[str, str]  # names of the strata that a fibration leads from and to
-P = ParamSpec("P")
 T = TypeVar("T")
-AnIndex = TypeVar("AnIndex", bound="Index")
-
-
-def once(method: Callable[Concatenate[AnIndex, P], T]) -> Callable[Concatenate[AnIndex, P], T]:
-    """What a method of an index answers is worked out once per arguments, and lives as long as the index."""
-
-    @wraps(method)
-    def answer(self: AnIndex, *arguments: P.args, **named: P.kwargs) -> T:
-        key = (method.__name__, arguments, *named.items())
-        if key not in self._cache:
-            self._cache[key] = method(self, *arguments, **named)
-        return self._cache[key]  # type: ignore[no-any-return]
-
-    return answer
 
 
 class Fit(Protocol):
@@ -106,7 +91,7 @@ class Index:
     @property
     def parents(self) -> Mapping[Edge, Tensor]:
         """Per fibration, the target under every element of its source: int64 [source]."""
-        return _Parents(self)
+        return Parents(self)
 
     def tokens_of(self, leaf: str) -> Tensor | None:
         """Which of the unmasked tokens are elements of `leaf`, ascending: int64 [elements]; None if there is one leaf.
@@ -417,41 +402,3 @@ class Index:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{n} {s}" for s, n in self.size.items() if s != BATCH)
         return f"Index({self.hierarchy.name!r}: {sizes}; {self.device})"
-
-
-@dataclass(frozen=True)
-class Summed:
-    """A number per element of one stratum, which is added up once over each coarser one."""
-
-    index: Index
-    source: str
-    values: Vector
-    known: dict[str, Sums] = field(default_factory=dict)
-
-    def over(self, stratum: str) -> Sums:
-        if stratum not in self.known:
-            between, size = self.index.between(self.source, stratum), self.index.size[stratum]
-            parent = self.index.parent(between or self.source, stratum).cpu().numpy()
-            if between is None:
-                self.known[stratum] = self.index.added(self.source, parent, self.values, size)
-            else:  # far fewer of them, and exact
-                self.known[stratum] = self.over(between).over(parent, size)
-        return self.known[stratum]
-
-
-class _Parents(Mapping[Edge, Tensor]):
-    """The fibrations of an index, for every element of their sources, those of tokens too."""
-
-    def __init__(self, index: Index) -> None:
-        self.index = index
-
-    def __getitem__(self, edge: Edge) -> Tensor:
-        if edge not in self.index.edges:
-            raise KeyError(edge)
-        return self.index.parent(*edge)
-
-    def __iter__(self) -> Iterator[Edge]:
-        return iter(self.index.edges)
-
-    def __len__(self) -> int:
-        return len(self.index.edges)

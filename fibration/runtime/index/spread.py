@@ -22,7 +22,8 @@ from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.build import Builder, finished
-from fibration.runtime.index.index import Edge, Index, Summed, once
+from fibration.runtime.index.derived import Edge, Summed, once
+from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.index.positions import KEYWORD as POSITIONS
 from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
