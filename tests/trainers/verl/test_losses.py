@@ -1,5 +1,7 @@
 """Shipped losses beside verl's own functions of the same names, in float64: value and gradient, off policy."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from oracles.beside_published import compiled, difference, parameters, rows
@@ -144,3 +146,14 @@ def test_verls_bypass_mode_is_aipo():
     correction = dict(loss_type="reinforce", rollout_is="token", rollout_is_threshold=given["ceiling"])
     config = config_of({}, given, policy_loss=PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction))
     same("aipo", b, given, theirs("bypass_mode", b, config, "token-mean", old=b.rollout))
+
+
+def test_verls_bypass_mode_clips_without_weights():
+    """Its other loss: PPO with dual clip, near the engine."""
+    b = rows("ppo", 0)
+    b = replace(b, old=b.rollout)
+    given = parameters("ppo", b)
+    correction = dict(loss_type="ppo_clip", rollout_is="token", rollout_is_threshold=1.1)
+    chosen = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction)
+    config = config_of(dict(CLIP, clip_ratio_c="ceiling"), given, policy_loss=chosen)
+    same("ppo", b, given, theirs("bypass_mode", b, config, "token-mean"))
