@@ -238,6 +238,10 @@ WORDS = (
         "return super().order(atom) or next(filter(None, read), None)", "return super().order(atom)",
     ),
     slip(
+        "means of elements that there may be none of are proved", "laws/test_objective",
+        "return atom / number * number", "return atom",
+    ),
+    slip(
         "the printed loss is without its penalties", "printing/test_show",
         """yield f"J = Σ_i μ_i·{product}" + "".join(f" - {_penalised(k, p)}" for k, p in h.penalties.items())""",
         'yield f"J = Σ_i μ_i·{product}"',

@@ -8,7 +8,23 @@ from hierarchies.quivers import BOTH, batch, image, make, text, token, trajector
 from hierarchies.zoo import T
 from oracles import verdicts
 
-from fibration import Hierarchy, Objective, count, identity_gate, log_ratio, token_mean, trajectory_mean, where
+from fibration import (
+    Hierarchy,
+    Objective,
+    Penalty,
+    count,
+    identity_gate,
+    largest,
+    log_prob,
+    log_ratio,
+    mean,
+    policies,
+    reward,
+    token_mean,
+    total,
+    trajectory_mean,
+    where,
+)
 from fibration.language.assumptions import populated
 from fibration.language.places import whole_batch
 from fibration.laws import LAWS
@@ -91,3 +107,32 @@ def test_what_cannot_be_said_is_refused():
 @verdicts.wrong_specs("objective")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
+
+
+def test_of_a_branch_that_may_be_empty_there_is_no_mean():
+    """But a total, and a mean where something asks for the count first."""
+    x, number = log_prob(policies("current")[0]), count(image, over=trajectory)
+    size = mean(x * x, over=trajectory, of=image)
+
+    def found(**changes):
+        h = make((text, trajectory, BOTH), (image, trajectory, BOTH), objective=token_mean()).replace(**changes)
+        return list(LAWS["objective"].decide(Subject(h, [])))[-1]
+
+    for wrong, read in (
+        (dict(objective=token_mean().weigh(size)), "weight"),
+        (dict(objective=token_mean().weigh(1 + mean(size, over=batch))), "weight"),
+        (dict(advantages=reward - mean(reward, over=trajectory, of=image)), "advantage"),
+        (dict(penalties={"far": Penalty(largest(x * x, of=image) * mean(x), over=trajectory)}), "penalty"),
+    ):
+        verdict = found(**wrong)
+        assert verdict.status == "refuted"
+        assert verdict.remedy.startswith("count(image_token, over=trajectory) is 0 where that branch is empty")
+        assert f"0 image_tokens, the {read} of the token has no value" in str(verdict.counterexample)
+        assert found(**wrong, assume=[populated(image, over=trajectory)]).status == "proved"
+    for right in (
+        total(x * x, over=trajectory, of=image),
+        where(number > 0, size, 1),
+        mean(x * x, over=trajectory),
+        mean(mean(x * x), over=batch, of=trajectory),
+    ):
+        assert found(objective=token_mean().weigh(right)).status == "proved"

@@ -93,8 +93,8 @@ class Tokens:
             numbers = [self._number(*p, *place) for p in inside]
             if left is not None and (more := self.concrete.stands_for(statistic.of, left) - 1):  # type: ignore[arg-type]
                 inside, numbers = [*inside, (statistic.of, left)], [*numbers, more]  # type: ignore[list-item]
-            if not inside:
-                raise NoValue(f"{statistic} of one alone")
+            if not inside and statistic.kind not in ("total", "some"):
+                raise NoValue(f"{statistic} of none")
             level = Fraction(1)  # what is largest stands last
             if statistic.level is not None:
                 level = evaluate(statistic.level, self.concrete.parameters)
@@ -142,7 +142,8 @@ class Tokens:
         inside = [self.places[k] for k in self.over(stratum, element)]
         if of is None:
             return inside
-        return list(dict.fromkeys((of, self.concrete.below(*p, of)) for p in inside))
+        lies = self.concrete.shape.leaves_over(of)
+        return list(dict.fromkeys((of, self.concrete.below(*p, of)) for p in inside if p[0] in lies))
 
     def over(self, stratum: Stratum, element: int) -> list[int]:
         """Which tokens lie over an element."""
