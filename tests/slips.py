@@ -928,6 +928,10 @@ COMPILER = (
         "if node in self.within and not all(v in known for v in node.operands[:-1])", "if False",
     ),
     slip(
+        "a token is among those that come after it", "test_order",
+        'places = "i" if node.forward else "(tokens - 1 - i)"', 'places = "i" if node.forward else "(tokens - i)"',
+    ),
+    slip(
         "what a prefix is compared with is rounded", "test_order",
         "isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}", "False}",
     ),

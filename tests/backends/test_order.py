@@ -15,7 +15,7 @@ from hierarchies.in_order import with_order
 from hierarchies.random_quivers import batch_for
 from hierarchies.token_words import with_policies
 from numpy.typing import NDArray
-from oracles.backends_here import BACKENDS_HERE, Backend, Case, case, holds_training
+from oracles.backends_here import BACKENDS_HERE, Backend, Case, case, holds_gate, holds_training
 from oracles.order import before as summed
 from oracles.order import rounded, sums
 from support import Batch as Tokens
@@ -203,6 +203,10 @@ class Rows:
     turn: Vector
     a: Vector
 
+    @property
+    def one(self) -> Vector:
+        return np.ones(len(self.x))
+
     def sum(self, values: Vector, discount: float = 1.0, forward: bool = True) -> Vector:
         return summed(values, self.row, discount, forward)
 
@@ -234,8 +238,11 @@ MU = trajectory_mean()
 LOSSES: dict[str, tuple[Hierarchy, Callable[[Rows], Vector]]] = {
     "prefix weight": (loss(MU.weigh(exp(minimum(PREFIX, 0)))), lambda b: np.exp(b.x) * np.exp(np.minimum(b.sum(b.held), 0))),
     "weight of what follows, and of places": (
-        loss(MU.weigh(exp(after(x / 4, over=trajectory, discount=gamma * lam)) / (1 + position(over=trajectory)))),
-        lambda b: np.exp(b.x + b.sum(b.held / 4, 0.375, False)) / (1 + b.sum(np.ones(len(b.x)))),
+        loss(
+            MU.weigh(exp(after(x / 4, over=trajectory, discount=gamma * lam) - after(1, over=trajectory) / 9))
+            .weigh(1 / (1 + position(over=trajectory)))
+        ),
+        lambda b: np.exp(b.x + b.sum(b.held / 4, 0.375, False) - b.sum(b.one, 1, False) / 9) / (1 + b.sum(b.one)),
     ),
     "kept by its prefix": (
         loss(MU.keep(before(x, over=trajectory, discount=gamma) > -0.3)),
@@ -335,15 +342,24 @@ def test_what_a_prefix_is_compared_with_is_not_rounded(backend: Backend):
     np.testing.assert_allclose(layout.read(result.values), np.exp(x32) / 3, rtol=1e-6)
 
 
+def test_a_sweep_reads_what_it_has_summed_and_counts_places_itself():
+    (sweep,) = pipeline.plan(LOSSES["prefix weight"][0], "objective").sweeps
+    assert [[s.forward for s in p.scans] for p in sweep.passes] == [[True], []]
+    counted = pipeline.plan(loss(MU.weigh(1 / (1 + position(over=trajectory)))), "objective")
+    assert [p.aside for s in counted.sweeps for p in s.passes] == [()]
+    turned = pipeline.plan(LOSSES["discounted ratio of what follows"][0], "objective")
+    assert "sum what comes after of token along trajectory" in str(turned)
+
+
 # ---------------------------------------------------------------- drawn
 
 
 @functools.cache
-def drawn(seed: int, dtype, small: bool) -> Case:
+def drawn(seed: int, dtype, small: bool, direct: bool = False) -> Case:
     """Even seeds are chains, odd ones trees and quivers."""
     kind, number = (random_quivers, seed // 2 % random_quivers.COUNT) if seed % 2 else (chains, seed // 2)
     h = kind.quiver(number) if seed % 2 else kind.candidate(number)
-    return case(with_order(h, seed), with_policies(kind.batch_for(h, seed, small=small), seed), dtype, seed)
+    return case(with_order(h, seed), with_policies(kind.batch_for(h, seed, small=small), seed), dtype, seed, direct)
 
 
 SEEDS = {"torch": (0, 3), "c": (1, 7, 42), "triton": (2,)}
@@ -356,3 +372,5 @@ SEEDS = {"torch": (0, 3), "c": (1, 7, 42), "triton": (2,)}
 def test_random_sums_match_the_interpreter(seed, backend):
     c = drawn(seed, (F64, F32, torch.bfloat16)[seed % 3], backend.slow)
     holds_training(backend, c, "padded" if seed % 4 < 2 else "packed", metrics=False)
+    if ALL and not backend.slow:
+        holds_gate(backend, drawn(seed, F64, False, True), "packed")
