@@ -36,6 +36,7 @@ from fibration import (
     strata,
     token_log_ratio,
     token_mean,
+    total,
     trajectory_mean,
     where,
 )
@@ -99,6 +100,7 @@ RIGHT: dict[str, Term] = {
         d**2 / 2 * exp(before(log_prob(old) - log_prob(reference), over=trajectory)), lambda t: (t.l - t.q) ** 2 / 2
     ),
     "drift from a frozen one": Term((log_prob(old) - log_prob(reference)) * x, lambda t: (t.o - t.q) * (t.l - t.o)),
+    "right where x is 0": Term(r * stop(d) + x**3, lambda t: math.exp(t.l - t.o) * (t.l_ - t.q) + (t.l - t.o) ** 3),
     "k2 to old": Term(beta * x**2 / 2, lambda t: 0.1 * (t.l - t.o) ** 2 / 2, target="old", kappa=0.1),
     "k3 to old": Term(exp(-x) - 1 + x, lambda t: math.exp(t.o - t.l) - 1 + t.l - t.o, target="old"),
     "ratio times k1 to old": Term(r * x, lambda t: math.exp(t.l - t.o) * (t.l - t.o), target="old", exact=True),
@@ -138,6 +140,7 @@ WRONG: dict[str, Term] = {
 }  # fmt: skip
 
 UNDECIDED = {
+    "by a later entropy": d**2 / 2 * total(entropy, over=trajectory),
     "a mean of k2": mean(d**2 / 2, over=trajectory),
     "k1 beside the largest": d * largest(d, over=trajectory) * position(over=trajectory),
 }

@@ -17,7 +17,7 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Count, Stratum, Total, advantage, at, token_log_ratio
+from fibration.language.atoms import Attribute, Count, Stratum, Total, advantage, at, token_log_ratio
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ZERO, stop, where
@@ -230,8 +230,11 @@ def _is_sampled(atom: Expression | None) -> bool:
     """Whether an atom changes with the token that is sampled: how long its row becomes is like `μ`, not asked."""
     if isinstance(atom, Ordered):
         return not atom.is_forward
-    if isinstance(atom, Aggregate):
-        return any(_is_sampled(a) for e in within(atom.formula) for a in atoms(e))
+    if isinstance(atom, Aggregate):  # later tokens' attributes are of what was sampled
+        inside = {a for e in within(atom.formula) for a in atoms(e)}
+        return any(isinstance(a, Attribute) or _is_sampled(a) for a in inside)
+    if isinstance(atom, Total):
+        return atom.over not in (None, atom.of)
     return atom is None or isinstance(atom, LogProb) or atom == token_log_ratio
 
 

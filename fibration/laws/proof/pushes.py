@@ -17,6 +17,7 @@ from fibration.language.atoms import Density, Stratum, advantage, gated
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
 from fibration.language.operators import NOT_NEGATIVE, Signs
+from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.language.traversal import atoms
@@ -87,7 +88,7 @@ def faults(subject: Subject, stratum: Stratum, channel: str, up: int | None) -> 
     gate = intensive(h, stratum, channel)
     base = symbol(pulled_by(subject, stratum))
     reads = {symbol(a) for a in atoms(gate)}
-    knows = base in reads or any(isinstance(a, Aggregate) for a in atoms(gate))
+    knows = base in reads or any(isinstance(a, (Aggregate, Ordered)) for a in atoms(gate))
     if base in reads and up is None:
         return None
     held = {p: assume.with_signs({base: frozenset({p * (up or 1)})}) if base in reads else assume for p in WAYS}

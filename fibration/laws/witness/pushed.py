@@ -31,6 +31,7 @@ from fibration.language.atoms import (
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
@@ -117,7 +118,7 @@ def pushed_further_out(
     """
     h, tried = _by_recursion(h), 0
     gate = in_channel(h.gate(stratum), channel)
-    mixed = any(isinstance(a, Aggregate) for a in atoms(gate))
+    mixed = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(gate))
     for concrete, way in _tried(h):
         spread = _sizes(h, concrete, stratum, channel, way, spans, of)
         others = _others_than_signs(gate, concrete, stratum) if advantage in set(atoms(gate)) else []
@@ -224,7 +225,7 @@ def _sizes(
 
 def _reads_tokens(end: Expression) -> bool:
     """Whether where a span ends is a matter of the advantages, log-probs or densities of a batch."""
-    return any(isinstance(a, (Reading, Density, LogProb, Aggregate)) for a in atoms(end))
+    return any(isinstance(a, (Reading, Density, LogProb, Aggregate, Ordered)) for a in atoms(end))
 
 
 def _within(low: Fraction | None, high: Fraction | None) -> list[Fraction]:
