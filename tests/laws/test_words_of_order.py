@@ -235,3 +235,10 @@ def test_what_needs_the_whole_batch_is_named():
         "over=batch",
     ):
         assert part in said
+
+
+def test_no_counterexample_has_one_alone_where_others_are_read():
+    """Such a batch is refused by an index."""
+    weight = mean(mean(k, over=trajectory), over=group, of=trajectory, others=True)
+    witness = failing(one(mu.weigh(weight), groups=[group]))["objective"].counterexample
+    assert witness.concrete.size[trajectory] > 1 and "has no value" not in str(witness)
