@@ -238,6 +238,10 @@ WORDS = (
         "return super().order(atom) or next(filter(None, read), None)", "return super().order(atom)",
     ),
     slip(
+        "a gate reads the mean of nothing", "laws*locality",
+        "if empty in numbers:", "if empty not in atoms(gate) and empty not in numbers:",
+    ),
+    slip(
         "means of elements that there may be none of are proved", "laws/test_objective",
         "return atom / number * number", "return atom",
     ),

@@ -18,6 +18,7 @@ from fibration.language.atoms import (
     Total,
     advantage,
     channel_sign,
+    in_channel,
     mass,
     residual,
     token_log_ratio,
@@ -30,6 +31,8 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, refuted
+from fibration.laws.proof.claim import Claim, divided, number_of
+from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, plural
 from fibration.laws.witness.shapes import regular_maps
@@ -52,6 +55,7 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
     readers += [(f"gate on {s}", Reader(h, s), h.gate(s)) for s in h.gates]
     for what, reader, expression in readers:
         problem = next(filter(None, (reader.problem(a) for a in atoms(expression))), None)
+        problem = problem or (_of_none(h, reader.stratum) if type(reader) is Reader else None)
         read = ", ".join(str(a) for a in atoms(expression))
         yield _nonlocal(h, what, reader.stratum, problem) if problem else proved(what, f"reads {read or 'nothing'}")
     densities: list[tuple[type[Reader], Expression]] = [(Densities, e) for _, e in h.decomposition.densities]
@@ -64,6 +68,19 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
         if any(isinstance(a, Ordered) for _, e in parts for a in atoms(e)):
             own += ", and what comes before it or after it"
         yield _nonlocal(h, what, *found) if found else proved(what, own)
+
+
+def _of_none(h: Hierarchy, stratum: Stratum) -> Problem | None:
+    """A statistic of elements of a branch that may be empty, where no condition of the gate asks for them first."""
+    gate = h.gate(stratum)
+    numbers = {number: a for a in atoms(gate) if (number := number_of(a)) is not None}
+    known = Assumptions(whole_batch(h), h.assume, stratum)
+    for channel in h.decomposition.channels if numbers else ():
+        for empty in Claim(divided(in_channel(gate, channel)), known).empty_branches():
+            if empty in numbers:
+                remedy = f"ask for it, where({empty} > 0, ...), or assume=[populated({empty.of}, over=...)]"
+                return f"{numbers[empty]}", f"{an(empty.over)} may have no {empty.of}", remedy
+    return None
 
 
 def _nonlocal(h: Hierarchy, what: str, stratum: Stratum, problem: Problem) -> Decision:

@@ -25,9 +25,9 @@ from fibration.language.places import whole_batch
 from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import CURRENT_LOG_PROB, to_sympy
-from fibration.language.traversal import atoms, transform
+from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.proof.claim import Claim
+from fibration.laws.proof.claim import Claim, divided
 from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness import off_policy
@@ -77,8 +77,8 @@ def _of_tokens(
     written = {"advantage": str(h.advantages), "penalty": str(formula)}.get(word, written)
     inside = _inside(formula)
     read_at = h.leaves if place is None else (place,)
-    claims = [Claim(_divided(at(formula, s)), _known(h, s), signs) for s in read_at]
-    claims += [Claim(_divided(at(e, s)), _known(h, s)) for e, of in inside for s in (h.leaves if of is None else (of,))]
+    claims = [Claim(divided(at(formula, s)), _known(h, s), signs) for s in read_at]
+    claims += [Claim(divided(at(e, s)), _known(h, s)) for e, of in inside for s in (h.leaves if of is None else (of,))]
     loose = next((claim for claim in claims if not claim.is_shown), None)
     if loose is None:
         negative = "" if signs == ANY else ", and is nowhere negative"
@@ -90,18 +90,6 @@ def _of_tokens(
     )
     remedy = "divide by what is positive, take logarithms of what is, and maximum(w, 0) of what may be negative"
     return unproved(name, found, loose.remedy(h) or remedy, witness)
-
-
-def _divided(formula: Expression) -> Expression:
-    """With every statistic of elements divided by their number, and times it: of none there is no mean."""
-
-    def divided(atom: Expression) -> Expression:
-        if not isinstance(atom, Aggregate) or not isinstance(atom.of, Stratum) or atom.kind in ("total", "some"):
-            return atom
-        number = Count(atom.of, atom.over)
-        return atom / number * number
-
-    return transform(formula, divided)
 
 
 def _inside(formula: Expression) -> list[tuple[Expression, Stratum | None]]:

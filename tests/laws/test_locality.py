@@ -29,6 +29,7 @@ from fibration import (
     mean,
     minimum,
     policies,
+    populated,
     position,
     pull,
     quantile,
@@ -38,6 +39,7 @@ from fibration import (
     strata,
     token_log_ratio,
     token_mean,
+    total,
     uniform,
     where,
 )
@@ -147,6 +149,35 @@ def test_what_rows_lie_over_is_read_without_a_gate_on_it():
         assert decision.status == "refuted"
         assert what in decision.found
         assert "no prompt_group lies over a 'group'" in str(decision.counterexample)
+
+
+def test_a_gate_reads_no_mean_of_a_branch_that_may_be_empty():
+    size = mean(exp(token_log_ratio), over=trajectory, of=image)
+    number = count(image, over=trajectory)
+    given = [
+        Fibration(s, trajectory, MarkovKernel(1 / (count(token, over=trajectory) + number))) for s in (token, image)
+    ]
+    given.append(Fibration(trajectory, prompt_group, uniform()))
+
+    def gate(formula, stratum=token, **assumed):
+        gates = {image: identity_gate(), stratum: Gate(residual * formula)}
+        return decided(fibrations=given, gates=gates, **assumed)[f"gate on {stratum}"]
+
+    verdict = gate(size)
+    assert (verdict.status, verdict.found) == ("refuted", str(size))
+    assert str(verdict.counterexample) == "a trajectory may have no image"
+    assert (
+        verdict.remedy
+        == "ask for it, where(count(image, over=trajectory) > 0, ...), or assume=[populated(image, over=...)]"
+    )
+    for right in (
+        gate(size, image),
+        gate(size, assume=[populated(image, over=trajectory)]),
+        gate(where(number > 0, size, 1)),
+        gate(total(exp(token_log_ratio), over=trajectory, of=image)),
+        gate(mean(exp(mean(token_log_ratio)), over=prompt_group, of=trajectory)),
+    ):
+        assert right.status == "proved"
 
 
 def test_order_is_for_the_way_there():
