@@ -85,7 +85,7 @@ def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: b
     Where values may be looked at, that is an error.
     """
     if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
-        result = given[index.row_tensor()].double()
+        result = (given if _every_row(index) else given[index.row_tensor()]).double()
     else:
         elements, *parts = map(_joined, zip(*_parts(stratum, index, given, per_row), strict=True))
         low, high = (
@@ -96,6 +96,11 @@ def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: b
     if devices.may_look(index.device) and not bool(torch.isfinite(result).all()):
         _refuse(stratum, index, kind, given, per_row)
     return result
+
+
+def _every_row(index: Index) -> bool:
+    """Whether every row of the tensors is an element, in their order: nothing is gathered then."""
+    return len(index.row_numbers) == index.n_rows
 
 
 def _parts(stratum: str, index: Index, given: Tensor, per_row: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -204,6 +209,8 @@ def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, kind: str, said: Ten
 def of_batch_rows(index: Index, values: Tensor) -> Tensor:
     """A number per row of the tensors from one per element: float64 [B], 0 at rows without tokens."""
     rows = index.hierarchy.rows.name
+    if index.ranks is None and _every_row(index):
+        return values.expand(index.n_rows)
     found = values.new_zeros(index.n_rows)
     for elements, places in index.over_rows(rows):
         found[index.row_tensor()[places]] = values.expand(index.size[rows])[elements]
