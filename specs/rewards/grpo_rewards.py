@@ -2,8 +2,9 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = (R - mean)/(std + epsilon)` of the prompt group, each answer once,
 with `n - 1`; `μ = 1/(trajectories·T)`. verl's estimator `grpo` with `epsilon = 1e-6`, and TRL's `scale_rewards="group"`
-with `1e-4`. A group of one gets 0 here; in verl its reward, undivided. All laws hold but `baseline`: groups whose
-rewards differ less count for more.
+with `1e-4`. A group of one gets 0 here; in verl its reward, undivided. Equal rewards get exactly 0; in verl's
+`grpo_vectorized`, whose means are in float32, as much as 0.01. All laws hold but `baseline`: groups whose rewards
+differ less count for more.
 """
 
 from fibration import (
