@@ -308,6 +308,22 @@ def test_losses_that_read_order(name, backend: Backend):
     assert np.count_nonzero(said) > n // 3
 
 
+@pytest.mark.parametrize("backend", CPU, ids=str)
+def test_a_group_s_tokens_and_rows_are_in_the_order_of_positions(backend: Backend):
+    """Rows that no gate is over: their tokens alternate, and a row comes where its first token does."""
+    earlier = before(mean(x, over=trajectory), over=prompt_group, of=trajectory)
+    h = loss(MU.weigh(exp(before(x, over=prompt_group, discount=0.5) / 4 + earlier / 4)), groups=[prompt_group])
+    values, place = np.random.default_rng(0).normal(size=9), np.array([3, 4, 9, 1, 2, 5, 8, 0, 7])
+    row, group, listed = np.repeat([0, 1, 2], (3, 4, 2)), np.repeat([0, 1, 0], (3, 4, 2)), np.argsort(place)
+    op, batch = backend.operator(h), Tokens((3, 4, 2), values, np.ones(9))
+    layout = packed(op, batch, positions=torch.from_numpy(place), prompt_group=list("aba"))
+    prefix = np.zeros(9)
+    prefix[listed] = summed(values[listed], group[listed], 0.5)
+    others = np.array([values[row == 2].mean(), 0, 0])[row]  # the last row's first token is the group's first
+    said = np.exp(values + prefix / 4 + others / 4) / 3 / np.bincount(row)[row]
+    np.testing.assert_allclose(coefficients(op, layout, batch)[0], said, rtol=1e-12)
+
+
 @pytest.mark.parametrize("backend", [b for b in CPU if not b.slow], ids=str)
 def test_bits_do_not_depend_on_threads(backend: Backend):
     """Along rows and over the batch, of more tokens than one thread takes for itself."""
