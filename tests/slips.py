@@ -243,7 +243,7 @@ WORDS = (
     ),
     slip(
         "means of elements that there may be none of are proved", "laws/test_objective",
-        "return atom / number * number", "return atom",
+        "return atom if number is None else atom / number * number", "return atom",
     ),
     slip(
         "the printed loss is without its penalties", "printing/test_show",
