@@ -1174,7 +1174,7 @@ BACKENDS = (
     ),
     slip(
         "Triton sums what comes after in the order of what comes before", "backends/test_order ptx",
-        "neighbour = a + 1", "neighbour = a - 1",
+        "neighbour = a - way", "neighbour = a - 1",
     ),
 )  # fmt: skip
 

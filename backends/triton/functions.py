@@ -288,15 +288,14 @@ def later(sum, share, term, other):
     return other * sum + term, share * other
 
 
-@triton.jit(do_not_specialize=["targets"])
-def along(
-    out, x, order, before, discount, targets, forward: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr
-):  # fmt: skip
-    """At each element the discounted sum of what comes before it over its target, or after it: a program has `rows`
-    targets, and goes along them in tiles, from each of which it carries a sum into the next."""
+@triton.jit(do_not_specialize=["targets", "way"])
+def along(out, x, order, before, discount, targets, way, rows: tl.constexpr, columns: tl.constexpr):
+    """At each element the discounted sum of what comes before it over its target, or after it where `way` is -1 and not
+    1: a program has `rows` targets, and goes along them in tiles, from each of which it carries a sum into the next."""
     b = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     first = tl.load(before + b, mask=b < targets, other=0)
     size = tl.load(before + b + 1, mask=b < targets, other=0) - first
+    start = tl.where(way > 0, first, first + size - 1)
     share = tl.load(discount)
     carry = tl.full([rows], 0.0, tl.float64)
     column = tl.arange(0, columns)[None, :]
@@ -304,12 +303,8 @@ def along(
         i = t + column
         m = i < size[:, None]
         inside = m & (i > 0)
-        if forward:
-            a = first[:, None] + i
-            neighbour = a - 1
-        else:
-            a = (first + size)[:, None] - 1 - i
-            neighbour = a + 1
+        a = start[:, None] + way * i
+        neighbour = a - way
         if order is not None:
             a = tl.load(order + a, mask=m, other=0)
             neighbour = tl.load(order + neighbour, mask=inside, other=0)
@@ -335,7 +330,7 @@ def scan(outs, values, sizes, order, before, discount, forward, shape):
     rows, columns, warps = shape
     targets = before.numel() - 1
     along[triton.cdiv(targets, rows),](
-        found, x, order, before, vector(discount, 1), targets, forward=forward, rows=rows, columns=columns,
+        found, x, order, before, vector(discount, 1), targets, 1 if forward else -1, rows=rows, columns=columns,
         num_warps=warps,
     )  # fmt: skip
     for out, part in zip(outs, found.split(sizes), strict=True):

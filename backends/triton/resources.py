@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
 from fibration.backends.triton.kernels import kernels
@@ -38,12 +38,12 @@ QUANTILE = KernelRequest(
     {"order": None, "block": 512},
     num_warps=8,
 )
-# And the one that sums are taken with in order, along rows of some hundred tokens.
+# And the one that sums are taken with in order, both ways.
 SCAN = KernelRequest(
     "along",
-    {"out": "*fp64", "x": "*fp64", "before": "*i64", "discount": "*fp64", "targets": "i32"},
-    {"order": None, "forward": True, "rows": 1, "columns": 256},
-    num_warps=4,
+    {"out": "*fp64", "x": "*fp64", "before": "*i64", "discount": "*fp64", "targets": "i32", "way": "i32"},
+    {"order": None, "rows": SHAPE[0], "columns": SHAPE[1]},
+    num_warps=SHAPE[2],
 )
 LACKING = ("positions", "tokens", "rows")  # tokens in a row and in order, advantages per token
 
@@ -86,7 +86,8 @@ def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHA
     """The kernels of a program, as its launcher launches them on such a device."""
     one_launch = not arch.startswith("gfx")
     made = kernels(name, plan)
-    yield from (request for request in (QUANTILE, SCAN) if any(k.call and k.name == request.kernel for k in made))
+    scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])
+    yield from (request for request in (QUANTILE, scan) if any(k.call and k.name == request.kernel for k in made))
     for kernel in made:
         if kernel.call:
             continue

@@ -33,11 +33,9 @@ def together(names, programs, arch):
     return source, [*wanted, *SCANS]
 
 
-# Sums in order: along long rows, on all warps; and backwards along short ones, many at once, in an order of the index.
-BACK = replace(
-    SCAN, signature={**SCAN.signature, "order": "*i64"}, constexprs={"forward": False, "rows": 32, "columns": 4}
-)
-SCANS = (replace(SCAN, constexprs={**SCAN.constexprs, "columns": 2048}, num_warps=16), BACK)
+# Sums in order: along long rows, on all warps; and along short ones, many at once, in an order of the index.
+SHORT = replace(SCAN, signature={**SCAN.signature, "order": "*i64"}, constexprs={"rows": 32, "columns": 4}, num_warps=4)
+SCANS = (replace(SCAN, constexprs={**SCAN.constexprs, "columns": 2048}, num_warps=16), SHORT)
 KINDS = ("ppo", "gspo", "fiberpo_domain", "apc_obj", "cispo", "fiberpo_modal")  # a chain, a tree, ...
 QUIVERS = ("fiberpo_crossed", "fiberpo_experts")  # large: not on every chip
 AHEAD = [  # every kind on some chip, the larger ones where registers are counted
