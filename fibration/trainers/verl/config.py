@@ -14,7 +14,7 @@ from fibration.errors import TrainerError, located, shown
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, sources
 from fibration.trainers.parameters import check_parameters
-from fibration.trainers.policies import ROLLOUT, check_policies
+from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies
 from fibration.trainers.verl.loss import HERE, NAME
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # the fields in which verl has labels by itself
@@ -98,7 +98,20 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
             found = sources(hierarchy, self.fields, KNOWN, lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
             _refuse_coarse_rows(found, hierarchy.rows.name)
             check_parameters(hierarchy, self.parameters)
-            check_policies(hierarchy, {ROLLOUT: "what the engine sampled with (rollout_log_probs)"})
+            check_policies(
+                hierarchy,
+                {
+                    ROLLOUT: "what the engine sampled with (rollout_log_probs)",
+                    REFERENCE: "its reference model (ref_log_prob)",
+                },
+            )
+            if self.trajectory and hierarchy.ordered:
+                raise TrainerError(
+                    f"{HERE}.trajectory=[{','.join(self.trajectory)}] with '{hierarchy.name}', which reads "
+                    f"{hierarchy.ordered[0]}",
+                    required="trajectories of one row: verl does not say which of several comes first",
+                    remedy=f"+{HERE}.trajectory=[] where every row is a {hierarchy.rows.name} of its own",
+                )
         install()
 
     @property

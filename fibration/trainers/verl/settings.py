@@ -10,6 +10,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from fibration.errors import TrainerError
 from fibration.runtime.operator import Operator
+from fibration.trainers.policies import REFERENCE, kept_near_twice
 from fibration.trainers.verl.loss import HERE, NAME, TARGET
 
 # Options of verl's other losses, which a hierarchy does not read.
@@ -49,6 +50,13 @@ def settings_of(loss_fn: Any) -> Settings | None:
             f"{HERE}.loss_mode={NAME} inside of {loss_fn.func.__name__}",
             required="verl's ppo_loss alone",
             remedy="leave distillation out: its own policy gradient would have no coefficients",
+        )
+    hierarchy = given.operator.hierarchy
+    if REFERENCE in hierarchy.policies and config.use_kl_loss and config.kl_loss_coef:
+        raise kept_near_twice(
+            hierarchy,
+            f"actor.use_kl_loss=true with kl_loss_coef={config.kl_loss_coef} adds verl's own divergence from it",
+            "actor.kl_loss_coef=0, with which verl computes ref_log_prob still",
         )
     where: str
     options: Any

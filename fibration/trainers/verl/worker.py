@@ -22,11 +22,13 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from fibration.errors import TrainerError, listed, shown
+from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.labels import as_label
 from fibration.trainers.noise import noise
-from fibration.trainers.policies import ROLLOUT, corrected_twice
+from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
+from fibration.trainers.rewards import adds_up_tokens
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, Step, opened
@@ -34,6 +36,8 @@ from fibration.trainers.verl.settings import Settings, settings_of
 from fibration.trainers.window import Window, named, warned
 
 SAMPLED = "rollout_log_probs"  # verl's field of what the engine sampled with
+REFERRED = "ref_log_prob"  # and of what its reference model gives
+REWARDS, SCORES = "token_level_rewards", ("token_level_scores", "rm_scores")  # less verl's divergence, and without
 ROWS = "fibration_rows"  # a field of ours: where a micro-batch's rows lie in the mini-batch
 STRATEGIES = ("fsdp", "fsdp2")
 
@@ -53,6 +57,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     _known: Known
     _warned = False  # whether the user knows that the passes differ
     _told = False  # and that what sampled is the old policy
+    _made = False  # whether advantages are the hierarchy's, of all mini-batches
 
     @_as(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
@@ -87,6 +92,17 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             self._known.add(self.engine.module, _temperature(data), log_probs)
         return output
 
+    @_as(TrainingWorker.train_mini_batch)
+    def train_mini_batch(self, data: TensorDict) -> TensorDict:
+        """verl's own; advantages that a hierarchy makes of rewards are those of all mini-batches, in whole groups."""
+        if self.settings is None or self.settings.operator.hierarchy.advantages is None:
+            return super().train_mini_batch(data)
+        data, self._made = self._with_advantages(data), True
+        try:
+            return super().train_mini_batch(data)
+        finally:
+            self._made = False
+
     @_as(TrainingWorker.train_batch)
     def train_batch(self, data: TensorDict) -> TensorDict:
         """verl's own, on coefficients; metrics of the hierarchy are beside verl's, under `fibration/`."""
@@ -94,6 +110,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             return super().train_batch(data)
         self._scale.begin()
         data = data.copy()  # whoever gave it keeps the advantages
+        if self.settings.operator.hierarchy.advantages is not None and not self._made:
+            data = self._with_advantages(data)
         self._complete(data)
         with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):
             tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
@@ -149,11 +167,45 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         output = self.engine.infer_batch(data)
         return _wide(no_padding_2_padding(output["model_output"]["log_probs"], data)), len(output["loss"])
 
-    def _window(self, data: TensorDict) -> Window:
+    def _with_advantages(self, data: TensorDict) -> TensorDict:
+        """The data with what the hierarchy makes of its rewards in the place of verl's advantages."""
+        window, data = self._window(data, rewarded=True), data.copy()
+        made = window.made_of_rewards()
+        made = torch.where(window.mask, made if made.ndim == 2 else made[:, None], 0)
+        _replace_advantages(data, made)
+        return data
+
+    def _rewards(self, data: TensorDict, mask: Tensor) -> Tensor:
+        """Of rows, [B]: all that a row's tokens have; of tokens, [B, T], where the hierarchy adds these up."""
         assert self.settings is not None
-        fields = {key: _padded(data, key).to(self.device_name) for key in ("old_log_probs", "advantages")}
+        hierarchy, found = self.settings.operator.hierarchy, [name for name in (REWARDS, *SCORES) if name in data]
+        if not found:
+            raise TrainerError(
+                f"'{hierarchy.name}' makes advantages of rewards, and the mini-batch has none",
+                required=f"one of the fields {listed((REWARDS, *SCORES))}",
+                found=listed(sorted(data.keys())),
+                remedy="hierarchy.replace(advantages=None), which takes verl's advantages",
+            )
+        rewards = _wide(_padded(data, found[0]).to(self.device_name))
+        if not adds_up_tokens(hierarchy):
+            return rewards.sum(1)
+        lost = (rewards != 0) & ~mask & mask.any(1, keepdim=True)
+        if lost.any():
+            raise TrainerError(
+                f"token {lost.nonzero()[0].tolist()} has a reward, and is masked",
+                required=f"rewards of tokens that are trained on: '{hierarchy.name}' adds those up",
+                remedy="give the reward to the last token of the model's own",
+            )
+        return rewards
+
+    def _window(self, data: TensorDict, rewarded: bool = False) -> Window:
+        """`rewarded`: with rewards in the place of advantages."""
+        assert self.settings is not None
+        old = _wide(_padded(data, "old_log_probs").to(self.device_name))
         mask = _padded(data, "response_mask").to(self.device_name).bool()
-        weights = _padded(data, "rollout_is_weights").to(self.device_name) if "rollout_is_weights" in data else None
+        weights = None
+        if "rollout_is_weights" in data and not rewarded:
+            weights = _padded(data, "rollout_is_weights").to(self.device_name)
         group, policies = self.engine.get_data_parallel_group(), self._policies(data)
         ranks, sessions = as_group(group), ["uid", "session_id"]
         with agreed(ranks, "the labels of a mini-batch"):
@@ -168,9 +220,10 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         return Window(
             self.settings.operator,
             mask,
-            _wide(fields["old_log_probs"]),
-            fields["advantages"],
+            old,
+            None if rewarded else _padded(data, "advantages").to(self.device_name),
             labels,
+            rewards=self._rewards(data, mask) if rewarded else None,
             weights=weights,
             policies=policies,
             group=group,
@@ -178,13 +231,15 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         )
 
     def _policies(self, data: TensorDict) -> dict[str, Tensor]:
-        """Log-probs of what sampled, where the hierarchy reads them: the one policy beside verl's old one, which may be
-        a proximal one that was computed anew.
+        """Log-probs of what sampled and of the reference model, where the hierarchy reads them. verl's old policy may
+        be a proximal one that was computed anew.
         """
         assert self.settings is not None
-        hierarchy = self.settings.operator.hierarchy
+        hierarchy, found = self.settings.operator.hierarchy, {}
+        if REFERENCE in hierarchy.policies:
+            found[REFERENCE] = self._reference(data, hierarchy)
         if ROLLOUT not in hierarchy.policies:
-            return {}
+            return found
         if "rollout_is_weights" in data:
             raise corrected_twice(
                 hierarchy,
@@ -209,7 +264,23 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 UserWarning,
                 stacklevel=2,
             )
-        return {ROLLOUT: _wide(sampled.to(self.device_name))}
+        return {**found, ROLLOUT: _wide(sampled.to(self.device_name))}
+
+    def _reference(self, data: TensorDict, hierarchy: Hierarchy) -> Tensor:
+        if REFERRED not in data:
+            raise TrainerError(
+                f"'{hierarchy.name}' reads log_prob({REFERENCE}), and the mini-batch has no field '{REFERRED}'",
+                required="log-probs of the reference model, of every token",
+                remedy="actor_rollout_ref.actor.use_kl_loss=true, with kl_loss_coef=0, which adds no divergence",
+            )
+        scores = next((name for name in SCORES if name in data), None)
+        if REWARDS in data and scores is not None and not torch.equal(_padded(data, REWARDS), _padded(data, scores)):
+            raise kept_near_twice(
+                hierarchy,
+                f"'{REWARDS}' are not '{scores}': verl takes its divergence off them",
+                "algorithm.use_kl_in_reward=false",
+            )
+        return _wide(_padded(data, REFERRED).to(self.device_name))
 
     def _step(self, window: Window, objective: Tensor) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)
@@ -250,11 +321,16 @@ def _seen(step: Step, own: Callable[..., Any], model_output: Any, data: TensorDi
 
 def _trained_on(data: TensorDict, coefficients: Tensor) -> TensorDict:
     """The mini-batch as verl trains on it: coefficients for advantages, and weights that are in them left out."""
-    given = data["advantages"]
-    coefficients = coefficients.to(given.device)
-    data["advantages"] = response_to_nested(coefficients, given) if given.is_nested else coefficients
+    _replace_advantages(data, coefficients)
     data[ROWS] = torch.arange(len(data))
     return data.exclude("rollout_is_weights")
+
+
+def _replace_advantages(data: TensorDict, values: Tensor) -> None:
+    """By values `[B, T]`, in the layout of those that are there."""
+    given = data["advantages"]
+    values = values.to(given.device)
+    data["advantages"] = response_to_nested(values, given) if given.is_nested else values
 
 
 def _padded(data: TensorDict, key: str) -> Tensor:

@@ -29,6 +29,7 @@ KL = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.3, "actor.entropy_coeff
 KL |= {"actor.loss_scale_factor": 512}  # theirs, and of no effect with token-mean
 FIVE = {"actor.ppo_micro_batch_size_per_gpu": 5}
 OF_THREE = {"actor.policy_loss.hierarchy": rollouts.THREE}
+OF_REWARDS = {"actor.policy_loss.hierarchy": rollouts.REWARDS}
 EVERY = {**FIVE, "actor.policy_loss.metrics": "all"}
 
 
@@ -90,6 +91,16 @@ CASES = {
     "what sampled, dynamic, nested, padding rows": Case(
         dynamic(32) | OF_THREE, "nested", part=filled_up, terms=Terms(three=True)
     ),
+    "rewards and a reference": Case(FIVE | OF_REWARDS, terms=Terms(hierarchy=rollouts.REWARDS)),
+    "rewards, mini-batches of parts of groups, dynamic": Case(
+        dynamic(32) | OF_REWARDS,
+        "nested",
+        terms=Terms(hierarchy=rollouts.REWARDS),
+        said={"mini_batch_size": 10, "shuffle": True},
+    ),
+    "rewards from each token on": Case(
+        FIVE | {"actor.policy_loss.hierarchy": rollouts.TO_GO}, "nested", terms=Terms(hierarchy=rollouts.TO_GO)
+    ),
     "KL and entropy": Case(FIVE | KL, terms=Terms(kl=0.3, entropy=0.1)),
     "a temperature": Case(FIVE | PACKED, "nested", terms=Terms(temperature=0.75)),  # verl rounds it to float32
     "KL and entropy, weights, dynamic": Case(dynamic(32) | KL | PACKED, "nested", terms=Terms(True, 0.3, 0.1)),
@@ -122,6 +133,11 @@ class Rollouts:
         said = self.train(found, case)
         return [self.judged(case, step, n, said) for n, step in enumerate(found.steps)]
 
+    def given(self, case: Case) -> list[Row]:
+        """The rows, with the advantages that are right for them."""
+        rows = self.rows[case.pieces]
+        return rollouts.compared(rows, case.terms.hierarchy) if case.terms.hierarchy else rows
+
     def judged(self, case: Case, step: watched.Step, number: int, said: dict[str, Any]) -> dict[str, Any]:
         """`said`: what `update_actor` returned of all steps."""
         logged = {key.removeprefix("fibration/"): value for key, value in step.metrics.items()}
@@ -135,7 +151,7 @@ class Rollouts:
         result |= {name: logged.pop(name) for name in ("objective", "extra_forwards")}
         result["passes"] = {name: logged.pop(name) for name in list(logged) if name.startswith("pass/")}
         result["logged"] = logged
-        rows = {row.number: row for row in self.rows[case.pieces]}
+        rows = {row.number: row for row in self.given(case)}
         given = [rows[number] for number in step.rows if number in rows]
         if not given:
             return result | {"largest": max(float(g.abs().max()) for g in step.gradients.values())}
@@ -322,6 +338,16 @@ def in_the_loss(change: Callable[[torch.Tensor, Any, Watched], torch.Tensor]) ->
     return planted
 
 
+def in_the_worker(name: str, method: Any) -> Any:
+    """Another method in the place of one of our worker's."""
+
+    def planted(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
+        with patch.object(type(found.actor), name, method):
+            yield
+
+    return planted
+
+
 def unrestored(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
     """The first pass leaves its rows in the order of the micro-batches."""
     from verl.workers.engine import utils
@@ -363,6 +389,16 @@ MISTAKES: dict[str, tuple[Any, Case, int]] = {
     "labels of other rows": (in_the_window(other_rows), CASES["dynamic, padded"], 1),
     "log-probs of other rows": (unrestored, CASES["dynamic, padded"], 1),
     "divided by micro-batches": (in_the_loss(lambda loss, config, found: loss / 4), CASES["fixed, padded"], 1),
+    "advantages of verl's": (
+        in_the_worker("_with_advantages", lambda self, data: data),
+        CASES["rewards and a reference"],
+        1,
+    ),
+    "advantages of a mini-batch": (
+        in_the_worker("train_mini_batch", TrainingWorker.train_mini_batch),
+        CASES["rewards, mini-batches of parts of groups, dynamic"],
+        1,
+    ),
     "not times the ranks": (
         in_the_loss(lambda loss, config, found: loss / config.global_batch_info["dp_size"]),
         CASES["fixed, padded"],
@@ -380,6 +416,7 @@ def mistaken(data: Rollouts, name: str) -> dict[str, Any]:
             data.train(found, case)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
-    step, rows = found.steps[0], data.rows[case.pieces]
+    step = found.steps[0]
+    rows = [row for row in data.given(case) if row.number in step.rows]
     right = rollouts.wanted(step.weights, rows, data.budgets[case.pieces], case.terms)
     return {"distance": rollouts.distance(step.gradients, right.gradients)}

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import rollouts
 import torch
-from cases import OF_THREE, Case, Rollouts, spread
+from cases import OF_REWARDS, OF_THREE, Case, Rollouts, spread
 from tensordict import NonTensorData, NonTensorStack
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
@@ -186,6 +186,32 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "a policy that it has not": (
         configured(hierarchy=rollouts.THREE.replace("of_three", "of_teacher")),
         ("log_prob(teacher)", "'teacher'", "rollout_log_probs"),
+    ),
+    "a reference that lacks": (
+        lambda data: trained(data, OF_REWARDS, ref_log_prob=None),
+        ("log_prob(reference)", "no field 'ref_log_prob'", "use_kl_loss=true, with kl_loss_coef=0"),
+    ),
+    "two divergences": (
+        optioned(OF_REWARDS | {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.1}),
+        ("log_prob(reference)", "kl_loss_coef=0.1", "twice", "actor.kl_loss_coef=0"),
+    ),
+    "a divergence off the rewards": (
+        lambda data: trained(data, OF_REWARDS, token_level_scores=torch.zeros(20, rollouts.LONGEST)),
+        ("log_prob(reference)", "'token_level_rewards' are not 'token_level_scores'", "use_kl_in_reward=false"),
+    ),
+    "no rewards": (
+        lambda data: trained(data, OF_REWARDS, token_level_rewards=None, token_level_scores=None),
+        ("'of_rewards' makes advantages of rewards", "none", "replace(advantages=None)"),
+    ),
+    "a reward of a masked token": (
+        lambda data: trained(
+            data, {LOSS + "hierarchy": rollouts.TO_GO}, token_level_rewards=torch.ones(20, rollouts.LONGEST)
+        ),
+        ("has a reward, and is masked", "'to_go' adds those up"),
+    ),
+    "an order over several rows": (
+        configured(hierarchy=rollouts.TO_GO, trajectory=["uid", "session_id"]),
+        ("trajectory=[uid,session_id] with 'to_go', which reads after(reward", "which of several comes first"),
     ),
     "no old log-probs": (lambda data: trained(data, {}, old_log_probs=None), ("no field 'old_log_probs'",)),
     "several rows of a session": (

@@ -45,6 +45,8 @@ class Row:
     old: list[float] = field(default_factory=list)
     ref: list[float] = field(default_factory=list)
     rollout: list[float] = field(default_factory=list)  # log-probs of what sampled
+    rewards: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
 
 
 def config() -> LlamaConfig:
@@ -112,6 +114,8 @@ def with_log_probs(given: list[Row]) -> list[Row]:
             old=[x - s for x, s in zip(xs, row.shift, strict=True)],
             ref=[x + draw.uniform(-0.3, 0.3) for x in xs],
             rollout=[x - s - draw.gauss(0, 0.15) for x, s in zip(xs, row.shift, strict=True)],
+            rewards=(rewards := [round(draw.uniform(-0.5, 1.5), 1) * kept for kept in row.mask]),
+            scores=rewards,
         )
         for row, xs in zip(given, now, strict=True)
     ]
@@ -120,7 +124,23 @@ def with_log_probs(given: list[Row]) -> list[Row]:
 def padding(number: int, uid: str = "pad0") -> Row:
     """As verl fills up a batch: the source of another row, an uid of its own, and a response that is masked."""
     nan, zero = [float("nan")], [0.0]
-    return Row(number, uid, number, "math", [1] * 3, [1], [0], nan, zero, nan, old=nan, ref=zero, rollout=nan)
+    return Row(
+        number,
+        uid,
+        number,
+        "math",
+        [1] * 3,
+        [1],
+        [0],
+        nan,
+        zero,
+        nan,
+        old=nan,
+        ref=zero,
+        rollout=nan,
+        rewards=zero,
+        scores=zero,
+    )
 
 
 def log_probs(policy: nn.Module, row: Row, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -169,7 +189,7 @@ def nested(given: Sequence[Row], dtype: torch.dtype) -> TensorDict:
 
 
 PER_TOKEN = {"old_log_probs": "old", "advantages": "advantages", "ref_log_prob": "ref", "rollout_is_weights": "weights"}
-PER_TOKEN |= {"rollout_log_probs": "rollout"}
+PER_TOKEN |= {"rollout_log_probs": "rollout", "token_level_rewards": "rewards", "token_level_scores": "scores"}
 
 
 def per_token(row: Row) -> dict[str, Any]:
@@ -194,6 +214,7 @@ class Terms:
     entropy: float = 0.0
     temperature: float = 1.0
     three: bool = False  # the hierarchy reads what sampled
+    hierarchy: str = ""  # one that makes advantages of rewards
 
 
 @dataclass(frozen=True)
@@ -207,6 +228,28 @@ class Wanted:
     index: Index
 
 
+def compared(given: Sequence[Row], hierarchy: str) -> list[Row]:
+    """The rows with the advantages that a hierarchy makes of the rewards of all of them, which is held elsewhere."""
+    used = [row for row in given if any(row.mask)]
+    op = operator(hierarchy)
+    mask = torch.tensor([kept for row in used for kept in row.mask], dtype=torch.bool)
+    offsets = torch.tensor([0, *(len(row.mask) for row in used)]).cumsum(0)
+    at = op.index(
+        offsets=offsets, mask=mask, prompt_group=[row.uid for row in used], domain=[row.source for row in used]
+    )
+    per_token = hierarchy == TO_GO
+    rewards = [row.rewards if per_token else [sum(row.rewards)] for row in used]
+    made = op.advantages(torch.tensor([x for row in rewards for x in row], dtype=torch.float64), at).tolist()
+    values = iter(made)
+    found = {row.number: [next(values) for _ in (row.mask if per_token else [0])] for row in used}
+    return [
+        replace(
+            row, advantages=(a if per_token else a * len(row.mask)) if (a := found.get(row.number)) else row.advantages
+        )
+        for row in given
+    ]
+
+
 def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[str, Any], terms: Terms) -> Wanted:
     """By `op.loss` on the whole mini-batch in one process, through the model in one backward pass, in float64."""
     policy = model().double()
@@ -217,7 +260,7 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     first = [n for n, key in enumerate(keys) if n == 0 or keys[n - 1] != key]  # of each trajectory's rows
     ends = torch.tensor([0, *(len(row.mask) for row in given)]).cumsum(0)
     offsets = torch.stack([ends[n] for n in first] + [ends[-1]])
-    op = operator(terms.three)
+    op = operator(terms.hierarchy or (THREE if terms.three else "fiberpo_domain"))
     mask = torch.tensor([kept for row in given for kept in row.mask], dtype=torch.bool)
     at = op.index(
         offsets=offsets,
@@ -232,6 +275,7 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     now, entropy = (torch.cat(part) for part in zip(*found, strict=True))
     advantages = tokens("advantages") * (tokens("weights") if terms.weighted else 1)
     policies = {"rollout": tokens("rollout")} if terms.three else {}
+    policies |= {"reference": tokens("ref")} if terms.hierarchy == REWARDS else {}
     result = op.loss(now, tokens("old"), advantages, at, parameters, policies=policies)
     behind = tokens("ref") - now
     k3 = (behind.exp() - behind - 1)[mask].mean()
@@ -244,10 +288,11 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
 
 
 THREE = f"{Path(__file__).parents[2] / 'three_policies.py'}:of_three"
+REWARDS, TO_GO = (f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("of_rewards", "to_go"))
 
 
-def operator(three: bool = False) -> Operator:
-    return fibration.compile(fibration.load(THREE if three else "fiberpo_domain"), backend="torch")
+def operator(hierarchy: str = "fiberpo_domain") -> Operator:
+    return fibration.compile(fibration.load(hierarchy), backend="torch")
 
 
 def narrow(given: Sequence[Row]) -> dict[str, dict[str, float]]:
