@@ -152,9 +152,7 @@ WRONG: dict[str, Compared] = {
         reward - largest(reward, over=prompt_group, of=trajectory), lambda i, b: b[i].r - max(x.r for x in b)
     ),
     "cut": Compared(clip(reward, 0, 1) - others, lambda i, b: min(b[i].r, 1) - rest(i, b)),
-    "less what is beyond 1": Compared(
-        reward - maximum(reward - 1, 0), lambda i, b: b[i].r - max(b[i].r - 1, 0)
-    ),
+    "less its square": Compared(reward - reward**2 / 8, lambda i, b: b[i].r - b[i].r ** 2 / 8),
     "of at least one right": Compared(
         reward * (1 - others) ** 2, lambda i, b: b[i].r * (1 - rest(i, b)) ** 2
     ),
