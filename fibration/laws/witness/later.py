@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from fibration.language.atoms import BATCH, Attribute, Stratum, advantage, at, token_log_ratio
+from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
@@ -45,7 +46,7 @@ class Row:
         return Dense(self.h, self.concrete).tokens
 
     def value(self, formula: Expression, k: int) -> Any:
-        """A formula at a token; None where it has no value."""
+        """A formula at a token; None where it has no value, or one with too many digits to compare."""
         c = self.concrete
         if isinstance(self.changed, Attribute):
             values = list(c.attributes[self.changed])
@@ -53,7 +54,10 @@ class Row:
             c = replace(c, attributes={**c.attributes, self.changed: tuple(values)})
         log_probs = {p: self.given(p) for p in (OLD, *self.h.policies) if p != CURRENT}
         here = Dense(self.h, c).at_tokens(self.given(RATIO), self.advantages, log_probs)
-        found = attempt(lambda: here.value(formula, k))
+        try:
+            found = attempt(lambda: here.value(formula, k))
+        except TooLarge:
+            return None
         return found if found is None or isinstance(found, bool) else value_of(found)
 
     def given(self, what: str) -> tuple[Fraction, ...]:

@@ -97,7 +97,9 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
     targets = [*passed, "", *([] if passed else [OLD])]
     found: list[Witness] = []
     for q in targets:
-        ruled_out = next((w for w in _ruled_out(h, formula, q, may_be_0)), None)
+        # beside the old policy there may be a gradient where there is none on policy
+        may_be = looks_beyond(formula) if q == OLD else may_be_0
+        ruled_out = next(_ruled_out(h, formula, q, may_be), None)
         if ruled_out is None:
             return None
         found.append(ruled_out)
