@@ -289,6 +289,11 @@ def _findings(g: Gated) -> Iterator[Any]:
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value, meaning in (
         ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}{less}, with μ of {_mean(o)}"),
+        *(
+            ("advantages", f"{float(g.advantages.min()):+.3f} … {float(g.advantages.max()):+.3f}", str(formula))
+            for formula in (h.advantages,)
+            if formula is not None
+        ),
         *((f"penalty {name}", f"{float(m[f'penalty/{name}']):.6f}", str(p)) for name, p in h.penalties.items()),
         *(("weight", "", str(formula)) for formula in o.weighed),
         *(("kept", "", f"{k.condition}; μ counts {k.normaliser} tokens") for k in o.kept),

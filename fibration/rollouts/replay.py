@@ -19,6 +19,7 @@ from fibration.errors import RolloutsError, listed
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
+from fibration.language.rewards import adds_up_tokens
 from fibration.rollouts.file import Rollouts
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Coefficients, Levels, Operator
@@ -35,7 +36,7 @@ class Gated:
     parameters: Mapping[str, Any]
     policies: Mapping[str, Tensor]  # log-probs of those beside current and old that the hierarchy reads
     log_ratio: Tensor
-    advantages: Tensor
+    advantages: Tensor  # [n] or [N]; recorded, or made of the rewards where the hierarchy has a formula
     ratio: Tensor
     result: Coefficients
     levels: Levels
@@ -83,13 +84,20 @@ def build_index(op: Operator, rollouts: Rollouts) -> Index:
             found=f"masks for {', '.join(rollouts.masks) or 'none'}; {have}",
             remedy=add.format("masks={" + ", ".join(f"{leaf!r}: mask" for leaf in leaves) + "}"),
         )
-    wanted = [s.name for s in h.order if s not in (*h.leaves, h.rows) and s.name != BATCH]
+    wanted = [s.name for s in (*h.order, *h.groups) if s not in (*h.leaves, h.rows) and s.name != BATCH]
     for name in (n for n in wanted if n not in known):
         raise RolloutsError(
             f"the rollouts say nothing about the stratum '{name}' of '{h.name}'",
             required=f"labels for {', '.join(wanted)}",
             found=have,
             remedy=add.format(f"labels={{'{name}': Labels(of, names)}}"),
+        )
+    if adds_up_tokens(h):
+        raise RolloutsError(
+            f"the rollouts say nothing about the rewards of tokens, which '{h.name}' adds up",
+            required="advantages of one reward per trajectory",
+            found=f"advantages={h.advantages}",
+            remedy="from Python, op.loss(..., rewards=...) takes one per token",
         )
     for name in h.attributes:
         raise RolloutsError(
@@ -105,10 +113,12 @@ def build_index(op: Operator, rollouts: Rollouts) -> Index:
 
 def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any]) -> Gated:
     """Run the operator on recorded log-probs, in float64 so that rounding can be told from error."""
-    columns = (rollouts.log_probs, rollouts.old_log_probs, rollouts.advantages)
-    now, old, advantages = (torch.from_numpy(column).double() for column in columns)
-    log_ratio, policies = now - old, passed_policies(op.hierarchy, rollouts)
-    frozen = {**policies, **({OLD: old} if OLD in op.hierarchy.policies else {})}
+    h, columns = op.hierarchy, (rollouts.log_probs, rollouts.old_log_probs, rollouts.advantages, rollouts.rewards)
+    now, old, advantages, rewards = (torch.from_numpy(column).double() for column in columns)
+    log_ratio, policies = now - old, passed_policies(h, rollouts)
+    frozen = {**policies, **({OLD: old} if OLD in h.policies else {})}
+    if h.advantages is not None:
+        advantages = op.advantages(rewards, index, parameters, policies=frozen)
     return Gated(
         op,
         index,

@@ -18,9 +18,10 @@ Source = TypeVar("Source")  # whatever a trainer finds labels by: the name of a 
 
 
 def wanted(hierarchy: Hierarchy) -> tuple[str, ...]:
-    """The strata that take a label per row, finest first: all but tokens, rows and the batch."""
+    """The strata that take a label per row, finest first, and then the groups: all but tokens, rows and the batch."""
     rows, leaves = hierarchy.rows, hierarchy.leaves
-    return tuple(s.name for s in reversed(hierarchy.order) if s not in (*leaves, rows) and s.name != BATCH)
+    strata = (*reversed(hierarchy.order), *hierarchy.groups)
+    return tuple(s.name for s in strata if s not in (*leaves, rows) and s.name != BATCH)
 
 
 def as_label(value: Any) -> Any:

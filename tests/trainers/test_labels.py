@@ -20,6 +20,8 @@ KNOWN = {"prompt_group": "uid", "domain": "data_source"}
         ("gspo", ()),
         ("fiberpo_domain", ("prompt_group", "domain")),
         ("fiberpo_experts", ("expert",)),
+        ("rloo", ("prompt_group",)),
+        ("hierarchical_grpo", ("prompt_group", "domain")),
     ],
 )
 def test_strata_that_take_labels(name, strata):

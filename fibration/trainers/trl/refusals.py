@@ -12,11 +12,11 @@ from datasets import Dataset
 from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
+from fibration.language.rewards import adds_up_tokens
 from fibration.trainers.labels import as_label, option
 from fibration.trainers.noise import noise
 from fibration.trainers.parameters import check_labelled
 from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, corrected_twice, kept_near_twice
-from fibration.trainers.rewards import adds_up_tokens
 from fibration.trainers.window import METRICS
 
 WINDOWS = ("step", "generation")

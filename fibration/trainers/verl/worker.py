@@ -23,12 +23,12 @@ from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.rewards import adds_up_tokens
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.labels import as_label
 from fibration.trainers.noise import noise
 from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
-from fibration.trainers.rewards import adds_up_tokens
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, Step, opened

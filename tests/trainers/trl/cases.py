@@ -139,6 +139,7 @@ CASES = {
         config={"eval_strategy": "steps", "eval_steps": 1},
         fresh=(T, F, T, F),
     ),
+    "groups without gates": Case(hierarchy="hierarchical_grpo", budgets={}, every_regime=False, fresh=(T, F, T, F)),
     "a reference model in the reward, in fresh windows": Case(
         hierarchy=SHAPED, iterations=1, steps=2, fresh=(T, T), every_regime=False
     ),

@@ -193,7 +193,9 @@ def compared(op: Any, rows: Sequence[Row], policy: nn.Module, first: nn.Module, 
     cut = torch.tensor([0, *(sum(row.mask) for row in used)]).cumsum(0)
     labels = {"prompt_group": [row.line for row in used], "domain": [DOMAINS[row.line % 4] for row in used]}
     index = op.index(offsets=cut, **labels)
-    policies = {"reference": of_reference(first, used, temperature)}
+    policies = {}
+    if "reference" in op.hierarchy.policies:
+        policies["reference"] = of_reference(first, used, temperature)
     if "old" in op.hierarchy.policies:
         policies["old"] = torch.cat([v[torch.tensor(row.mask)] for v, row in zip(old, used, strict=True)])
     made = op.advantages(torch.tensor([row.reward for row in used]), index, policies=policies)
@@ -249,7 +251,7 @@ def expected(
     old = new.detach() if fresh else joined(lambda row: row.old)
     advantages = joined(lambda row: [row.advantage * w for w in row.weights or [1.0] * len(row.mask)])
     labels = {"prompt_group": [row.line for row in rows], "domain": [DOMAINS[row.line % 4] for row in rows]}
-    strata = {stratum.name for stratum in op.hierarchy.order}
+    strata = {stratum.name for stratum in (*op.hierarchy.order, *op.hierarchy.groups)}
     index = op.index(offsets=cut, **{k: v for k, v in labels.items() if k in strata})
     policies = {}
     if "reference" in op.hierarchy.policies:

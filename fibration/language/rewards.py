@@ -1,4 +1,4 @@
-"""Which rewards a hierarchy that makes its own advantages takes from a trainer: one per row, or one per token."""
+"""Which rewards a formula of advantages is given: one per row, or one per token."""
 
 from __future__ import annotations
 
