@@ -574,7 +574,7 @@ LAWS = (
     ),
     slip(
         "statistics of tokens are differentiated", "laws*equivalent_words",
-        "return stop(self.gathered(", "return (self.gathered(",
+        "return found if flows else stop(found)", "return found",
     ),
     slip(
         "tokens that are not kept are counted with the others", "laws*equivalent_words",
@@ -612,6 +612,60 @@ LAWS = (
     slip(
         "advantages differ where they are asked to be one", "laws*equivalent",
         "part = [first if p == part[k] else p for p in part]", "part = [p for p in part if first >= 0]",
+    ),
+    slip(
+        "penalties are no part of a loss", "laws*equivalent_terms",
+        "if has_same_penalties(self.pair):", "if not has_same_penalties(self.pair) or self.places:",
+    ),
+    slip(
+        "penalties add nothing to the coefficients of a witness", "laws*equivalent_terms",
+        "(c - p for c, p in both)", "(c for c, p in both)",
+    ),
+    slip(
+        "a penalty has the weights of the loss", "laws*equivalent_terms",
+        "p.objective or _of_hierarchy(h.objective)", "p.objective or h.objective",
+    ),
+    slip(
+        "a penalty is held", "laws*equivalent_terms",
+        "return formulas.read(at(p.formula, p.over or leaf), leaf, SUMS)",
+        "return formulas.read(at(p.formula, p.over or leaf), leaf)",
+    ),
+    slip(
+        "advantages from rewards are all the same", "laws*equivalent_terms",
+        "if first is None or second is None or first == second:", "if first is None or second is None or first != 1:",
+    ),
+    slip(
+        "a mean of rows is one of tokens", "laws*equivalent_terms",
+        'if atom.of is not None and atom.kind in ("total", "mean"):', 'if atom.others and atom.kind in ("total", "mean"):',
+    ),
+    slip(
+        "the others' mean is that of all", "laws*equivalent_terms",
+        "return (found - formula) / (n - 1) if atom.others else found / n", "return found / n",
+    ),
+    slip(
+        "a deviation of what is alike is that", "laws*equivalent_terms",
+        'NOTHING if kind == "deviation" else first', "first",
+    ),
+    slip(
+        "a deviation of rows is one of tokens", "laws*equivalent_terms",
+        'of = of if kind == "deviation" else None', "of = None",
+    ),
+    slip(
+        "before and after are one variable", "laws*equivalent_terms",
+        "key = Gathered(o.direction, place, discount,", 'key = Gathered("before", place, discount,',
+    ),
+    slip(
+        "discounts are no part of an order", "laws*equivalent_terms",
+        "key = Gathered(o.direction, place, discount,", "key = Gathered(o.direction, place, None,",
+    ),
+    slip(
+        "a coefficient forgets what it moves in order", "laws*equivalent_terms",
+        "known = {symbol(n): m for n, m in (*means.items(), *((r, g) for g, r in formulas.gathered_as.items()))}",
+        "known = {symbol(n): m for n, m in means.items()}",
+    ),
+    slip(
+        "rewards are a token's own where rows have them", "laws*equivalent_terms",
+        "return self.pair.has_rewards_of_rows and self.pair.first.rows in below", "return False",
     ),
     slip(
         "a benchmark draws what was out of time as if it had ended", "bench*laws",

@@ -17,7 +17,8 @@ import networkx as nx
 
 from fibration.errors import ParameterError, SpecError, located
 from fibration.language.assumptions import Assumption
-from fibration.language.atoms import Parameter, Stratum, advantage
+from fibration.language.atoms import Count, Parameter, Stratum, advantage, reward
+from fibration.language.comparable import check_alone, check_attributes, check_rewards, check_strata
 from fibration.language.conditions import Condition, Equal, OnPolicy, Same, condition, policies_of, strata_of
 from fibration.language.declared import NAME, FrozenMap
 from fibration.language.decompositions import Decomposition
@@ -28,12 +29,14 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.limits import at_infinity
 from fibration.language.objectives import Objective
+from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, Policy
-from fibration.language.statistics import rewritten
+from fibration.language.statistics import Aggregate, rewritten, within
 from fibration.language.stops import NOTHING, ORDER, SUMS
 from fibration.language.strata import Shape
+from fibration.language.token_formulas import roots
 from fibration.language.traversal import atoms, substitute
 
 Given = Mapping[str, str | float | Fraction]
@@ -78,9 +81,34 @@ class Pair:
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """What is asked, and that an advantage which a gate reads below the tokens is one."""
-        read = (s for h in self for s in h.order if s not in h.leaves and advantage in set(atoms(h.gate(s))))
-        return tuple(dict.fromkeys((*self.when, *self.ranges, *(Equal(value=advantage, on=s) for s in read))))
+        """What is asked; that an advantage which is read below the tokens is one; that what is compared with others has
+        some."""
+        leaves = self.first.leaves
+        below = [s for h in self for s in h.order if advantage in set(atoms(h.gate(s)))]
+        below += [p.over for h in self for p in h.penalties.values() if p.over and advantage in set(atoms(p.formula))]
+        of = [a for a in self._gathered if isinstance(a.of, Stratum)]
+        below += [a.of for a in of if advantage in set(atoms(a.formula))]  # type: ignore[misc]
+        same = [Equal(value=advantage, on=s) for s in below if s not in leaves]
+        others = [a for a in of if isinstance(a, Aggregate) and a.others]
+        several = [Count(a.of, a.over) > 1 for a in others if a.of and a.over]
+        return tuple(dict.fromkeys((*self.when, *self.ranges, *same, *several)))
+
+    @cached_property
+    def _gathered(self) -> tuple[Aggregate | Ordered, ...]:
+        """Every statistic and order of a formula of both, however deep."""
+        read = (a for h in self for root in roots(h) for e in within(root.formula) for a in atoms(e))
+        return tuple(dict.fromkeys(a for a in read if isinstance(a, (Aggregate, Ordered))))
+
+    @property
+    def takes_rewards(self) -> bool:
+        """Whether advantages are made of rewards, which are what both are given."""
+        return self.first.advantages is not None
+
+    @cached_property
+    def has_rewards_of_rows(self) -> bool:
+        """Whether rewards are read at rows, so that all tokens of one have one."""
+        of = (a for a in self._gathered if reward in set(atoms(a.formula)) and a.of is not None)
+        return any(a.of not in self.first.leaves for a in of)
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:
@@ -114,8 +142,9 @@ def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: G
     for h in (first, second):
         if not isinstance(h, Hierarchy):
             raise SpecError(f"{h!r} is no hierarchy", remedy="load one: fibration.load('gspo')")
-    _check_strata(first, second)
-    _check_attributes(first, second)
+    check_strata(first, second)
+    check_rewards(first, second)
+    check_attributes(first, second)
     first, second, fixed, ranges = _matched(first, second, parameters or {})
     names: dict[str, object] = {s.name: s for h in (first, second) for s in whole_batch(h).strata}
     for h in (first, second):
@@ -135,53 +164,6 @@ def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: G
                 known = ", ".join(x.name for x in found.shape.strata)
                 raise SpecError(f"the condition {c!r} names the stratum {s}", required=f"one of {known}")
     return found
-
-
-def _check_strata(first: Hierarchy, second: Hierarchy) -> None:
-    leaves, rows = ({h.name: {s.name for s in of(h)} for h in (first, second)} for of in (_leaves, _rows))
-    for what, found in (("tokens", leaves), ("rows", rows)):
-        one, other = (", ".join(sorted(names)) for names in found.values()) if len(found) > 1 else ("", "")
-        if one != other:
-            raise SpecError(
-                f"'{first.name}' and '{second.name}' have other {what}",
-                required=f"the same strata as {what}, by name",
-                found=f"{one}, and {other}",
-                remedy="give what is the same stratum one name in both",
-            )
-
-
-def _leaves(h: Hierarchy) -> Iterable[Stratum]:
-    return h.leaves
-
-
-def _rows(h: Hierarchy) -> Iterable[Stratum]:
-    return (h.rows,)
-
-
-def _check_attributes(first: Hierarchy, second: Hierarchy) -> None:
-    for name in first.attributes.keys() & second.attributes.keys():
-        a, b = first.attributes[name], second.attributes[name]
-        if a != b:
-            raise SpecError(
-                f"'{first.name}' and '{second.name}' declare the attribute '{name}' differently",
-                required="one declaration",
-                found=f"{a.model_dump()} and {b.model_dump()}",
-            )
-    _check_alone("attribute", first, second, first.attributes, second.attributes, "give it one name in both")
-
-
-def _check_alone(
-    what: str, first: Hierarchy, second: Hierarchy, one: Iterable[str], other: Iterable[str], remedy: str
-) -> None:
-    """What both have and the other has not may be the same under two names."""
-    mine, yours = ([n for n in names if n not in set(others)] for names, others in ((one, other), (other, one)))
-    if mine and yours:
-        raise SpecError(
-            f"'{first.name}' and '{second.name}' have other {what}s",
-            required=f"{what}s of the same names, or more of them in one of the two",
-            found=f"{', '.join(mine)} in '{first.name}' alone; {', '.join(yours)} in '{second.name}' alone",
-            remedy=remedy.format(mine=mine[0], yours=yours[0]),
-        )
 
 
 # ---------------------------------------------------------------- parameters
@@ -207,7 +189,7 @@ def _matched(
     alone = [[n for n in names if n not in {t[k] for t in tied}] for k, names in enumerate(free)]
     read = [{str(a) for w in written.values() if w.owner != k for a in atoms(w.formula)} for k in (0, 1)]
     one, other = ([n for n in alone[k] if n not in read[k]] for k in (0, 1))
-    _check_alone("parameter", first, second, one, other, _MATCH)
+    check_alone("parameter", first, second, one, other, _MATCH)
     same = nx.Graph()
     same.add_nodes_from((k, n) for k, names in enumerate(free) for n in names)
     same.add_edges_from(((0, a), (1, b)) for a, b in (*tied, *((n, n) for n in alone[0] if n in alone[1])))

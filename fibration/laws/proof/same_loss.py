@@ -1,9 +1,11 @@
 """Whether two hierarchies give every token of every batch the same coefficient, for all sizes at once.
 
-Two arguments. Level by level: every gate is the same function of the same means, branch for branch, so that `𝒢` and all
-its derivatives are; and `μ` is the same. Or by the coefficients: `c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i` is a sum over the
-token's own log ratio and over the means that it moves, and in every combination of branches each summand is the same.
-A sum over what is constant on an element is its count times one summand.
+Advantages that are made of rewards are the same formula, and the rest is for any advantages; what penalties add to `c`
+is compared by itself. Then there are two arguments. Level by level: every gate is the same function of the same means,
+branch for branch, so that `𝒢` and all its derivatives are; and `μ` is the same. Or by the coefficients:
+`c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i` is a sum over the token's own log ratio and over what it moves of others, and in every
+combination of branches each summand is the same. A sum over what is constant on an element is its count times one
+summand.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from fibration.laws.proof.branches import TooManyCases, cases
 from fibration.laws.proof.branchwise import MOST, alike, at_ties, can_hold, identical, together
 from fibration.laws.proof.coordinates import X
 from fibration.laws.proof.near import SIDES, is_kinked
-from fibration.laws.proof.shared_means import Variables
-from fibration.laws.proof.side_by_side import Form, Unsuited
-from fibration.laws.proof.token_formulas import TokenFormulas
+from fibration.laws.proof.same_penalties import has_same_penalties, penalties
+from fibration.laws.proof.shared_means import Mean, Variables
+from fibration.laws.proof.side_by_side import Form
+from fibration.laws.proof.token_formulas import ONE, TokenFormulas, Unsuited
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,6 @@ def same_loss(pair: Pair) -> Found:
     """Decide it, as far as the two arguments go."""
     if is_the_same(pair):
         return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
-    terms: dict[str, list[object]] = {
-        "penalties": [Counter(h.penalties.values()) for h in pair], "advantages": [h.advantages for h in pair],
-    }  # fmt: skip
-    for what, (mine, yours) in terms.items():
-        if mine != yours:
-            return Found(False, f"the {what} are different formulas, and only equal ones are compared")
     if any(h.orthogonalise is not None for h in pair):
         return Found(False, "residuals of a projection are no means: only equal formulas are compared there")
     try:
@@ -100,6 +97,9 @@ class _Comparison:
                 required="conditions that some token can meet, since all losses are the same on no batch",
                 remedy="leave one of them out; each call compares on the batches that meet all conditions",
             )
+        for agree, what in ((self._advantages_agree, "advantages"), (self._penalties_agree, "penalties")):
+            if not agree():
+                return Found(False, f"{what}, {self._listed(what)}, could not be shown to be the same")
         estimators = {h.objective.estimator for h in self.pair}
         weights = all(self._weights_agree(*place) for place in self.places)
         ratios = not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places)
@@ -118,6 +118,30 @@ class _Comparison:
             False,
             "the two have other branches, or other formulas on them, and no batch was found that tells them apart",
         )
+
+    def _listed(self, what: str) -> str:
+        if what == "advantages":
+            return " and ".join(str(h.advantages) for h in self.pair)
+        return " and ".join(" + ".join(map(str, h.penalties.values())) or "none" for h in self.pair)
+
+    def _advantages_agree(self) -> bool:
+        """Whether they are the same formula of rewards, in value, if they are one."""
+        first, second = (h.advantages for h in self.pair)
+        if first is None or second is None or first == second:
+            return True
+        formulas = {leaf: [self.formulas.value(e, leaf) for e in (first, second)] for leaf in self.pair.first.leaves}
+        return all(self.variables.same(a, b, leaf, None, by_value=True) for leaf, (a, b) in formulas.items())
+
+    def _penalties_agree(self) -> bool:
+        """Whether they add the same to coefficients, all of one loss together."""
+        if has_same_penalties(self.pair):
+            return True
+        for leaf, side in self.places:
+            found = [penalties(self.formulas, h, leaf) for h in self.pair]
+            terms = [_Coefficient(self.formulas, side, e, ONE, ONE, same_ratio=True) for e in found]
+            if not self._agree(terms, leaf, side, True):
+                return False
+        return True
 
     @property
     def _weight(self) -> str:
@@ -158,10 +182,13 @@ class _Comparison:
 
     def _coefficients_agree(self, leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         """Whether all that a token adds is the same; `ratios_alone`: without the weights, where these are."""
-        terms = [_Coefficient(self.formulas, h, leaf, side, self.sides) for h in self.pair]
+        return self._agree(
+            [_of_loss(self.formulas, h, leaf, side, self.sides) for h in self.pair], leaf, side, ratios_alone
+        )
+
+    def _agree(self, terms: Sequence[_Coefficient], leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         assume = self.variables.at(leaf, side)
-        one = as_expression(1)
-        split = [cases(e, assume) for t in terms for e in (t.ratio, one if ratios_alone else t.weight)]
+        split = [cases(e, assume) for t in terms for e in (t.ratio, ONE if ratios_alone else t.weight)]
         for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
             mine, yours = (
                 {k: at_ties(flowing(e), known) for k, e in t.parts(ratio.held(), weight.sympy()).items()}
@@ -176,24 +203,35 @@ class _Comparison:
 class _Coefficient:
     """What a token of one hierarchy adds to coefficients, by the variable through which it does."""
 
-    def __init__(self, formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, side: int, sides: Sequence[int]) -> None:
-        self.variables, self.form = formulas.variables, Form(formulas, h, leaf, side)
+    def __init__(
+        self,
+        formulas: TokenFormulas,
+        side: int,
+        ratio: Expression,
+        weight: Expression,
+        times: Expression,
+        same_ratio: bool,
+        is_score: bool = False,
+    ) -> None:
+        self.variables, self.side, self.is_score = formulas.variables, side, is_score
         variables = self.variables
-        self.ratio, self.weight = self.form.ratio, self.form.weight
-        self.is_score = h.objective.estimator == "score"
-        same_ratio = all(Form(formulas, h, leaf, other).ratio == self.ratio for other in sides)
+        self.ratio, self.weight, self.times = ratio, weight, times
         means = {name: mean for mean, name in variables.names.items()}
-        self.means = {symbol(n): m for n, m in means.items() if n in set(atoms(self.ratio))}
+        known = {symbol(n): m for n, m in (*means.items(), *((r, g) for g, r in formulas.gathered_as.items()))}
+        self.moving = [symbol(a) for a in atoms(self.ratio) if symbol(a) in known]
         self.at_point: dict[Any, int] = {X: 0} if side == 0 else {}
-        self.at_point |= {symbol(n): 0 for n in means if variables.signs[symbol(n)] == frozenset({0})}
+        self.at_point |= {z: 0 for z in known if variables.signs[z] == frozenset({0})}
         read = [a for a in atoms(self.ratio) if not (variables.on_policy and symbol(a) in self.at_point)]
-        self.folded: dict[Any, Stratum] = {}
-        reads = [*read, *atoms(self.weight), advantage]
-        for z, mean in self.means.items():
+        self.folded: dict[Any, tuple[Mean, Stratum]] = {}
+        reads = [*read, *atoms(self.weight), *atoms(times)]
+        for z in self.moving:
+            mean = known[z]
+            if not isinstance(mean, Mean) or len(mean.parts) > 1 or isinstance(mean.parts[0][2], Expression):
+                continue
             place = mean.place if isinstance(mean.place, Stratum) else WHOLE
-            one = len(mean.parts) == 1 and not isinstance(mean.parts[0][2], Expression)
-            if same_ratio and one and all(variables.is_constant_on(place, a) for a in reads):
-                self.folded[z] = place
+            own = not mean.parts[0][2].free_symbols & set(known)  # moves with the token's log ratio alone
+            if same_ratio and own and all(variables.is_constant_on(place, a) for a in reads):
+                self.folded[z] = mean, place
 
     def parts(self, ratio: Any, weight: Any) -> dict[Any, Any]:
         """On one branch, what the token's own log ratio adds (under `x`), and what each mean does.
@@ -203,16 +241,27 @@ class _Coefficient:
         """
         if is_kinked(ratio):
             raise Unsuited("a branch is a root of a square")
-        size = weight * symbol(advantage)
+        size = weight * to_sympy(self.times)
         if self.is_score:
             return {X: (size * ratio).subs(self.at_point)}
         found = {X: size * sympy.diff(ratio, X)}
-        for z, mean in self.means.items():
+        for z in self.moving:
             slope = size * sympy.diff(ratio, z)
             if z not in self.folded:
                 found[z] = slope
-            elif mean.side == self.form.side:
+                continue
+            mean, place = self.folded[z]
+            if mean.side in (None, self.side):
                 ((leaf, share, function),) = mean.parts
-                number = to_sympy(self.variables.counted(Count(leaf, self.folded[z])))
+                number = to_sympy(self.variables.counted(Count(leaf, place)))
                 found[X] += number * slope * share * sympy.diff(function, X)
         return {k: v.subs(self.at_point) for k, v in found.items()}
+
+
+def _of_loss(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, side: int, sides: Sequence[int]) -> _Coefficient:
+    """What the gated ratio adds, times the advantage."""
+    form = Form(formulas, h, leaf, side)
+    same_ratio = all(Form(formulas, h, leaf, other).ratio == form.ratio for other in sides)
+    return _Coefficient(
+        formulas, side, form.ratio, form.weight, advantage, same_ratio, h.objective.estimator == "score"
+    )

@@ -26,6 +26,7 @@ from fibration.language.atoms import (
     Stratum,
     Total,
     advantage,
+    reward,
     token_log_ratio,
 )
 from fibration.language.conditions import WHOLE, Equal, One
@@ -164,7 +165,8 @@ class Variables:
         """Whether an atom has one value for all tokens over an element of a stratum."""
         below = (stratum, *self.pair.shape.coarser(stratum))
         if isinstance(atom, (Count, Total)):
-            return atom.over in below or atom.over == WHOLE
+            said = (c for c in self.pair.conditions if isinstance(c, Equal) and self.counted(c.value) == atom)
+            return atom.over in below or atom.over == WHOLE or any(c.on in (*below, WHOLE) for c in said)
         if isinstance(atom, Attribute):
             return atom.on in below
         if isinstance(atom, (Parameter, Component)):
@@ -172,6 +174,8 @@ class Variables:
         if atom == advantage:
             equal = (c for c in self.pair.conditions if isinstance(c, Equal) and c.value == advantage)
             return any(c.on in (*below, WHOLE) for c in equal)
+        if atom == reward:
+            return self.pair.has_rewards_of_rows and self.pair.first.rows in below
         if not isinstance(atom, Reading) or atom not in self.places:
             return False
         place = self.places[atom]
@@ -196,13 +200,13 @@ class Variables:
     def _factor(self, place: object, functions: list[Any]) -> Any:
         """What is constant over the place and can be taken out of the mean; at least the number."""
         stratum = place if isinstance(place, Stratum) else WHOLE
-        found = {sympy.Mul(*(a for a in sympy.Mul.make_args(f) if self._is_fixed(stratum, a))) for f in functions}
+        found = {sympy.Mul(*(a for a in sympy.Mul.make_args(f) if self.is_fixed(stratum, a))) for f in functions}
         if len(found) == 1:
             return found.pop()
         number = functions[0].as_coeff_Mul()[0]
         return number if number.is_Rational else sympy.Integer(1)
 
-    def _is_fixed(self, stratum: Stratum, factor: Any) -> bool:
+    def is_fixed(self, stratum: Stratum, factor: Any) -> bool:
         return all(s != X and self.is_constant_on(stratum, ATOM_OF[s]) for s in factor.free_symbols)
 
     def _signs_of(self, mean: Mean) -> Signs:

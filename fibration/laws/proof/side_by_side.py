@@ -12,15 +12,12 @@ from fibration.language.atoms import Density, Stratum, gated, in_channel, residu
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.stops import ORDER
 from fibration.language.sympy_bridge import to_sympy
 from fibration.language.traversal import atoms, substitute
 from fibration.laws.proof.branches import cases
 from fibration.laws.proof.near import SIDES
 from fibration.laws.proof.token_formulas import TokenFormulas
-
-
-class Unsuited(Exception):
-    """A hierarchy that cannot be written in these variables; its message says why."""
 
 
 class Form:
@@ -56,7 +53,7 @@ class Form:
     def _density(self, leaf: Stratum, channel: str, side: int) -> Expression:
         """What a token has per unit of the leaf measure: on one side of `x = 0`, by the branch there if it is one."""
         own = self.h.with_mass(self.h.decomposition[channel], leaf)
-        whole = cancel(self.formulas.read(own, leaf) / self.mass(leaf))
+        whole = cancel(self.formulas.read(own, leaf, ORDER) / self.mass(leaf))
         assume = self.variables.at(leaf, side)
         found = cases(whole, assume)
         return found[0].value if len(found) == 1 and found[0].defined(assume) else whole
@@ -89,4 +86,4 @@ class Form:
     @property
     def weight(self) -> Expression:
         """`μ·w` of the token."""
-        return self.formulas.weight(self.h, self.leaf)
+        return self.formulas.weight(self.h, self.leaf, self.h.objective)

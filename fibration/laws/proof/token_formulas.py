@@ -1,8 +1,10 @@
 """Formulas of tokens in the variables of a pair: weights, conditions, and statistics over other tokens.
 
-A statistic of one formula over one stratum is one variable, in whatever words the formula is written. Means and totals
-are means of what tokens have, as densities are; of those that differ by what is constant on the element one is a
-multiple of the other. Nothing of them moves with a token's log ratio: they stand in `stop`.
+A statistic of one formula over one stratum is one variable, in whatever words the formula is written, and so is what
+comes before or after. Means and totals are means of what tokens have, as densities are; of those that differ by what is
+constant on the element one is a multiple of the other. A sum over elements is one over tokens, each with its share; and
+the others' mean is that of all without the own. What moves with no log ratio stands in `stop`: all in weights and
+gates, all but order in decompositions, all but sums and order in penalties.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Count, Parameter, Reading, Stratum, Total, at, token_log_ratio
+from fibration.language.atoms import Count, Parameter, Reading, Stratum, Total, Where, at, token_log_ratio
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
 from fibration.language.operators import ANY, Signs, stop, where
+from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
+from fibration.language.stops import NOTHING as NONE
+from fibration.language.stops import ORDER
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
 from fibration.language.traversal import atoms, desugar, transform
 from fibration.laws.proof.branches import cases
@@ -31,14 +37,19 @@ ONE, NOTHING = as_expression(1), as_expression(0)
 PerLeaf = dict[Stratum, Expression]
 
 
+class Unsuited(Exception):
+    """A hierarchy that cannot be written in these variables; its message says why."""
+
+
 @dataclass(frozen=True)
-class Ordered:
-    """A variable: what is largest, or a quantile, of the tokens over an element."""
+class Gathered:
+    """A variable: what is largest, a quantile or a deviation of the tokens over an element; what comes before one."""
 
     kind: str
     place: object
-    level: Expression | None
+    level: Expression | None  # the discount, of order
     formulas: tuple[tuple[Stratum, int | None, Any], ...]
+    of: Where = None
 
 
 @dataclass
@@ -46,65 +57,157 @@ class TokenFormulas:
     """What formulas read of tokens, in the variables of a pair."""
 
     variables: Variables
-    ordered: dict[Ordered, Reading] = field(default_factory=dict)
-    _known: dict[tuple[Expression, Stratum], Expression] = field(default_factory=dict)
+    gathered_as: dict[Gathered, Reading] = field(default_factory=dict)
+    _known: dict[tuple[Expression, Stratum, frozenset[str]], Expression] = field(default_factory=dict)
 
-    def read(self, e: Expression, leaf: Stratum) -> Expression:
-        """A formula read at a token, or at what it lies over, with its counts, policies and statistics."""
-        key = e, leaf
+    def read(self, e: Expression, leaf: Stratum, through: frozenset[str] = NONE) -> Expression:
+        """A formula read at a token, or at what it lies over, with its counts, policies and statistics.
+
+        `through`: what gradients flow through of all that is gathered, by its word.
+        """
+        key = e, leaf, through
         if key not in self._known:
-            new = any(isinstance(a, Aggregate) for a in atoms(e))
-            self._known[key] = transform(_by_some(desugar(e)), self._atom) if new else self.variables.counted(e)
+            new = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(e))
+            atom = functools.partial(self._atom, leaf=leaf, through=through)
+            self._known[key] = transform(_by_some(desugar(e)), atom) if new else self.variables.counted(e)
         return self._known[key]
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
         """A formula through which no gradient flows, as what counts in the strata of a token."""
         return _unstopped(self.read(at(e, leaf), leaf))
 
-    def _atom(self, atom: Expression) -> Expression:
-        if not isinstance(atom, Aggregate):
+    def _atom(self, atom: Expression, leaf: Stratum, through: frozenset[str]) -> Expression:
+        if not isinstance(atom, (Aggregate, Ordered)):
             return self.variables.counted(atom)
-        assert isinstance(atom.over, Stratum)
-        leaves = self._leaves(atom.over)
-        if atom.kind == "some":
-            return self.gathered("total", {s: self.value(where(atom.formula, 1, 0), s) for s in leaves}, atom.over) > 0
-        level = None if atom.level is None else self.value(atom.level, leaves[0])
-        return stop(self.gathered(atom.kind, {s: self.value(atom.formula, s) for s in leaves}, atom.over, level))
+        flows = (atom.kind if isinstance(atom, Aggregate) else atom.direction) in through
+        several = len(self.variables.pair.first.leaves) > 1
+        if several and (isinstance(atom, Ordered) or atom.of is not None):
+            raise Unsuited(f"{atom}, of tokens of several kinds, is compared in equal formulas alone")
+        of = None if atom.of == leaf else atom.of
 
-    def _leaves(self, stratum: Stratum) -> list[Stratum]:
+        def each(e: Expression, s: Stratum) -> Expression:
+            here = at(e, of or s)
+            return self.read(here, s, through) if flows else self.value(here, s)
+
+        if isinstance(atom, Ordered):
+            found = self._ordered(atom, leaf, of, each(atom.formula, leaf), flows)
+        elif atom.kind == "some":
+            holds = {s: each(where(atom.formula, 1, 0), s) for s in self._leaves(atom.over)}
+            return self.gathered("total", holds, atom.over) > 0  # type: ignore[arg-type]
+        else:
+            found = self._statistic(
+                atom, leaf, of, {s: each(atom.formula, s) for s in self._leaves(atom.over)}, not flows
+            )
+        return found if flows else stop(found)
+
+    def _statistic(self, atom: Aggregate, leaf: Stratum, of: Where, formulas: PerLeaf, by_value: bool) -> Expression:
+        assert isinstance(atom.over, Stratum)
+        if atom.of is not None and atom.kind in ("total", "mean"):
+            return self._of_elements(atom, leaf, formulas[leaf], by_value)
+        level = None if atom.level is None else self.value(atom.level, next(iter(formulas)))
+        return self.gathered(atom.kind, formulas, atom.over, level, of, by_value)
+
+    def _of_elements(self, atom: Aggregate, leaf: Stratum, formula: Expression, by_value: bool) -> Expression:
+        """A sum over elements as one over tokens, each with its share of its element."""
+        assert isinstance(atom.over, Stratum) and isinstance(atom.of, Stratum)
+        v = self.variables
+        n, share = v.counted(Count(atom.of, atom.over)), v.counted(Count(leaf, atom.of))
+        fixed, rest = self._parted(formula, leaf, atom.over)
+        found = n * fixed
+        if rest != NOTHING:
+            found = found + self.gathered("total", {leaf: rest / share}, atom.over, by_value=by_value)
+        if atom.kind == "total":
+            return found
+        return (found - formula) / (n - 1) if atom.others else found / n
+
+    def _parted(self, e: Expression, leaf: Stratum, over: Stratum) -> tuple[Expression, Expression]:
+        """What of a sum is constant over an element, and the rest."""
+        v = self.variables
+        place = over if over not in v.single else WHOLE
+        if all(v.is_constant_on(place, a) for a in atoms(e)):
+            return e, NOTHING
+        simple = self._simple(e, leaf)
+        if len(cases(simple, v.at(leaf, None))) > 1:
+            return NOTHING, e
+        parts = sympy.Add.make_args(sympy.expand(to_sympy(simple)))
+        fixed = [p for p in parts if all(v.is_constant_on(place, ATOM_OF[s]) for s in p.free_symbols)]
+        if not fixed:
+            return NOTHING, e
+        rest = sympy.Add(*(p for p in parts if p not in fixed))
+        return from_sympy(sympy.Add(*fixed)), from_sympy(rest)
+
+    def _ordered(self, o: Ordered, leaf: Stratum, of: Where, formula: Expression, flows: bool) -> Expression:
+        """What comes before, or after: of a sum the sum, and what is constant comes out."""
+        v = self.variables
+        assert isinstance(o.over, Stratum)
+        place = o.over if o.over not in v.single else WHOLE
+        discount = from_sympy(sympy.expand(to_sympy(self.value(o.discount, leaf))))
+        if discount == NOTHING:
+            return NOTHING
+        side = 0 if v.on_policy else None
+        function = v.function(formula, leaf, side, by_value=not flows)
+        terms = [] if isinstance(function, Expression) else sympy.Add.make_args(function)
+        if not terms:
+            return self._variable(Gathered(o.direction, place, discount, ((leaf, side, function),), of))
+        found = NOTHING
+        for term in terms:
+            fixed = [f for f in sympy.Mul.make_args(term) if v.is_fixed(place, f)]
+            factor = sympy.Mul(*fixed)
+            if factor != 0:
+                key = Gathered(o.direction, place, discount, ((leaf, side, term / factor),), of)
+                found = found + from_sympy(factor) * self._variable(key)
+        return found
+
+    def _leaves(self, stratum: Where) -> list[Stratum]:
+        assert isinstance(stratum, Stratum)
         reach = self.variables.pair.shape.leaves_over(stratum)
         return [leaf for leaf in self.variables.pair.first.leaves if leaf in reach]
 
     # ------------------------------------------------------------ statistics
 
-    def gathered(self, kind: str, formulas: PerLeaf, over: Stratum, level: Expression | None = None) -> Expression:
-        """A statistic of what the tokens of each leaf have, over an element of a stratum."""
+    def gathered(
+        self,
+        kind: str,
+        formulas: PerLeaf,
+        over: Stratum,
+        level: Expression | None = None,
+        of: Where = None,
+        by_value: bool = True,
+    ) -> Expression:
+        """A statistic of what the tokens of each leaf have, over an element of a stratum.
+
+        `of`: they have it as parts of such elements, each of which counts once. `by_value`: no gradient flows.
+        """
         v = self.variables
         formulas = {leaf: self._simple(e, leaf) for leaf, e in formulas.items()}
         first, *others = formulas.values()
+        if kind == "deviation" and len(formulas) == 1:
+            formulas = {leaf: self._parted(e, leaf, over)[1] for leaf, e in formulas.items()}
+            first, *others = formulas.values()
         if over in formulas:
-            return formulas[over]
+            return NOTHING if kind == "deviation" else formulas[over]
         number = functools.reduce(operator.add, [v.counted(Count(leaf, over)) for leaf in formulas])
         place = over if over not in v.single else WHOLE
         if all(e == first for e in others) and all(v.is_constant_on(place, a) for a in atoms(first)):
-            return number * first if kind == "total" else first
+            return number * first if kind == "total" else NOTHING if kind == "deviation" else first
         split = any(token_log_ratio in set(atoms(e)) for e in formulas.values())
         sides: Sequence[int | None] = ((0,) if v.on_policy else SIDES) if split else (None,)
-        of: object = frozenset(formulas) if over in v.single else over
+        there: object = frozenset(formulas) if over in v.single else over
         if kind not in ("total", "mean"):
             made = tuple(
                 (s, side, v.function(e, s, side, by_value=True)) for s, e in formulas.items() for side in sides
             )
-            return self._variable(Ordered(kind, of, level, made))
+            of = of if kind == "deviation" else None
+            return self._variable(Gathered(kind, there, level, made, of))
         share = sympy.cancel(1 / to_sympy(number))
         terms = []
         for side in sides:
-            made = tuple((s, share, v.function(e, s, side, by_value=True)) for s, e in formulas.items())
+            made = tuple((s, share, v.function(e, s, side, by_value)) for s, e in formulas.items())
             (_, _, f), several = made[0], len(made) > 1
             alone = several or split or isinstance(f, Expression)  # else a mean of a sum is the sum of means
             for parts in [made] if alone else [((*made[0][:2], part),) for part in sympy.Add.make_args(f)]:
                 fixed = not alone and all(v.is_constant_on(place, ATOM_OF[s]) for s in parts[0][2].free_symbols)
-                terms.append(from_sympy(parts[0][2]) if fixed else v.mean(of, side, parts))
+                terms.append(from_sympy(parts[0][2]) if fixed else v.mean(there, side, parts))
         mean = functools.reduce(operator.add, terms)
         return number * mean if kind == "total" else mean
 
@@ -114,20 +217,26 @@ class TokenFormulas:
         found = cases(e, assume)
         return found[0].value if len(found) == 1 and found[0].defined(assume) else e
 
-    def _variable(self, key: Ordered) -> Expression:
+    def _variable(self, key: Gathered) -> Expression:
         v = self.variables
-        if key not in self.ordered:
-            made = self.ordered[key] = Reading(f"{key.kind} {len(self.ordered) + 1}")
+        if key not in self.gathered_as:
+            made = self.gathered_as[key] = Reading(f"{key.kind} {len(self.gathered_as) + 1}")
             signs: Signs = frozenset().union(*(v.signs_of(f, leaf, side) for leaf, side, f in key.formulas))
+            if key.kind in ORDER:
+                signs |= {0}  # of the first there is none before
+            elif key.kind == "deviation":
+                signs = frozenset({0, 1})
             v.signs[symbol(made)] = ANY if {-1, 1} <= signs else signs
-            v.places[made] = key.place
-        return self.ordered[key]
+            if key.kind not in ORDER:
+                v.places[made] = key.place
+            elif key.of is not None:
+                v.places[made] = key.of
+        return self.gathered_as[key]
 
     # ------------------------------------------------------------ weights of a token
 
-    def weight(self, h: Hierarchy, leaf: Stratum) -> Expression:
+    def weight(self, h: Hierarchy, leaf: Stratum, objective: Objective) -> Expression:
         """`μ·w` of a token, and 0 where it is not kept."""
-        objective = h.objective
         weight = objective.spelled_out(h.leaves, h.rows)
         counted = [k.condition for k in objective.kept if k.normaliser == "kept"]
         if counted:
@@ -190,7 +299,7 @@ def _by_some(e: Expression) -> Expression:
                 a, b, op = a.arguments[0], -b, _TURNED[op]
             if isinstance(a, Aggregate) and a.kind == "largest" and all(isinstance(r, Parameter) for r in atoms(b)):
                 more = a.formula > b if op in (">", "<=") else a.formula >= b
-                above = Aggregate("some", more, a.over)
+                above = Aggregate("some", more, a.over, None, a.of)
                 return above if op in (">", ">=") else ~above
     arguments = tuple(map(_by_some, e.arguments))
     return e if arguments == e.arguments else Apply(e.operator, arguments)

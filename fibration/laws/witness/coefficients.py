@@ -5,8 +5,8 @@ The gradient is `Σ c_i ∇log π_i` for any model. Nothing here uses sympy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -14,7 +14,9 @@ from fibration.errors import SpecError
 from fibration.language.atoms import Count, Stratum, Total, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
 from fibration.language.operators import exp
+from fibration.language.penalties import Penalty
 from fibration.language.traversal import evaluate
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.definition import Dense
@@ -82,11 +84,6 @@ class Point:
         """Which tokens count: all conditions of the objective hold on them."""
         return self._hold([k.condition for k in self.h.objective.kept])
 
-    @cached_property
-    def counted(self) -> list[bool]:
-        """Which tokens `μ` counts."""
-        return self._hold([k.condition for k in self.h.objective.kept if k.normaliser == "kept"])
-
     def _hold(self, conditions: Sequence[Expression]) -> list[bool]:
         here = self.at_tokens
         return [all(here.value(c, k) for c in conditions) for k in range(len(self.log_ratios))]
@@ -94,23 +91,38 @@ class Point:
     @cached_property
     def weights(self) -> list[Fraction]:
         """`μ_i`; 0 of a token that is not counted."""
-        weight = self.h.objective.spelled_out(self.h.leaves, self.h.rows)
+        return self._weights(self.h.objective)
+
+    @cached_property
+    def counted(self) -> list[bool]:
+        """Which tokens `μ` counts."""
+        return self._counted(self.h.objective)
+
+    def _counted(self, objective: Objective) -> list[bool]:
+        return self._hold([k.condition for k in objective.kept if k.normaliser == "kept"])
+
+    def _weights(self, objective: Objective) -> list[Fraction]:
+        weight = objective.spelled_out(self.h.leaves, self.h.rows)
         places = self.dense.tokens
-        if all(self.counted):
+        is_one = self._counted(objective)
+        if all(is_one):
             return [self.concrete.value(weight, leaf, i) for leaf, i in places]
-        counted = [p for p, is_counted in zip(places, self.counted, strict=True) if is_counted]
+        counted = [p for p, is_counted in zip(places, is_one, strict=True) if is_counted]
 
         def at(place: tuple[Stratum, int]) -> Fraction:
             value: Fraction = evaluate(weight, lambda a: _among(self.concrete, counted, a, place))
             return value
 
-        return [at(p) if is_counted else Fraction(0) for p, is_counted in zip(places, self.counted, strict=True)]
+        return [at(p) if is_counted else Fraction(0) for p, is_counted in zip(places, is_one, strict=True)]
 
     @cached_property
     def factors(self) -> list[Fraction]:
         """`w_i`, the product of the objective's further weights; 0 of a token that is not kept."""
-        here, found = self.at_tokens, [Fraction(int(k)) for k in self.kept]
-        for weight in self.h.objective.weighed:
+        return self._factors(self.h.objective)
+
+    def _factors(self, objective: Objective) -> list[Fraction]:
+        here, found = self.at_tokens, [Fraction(int(k)) for k in self._hold([k.condition for k in objective.kept])]
+        for weight in objective.weighed:
             found = [w and w * value_of(here.value(weight, k)) for k, w in enumerate(found)]
         return found
 
@@ -132,6 +144,29 @@ class Point:
             for i, slope in slopes_of(g).items() if w else ():
                 found[i] += n * w * slope / number[i]
         return found
+
+    @cached_property
+    def penalised(self) -> list[Fraction]:
+        """What penalties take off the coefficients: `∂/∂log π_i` of their sum; every element stands for itself."""
+        found = [Fraction(0)] * len(self.advantages)
+        for penalty in self.h.penalties.values():
+            for weight, value in self._penalties(penalty):
+                for i, slope in slopes_of(value).items():
+                    found[i] += weight * slope
+        return found
+
+    def _penalties(self, penalty: Penalty) -> Iterator[tuple[Fraction, Real]]:
+        """A penalty's value at all that it is of, each with its weight."""
+        here, formula = replace(self.at_tokens, flows=True), penalty.formula
+        if penalty.over is not None:
+            n = self.concrete.size[penalty.over]
+            yield from ((Fraction(1, n), here.value_at(formula, penalty.over, e)) for e in range(n))
+            return
+        weights = self.weights
+        if penalty.objective is not None:
+            own = self._weights(penalty.objective), self._factors(penalty.objective)
+            weights = [m * w for m, w in zip(*own, strict=True)]
+        yield from ((w, here.value(formula, k)) for k, w in enumerate(weights) if w)
 
 
 def _among(

@@ -10,6 +10,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from fibration.language.assumptions import Balanced
@@ -24,26 +25,29 @@ from fibration.language.atoms import (
     in_channel,
     residual,
 )
-from fibration.language.conditions import WHOLE, Equal, One, reads_tokens
+from fibration.language.conditions import Equal, One, reads_tokens
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
 from fibration.language.pairs import Pair
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
-from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounded, rounding, shown
+from fibration.laws.witness.batches import Concrete, Witness, is_balanced, rounding
 from fibration.laws.witness.coefficients import Point
+from fibration.laws.witness.differing import Token, witness
 from fibration.laws.witness.drawn import Breaks, breaks, read_by, reads_policies, said
-from fibration.laws.witness.duals import LogOf, TooClose, value_of
+from fibration.laws.witness.duals import TooClose, value_of
 from fibration.laws.witness.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
 from fibration.laws.witness.shapes import regular, small
 
 MOST_TOKENS = 4
 MOST_SHAPES = 40  # of one number of tokens
-Points = Mapping[int, int]  # how many are tried, by the number of tokens; 0 for regular batches with more
-FEW: Points = {1: 16, 2: 16, 3: 10, 4: 0, 0: 0}
-MANY: Points = {1: 200, 2: 300, 3: 200, 4: 100, 0: 40}
+Points = tuple[Point, Point, tuple[Fraction, ...]]
+Tries = Mapping[int, int]  # how many are tried, by the number of tokens; 0 for regular batches with more
+FEW: Tries = {1: 16, 2: 16, 3: 10, 4: 0, 0: 0}
+MANY: Tries = {1: 200, 2: 300, 3: 200, 4: 100, 0: 40}
 MOST_WIDE = 40  # tokens of a regular batch
 ONE = Fraction(1)
 exact_exp, exact_log = transcendental("exp"), transcendental("log")
@@ -51,10 +55,7 @@ HALF = exact_log(Fraction(1, 2))  # a log-prob, where a gate compares its residu
 COMPARED = ("<", "<=", ">", ">=")
 
 
-Token = tuple[Stratum, int]
-
-
-def difference(pair: Pair, most: Points) -> Witness | None:
+def difference(pair: Pair, most: Tries) -> Witness | None:
     """The smallest batch found on which a token has another coefficient in the second hierarchy than in the first."""
     if any(h.orthogonalise is not None for h in pair):
         return None
@@ -68,20 +69,29 @@ def difference(pair: Pair, most: Points) -> Witness | None:
 
 
 def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
-    for point, other in itertools.islice(points(pair, n), number):
+    for point, other, rewards in itertools.islice(points(pair, n), number):
         try:
-            mine, yours = (dict(zip(p.dense.tokens, p.coefficients, strict=True)) for p in (point, other))
+            mine, yours = map(_coefficients, (point, other))
         except (NoValue, TooLarge, TooClose):
             continue
         for token, c in mine.items():
             d = yours[token]
             if abs(c - d) > off * max(ONE, abs(c), abs(d)):
-                return _witness(pair, point, token, mine, yours, off)
+                return witness(pair, (point, other), rewards, token, mine, yours, off)
     return None
 
 
-def points(pair: Pair, n: int) -> Iterator[tuple[Point, Point]]:
-    """Batches of `n` tokens to compare on, one and the same for both hierarchies; of 0, regular ones of more."""
+def _coefficients(point: Point) -> dict[Token, Fraction]:
+    """Those of `A`, less those of the penalties."""
+    both = zip(point.coefficients, point.penalised, strict=True)
+    return dict(zip(point.dense.tokens, (c - p for c, p in both), strict=True))
+
+
+def points(pair: Pair, n: int) -> Iterator[Points]:
+    """Batches of `n` tokens to compare on, one and the same for both hierarchies; of 0, regular ones of more.
+
+    With a reward per token, where these are given.
+    """
     rng = random.Random(n)
     if n:
         found = list(itertools.islice(small(pair.shape, n, pair.assume), MOST_SHAPES))
@@ -92,7 +102,7 @@ def points(pair: Pair, n: int) -> Iterator[tuple[Point, Point]]:
     yield from _interleaved([_on(pair, c, rng) for c in shapes if allowed(pair, c)])
 
 
-def _interleaved(many: Sequence[Iterator[tuple[Point, Point]]]) -> Iterator[tuple[Point, Point]]:
+def _interleaved(many: Sequence[Iterator[Points]]) -> Iterator[Points]:
     """One of each in turn, so that no shape takes the turns of all others."""
     left = list(many)
     while left:
@@ -109,7 +119,7 @@ def allowed(pair: Pair, concrete: Concrete) -> bool:
     return not any(isinstance(c, One) and concrete.size[c.stratum] > 1 for c in pair.conditions)
 
 
-def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[tuple[Point, Point]]:
+def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[Points]:
     """Points on one shape: values of attributes and parameters, with log ratios and advantages in turn."""
     made = [_at(pair, c, rng) for c in _valued(pair, shape) if _holds_of(pair, c)]
     yield from _interleaved(made)
@@ -161,7 +171,7 @@ def _tokens(pair: Pair, concrete: Concrete) -> list[Token]:
 # ---------------------------------------------------------------- log ratios and advantages
 
 
-def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[tuple[Point, Point]]:
+def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points]:
     tokens = _tokens(pair, concrete)
     steps = list(_advantages(pair, concrete, tokens, rng))
     turns = itertools.cycle(steps)
@@ -177,21 +187,50 @@ def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[tuple[Po
                 ratios = tuple(1 + x for x in xs) if as_ratios else None
                 log_probs = spoken.log_probs(order) if spoken else {}
                 made.append(Point(h, concrete, xs, mine, ratios, strict=True, log_probs=log_probs))
+            if pair.takes_rewards:
+                try:
+                    made = [_of_rewards(p) for p in made]
+                except (NoValue, TooLarge, TooClose):
+                    continue
+                if not all(_is_asked(pair, p) for p in made):
+                    continue
             if all(_holds_at(c, made[0]) for c in of_tokens):
-                yield made[0], made[1]
+                yield made[0], made[1], a if pair.takes_rewards else ()
+
+
+def _of_rewards(point: Point) -> Point:
+    """With the advantages that a loss makes of what the point has as its own."""
+    assert point.h.advantages is not None
+    here = replace(point.at_tokens, rewards=point.advantages)
+    found = (value_of(here.value(point.h.advantages, k)) for k in range(len(point.advantages)))
+    return replace(point, advantages=tuple(found))
+
+
+def _is_asked(pair: Pair, point: Point) -> bool:
+    """Whether the advantages that are made of rewards are as the conditions ask for them."""
+    given = dict(zip(point.dense.tokens, point.advantages, strict=True))
+    for c in pair.conditions:
+        if isinstance(c, Equal) and c.value == advantage:
+            seen: dict[int, Fraction] = {}
+            if any(seen.setdefault(point.concrete.below(*t, c.on), a) != a for t, a in given.items()):
+                return False
+    asked = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
+    return all(_holds(c, point.concrete, t, a) for c in asked for t, a in given.items())
 
 
 def _advantages(
     pair: Pair, concrete: Concrete, tokens: Sequence[Token], rng: random.Random
 ) -> Iterator[tuple[Fraction, ...]]:
-    """Advantages as the conditions ask for them: one sign, both, small, and 0."""
-    same = [c.on for c in pair.conditions if isinstance(c, Equal) and c.value == advantage]
+    """Advantages as the conditions ask for them: one sign, both, small, and 0. Rewards, where these are given."""
+    of_rows = [pair.first.rows] if pair.has_rewards_of_rows else []
+    same = [c.on for c in pair.conditions if isinstance(c, Equal) and c.value == advantage] or of_rows
     part = _parts(concrete, tokens, same)
     n = max(part) + 1
     patterns: list[tuple[Fraction, ...]] = [(ONE,) * n, (-ONE,) * n]
     patterns += [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
     patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
     asked = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
+    asked = [c for c in asked if not (pair.takes_rewards and advantage in set(atoms(c)))]
     for pattern in dict.fromkeys(patterns):
         a = tuple(pattern[part[k]] for k in range(len(tokens)))
         if any(a) and all(_holds(c, concrete, token, a[k]) for c in asked for k, token in enumerate(tokens)):
@@ -298,7 +337,7 @@ def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
                 continue
             size = concrete.attempt(m, s, 0)
             read = [a for a in atoms(comparison) if a not in (residual, advantage) and not isinstance(a, Density)]
-            if any(isinstance(a, Aggregate) for a in read):
+            if any(isinstance(a, (Aggregate, Ordered)) for a in read):
                 continue
             known = tuple((a, HALF if isinstance(a, LogProb) else concrete.atom(a, s, 0)) for a in read)
             for a in (ONE, -ONE) if size else ():
@@ -338,60 +377,3 @@ def _root(
     except (NoValue, TooLarge):
         return None
     return None if y[2] - y[1] != y[1] - y[0] or y[1] == y[0] else -y[0] / (y[1] - y[0])
-
-
-# ---------------------------------------------------------------- what a reader is shown
-
-
-def _witness(
-    pair: Pair,
-    point: Point,
-    token: Token,
-    mine: Mapping[Token, Fraction],
-    yours: Mapping[Token, Fraction],
-    off: Fraction,
-) -> Witness:
-    concrete, (leaf, element) = point.concrete, token
-    first, second = (f"'{h.name}'" for h in pair)
-    if first == second:
-        first, second = "the first", "the second"
-    what, given = ("log ratios", point.log_ratios) if point.ratios is None else ("ratios", point.ratios)
-    what_said, spoken = _said(point)
-    of_policies = "".join(f", {what_said} {_listed(v)} under {p}" for p, v in spoken.items())
-    attributes = "".join(f", {a.name} {_listed(v)}" for a, v in concrete.attributes.items())
-    text = (
-        f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(given)}{of_policies} and "
-        f"advantages {_listed(point.advantages)}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
-        f"{first} and {_readable(yours[token])} in {second}"
-    )
-    values = {
-        "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
-        "token": f"{leaf} {element + 1}", "coefficients": tuple(rounded(c, off) for c in mine.values()),
-        "other_coefficients": tuple(rounded(yours[t], off) for t in mine),
-    }  # fmt: skip
-    values |= {f"{what_said.replace('-', '_')} of {p}": v for p, v in spoken.items()}
-    return Witness(text, concrete, values)
-
-
-def _said(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
-    """What policies say of the tokens: probabilities where these are rational, else log-probs."""
-    if all(isinstance(v, LogOf) for values in point.log_probs.values() for v in values):
-        said = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
-        return "probabilities", said
-    return "log-probs", {p: tuple(map(value_of, values)) for p, values in point.log_probs.items()}
-
-
-def _listed(values: Sequence[Fraction]) -> str:
-    return ", ".join(map(_readable, values))
-
-
-def _readable(value: Fraction) -> str:
-    """A rational, or six digits of one that is long."""
-    return str(value) if len(str(value)) <= 16 else shown(value)
-
-
-def _place(pair: Pair, concrete: Concrete) -> str:
-    """The batch in words, down from what has several elements."""
-    single = [s for s in pair.shape.order if concrete.size[s] == 1 and pair.shape.above(s)]
-    whole = [s for s in single if all(concrete.size[u] == 1 for u in pair.shape.strata if s in pair.shape.finer(u))]
-    return concrete.describe(whole[-1] if whole else WHOLE)

@@ -22,12 +22,14 @@ from fibration.language.atoms import (
     at,
     in_channel,
     residual,
+    reward,
     token_log_ratio,
 )
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import OPERATORS
+from fibration.language.order import Ordered
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import Aggregate, within
@@ -44,8 +46,18 @@ MOST = 12
 
 def read_by(h: Hierarchy) -> Iterator[Expression]:
     """Every formula of a loss, with those of the statistics that it reads."""
-    for e in (*formulas(h), h.objective.spelled_out(h.leaves, h.rows), *h.objective.formulas):
+    for e in (*formulas(h), h.objective.spelled_out(h.leaves, h.rows), *h.objective.formulas, *terms(h)):
         yield from within(e)
+    if h.advantages is not None:
+        yield from within(h.advantages)
+
+
+def terms(h: Hierarchy) -> Iterator[Expression]:
+    """What penalties read."""
+    for p in h.penalties.values():
+        yield p.formula
+        if p.objective is not None:
+            yield from (p.objective.spelled_out(h.leaves, h.rows), *p.objective.formulas)
 
 
 def reads_policies(pair: Pair) -> bool:
@@ -93,7 +105,7 @@ def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum], ...]:
         for leaf in h.leaves:
             gates = (in_channel(h.gate(s), c) for s in h.order for c in h.decomposition.channels)
             split = (h.with_mass(e, leaf) for _, e in h.decomposition.densities)
-            for e in (*h.objective.formulas, *gates, *split, *asked):
+            for e in (*h.objective.formulas, *terms(h), *gates, *split, *asked):
                 for inner in within(e):
                     found |= {(c, leaf): None for c in _compared(at(desugar(inner), leaf))}
     return tuple(found)
@@ -162,11 +174,14 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
             own = by if moved == CURRENT else -by
             return base + own if atom.policy.name == moved != OLD else base
         if isinstance(atom, Aggregate):
-            value = evaluate(at(atom.formula, leaf), atom_of)
+            value = evaluate(at(atom.formula, atom.of or leaf), atom_of)
             assert isinstance(atom.over, Stratum)
-            number = sum(concrete.atom(Count(s, atom.over), leaf, 0) for s in concrete.shape.leaves_over(atom.over))
-            return value * number if atom.kind == "total" else value
-        if atom == advantage:
+            each = concrete.shape.leaves_over(atom.over) if atom.of is None else [atom.of]
+            number = sum(concrete.atom(Count(s, atom.over), leaf, 0) for s in each)
+            return value * {"total": number, "deviation": 0}.get(atom.kind, 1)
+        if isinstance(atom, Ordered):  # as at the second
+            return evaluate(atom.discount, atom_of) * evaluate(at(atom.formula, atom.of or leaf), atom_of)
+        if atom in (advantage, reward):
             return a
         if atom == residual or isinstance(atom, (Density, Gated)):
             return Fraction(0)

@@ -1,0 +1,69 @@
+"""What two hierarchies must have in common for their losses to be compared at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Stratum
+from fibration.language.hierarchy import Hierarchy
+
+
+def check_strata(first: Hierarchy, second: Hierarchy) -> None:
+    leaves, rows = ({h.name: {s.name for s in of(h)} for h in (first, second)} for of in (_leaves, _rows))
+    for what, found in (("tokens", leaves), ("rows", rows)):
+        one, other = (", ".join(sorted(names)) for names in found.values()) if len(found) > 1 else ("", "")
+        if one != other:
+            raise SpecError(
+                f"'{first.name}' and '{second.name}' have other {what}",
+                required=f"the same strata as {what}, by name",
+                found=f"{one}, and {other}",
+                remedy="give what is the same stratum one name in both",
+            )
+
+
+def check_rewards(first: Hierarchy, second: Hierarchy) -> None:
+    """What is given to both is of one kind."""
+    if (first.advantages is None) is not (second.advantages is None):
+        made, taken = (first, second) if second.advantages is None else (second, first)
+        raise SpecError(
+            f"'{made.name}' makes its advantages of rewards, and '{taken.name}' is given advantages",
+            required="two losses from rewards, or two from advantages",
+            found=f"advantages={made.advantages} in '{made.name}' alone",
+            remedy=f"compare what they do with advantages: replace(advantages=None) of '{made.name}'; or give "
+            f"'{taken.name}' the same formula",
+        )
+
+
+def _leaves(h: Hierarchy) -> Iterable[Stratum]:
+    return h.leaves
+
+
+def _rows(h: Hierarchy) -> Iterable[Stratum]:
+    return (h.rows,)
+
+
+def check_attributes(first: Hierarchy, second: Hierarchy) -> None:
+    for name in first.attributes.keys() & second.attributes.keys():
+        a, b = first.attributes[name], second.attributes[name]
+        if a != b:
+            raise SpecError(
+                f"'{first.name}' and '{second.name}' declare the attribute '{name}' differently",
+                required="one declaration",
+                found=f"{a.model_dump()} and {b.model_dump()}",
+            )
+    check_alone("attribute", first, second, first.attributes, second.attributes, "give it one name in both")
+
+
+def check_alone(
+    what: str, first: Hierarchy, second: Hierarchy, one: Iterable[str], other: Iterable[str], remedy: str
+) -> None:
+    """What both have and the other has not may be the same under two names."""
+    mine, yours = ([n for n in names if n not in set(others)] for names, others in ((one, other), (other, one)))
+    if mine and yours:
+        raise SpecError(
+            f"'{first.name}' and '{second.name}' have other {what}s",
+            required=f"{what}s of the same names, or more of them in one of the two",
+            found=f"{', '.join(mine)} in '{first.name}' alone; {', '.join(yours)} in '{second.name}' alone",
+            remedy=remedy.format(mine=mine[0], yours=yours[0]),
+        )
