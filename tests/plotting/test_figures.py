@@ -428,6 +428,13 @@ def test_levels_below_the_rows_and_attributes() -> None:
 # ---------------------------------------------------------------- trees and quivers
 
 
+def test_rows_of_a_world_are_a_group() -> None:
+    """And each sign is a trajectory where a penalty above the tokens reads the advantage."""
+    seen = Drift(compiled("real"), {})
+    assert seen.rows == 2 and Drift(compiled("kimi_k2"), {}).rows == 1
+    assert seen.start.index.count("trajectory", "prompt_group").tolist() == [2]
+
+
 def test_tokens_are_dealt_out_to_the_leaves_in_turn() -> None:
     seen = sample(compiled("fiberpo_modal"), np.zeros((2, 5)), [1.0] * 5, {})
     text, image, row, group = (next(s for s in seen.op.hierarchy.order if s.name == n) for n in MODAL)

@@ -24,7 +24,7 @@ from fibration.plotting.canvas import INK, PALETTE, plate, title
 from fibration.plotting.figures.gates import reach
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, plane
 from fibration.plotting.figures.sample import OLD, Sample, Vector, dealing, regimes_of, sample, samples
-from fibration.plotting.gate_curve import reads_advantage, reads_pull, removes, sections
+from fibration.plotting.gate_curve import reads_pull, removes, sections
 from fibration.printing.regimes import CHANNELS, unit
 from fibration.runtime.operator import Operator
 
@@ -57,15 +57,17 @@ class Event:
 
 @dataclass(frozen=True)
 class Drift:
-    """One loss along the drift. Where a gate above the tokens reads the advantage, each sign is a trajectory."""
+    """One loss along the drift. Where a gate or a penalty above the tokens reads the advantage, each sign is a
+    trajectory.
+    """
 
     op: Operator
     parameters: Mapping[str, Any]
 
     @cached_property
     def rows(self) -> int:
-        h = self.op.hierarchy
-        return 2 if any(reads_advantage(self.op, s.name) for s in h.order if s not in h.leaves) else 1
+        read = self.op.programs["evaluate"]
+        return 2 if any(i.kind == "advantage" and i.over not in read.leaves for i in read.inputs) else 1
 
     @cached_property
     def is_score(self) -> bool:

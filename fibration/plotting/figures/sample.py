@@ -183,6 +183,7 @@ def sample(
     for s in h.order:
         if s not in (*h.leaves, h.rows) and s.name != BATCH:
             labels[s.name] = (of_row if _by_row(op, s) else of_world).tolist()
+    labels |= {s.name: np.repeat(np.arange(worlds), rows).tolist() for s in h.groups}  # of rows: those of a world
     if len(h.leaves) > 1:
         leaf = np.tile(dealt(tokens, rows, len(h.leaves)), worlds)
         labels |= {s.name: leaf == i for i, s in enumerate(h.leaves)}
