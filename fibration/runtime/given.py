@@ -85,7 +85,7 @@ def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: b
     Where values may be looked at, that is an error.
     """
     if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
-        result = (given if _every_row(index) else given[index.row_tensor()]).double()
+        result = (given if _every_row(index) else given[index.row_tensor()]).double().contiguous()
     else:
         elements, *parts = map(_joined, zip(*_parts(stratum, index, given, per_row), strict=True))
         low, high = (
@@ -210,7 +210,7 @@ def of_batch_rows(index: Index, values: Tensor) -> Tensor:
     """A number per row of the tensors from one per element: float64 [B], 0 at rows without tokens."""
     rows = index.hierarchy.rows.name
     if index.ranks is None and _every_row(index):
-        return values.expand(index.n_rows)
+        return values.expand(index.n_rows).contiguous()
     found = values.new_zeros(index.n_rows)
     for elements, places in index.over_rows(rows):
         found[index.row_tensor()[places]] = values.expand(index.size[rows])[elements]

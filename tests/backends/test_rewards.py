@@ -53,6 +53,18 @@ def test_the_fields_advantages(backend, name):
             assert not by_row[[n == 0 for n in batch.lengths]].any()
 
 
+@pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
+def test_rewards_may_be_every_other_number_of_a_tensor(backend):
+    """As a column of rewards per token is; here no row is without tokens."""
+    batch = spread_batch((3, 1, 4, 2), seed=0)
+    h, r = rewarded(FIELD["length" if backend == "c" else "grpo"]), of_rows(batch)
+    op, expected = operator(h, backend), Rewards(h, batch, r[batch.row], {}).advantages()
+    layout = padded(op, batch)
+    column = torch.stack([-torch.tensor(r), torch.tensor(r)], dim=1)[:, 1]
+    assert not column.is_contiguous()
+    close(op.advantages(column, layout.index).numpy()[batch.row], expected)
+
+
 SEEDS = range(60 if ALL else 10)
 
 
