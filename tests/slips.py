@@ -647,6 +647,10 @@ LAWS = (
         'NOTHING if kind == "deviation" else first', "first",
     ),
     slip(
+        "a deviation moves with what all have", "laws*equivalent_terms",
+        'if kind == "deviation" and len(formulas) == 1:', 'if kind == "some":',
+    ),
+    slip(
         "a deviation of rows is one of tokens", "laws*equivalent_terms",
         'of = of if kind == "deviation" else None', "of = None",
     ),

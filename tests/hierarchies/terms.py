@@ -94,6 +94,9 @@ SAME = {
     "a penalty of its own weights": Pair(
         loss(penalties={"kl": where(advantage > 0, x**2, 0)}), less(Penalty(x**2, objective=own.keep(advantage > 0)))
     ),
+    "a penalty is not weighed with the rest": Pair(
+        less(k2, objective=own.weigh(2)), less(Penalty(k2, objective=own), objective=own.weigh(2))
+    ),
     "a penalty of rows is one of tokens": penalised(over_rows(mean(r**2, over=trajectory)), r**2),
     "a square of rows": penalised(over_rows(total(r, over=trajectory) ** 2), over_rows((T * mean(r, over=trajectory)) ** 2)),
     "a margin of groups": penalised(
@@ -110,6 +113,7 @@ SAME = {
         standardised(reward, over=prompt_group), standardised(reward + G, over=prompt_group)
     ),
     "a deviation of one number": weighed(1 + deviation(T, over=trajectory), 1),
+    "a mean of a row's own reward": rewarded(C, mean(C, over=trajectory)),
     "what is after": rewarded(reward + after(reward, over=trajectory), reward + after(2 * reward, over=trajectory) / 2),
 }  # fmt: skip
 
@@ -119,7 +123,7 @@ DIFFERENT = {
     "another factor": penalised(k2, beta * k2),
     "a ratio that is stopped": penalised(exp(r) * k3, stop(exp(r)) * k3),
     "other weights": penalised(k2, Penalty(k2, objective=token_mean())),
-    "weights of the loss": Pair(less(k2, objective=own.weigh(2)), less(2 * k2, objective=own.weigh(2))),
+    "weights of the loss": Pair(less(k2, objective=own.weigh(2)), less(Penalty(k2, objective=own.weigh(2)), objective=own.weigh(2))),
     "a square of a sum": penalised(over_rows(total(r, over=trajectory) ** 2), over_rows(total(r**2, over=trajectory))),
     "before and after": penalised(prefix**2, later**2),
     "order that is stopped": penalised(r * prefix, r * stop(prefix)),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hierarchies.terms import DIFFERENT, SAME
+from hierarchies.terms import DIFFERENT, SAME, beta, k2, k3, less, trajectory
 from oracles import terms
 
-from fibration import equivalent
+from fibration import deviation, equivalent, identity_gate, load
 from fibration.language.pairs import pair
 from fibration.laws.proof.same_loss import same_loss
 
@@ -33,3 +33,28 @@ def test_losses_that_are_not(name):
     place = values["tokens"].index(values["token"])
     assert values["coefficients"][place] != values["other_coefficients"][place]
     assert not same_loss(pair(p.first, p.second, p.when)).proved
+
+
+def test_what_is_alike_in_tokens_of_several_kinds_has_no_deviation():
+    modal = load("fiberpo_modal")
+    one, other, plain = (
+        modal.replace(gates=dict.fromkeys(modal.gates, identity_gate()), objective=modal.objective.weigh(w))
+        for w in (1 + deviation(beta, over=trajectory), 1 + beta, 1 + 0 * beta)
+    )
+    assert same_loss(pair(one, plain)).proved
+    assert not same_loss(pair(one, other)).proved
+
+
+def test_a_counterexample_says_what_both_are_given():
+    """Log-probs of every policy, and rewards where advantages are made of them."""
+    text = str(equivalent(less(k2), less(k3)))
+    assert "under old" in text and "under reference" in text
+    p = DIFFERENT["leave one out, and not"]
+    text = " ".join(str(equivalent(p.first, p.second)).split())
+    assert "rewards 1, -1, of which the first makes the advantages 2, -2 and the second 1, -1" in text
+    assert "on a prompt_group of 2 trajectories" in text
+    given = equivalent(p.first, p.second).to_dict()["verdicts"][0]["counterexample"]["values"]
+    assert (given["rewards"], given["advantages"], given["other_advantages"]) == (["1", "-1"], ["2", "-2"], ["1", "-1"])
+    p = SAME["leave one out"]
+    both = (h.replace(penalties={"kl": k}) for h, k in ((p.first, k2), (p.second, k3)))
+    assert ", of which both make the advantages" in " ".join(str(equivalent(*both)).split())

@@ -37,9 +37,10 @@ def witness(
     advantages = f"advantages {_listed(point.advantages)}"
     theirs = tuple(dict(zip(other.dense.tokens, other.advantages, strict=True))[t] for t in mine)
     if rewards:
-        advantages = f"rewards {_listed(rewards)}, of which {first} makes the {advantages}"
+        who = f"both make the {advantages}"
         if theirs != point.advantages:
-            advantages += f" and {second} {_listed(theirs)}"
+            who = f"{first} makes the {advantages} and {second} {_listed(theirs)}"
+        advantages = f"rewards {_listed(rewards)}, of which {who}"
     text = (
         f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(given)}{of_policies} and "
         f"{advantages}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
