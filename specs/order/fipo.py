@@ -2,8 +2,8 @@
 
 `J = Σ μ·w·min(r·A, clip(r, 1-low, 1+high)·A)`, capped at `ceiling` where `A < 0`; `w = clip(exp(F), 1, 1+range)`, `F_t
 = Σ_{s>=t} γ^(s-t)·log r_s` without tokens of `r > ceiling`, `γ = 2^(-1/32)`; `w = 1` where `A < 0` and `r > safety`; `μ
-= 1/tokens`. ms-swift's `fipo`, in whose sources the weight was read; slime has it too. All laws hold but `causal`: a
-weight that looks at what comes after.
+= 1/tokens`. ms-swift's `fipo`, in whose sources the weight was read. All laws hold but `causal`: a weight that looks at
+what comes after.
 """
 
 from fibration import (

@@ -1,8 +1,8 @@
 """Kimi K2 (Kimi Team 2025, 2507.20534): a regression of centred rewards on `τ` times a trajectory's log ratio.
 
 `J = Σ μ·A·log π - mean τ²·(Σ log r)²`, `A = R - mean` of the prompt group, `μ = 2·τ/trajectories`: up to terms that the
-policy does not change, the paper's `-mean (A - τ·Σ log r)²`. `2·τ` times `kimi_k15`. All laws hold but `identity` and
-`first_order`: a score estimator.
+policy does not change, the paper's `-mean (A - τ·Σ log r)²`, as pages quote it. `2·τ` times `kimi_k15`. All laws hold
+but `identity` and `first_order`: a score estimator.
 """
 
 from fibration import (

@@ -2,7 +2,8 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A) + share·Σ ν·log π`, `ν = 1/tokens` of those with `A > 0` and 0 elsewhere, `μ
 = 1/tokens`. In VAPO these are the tokens of right answers, which are the same where advantages are centred rewards;
-with a critic give an attribute of the rows instead. Its advantages are `ppo_gae`'s. All laws hold.
+with a critic give an attribute of the rows instead. Its advantages are `ppo_gae`'s. Read on pages that quote the paper.
+All laws hold.
 """
 
 from fibration import (
