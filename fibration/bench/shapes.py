@@ -15,6 +15,7 @@ from torch import Tensor
 from fibration.bench.labels import fine_labels, row_labels
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.rewards import adds_up_tokens
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
@@ -114,7 +115,7 @@ def make_problem(
             x += generator.normal(0, 0.15, int(max(above)) + 1).astype(np.float32)[np.asarray(above)][row]
     x = np.copysign(np.maximum(np.abs(x), 1e-3), x)
     old = -0.1 - generator.exponential(1.0, len(row)).astype(np.float32)
-    per_token = hierarchy.name in PER_TOKEN_ADVANTAGES
+    per_token = hierarchy.name in PER_TOKEN_ADVANTAGES or adds_up_tokens(hierarchy)
     advantages = generator.normal(0, 1, len(row) if per_token else rows).astype(np.float32)
     labels |= fine_labels(hierarchy, row, lengths, generator)
     offsets = np.concatenate([[0], np.cumsum(lengths)])

@@ -15,6 +15,7 @@ from fibration.compiler.program import Program
 from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.rewards import adds_up_tokens
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
 from fibration.runtime.batch import Batch
@@ -164,6 +165,17 @@ def refuse_both(hierarchy: Hierarchy, rewards: Tensor, advantages: Tensor | None
             f"rewards are given, and '{hierarchy.name}' has no formula for advantages",
             required="advantages=...",
             remedy="declare Hierarchy(advantages=centred(reward, over=prompt_group)), or work them out before the call",
+        )
+
+
+def refuse_sums(hierarchy: Hierarchy, index: Index) -> None:
+    """Refuse rewards of rows where the formula adds up those of tokens: one would count as often as it has tokens."""
+    if adds_up_tokens(hierarchy):
+        raise BatchError(
+            "rewards are given per row",
+            required=f"{list(index.shape)}, one per token",
+            found=f"'{hierarchy.name}' adds up the rewards of tokens, in {hierarchy.advantages}",
+            remedy="give a row's reward to its last token, and 0 to the others",
         )
 
 

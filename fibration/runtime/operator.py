@@ -33,6 +33,7 @@ from fibration.runtime.inputs import (
     refuse_advantages,
     refuse_both,
     refuse_nonfinite,
+    refuse_sums,
     refuse_terms,
 )
 from fibration.runtime.ranks.agreement import agree, agreed
@@ -311,9 +312,12 @@ class Operator:
                 raise index.refuses_rewards.with_traceback(None)
         if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
             return None
-        by_row = is_per_row(index, rewards, group) and "advantages_of_rows" in self.programs
+        per_row = is_per_row(index, rewards, group)
+        by_row = per_row and "advantages_of_rows" in self.programs
         made = "advantages_of_rows" if by_row else "advantages"
         with agreed(group, CALLS[made]) as said:
+            if per_row and not index.rows_are_tokens():
+                refuse_sums(self.hierarchy, index)
             read = self.programs[made]
             called = {token_tensor(i).called for i in read.inputs if i.kind in TOKENS}
             given = {name: t for name, t in tokens.items() if name in called}

@@ -13,6 +13,7 @@ from support import operator, packed, padded, programs, spread_batch
 from thorough import ALL
 
 from fibration import pipeline as compiling
+from fibration.language.rewards import adds_up_tokens
 
 
 def batch_of(seed=0):
@@ -86,8 +87,10 @@ def test_random_formulas(seed):
         op = operator(h, backend)
         layout = (packed if seed % 3 else padded)(op, batch)
         by_token = op.advantages(layout.tensor(r[batch.row]), layout.index, batch.parameters)
-        by_row = op.advantages(torch.tensor(r), layout.index, batch.parameters)
         close(layout.read(by_token), expected)
+        if adds_up_tokens(h):  # a row's reward is not to count as often as it has tokens
+            continue
+        by_row = op.advantages(torch.tensor(r), layout.index, batch.parameters)
         close(by_row.numpy()[batch.row] if by_row.shape != by_token.shape else layout.read(by_row), expected)
 
 

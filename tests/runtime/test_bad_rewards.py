@@ -17,6 +17,7 @@ from fibration import (
     ParameterError,
     Stratum,
     advantage,
+    after,
     centred,
     identity_gate,
     log_ratio,
@@ -24,6 +25,7 @@ from fibration import (
     residual,
     reward,
     standardised,
+    total,
     uniform,
     where,
 )
@@ -116,6 +118,17 @@ def test_a_group_of_one_has_no_others():
     op.loss(ZEROS, ZEROS, torch.ones(4), index)
     made(FIELD["rloo"], prompt_group=["q", "q", None, "q"])
     made(FIELD["dr_grpo"])
+
+
+@pytest.mark.parametrize("sums", [after(reward, over=trajectory), total(reward / 2, over=trajectory)])
+def test_rewards_of_rows_are_not_added_up_over_tokens(sums):
+    op, index = made(reward + sums)
+    for call in calls(op, index, torch.ones(4)):
+        refuses(
+            BatchError, call, what="rewards are given per row", required="[4, 3], one per token",
+            found="adds up the rewards of tokens, in reward + ", remedy="to its last token",
+        )  # fmt: skip
+    assert op.advantages(torch.ones(4, 3), index).shape == (4, 3)
 
 
 def test_equal_rewards_without_an_epsilon():
