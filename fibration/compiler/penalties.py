@@ -38,7 +38,7 @@ class Penalties(Terms):
         found = Penalised()
         for name, penalty in self.h.penalties.items():
             if penalty.over is None:
-                objective = self.objective(penalty)
+                objective = penalty.objective or self.h.objective.of_penalties
                 terms: Mapping[str, Node] = {leaf: self.term(penalty, objective, leaf) for leaf in self.leaves}
                 value = self.summed(objective, terms)
             else:
@@ -47,14 +47,6 @@ class Penalties(Terms):
             found.values[name] = value
             found.terms.update({(name, leaf): term for leaf, term in terms.items()})
         return found
-
-    def objective(self, penalty: Penalty) -> Objective:
-        """What weighs a penalty: its own, or `μ` of the hierarchy's with the tokens that this counts."""
-        if penalty.objective is not None:
-            return penalty.objective
-        own = self.h.objective
-        counted = tuple(k for k in own.kept if k.normaliser == "kept")
-        return own.model_copy(update={"weighed": (), "kept": counted, "estimator": "ratio"})
 
     def term(self, penalty: Penalty, objective: Objective, leaf: str) -> Node:
         """The weighed formula at the tokens of a leaf, 0 at those that are not kept."""

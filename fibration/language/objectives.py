@@ -103,6 +103,14 @@ class Objective(Written):
         """Weights and conditions of single tokens, read at the leaves."""
         return (*self.weighed, *(k.condition for k in self.kept))
 
+    @property
+    def of_penalties(self) -> Objective:
+        """What weighs penalties without an objective: `μ`, of the tokens that it counts, and nothing beside."""
+        made = Objective(self.weight)
+        for keep in self.kept:
+            made = made.keep(keep.condition, "kept") if keep.normaliser == "kept" else made
+        return made
+
     def of_kept(self, leaves: Sequence[Stratum], rows: Stratum, below: Collection[Stratum]) -> Expression:
         """The weight at a token that is kept, as a token formula: counts that say so are statistics of kept tokens.
 

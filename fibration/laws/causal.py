@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Gathered, Stratum
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import from_sympy, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.proof.samples import HERE, Samples
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.later import changed_by_later
 
@@ -51,43 +49,13 @@ def _decided(subject: Subject, word: str, formula: Expression) -> Decision:
 
 def reads_ahead(h: Hierarchy, formula: Expression) -> Expression | None:
     """What a formula reads at a token that later tokens of its row have a part in; None if there is nothing."""
-    found = _ahead(h, formula, None)
-    return None if found is None else _ahead(h, _simplified(formula), None)
+    found = _ahead(h, formula)
+    return None if found is None else _ahead(h, _simplified(formula))
 
 
-def _ahead(h: Hierarchy, formula: Expression, other: Stratum | None) -> Expression | None:
-    """`other`: the formula is read at an element of this stratum that is not the token's own, and no later one."""
-    return next((a for a in atoms(formula) if _has_later(h, a, other)), None)
-
-
-def _has_later(h: Hierarchy, a: Expression, other: Stratum | None) -> bool:
-    """Whether later tokens have a part in what an atom gathers."""
-    if not isinstance(a, Gathered):
-        return isinstance(a, Ordered) and _order_has(h, a, other)
-    if other is not None and _lies_in(h, a.over, other):
-        return isinstance(a, Aggregate) and _ahead(h, a.formula, other) is not None
-    if not isinstance(a, Aggregate):
-        return a.over not in (None, a.of) and not _are_rows(h, a.of)  # type: ignore[attr-defined]
-    left_out = h.rows if a.others and a.of == h.rows else None
-    return not _are_rows(h, a.of) or _ahead(h, a.formula, left_out) is not None
-
-
-def _order_has(h: Hierarchy, o: Ordered, other: Stratum | None) -> bool:
-    if o.of is None:
-        inside = other is not None and _lies_in(h, o.over, other)
-        return not (inside or o.is_forward) or _ahead(h, o.formula, other) is not None
-    assert isinstance(o.of, Stratum)
-    return not (o.is_forward or _are_rows(h, o.of)) or _ahead(h, o.formula, o.of) is not None
-
-
-def _lies_in(h: Hierarchy, place: object, stratum: Stratum) -> bool:
-    """Whether every element of a place lies within one of a stratum."""
-    return isinstance(place, Stratum) and (place == stratum or stratum in whole_batch(h).coarser(place))
-
-
-def _are_rows(h: Hierarchy, of: object) -> bool:
-    """Whether what is counted is rows, or what these lie over: there are no more of them for a token that follows."""
-    return of == h.rows or of in whole_batch(h).coarser(h.rows)
+def _ahead(h: Hierarchy, formula: Expression) -> Expression | None:
+    samples = Samples(h)
+    return next((a for a in atoms(formula) if any(when == "later" for when, _ in samples.of_atom(a, HERE))), None)
 
 
 def _simplified(formula: Expression) -> Expression:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fibration.language.atoms import at
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.penalties import Penalty
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
@@ -21,7 +22,7 @@ from fibration.laws.witness.sampled import looks_beyond, no_divergence
 
 STATEMENT = (
     "in expectation over its tokens, what is taken off the objective has the gradient of KL(current‖q) to a frozen "
-    "policy q, or of the entropy: ∂P/∂log π = κ·(log π - log q) + const, κ > 0"
+    "policy q, or of the entropy: ∂P/∂log π = κ·(log π - log q) + const, κ > 0, or κ·log π + const"
 )
 REMEDY = (
     "with d = log_prob(current) - log_prob(q) write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy "
@@ -29,13 +30,13 @@ REMEDY = (
 )
 
 
-def asked(penalties: object) -> list[tuple[str, Penalty]]:
+def asked(h: Hierarchy) -> list[tuple[str, Penalty]]:
     """The penalties that the law speaks of, by name."""
-    return [(name, p) for name, p in penalties.items() if is_asked(p)]  # type: ignore[attr-defined]
+    return [(name, p) for name, p in h.penalties.items() if is_asked(h, p)]
 
 
 def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
-    for name, penalty in asked(subject.hierarchy.penalties):
+    for name, penalty in asked(subject.hierarchy):
         yield _of_penalty(subject, f"penalty '{name}'", penalty)
 
 
@@ -44,7 +45,7 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     found = [divergence(h, leaf, penalty) for leaf in h.leaves]
     if all(f is not None for f in found):
         return proved(name, "; ".join(dict.fromkeys(f.words for f in found if f is not None)))
-    formula = desugar(at(weighed(penalty), h.leaves[0]))
+    formula = desugar(at(weighed(h, penalty), h.leaves[0]))
     read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
     passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
     may_be_0 = looks_beyond(formula) and not never_flows(h, h.leaves[0], penalty)

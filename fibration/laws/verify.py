@@ -136,7 +136,7 @@ SPEAKS_OF: dict[str, Callable[[Hierarchy], object]] = {
     "mask_open": lambda h: h.objective.kept,
     "causal": lambda h: h.objective.formulas,
     "baseline": lambda h: h.advantages is not None,
-    "kl_gradient": lambda h: kl_gradient.asked(h.penalties),
+    "kl_gradient": kl_gradient.asked,
 }
 
 

@@ -12,15 +12,14 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, reward
+from fibration.language.atoms import Attribute, Count, Parameter, Stratum, at, reward
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import ONE, Ordered
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate, within
 from fibration.language.sympy_bridge import ATOM_OF, to_sympy, vanishes
 from fibration.language.traversal import atoms, desugar
+from fibration.laws.proof.samples import AHEAD, EVERYWHERE, HERE, OTHERS, ROW, Place, Reads, Samples
 
 NONE = sympy.Integer(0)
 
@@ -64,46 +63,68 @@ def of_tokens(h: Hierarchy, formula: Expression) -> bool:
 
 def factor(h: Hierarchy, formula: Expression) -> tuple[Any, bool] | None:
     """`κ` in `A = κ·(R - b)`, and whether `R` has more of its row than rewards; None if that is not shown to be so."""
-    parts = _Taken(h, of_tokens(h, formula)).parts(desugar(formula))
+    parts = _Taken(h, of_tokens(h, formula)).parts(desugar(formula), HERE)
     if parts is None or not vanishes(parts.now - parts.later) or vanishes(parts.now) or _is_sampled(h, parts.now):
         return None
     return sympy.factor(parts.now), parts.own
 
 
 def _is_in_row(h: Hierarchy, over: object) -> bool:
-    return over == h.rows or not _is_coarse(h, over)
+    return over == h.rows or not Samples(h).is_coarse(over)
 
 
 def _is_sampled(h: Hierarchy, share: Any) -> bool:
     """Whether a share of rewards changes with the token at which it is read."""
     read = (ATOM_OF.get(s) for s in share.free_symbols)
-    return any(isinstance(a, Attribute) and not _is_coarse(h, a.on) for a in read)
+    places = (a.on for a in read if isinstance(a, (Attribute, Parameter)))
+    return any(on is not None and not Samples(h).is_coarse(on) for on in places)
+
+
+def _is_multiple(e: Expression) -> bool:
+    """Whether a formula is so many times the reward, with nothing added."""
+    if not isinstance(e, Apply):
+        return e == reward or (isinstance(e, Number) and not e.value)
+    found = [_is_multiple(a) for a in e.arguments]
+    if e.operator in ("+", "-"):
+        return all(found)
+    return any(found[:1] if e.operator == "/" else found) if e.operator in ("*", "/", "neg") else False
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """How formulas are taken apart, where rewards are those of tokens or of rows."""
+    """How formulas are taken apart, where rewards are those of tokens or of rows.
+
+    At the token at hand, at each of several of its row (of which `now` is then the own reward's share), or at its row
+    and what this lies over.
+    """
 
     h: Hierarchy
     by_token: bool
 
-    def parts(self, e: Expression) -> Parts | None:
+    def parts(self, e: Expression, place: Place) -> Parts | None:
         if isinstance(e, Apply):
-            return self._applied(e)
-        if isinstance(e, (Number, Parameter, Component, Attribute)):
+            return self._applied(e, place)
+        if isinstance(e, Number):
             return Parts()
         if e == reward:
-            return Parts(sympy.Integer(1), NONE if self.by_token else sympy.Integer(1))
-        if isinstance(e, (Count, Total)):
-            return self._counted(e)
+            return self._reward(place)
+        read = Samples(self.h, self.by_token).of_atom(e, place)
+        if (found := _plain(read)) is not None:
+            return found
+        if place.of is None and len(place.tokens) > 1:
+            return None
         if isinstance(e, Ordered):
-            return self._ordered(e)
-        if isinstance(e, Aggregate):
-            return self._gathered(e)
-        return Parts(own=True) if isinstance(e, LogProb) else None
+            return self._after(e, place)
+        return self._gathered(e, place) if isinstance(e, Aggregate) else None
 
-    def _applied(self, e: Apply) -> Parts | None:
-        found = [self.parts(a) for a in e.arguments]
+    def _reward(self, place: Place) -> Parts | None:
+        one = sympy.Integer(1)
+        if self.by_token:
+            return Parts(one) if place.of is None else None
+        return Parts(one, one) if place == HERE or place.of == self.h.rows else None
+
+    def _applied(self, e: Apply, place: Place) -> Parts | None:
+        found = [self.parts(a, place) for a in e.arguments]
         if any(f is None for f in found):
             return None
         known = [f for f in found if f is not None]
@@ -113,9 +134,9 @@ class _Taken:
         if e.operator == "neg":
             return first.times(-1)
         if e.operator == "*" and first.is_fixed:
-            return last.times(to_sympy(e.arguments[0]))
+            return last.times(self._given(e.arguments[0], place))
         if e.operator in ("*", "/") and last.is_fixed:
-            given = to_sympy(e.arguments[1])
+            given = self._given(e.arguments[1], place)
             return first.times(given if e.operator == "*" else 1 / given)
         if e.operator == "where" and first.is_fixed:
             _, one, other = known
@@ -123,74 +144,58 @@ class _Taken:
             return Parts(one.now, one.later, one.own or other.own, one.rest or other.rest) if same else None
         return self._bent(known)
 
+    def _given(self, e: Expression, place: Place) -> Any:
+        return to_sympy(at(e, place.of or self.h.leaves[0]))
+
     @staticmethod
     def _bent(known: list[Parts]) -> Parts | None:
         """Any function of what is of one kind, and no reward."""
         own, rest = any(p.own for p in known), any(p.rest for p in known)
         return None if any(p.has_reward for p in known) or (own and rest) else Parts(own=own, rest=rest)
 
-    def _counted(self, a: Count | Total) -> Parts:
-        """Rows, and what these lie over, are given; how long a row becomes is sampled."""
-        if a.over in (None, a.of) or _is_coarse(self.h, a.of):
-            return Parts()
-        return Parts(own=True, rest=_is_coarse(self.h, a.over) and a.over != self.h.rows)
+    def _after(self, o: Ordered, place: Place) -> Parts | None:
+        """Later rewards, all of the row, each as often as the others."""
+        is_sum = place == HERE and o.of is None and o.over == self.h.rows and o.discount == ONE
+        found = self._each(o.formula) if is_sum and not o.is_forward else None
+        return None if found is None else replace(found, now=NONE, later=found.now)
 
-    def _ordered(self, o: Ordered) -> Parts | None:
-        inside = self.parts(desugar(o.formula))
-        if inside is None or (_is_coarse(self.h, o.over) and o.over != self.h.rows):
+    def _gathered(self, a: Aggregate, place: Place) -> Parts | None:
+        """A sum or a mean with the own reward in it, in which every element has a formula of its own sample."""
+        if Samples(self.h).is_coarse(a.of):
+            return self._of_rows(a)
+        is_sum = a.kind == "total" and a.of is None and Samples(self.h).is_coarse(a.over)
+        found = self._each(a.formula) if is_sum and self._is_apart(a.formula, self.h.rows) else None
+        return None if found is None else replace(found, later=found.now, rest=True)
+
+    def _each(self, formula: Expression) -> Parts | None:
+        """A formula at all those tokens of the row that a sum is of: a share of the reward of each."""
+        found = self.parts(desugar(formula), Place(ROW, None, self.h.rows))
+        if found is None or found.rest or not vanishes(found.later) or _is_sampled(self.h, found.now):
             return None
-        if o.is_forward:
-            return Parts(rest=True)
-        if not inside.has_reward:
-            return Parts(own=True)
-        plain = o.of is None and o.discount == ONE and vanishes(inside.later) and not _is_sampled(self.h, inside.now)
-        return Parts(later=inside.now, own=inside.own or self._reads_tokens(o.formula)) if plain else None
+        return replace(found, own=found.own or not _is_multiple(desugar(formula)))
 
-    def _reads_tokens(self, formula: Expression) -> bool:
-        """Whether a formula at later tokens has more than rewards."""
-        given = (a for a in atoms(formula) if a != reward and not isinstance(a, (Parameter, Component)))
-        return any(not isinstance(a, Attribute) or not _is_coarse(self.h, a.on) for a in given)
-
-    def _gathered(self, a: Aggregate) -> Parts | None:
-        inside = self.parts(desugar(a.formula))
-        if inside is None or _is_sampled(self.h, inside.now):
-            return None
-        if _is_coarse(self.h, a.of):
-            return self._of_rows(a, inside)
-        if isinstance(a.over, Stratum) and _is_coarse(self.h, a.over) and a.over != self.h.rows:
-            is_sum = a.kind == "total" and self.by_token and vanishes(inside.later) and not inside.rest
-            return Parts(inside.now, inside.now, True, True) if is_sum else None
-        if not inside.has_reward:
-            return Parts(own=True) if not inside.rest or inside.own else Parts(own=True, rest=True)
-        is_return = a.kind == "total" and a.over == self.h.rows and vanishes(inside.later)
-        own = inside.own or self._reads_tokens(a.formula)
-        return Parts(inside.now, inside.now, own=own, rest=True) if is_return else None
-
-    def _of_rows(self, a: Aggregate, inside: Parts) -> Parts | None:
+    def _of_rows(self, a: Aggregate) -> Parts | None:
         """Of elements each of which has its own formula, which reads no others."""
         assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
-        if inside.is_fixed:
-            return Parts()
-        if not _reads_within(self.h, a.formula, a.of) or (self.by_token and reward in set(atoms(a.formula))):
+        if a.others or a.kind not in ("total", "mean") or not self._is_apart(a.formula, a.of):
             return None
-        if a.others:
-            return Parts(rest=True)
-        if a.kind == "total":
-            return replace(inside, rest=True)
-        return replace(inside.times(1 / to_sympy(Count(a.of, a.over))), rest=True) if a.kind == "mean" else None
+        own = Place(ROW if a.of == self.h.rows else EVERYWHERE, a.of, a.of)
+        inside = self.parts(desugar(at(a.formula, a.of)), own)
+        if inside is None or _is_sampled(self.h, inside.now):
+            return None
+        share = 1 if a.kind == "total" else 1 / to_sympy(Count(a.of, a.over))
+        return replace(inside.times(share), rest=True)
+
+    def _is_apart(self, formula: Expression, of: Stratum) -> bool:
+        """Whether a formula at one element reads nothing of any other."""
+        read = Samples(self.h, self.by_token).of(formula, Place(OTHERS, of, of))
+        return not any(when != "others" for when, _ in read)
 
 
-def _is_coarse(h: Hierarchy, of: object) -> bool:
-    """Whether what is counted is rows, or what these lie over."""
-    return of == h.rows or of in whole_batch(h).coarser(h.rows)
-
-
-def _reads_within(h: Hierarchy, formula: Expression, of: Stratum) -> bool:
-    """Whether everything that a formula gathers lies within the element of a stratum at which it is read."""
-    gathered = (a for a in atoms(formula) if isinstance(a, (Aggregate, Ordered)) or _is_sampled_count(h, a))
-    places = (of, *whole_batch(h).finer(of))
-    return all(a.over in places for a in gathered)  # type: ignore[attr-defined]
-
-
-def _is_sampled_count(h: Hierarchy, a: Expression) -> bool:
-    return isinstance(a, (Count, Total)) and a.over is not None and not _is_coarse(h, a.of)
+def _plain(read: Reads) -> Parts | None:
+    """What has no own reward in it, and is of one kind: of what is sampled from the token on, or of anything else."""
+    ahead = {what for when, what in read if when in AHEAD}
+    beside = any(when == "others" or what == "reward" for when, what in read if when not in AHEAD)
+    if "reward" in ahead or (ahead and beside):
+        return None
+    return Parts(own=bool(ahead), rest=bool(read) and not ahead)

@@ -14,7 +14,6 @@ from fibration.language.atoms import Count, Stratum, at
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.objectives import Objective
 from fibration.language.operators import stop
 from fibration.language.pairs import Pair
 from fibration.language.penalties import Penalty
@@ -33,21 +32,13 @@ def has_same_penalties(pair: Pair) -> bool:
     first, second = (Counter(h.penalties.values()) for h in pair)
     if first != second:
         return False
-    own = {(_of_hierarchy(h.objective), h.rows) for h in pair}
+    own = {(h.objective.of_penalties, h.rows) for h in pair}
     return len(own) == 1 or all(p.objective or p.over for p in first)
-
-
-def _of_hierarchy(objective: Objective) -> Objective:
-    """What weighs penalties that say nothing: `μ`, and what it counts; not what is weighed or kept beside."""
-    made = Objective(objective.weight)
-    for keep in objective.kept:
-        made = made.keep(keep.condition, "kept") if keep.normaliser == "kept" else made
-    return made
 
 
 def _weight(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, p: Penalty) -> Expression:
     if p.over is None:
-        return stop(formulas.weight(h, leaf, p.objective or _of_hierarchy(h.objective)))
+        return stop(formulas.weight(h, leaf, p.objective or h.objective.of_penalties))
     counted = formulas.variables.counted
     tokens = functools.reduce(operator.add, [counted(Count(s, p.over)) for s in h.leaves])
     return 1 / (counted(Count(p.over, WHOLE)) * tokens)

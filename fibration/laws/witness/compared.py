@@ -28,12 +28,16 @@ ZERO, ONE = Fraction(0), Fraction(1)
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch with a reward per token, those of one row alike where they are the row's; the first row is looked at."""
+    """A batch with a reward per token, those of one row alike where they are the row's.
+
+    A token of the first row is looked at, its advantage and what of its row is sampled from there on.
+    """
 
     h: Hierarchy
     concrete: Concrete
     rewards: tuple[Fraction, ...]
-    policy: str = ""  # of which the first token's log-prob is another than all others
+    policy: str = ""  # of which that token's log-prob is another than all others
+    token: int = 0
 
     @cached_property
     def places(self) -> tuple[tuple[Stratum, int], ...]:
@@ -48,16 +52,21 @@ class Sample:
         """The tokens of the first row."""
         return [k for k, row in enumerate(self.rows) if row == self.rows[0]]
 
+    @property
+    def onward(self) -> Iterator[Sample]:
+        """The same batch, looked at from one token of the first row after another, before those of other leaves."""
+        yield from (replace(self, token=k) for k in self.own if self.places[k][0] == self.places[0][0])
+
     def value(self, formula: Expression) -> Fraction | None:
-        """The advantage of the first token."""
+        """The advantage of the token."""
         n = len(self.places)
         log_probs = {
-            p: [Fraction(-2 if p == self.policy and k == 0 else -1) for k in range(n)]
+            p: [Fraction(-2 if p == self.policy and k == self.token else -1) for k in range(n)]
             for p in (OLD, *self.h.policies)
             if p != CURRENT
         }
         here = replace(Dense(self.h, self.concrete).at_tokens([ZERO] * n, [ONE] * n, log_probs), rewards=self.rewards)
-        found = attempt(lambda: here.value(formula, 0))
+        found = attempt(lambda: here.value(formula, self.token))
         return None if found is None else value_of(found)
 
     def given(self, tokens: Sequence[int], value: Fraction) -> Sample:
@@ -78,7 +87,7 @@ class Sample:
 
 
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
-    """A batch whose first row's advantage does not rise with its own rewards alike, whatever else is sampled."""
+    """A batch in which a token's advantage does not rise with its own rewards alike, whatever else is sampled."""
     exact = rounding(desugar(formula))
     policies = [a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb)]
     tried: Counter[int] = Counter()
@@ -88,7 +97,8 @@ def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | 
         if n > MOST_TOKENS or tried[n] == MOST_OF_A_SIZE or not _is_compared(h, concrete):
             continue
         tried[n] += 1
-        for sample in _samples(replace(plain, rewards=(ZERO,) * len(plain.places)), list(dict.fromkeys(policies))):
+        resting = replace(plain, rewards=(ZERO,) * len(plain.places))
+        for sample in (s for at in resting.onward for s in _samples(at, list(dict.fromkeys(policies)))):
             if (found := _uneven(sample, formula, by_token, exact)) is not None:
                 return found
     return None
@@ -124,7 +134,7 @@ def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fr
     """Two steps of an advantage, with its own reward, that are not the same; or one that is not above 0."""
     first: tuple[str, Fraction] | None = None
     for how, sample in varied:
-        for tokens in [[k] for k in sample.own] if by_token else [sample.own]:
+        for tokens in [[k] for k in sample.own if k >= sample.token] if by_token else [sample.own]:
             values = [sample.given(tokens, Fraction(r)).value(formula) for r in (-1, 0, 1, 2)]
             if None in values:
                 return None
@@ -167,7 +177,8 @@ def _witness(base: Sample, sample: Sample, told: list[tuple[str, Fraction]], exa
     place = f"a batch of {number(c.size[base.h.rows], base.h.rows)} of {each}"
     steps = [words.format(in_brief(rounded(v, exact))) for words, v in told]
     rewards = ", ".join(map(in_brief, base.rewards))
-    text = f"in {place} with rewards {rewards}, the advantage of token 1 rises {', and '.join(steps)}"
+    text = f"in {place} with rewards {rewards}, the advantage of token {base.token + 1} rises {', and '.join(steps)}"
     values: dict[str, Any] = {"rewards": base.rewards, "row": tuple(base.rows), "steps": tuple(v for _, v in told)}
     values |= {"after_row": tuple(sample.rows), "after_rewards": sample.rewards, "policy": sample.policy}
+    values["token"] = base.token
     return Witness(text + settings(c), c, values)

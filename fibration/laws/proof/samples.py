@@ -1,0 +1,148 @@
+"""What a formula that is read at a token has of samples: of the token, of its row before and after it, of other rows.
+
+What is inside of a statistic or of an order decides: a sum over earlier tokens of a mean over the row is of the whole
+row. So places are followed inwards, as which tokens lie at them, seen from the one token at which all of it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fibration.language.atoms import Attribute, Component, Count, Gathered, Parameter, Stratum, Total, advantage, reward
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import atoms
+
+When = Literal["earlier", "now", "later", "others"]  # tokens of the row, seen from the one at hand; and other rows'
+What = Literal["value", "number", "reward"]  # log-probs, attributes and advantages; how many tokens there are; rewards
+Reads = frozenset[tuple[When, What]]
+ROW: frozenset[When] = frozenset({"earlier", "now", "later"})
+OTHERS: frozenset[When] = frozenset({"others"})
+EVERYWHERE = ROW | OTHERS
+AHEAD: frozenset[When] = frozenset({"now", "later"})  # what the state does not have
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a formula is read: at an element of `of` (None: a token), as one of several where these are gathered.
+
+    `tokens`: which ones may lie over it, and over the element of `within` that it lies over itself.
+    """
+
+    tokens: frozenset[When]
+    of: Stratum | None = None
+    within: Stratum | None = None
+
+
+HERE = Place(frozenset({"now"}))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Of formulas of a hierarchy; `by_token`: rewards are those of tokens, and else of rows."""
+
+    h: Hierarchy
+    by_token: bool = True
+
+    def of(self, formula: Expression, place: Place = HERE) -> Reads:
+        """What a formula reads at a place."""
+        return frozenset(read for atom in atoms(formula) for read in self.of_atom(atom, place))
+
+    def of_atom(self, a: Expression, place: Place) -> Reads:
+        if isinstance(a, Aggregate):
+            inside = self.gathered(a, place)
+            return self.of(a.formula, inside) | self._number(a.of, inside.tokens)
+        if isinstance(a, Ordered):
+            inside = self.ordered(a, place)
+            return self.of(a.formula, inside) | self._number(a.of, inside.tokens)
+        if isinstance(a, (Count, Total)):
+            return self._measured(a, place)
+        if isinstance(a, Attribute):
+            return frozenset() if self.is_coarse(a.on) else _each("value", place.tokens - {"now"})
+        if isinstance(a, (Parameter, Component)):
+            return frozenset()
+        if a == reward:
+            whole = place.of is not None or not self.by_token
+            return _each("reward", place.tokens | ROW if whole and place.tokens & ROW else place.tokens)
+        if a == advantage and place.of is not None:  # the row's
+            return _each("value", place.tokens - {"earlier", "later"})
+        return _each("value", place.tokens)
+
+    def _measured(self, a: Count | Total, place: Place) -> Reads:
+        """How many tokens there are is sampled; how many rows, and what these have, is given."""
+        over = place.of if a.over is None else a.over
+        if self.is_coarse(a.of):
+            return frozenset()
+        if over is None or over == a.of:
+            return frozenset() if isinstance(a, Count) else self.of_atom(a.attribute, place)
+        tokens = self._over(over, place)
+        values = _each("value", tokens - {"now"}) if isinstance(a, Total) else frozenset()
+        return self._number(a.of, tokens) | values
+
+    def gathered(self, a: Gathered, place: Place) -> Place:
+        """Where the formula of a statistic is read."""
+        assert isinstance(a, Aggregate)
+        over, of = a.over or place.of, a.of if isinstance(a.of, Stratum) else None
+        if a.others and self.is_coarse(of) and not place.tokens & OTHERS:
+            return Place(OTHERS, of, of)
+        return Place(self._over(over, place), of, place.within if self._is_inside(over, place) else _stratum(over))
+
+    def ordered(self, o: Ordered, place: Place) -> Place:
+        """Where the formula of an order is read. What comes before an element ends before that begins."""
+        of, inside = o.of if isinstance(o.of, Stratum) else None, self._is_inside(o.over, place)
+        if self.is_coarse(of):
+            apart = not place.tokens & OTHERS or (inside and not place.tokens & ROW)
+            return Place(OTHERS if apart else EVERYWHERE, of, of)
+        found = frozenset[When]().union(*(_beside(when, o.is_forward) for when in place.tokens))
+        if not inside and not self._is_in_row(o.over):
+            found |= EVERYWHERE if place.tokens & OTHERS else OTHERS
+        return Place(found & place.tokens if inside else found, of, of)
+
+    def _over(self, over: object, place: Place) -> frozenset[When]:
+        """The tokens over the element of a stratum at a place, or below it."""
+        if self._is_inside(over, place):
+            return place.tokens
+        if not self._is_in_row(over):
+            return EVERYWHERE
+        return (ROW if place.tokens & ROW else frozenset()) | (place.tokens & OTHERS)
+
+    def _is_inside(self, over: object, place: Place) -> bool:
+        """Whether nothing but `place.tokens` lies over the element of a stratum at a place, or below it."""
+        if over is None or over in self.h.leaves or over == place.of:
+            return True
+        return place.within is not None and (over == place.within or place.within in self._coarser(over))
+
+    def is_coarse(self, of: object) -> bool:
+        """Whether something is the rows, or what these lie over: there are no more of them for a token that follows."""
+        return of == self.h.rows or of in self._coarser(self.h.rows)
+
+    def _is_in_row(self, over: object) -> bool:
+        return over == self.h.rows or self.h.rows in self._coarser(over)
+
+    def _coarser(self, of: object) -> Iterable[object]:
+        shape = whole_batch(self.h)
+        return shape.coarser(of) if of in shape.strata else ()  # type: ignore[arg-type]
+
+    def _number(self, of: object, tokens: frozenset[When]) -> Reads:
+        return frozenset() if self.is_coarse(of) else _each("number", tokens - {"earlier", "now"})
+
+
+def _stratum(over: object) -> Stratum | None:
+    return over if isinstance(over, Stratum) else None
+
+
+def _each(what: What, tokens: Iterable[When]) -> Reads:
+    return frozenset((when, what) for when in tokens)
+
+
+def _beside(when: When, forward: bool) -> frozenset[When]:
+    """What may come before such a token of a row, or after it."""
+    if when == "others":
+        return OTHERS
+    one: When = "earlier" if forward else "later"
+    return frozenset({one}) if when in ("now", one) else ROW
