@@ -124,6 +124,12 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"], ids=lambda p: p.name)
+def test_every_row_of_a_table_is_under_its_header(page):
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+        assert re.search(r"^.*\n\|[ :|-]+\|\n", table), table
+
+
 def test_the_language_page_names_every_constructor_and_function():
     from fibration.language.registry import CONSTRUCTORS
 
