@@ -220,10 +220,11 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
         return as_expression(Fraction(repr(float(value))), what)
     if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
         return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
+    atoms = "use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip"
     raise SpecError(
         f"{what} cannot be {an(type(value).__name__)}: {value!r}",
         required="a number or an expression in the language's atoms",
-        remedy="use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip",
+        remedy="leave the quotes out; texts are for JSON" if isinstance(value, str) else atoms,
     )
 
 

@@ -291,7 +291,7 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
         if tree.operator == "**":
             exponent = tree.operands[1]
             if not isinstance(exponent, Fraction) or exponent.denominator != 1 or abs(exponent) > 1000:
-                raise SpecError(f"{what}: a power needs a whole number as its exponent")
+                raise SpecError(f"{what}: a power of another exponent", required="a whole number from 1 to 16")
             return build(tree.operands[0], names, what) ** int(exponent)
         return apply(tree.operator, *(build(o, names, what) for o in tree.operands))
     if tree.methods:

@@ -85,7 +85,7 @@ class Hierarchy(Outline):
             fibrations=fibrations, gates=gates, decomposition=decomposition, objective=objective, assume=assume
         )
         given |= {"gives_up": gives_up or {}, "rows": rows or Stratum("trajectory")}
-        given |= {"groups": groups, "penalties": penalties or {}}
+        given |= {"groups": groups, "penalties": {} if penalties is None else penalties}
         check_arguments(name, given)
         given["gates"] = {s: as_gate(g, f"hierarchy '{name}': the gate on {s}") for s, g in gates.items()}
         given |= {"fibrations": tuple(fibrations), "assume": tuple(assume), "groups": tuple(groups)}

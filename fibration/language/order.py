@@ -103,12 +103,16 @@ def _ordered(direction: str, formula: object, over: object, discount: object, of
         raise SpecError(f"{direction} takes a number, not {value}", required="a number", remedy=remedy)
     share = as_expression(discount, f"the discount of {direction}")
     if not _is_share(share):
-        ranges = [f"{a.name} in {a.range}" for a in atoms(share) if isinstance(a, Parameter)]
+        ranges = [
+            f"{a.name} in {a.range}" + f", one per {a.on}" * (a.on is not None) + ", one per channel" * a.per_channel
+            for a in atoms(share)
+            if isinstance(a, Parameter)
+        ]
         raise SpecError(
             f"the discount of {direction} is {share}",
             required="a number from 0 to 1, a Parameter of one value with bounds in there, or a product of such",
             found=", ".join(ranges),
-            remedy="declare it: gamma = Parameter('gamma', default=0.99, upper=1)" if ranges else "",
+            remedy="declare one number for all: gamma = Parameter('gamma', default=0.99, upper=1)" if ranges else "",
         )
     if over is None:
         raise SpecError(

@@ -45,6 +45,7 @@ REWARDS = (
     "what a token was sampled with: reward, log_prob of all policies but current; attributes, counts and totals of it "
     "or of what it lies over; parameters; statistics and order of these"
 )
+OF_ADVANTAGES = "rewards in the formula of advantages alone: calls make advantages of them"
 GATHERED = "of= a stratum of the hierarchy whose elements lie over those of over="
 # What neither a token nor what it lies over has, and what to write instead.
 _OF_A_LEVEL = {
@@ -150,7 +151,8 @@ class _Reader:
         """Raise a SpecError for the first thing that cannot be read at `place`, or in what is gathered there."""
         for atom in atoms(formula):
             here = REWARDS if role == "advantages" and place is None else _at(place)
-            rules = [(here, self.word(atom, role)), (GATHERED, self.gathered(atom))]
+            words = OF_ADVANTAGES if atom == reward else here
+            rules = [(words, self.word(atom, role)), (GATHERED, self.gathered(atom))]
             for required, problem in (*rules, (here, self.problem(atom, place) if judged else None)):
                 if problem is not None:
                     why, remedy = problem
@@ -171,7 +173,7 @@ class _Reader:
     def word(self, atom: Expression, role: str) -> Problem | None:
         """Rewards are for advantages, and these are of nothing that an update changes."""
         if atom == reward and role != "advantages":
-            return "rewards are for advantages= alone", "read advantage"
+            return "rewards are for advantages= alone", "read advantage, which gates, weights and conditions may"
         if role == "advantages":
             if atom == advantage:
                 return "this is what advantages are made of", "read reward"

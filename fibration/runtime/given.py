@@ -134,8 +134,11 @@ def _refuse(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool)
     differs = (result[parent] != values) & torch.isfinite(values)
     if bool(differs.any()):
         i = int(differs.nonzero()[0])
-        there = index.describe_token(i if tokens is None else int(tokens[i]))
-        found = f"{float(values[i]):g} and {float(result[parent[i]]):g} at {there}"
+        j = int(((parent == parent[i]) & (values != values[i])).nonzero()[0])
+        one, other = (
+            f"{float(values[k]):g} at {index.describe_token(k if tokens is None else int(tokens[k]))}" for k in (i, j)
+        )
+        found = f"{one}, and {other}"
         if per_row and stratum == index.hierarchy.rows.name:
             raise BatchError(
                 f"pieces of one {stratum} have different {word}",
@@ -152,10 +155,17 @@ def _refuse(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool)
             found=found,
             remedy=f"pass {word} per row, or {remedy}",
         )
+    refuse_infinite(index, kind, every, per_row)
+
+
+def refuse_infinite(index: Index, kind: str, every: Tensor, per_row: bool) -> NoReturn:
+    """Name the first unmasked token, or the row that it lies in, whose number is infinite or undefined."""
     token = int((~torch.isfinite(every)).nonzero()[0])
     raise BatchError(
-        f"the {kind} of {index.describe_token(token)} is not finite",
-        required="finite values on every unmasked token",
+        f"the {kind} of {index.describe_row(token) if per_row else index.describe_token(token)} is "
+        f"{float(every[token]):g}",
+        required=f"finite values on every {'row that has tokens' if per_row else 'unmasked token'}",
+        remedy=f"look at what made it, or mask the {'row' if per_row else 'token'}",
     )
 
 

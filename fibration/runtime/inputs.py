@@ -19,7 +19,7 @@ from fibration.language.rewards import adds_up_tokens
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
 from fibration.runtime.batch import Batch
-from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked
+from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, refuse_infinite
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors
 from fibration.runtime.ranks.collect import Ranks
@@ -158,7 +158,9 @@ def refuse_both(hierarchy: Hierarchy, rewards: Tensor, advantages: Tensor | None
             "rewards and advantages are given",
             required="one of them",
             found=f"advantages, and rewards of which '{hierarchy.name}' makes some",
-            remedy="leave advantages out, or rewards",
+            remedy="pass the index by its name: index=..."
+            if isinstance(advantages, Index)
+            else "leave advantages out, or rewards",
         )
     if hierarchy.advantages is None:
         raise BatchError(
@@ -209,8 +211,6 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
 def refuse_given(batch: Batch, index: Index, kind: str) -> dict[str, Tensor]:
     """What a call is given at every unmasked token, float64 [tokens] each, if it is finite."""
     values = {name: t.reshape(-1)[index.positions].double() for name, t in batch.tokens.items()}
-    if batch.advantage is not None:
-        values[f"the {kind}"] = at_tokens(index, batch.advantage, batch.per_row)
     for name, numbers in values.items():
         bad = ~torch.isfinite(numbers)
         if bool(bad.any()):
@@ -218,10 +218,12 @@ def refuse_given(batch: Batch, index: Index, kind: str) -> dict[str, Tensor]:
             raise BatchError(
                 f"{name} of {index.describe_token(token)} is {float(numbers[token]):g}",
                 required="finite values on every unmasked token",
-                remedy="mask the token, or look for an overflow in the model's log-probs"
-                if name in batch.tokens
-                else "",
+                remedy="mask the token, or look for an overflow in the model's log-probs",
             )
+    if batch.advantage is not None:
+        every = at_tokens(index, batch.advantage, batch.per_row)
+        if not bool(torch.isfinite(every).all()):
+            refuse_infinite(index, kind, every, batch.per_row)
     return values
 
 

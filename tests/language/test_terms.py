@@ -139,7 +139,8 @@ WRONG = {
     "a discount above 1": (lambda: before(x, over=trajectory, discount=1.01), "the discount of before is 1.01", "", "a number from 0 to 1"),
     "a discount below 0": (lambda: after(x, over=trajectory, discount=-0.5), "the discount of after is -0.5", "", "a number from 0 to 1"),
     "a discount without bounds": (lambda: before(x, over=trajectory, discount=beta), "the discount of before is beta", "beta in (0, inf)", "upper=1"),
-    "a discount per channel": (lambda: before(x, over=trajectory, discount=Parameter("d", upper=1, per_channel=True)), "the discount of before is d", "d in (0, 1)", "of one value"),
+    "a discount per channel": (lambda: before(x, over=trajectory, discount=Parameter("d", upper=1, per_channel=True)), "the discount of before is d", "d in (0, 1), one per channel", "of one value"),
+    "a discount per group": (lambda: before(x, over=trajectory, discount=Parameter("d", upper=1, on=prompt_group)), "the discount of before is d", "d in (0, 1), one per prompt_group", "one number for all"),
     "a discount that is a count": (lambda: before(x, over=trajectory, discount=1 / count(token)), "the discount of before is 1/count(token)", "", "a number from 0 to 1"),
     "order over nothing": (lambda: before(x), f"before({x}) names no over=", "", "over=trajectory"),
     "order of a condition": (lambda: after(x > 0, over=trajectory), "after takes a number, not", "", "where(condition, 1, 0)"),
@@ -169,7 +170,7 @@ WRONG = {
     "a deviation of a condition": (lambda: deviation(reward > 0, over=prompt_group), "deviation takes a number", "", "where(condition, 1, 0)"),
     # rewards and advantages
     "a reward in a weight": (lambda: weighed(reward), "the weight reward reads reward", "rewards are for advantages= alone", "read advantage"),
-    "a reward in a gate": (lambda: made(gates={token: Gate(where(reward > 0, residual, 0)), turn: identity_gate(), trajectory: identity_gate()}), "the gate on token reads reward", "rewards are for advantages= alone", "read advantage"),
+    "a reward in a gate": (lambda: made(gates={token: Gate(where(reward > 0, residual, 0)), turn: identity_gate(), trajectory: identity_gate()}), "the gate on token reads reward", "rewards are for advantages= alone", "calls make advantages of them read advantage, which gates"),
     "a reward in a statistic in a gate": (lambda: made(gates={token: Gate(residual * mean(reward, over=batch)), turn: identity_gate(), trajectory: identity_gate()}), "the statistic mean(reward, over=batch) reads reward", "rewards are for advantages= alone", "read advantage"),
     "a reward in a penalty": (lambda: penalised(reward * x), "the penalty 'kl' reads reward", "rewards are for advantages= alone", "read advantage"),
     "a reward in a decomposition": (lambda: made(decomposition=decomposition(density=reward * token_log_ratio, recovery=gated(""))), "density '' of the decomposition reads reward", "rewards are", "read advantage"),
@@ -178,7 +179,7 @@ WRONG = {
     "a ratio in a baseline": (lambda: made(advantages=reward - mean(token_log_ratio, over=prompt_group)), "the statistic mean(token_log_ratio, over=prompt_group) reads token_log_ratio", "advantages are detached", "log_prob(old)"),
     "a residual in advantages": (lambda: made(advantages=reward * residual), "reads residual", "gradients flow", "token_log_ratio"),
     "advantages that are a condition": (lambda: made(advantages=reward > 0), "advantages cannot be the condition reward > 0", "", "where(condition, 1, 0)"),
-    "advantages that are a word": (lambda: made(advantages="reward"), "the advantages", "", ""),
+    "advantages that are a word": (lambda: made(advantages="reward"), "the advantages", "", "leave the quotes out"),
     "stopped rewards": (lambda: made(advantages=stop(reward)), "the formula of advantages says stop(reward)", "no gradient flows through", "write reward"),
     # penalties
     "a penalty that reads A": (lambda: penalised(advantage * x), "the penalty 'kl' reads advantage as a number", "", "where(advantage > 0, x, 0)"),
@@ -207,6 +208,7 @@ WRONG = {
     "a policy called like metrics of penalties": (lambda: policies("penalty"), "a policy cannot be called 'penalty'", "", "no word of the language"),
     "a stratum called like what an index takes": (lambda: strata("positions"), "a stratum cannot be called 'positions'", "", "op.index(...) takes it"),
     "penalties without names": (lambda: made(penalties=[x]), "the collection of penalties is [", "", "penalties={'kl':"),
+    "a penalty without a name": (lambda: made(penalties=x), "the collection of penalties is log_prob(current)", "", "penalties={'kl':"),
     # groups
     "the rows as a group": (lambda: made(groups=[trajectory]), "has the group trajectory", "trajectory is the stratum of the rows", "leave it out"),
     "a gated group": (lambda: made(groups=[turn]), "has the group turn", "turn is a stratum of the hierarchy", "leave it out"),
@@ -257,6 +259,7 @@ BROKEN = {
     "nothing centred": ("advantages", "centred()", "the advantages: wrong arguments to 'centred'", "centred(formula, over, leave_one_out, of)", ""),
     "a quantile of rows": ("advantages", "quantile(reward, 0.5, over=prompt_group, of=trajectory)", "wrong arguments to 'quantile'", "quantile(formula, level, over)", ""),
     "a discount": ("advantages", "after(reward, over=trajectory, discount=2)", "the advantages: the discount of after is 2", "a number from 0 to 1", ""),
+    "a power that is huge": ("advantages", "reward**99999999", "the advantages: a power of another exponent", "from 1 to 16", ""),
     "a place in nothing": ("advantages", "reward * position()", "the advantages: before(1) names no over=", "over=trajectory", ""),
 }  # fmt: skip
 

@@ -60,7 +60,7 @@ BATCHES = {
     ),
     "nan advantage": (
         {"advantages": torch.tensor([1.0, math.nan, math.nan])},
-        dict(what="the advantage of token [1, 0] of trajectory 1 is nan", required="finite values"),
+        dict(what="the advantage of trajectory 1 is nan", required="finite values", remedy="mask the row"),
     ),
     "infinite advantage": ({"advantages": poked(0, 1, math.inf)}, dict(what="the advantage of token [0, 1] of trajectory 0 is inf")),
     "shape": ({"log_probs": torch.zeros(3, 4)}, dict(what="log_probs has shape [3, 4]", required="[3, 3], as the index was built for")),

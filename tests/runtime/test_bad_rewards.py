@@ -64,13 +64,13 @@ TENSORS = {
     "integers": (GRPO, torch.ones(4, dtype=torch.int64), dict(what="rewards: torch.int64", required="floating-point")),
     "a list": (GRPO, [1.0] * 4, dict(what="rewards: list")),
     "device": (GRPO, torch.ones(4, device="meta"), dict(what="rewards are on meta", required="cpu")),
-    "nan of a row": (GRPO, torch.tensor([1, NAN, 1, 1]), dict(what="the reward of token [1, 0] of trajectory 1 is not finite")),
-    "nan of a token": (OPO, poked((0, 1), NAN), dict(what="the reward of token [0, 1] of trajectory 0 is nan")),
+    "nan of a row": (GRPO, torch.tensor([1, NAN, 1, 1]), dict(what="the reward of trajectory 1 is nan", required="every row", remedy="mask the row")),
+    "nan of a token": (OPO, poked((0, 1), NAN), dict(what="the reward of token [0, 1] of trajectory 0 is nan", remedy="mask the token")),
     "infinite": (OPO, poked((3, 2), -math.inf), dict(what="the reward of token [3, 2] of trajectory 3 is -inf")),
     "rows read, tokens given": (
         GRPO, poked((0, 1), 3.0),
         dict(what=("the formula of advantages reads the reward of a trajectory", "vary within a trajectory"),
-             required="one reward per trajectory", found="1 and 3 at token [0, 0]", remedy="pass rewards per row"),
+             required="one reward per trajectory", found="1 at token [0, 0] of trajectory 0, and 3 at token [0, 1]", remedy="pass rewards per row"),
     ),
     "beyond float64": (GRPO * 1e299 * 1e299, R, dict(what="the advantage of trajectory 0 is -inf", required="a finite advantage")),
 }  # fmt: skip
@@ -86,7 +86,8 @@ def test_rewards(which):
 def test_rewards_or_advantages():
     op, index = made(GRPO)
     for call in calls(op, index, advantages=torch.ones(4)):
-        refuses(BatchError, call, what="rewards and advantages are given", required="one of them")
+        refuses(BatchError, call, what="rewards and advantages are given", required="one of them", remedy="leave")
+    refuses(BatchError, lambda: op.loss(ZEROS, ZEROS, index, rewards=R), what="rewards and", remedy="index=...")
     refuses(
         BatchError, lambda: op.loss(ZEROS, ZEROS, index=index), what="reads the advantage, and none is given",
         remedy="pass advantages=..., or rewards=...",
@@ -204,8 +205,8 @@ def test_rewards_that_a_condition_would_swallow(monkeypatch):
     """NaN is not above 0: the advantage would be an innocent -1. On a GPU it is NaN, and so is the loss."""
     op, index = made(where(reward > 0, 1, -1))
     by_token, by_row = poked((0, 1), NAN), torch.tensor([1.0, NAN, 1.0, 1.0])
-    for given in (by_token, by_row):
-        refuses(BatchError, lambda given=given: op.advantages(given, index), what="the reward of token")
+    for given, whose in (by_token, "token [0, 1] of trajectory 0"), (by_row, "trajectory 1"):
+        refuses(BatchError, lambda given=given: op.advantages(given, index), what=f"the reward of {whose} is nan")
     monkeypatch.setattr(devices, "may_look", lambda device: False)
     assert op.advantages(by_token, index).isnan().nonzero().tolist() == [[0, 1]]
     assert op.advantages(by_row, index).isnan().tolist() == [False, True, False, False]

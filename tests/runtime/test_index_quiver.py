@@ -410,13 +410,13 @@ def test_advantages_and_matrices_of_a_program():
     assert made(TREE, i, (turns,), per_token).vectors[turns].tolist() == [1, 1, 3]
     refuses(
         BatchError, lambda: made(TREE, i, (rows,), per_token),
-        what="the advantages vary within a trajectory", found=("1 and 10", "token [0, "),
+        what="the advantages vary within a trajectory", found=("1 at token [0, 0]", "10 at token [0, 1]"),
     )  # fmt: skip
     per_token = per_row[:, None].repeat(1, 4)
     per_token[2, 0] = 10.0
-    refuses(BatchError, lambda: made(TREE, i, (rows,), per_token), found=("10 and 3", "token [2, 0] of trajectory 2"))
+    refuses(BatchError, lambda: made(TREE, i, (rows,), per_token), found="10 at token [2, 0] of trajectory 2, and 3 at")
     per_token[2, 1] = math.nan
-    refuses(BatchError, lambda: made(TREE, i, (turns,), per_token), what="token [2, 1] of trajectory 2 is not finite")
+    refuses(BatchError, lambda: made(TREE, i, (turns,), per_token), what="token [2, 1] of trajectory 2 is nan")
     crossed_index = crossing(PROJECTED, {("m", "t"): 2, ("m", "i"): 5, ("c", "t"): 3, ("c", "i"): 1})
     matrix = Matrix("domain", "modality")
     found = made(PROJECTED, crossed_index, (), None, (matrix,))

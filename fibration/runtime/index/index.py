@@ -380,6 +380,10 @@ class Index:
         """A person's words for an unmasked token: its place, and its row."""
         return self._describe(self.every, token)
 
+    def describe_row(self, token: int) -> str:
+        """And for its row."""
+        return self._describe_row(self.every.row_of(token))
+
     def _describe(self, spans: Spans, token: int) -> str:
         place = int(spans.runs.place(np.array([token]))[0])
         return f"token {place_of(place, self.shape)} of {self._describe_row(spans.row_of(token))}"

@@ -109,7 +109,7 @@ def test_what_one_rank_is_given_wrongly_all_raise():
         op.advantages(r, layout.index)
 
     for error in raised(nan):
-        check(error, BatchError, what="rank 2: the reward of token [10] of row 3 (trajectory 5) is not finite")
+        check(error, BatchError, what="rank 2: the reward of row 3 (trajectory 5) is nan")
 
     def both(rank, layout, r, given, mine):
         x = layout.tensor(mine.batch.x)
