@@ -24,6 +24,12 @@ NEAR = {
     "epsilon": 0.1,
 }
 SMALL = {**FAR, "C_prompt_group": {"+": 0.025, "-": 0.1}}  # groups of a larger generation
+# A penalty pulls the other way: groups and domains move less.
+PULLED = {
+    **FAR,
+    "C_domain": {**FAR["C_domain"], "code": {"+": 0.1, "-": 0.06}},
+    "C_prompt_group": {"+": 0.025, "-": 0.06},
+}
 PER_DEVICE = 10
 
 
@@ -129,12 +135,12 @@ CASES = {
     "window of a generation that goes around": Case(
         accumulation=4, iterations=4, trainer={"window": "generation"}, fresh=(T, F, F, T)
     ),
-    "rewards and a reference model": Case(hierarchy=REWARDS, fresh=(T, F, T, F)),
+    "rewards and a reference model": Case(hierarchy=REWARDS, budgets=PULLED, fresh=(T, F, T, F)),
     "rewards, of parts of groups, not of every row": Case(
         hierarchy=REWARDS,
         slices=6,
         iterations=1,
-        budgets=NEAR,
+        budgets={**NEAR, "C_prompt_group": {"+": 0.015, "-": 0.03}},
         unscored=True,
         config={"eval_strategy": "steps", "eval_steps": 1},
         fresh=(T, F, T, F),
