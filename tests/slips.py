@@ -2101,7 +2101,15 @@ TERMS = (  # what laws say of order, advantages and penalties
     ),
     slip(
         "near the old policy one side is enough", "laws/test_samples",
-        "near = self._derivatives(self._at_rest(()), self.assume, near=True)", "near = self._derivatives(self._at_rest(()), self.on_policy)",
+        "self._at_rest((), near=True), self.assume, near=True)", "self._at_rest((), near=True), self.on_policy)",
+    ),
+    slip(
+        "near the old policy statistics are as they are on it", "laws/test_samples",
+        "resting = _as_old if near else _resting", "resting = _resting",
+    ),
+    slip(
+        "what comes before an element of several rows ends before it begins", "laws/test_samples",
+        "if not (of is None or self._is_in_row(of)):", "if False:",
     ),
     slip(
         "advantages are looked at from the first token alone", "laws/test_samples",

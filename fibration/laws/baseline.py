@@ -16,6 +16,7 @@ from fibration.language.sympy_bridge import show
 from fibration.language.traversal import desugar
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.proof.baselines import factor, of_tokens
+from fibration.laws.proof.samples import Samples
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.compared import not_its_own
@@ -45,8 +46,9 @@ def _decided(subject: Subject, h: Hierarchy) -> Decision:
         kappa, more = found
         of = "the rewards from the token on" if of_tokens(h, formula) else "the reward of its row"
         of += ", with what is added of its own sample" if more else ""
+        granted = Samples(h).granted(formula)
         share = "A = R - b" if kappa == 1 else f"A = κ·(R - b), κ = {show(kappa)}"
-        return proved("advantages", f"{share}, R {of}, and b is of nothing that was sampled there")
+        return proved("advantages", f"{share}, R {of}, and b is of nothing that was sampled there{granted}")
     witness = not_its_own(h, desugar(formula), of_tokens(h, formula))
     unknown = "" if witness else ", which was not shown to be a reward less a baseline"
     said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", "advantages") and v.status != "proved")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from fibration.errors import SpecError
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
 from fibration.language.sympy_bridge import from_sympy, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, following, proved, unproved
@@ -38,9 +37,7 @@ def _decided(subject: Subject, word: str, formula: Expression) -> Decision:
     h, name = subject.hierarchy, f"{word} {formula}"
     ahead = reads_ahead(h, formula)
     if ahead is None:
-        turns = any(isinstance(a, Ordered) and a.of is not None for a in atoms(formula))
-        given = ", where what comes before an element ends before it begins" if turns else ""
-        return proved(name, f"{formula} reads a token and its prefix alone{given}")
+        return proved(name, f"{formula} reads a token and its prefix alone{Samples(h).granted(formula)}")
     witness = changed_by_later(h, formula, word)
     found = f"{formula}, which reads {ahead}" + ("" if witness else ", and was not shown to be free of what follows")
     said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")

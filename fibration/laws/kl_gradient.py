@@ -17,6 +17,7 @@ from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.proof.divergences import divergence, is_asked, never_flows, weighed
+from fibration.laws.proof.samples import Samples
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.sampled import looks_beyond, no_divergence
 
@@ -44,7 +45,8 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     h = subject.hierarchy
     found = [divergence(h, leaf, penalty) for leaf in h.leaves]
     if all(f is not None for f in found):
-        return proved(name, "; ".join(dict.fromkeys(f.words for f in found if f is not None)))
+        granted = Samples(h).granted(weighed(h, penalty))
+        return proved(name, "; ".join(dict.fromkeys(f.words for f in found if f is not None)) + granted)
     formula = desugar(at(weighed(h, penalty), h.leaves[0]))
     read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
     passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]

@@ -150,6 +150,7 @@ NO_DIVERGENCE = {
     "less one to another": k2 - (lp - log_prob(neg)) ** 2 / 2,
     "the entropy of some states": where(entropy > 1, k2, lp**2 / 2),
     "of likely tokens, by states": where(d > 0, where(entropy > 1, k2, d**2), 0),
+    "steeper beside what is above": where(row(x, largest) > 0, x**2 / 2, x**2),
     "steeper above than below": where(x > 0, x**2 / 2, x**2),
 }
 WHERE_OLD = "there alone, where neg is old"
@@ -210,6 +211,9 @@ def test_places_are_seen_from_the_token_at_hand():
     assert read(before(mean(x, over=trajectory), over=trajectory, of=turn)) == own
     assert read(after(x, over=trajectory, discount=gamma)) == {"later value", "later number"}
     assert read(before(x, over=batch)) == {"earlier value", "others value", "others number"}
+    crossed = Fibration(token, Stratum("expert"), uniform())
+    h = h.replace(fibrations=[*h.fibrations, crossed], gates={**h.gates, crossed.target: identity_gate()})
+    assert read(before(mean(x, over=crossed.target), over=batch, of=crossed.target)) >= own
     assert read(rows(row(x), others=True)) == {"others value", "others number"}
     assert read(rows(mean(x, over=group), others=True)) == own | {"others value", "others number"}
     assert read(rows(rows(row(x), others=True), others=True)) == own | {"others value", "others number"}

@@ -188,7 +188,7 @@ class _Sampled:
         as_old = tuple(self.passed)
         if (exact := self._rates(self._from_old(()))) is not None:
             return Divergence(exact, True, as_old)
-        near = self._derivatives(self._at_rest(()), self.assume, near=True)
+        near = self._derivatives(self._at_rest((), near=True), self.assume, near=True)
         found = []
         for branches in near or []:
             start, rate = (f(branches[0]).subs(X, 0) for f in (lambda c: c, lambda c: sympy.diff(c, X)))
@@ -290,13 +290,17 @@ class _Sampled:
         read = Samples(self.h).of_atom(atom, HERE)
         return any(when in AHEAD and what != "number" for when, what in read)
 
-    def _at_rest(self, targets: tuple[str, ...]) -> Expression:
-        """The formula where all policies but `targets` are `old`, with statistics of what then is one number."""
+    def _at_rest(self, targets: tuple[str, ...], near: bool = False) -> Expression:
+        """The formula where all policies but `targets` are `old`, with statistics of what then is one number.
+
+        `near`: where the current policy may be beside it.
+        """
+        resting = _as_old if near else _resting
 
         def gathered(atom: Expression) -> Expression:
             if not isinstance(atom, (Aggregate, Ordered)):
                 return _as_old(atom, targets)
-            inner = rewritten(desugar(atom.formula), lambda e: transform(e, lambda a: _resting(a, targets)))
+            inner = rewritten(desugar(atom.formula), lambda e: transform(e, lambda a: resting(a, targets)))
             if atom.is_condition:
                 return atom
             if vanishes(to_sympy(inner)):

@@ -15,7 +15,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate
+from fibration.language.statistics import Aggregate, within
 from fibration.language.traversal import atoms
 
 When = Literal["earlier", "now", "later", "others"]  # tokens of the row, seen from the one at hand; and other rows'
@@ -93,11 +93,13 @@ class Samples:
         return Place(self._over(over, place), of, place.within if self._is_inside(over, place) else _stratum(over))
 
     def ordered(self, o: Ordered, place: Place) -> Place:
-        """Where the formula of an order is read. What comes before an element ends before that begins."""
+        """Where the formula of an order is read. What comes before an element of a row ends before that begins."""
         of, inside = o.of if isinstance(o.of, Stratum) else None, self._is_inside(o.over, place)
         if self.is_coarse(of):
             apart = not place.tokens & OTHERS or (inside and not place.tokens & ROW)
             return Place(OTHERS if apart else EVERYWHERE, of, of)
+        if not (of is None or self._is_in_row(of)):  # its elements have tokens of all rows, before and after
+            return Place(EVERYWHERE, of, of)
         found = frozenset[When]().union(*(_beside(when, o.is_forward) for when in place.tokens))
         if not inside and not self._is_in_row(o.over):
             found |= EVERYWHERE if place.tokens & OTHERS else OTHERS
@@ -116,6 +118,12 @@ class Samples:
         if over is None or over in self.h.leaves or over == place.of:
             return True
         return place.within is not None and (over == place.within or place.within in self._coarser(over))
+
+    def granted(self, formula: Expression) -> str:
+        """What is taken for granted of elements within a row that a formula puts in order."""
+        ordered = (a.of for e in within(formula) for a in atoms(e) if isinstance(a, Ordered) and a.of is not None)
+        turns = any(not self.is_coarse(of) and self._is_in_row(of) for of in ordered)
+        return ", where what comes before an element ends before it begins" if turns else ""
 
     def is_coarse(self, of: object) -> bool:
         """Whether something is the rows, or what these lie over: there are no more of them for a token that follows."""
