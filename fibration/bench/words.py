@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ class Measured:
     timing: Timing | Failed
 
 
+@functools.cache
 def variants(hierarchy: Hierarchy) -> Mapping[str, Hierarchy]:
     """The loss without and with a word more: of single tokens, of all over an element, of order, penalties, rewards."""
     drift = absolute(token_log_ratio)
