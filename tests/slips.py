@@ -2046,7 +2046,7 @@ REWARDS = (
     ),
     slip(
         "advantages beside rewards are what is read", "test_bad_rewards",
-        "            refuse_both(self.hierarchy, rewards, advantages)\n", "",
+        "            refuse_both(self.hierarchy, advantages)\n", "",
     ),
 )  # fmt: skip
 TERMS = (  # what laws say of order, advantages and penalties

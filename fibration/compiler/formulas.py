@@ -58,7 +58,7 @@ class Formulas:
         self.density: dict[tuple[str, str], Node] = {}
 
     def pull(self, node: Node, stratum: str) -> Node:
-        """Broadcast `node` up to `stratum`, along the fibrations; from the batch and from side strata in one step."""
+        """Broadcast `node` up to `stratum`: along the fibrations, from groups by way of the rows, else in one step."""
         here = node.stratum
         if here == stratum:
             return node

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 
 
 def check_strata(first: Hierarchy, second: Hierarchy) -> None:
-    leaves, rows = ({h.name: {s.name for s in of(h)} for h in (first, second)} for of in (_leaves, _rows))
-    for what, found in (("tokens", leaves), ("rows", rows)):
-        one, other = (", ".join(sorted(names)) for names in found.values()) if len(found) > 1 else ("", "")
+    for what, strata in (("tokens", [h.leaves for h in (first, second)]), ("rows", [(first.rows,), (second.rows,)])):
+        one, other = (", ".join(sorted(s.name for s in names)) for names in strata)
         if one != other:
             raise SpecError(
                 f"'{first.name}' and '{second.name}' have other {what}",
@@ -33,14 +31,6 @@ def check_rewards(first: Hierarchy, second: Hierarchy) -> None:
             remedy=f"compare what they do with advantages: replace(advantages=None) of '{made.name}'; or give "
             f"'{taken.name}' the same formula",
         )
-
-
-def _leaves(h: Hierarchy) -> Iterable[Stratum]:
-    return h.leaves
-
-
-def _rows(h: Hierarchy) -> Iterable[Stratum]:
-    return (h.rows,)
 
 
 def check_attributes(first: Hierarchy, second: Hierarchy) -> None:

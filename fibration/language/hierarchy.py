@@ -93,17 +93,17 @@ class Hierarchy(Outline):
         for k, v in given["penalties"].items():
             check_name(k, f"hierarchy '{name}': a penalty")
             with located(f"hierarchy '{name}': the penalty '{k}'"):
-                p = as_penalty(v, "a penalty")
+                p = as_penalty(v)
             terms[k] = p.model_copy(update={"formula": of_rows(p.formula, given["rows"])})
         given["penalties"] = terms
         if advantages is not None:
             formula = as_expression(advantages, f"hierarchy '{name}': the advantages")
             if formula.is_condition:
-                found, remedy = (
+                raise SpecError(
                     f"hierarchy '{name}': advantages cannot be the condition {formula}",
-                    "write where(condition, 1, 0)",
+                    required="a number",
+                    remedy="write where(condition, 1, 0)",
                 )
-                raise SpecError(found, required="a number", remedy=remedy)
             given["advantages"] = of_rows(formula, given["rows"])
         check_elements(name, given)
         if orthogonalise not in (None, "projection"):

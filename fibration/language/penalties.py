@@ -35,13 +35,19 @@ class Penalty(Declared):
             raise SpecError(f"the penalty {value} is weighed by {objective!r}", required="an objective: token_mean()")
         if isinstance(objective, Objective) and objective.estimator == "score":
             required = "weights: a penalty has its own gradient"
-            raise SpecError(f"the penalty {value} is weighed by {objective.written}", required=required)
+            raise SpecError(
+                f"the penalty {value} is weighed by {objective.written}",
+                required=required,
+                remedy="leave .score() out, or the objective",
+            )
         if over is not None and not isinstance(over, Stratum):
-            raise SpecError(f"the penalty {value} is read over {over!r}", required="a Stratum")
+            remedy = f"write over=Stratum({over!r})" if isinstance(over, str) else ""
+            raise SpecError(f"the penalty {value} is read over {over!r}", required="a Stratum", remedy=remedy)
         if over is not None and objective is not None:
             raise SpecError(
                 f"the penalty {value} is read over {over}, and weighed by {objective.written}",
                 required="an objective for tokens, or over= for elements, whose mean is taken",
+                remedy="leave one of the two out",
             )
         super().__init__(formula=value, objective=objective, over=over, **data)  # type: ignore[call-arg]
 
@@ -60,6 +66,6 @@ def _has_root(formula: Expression) -> bool:
     return isinstance(formula, Apply) and (formula.operator == "sqrt" or any(map(_has_root, formula.arguments)))
 
 
-def as_penalty(value: object, what: str) -> Penalty:
+def as_penalty(value: object) -> Penalty:
     """What stands in a mapping of penalties: a formula, or a Penalty."""
-    return value if isinstance(value, Penalty) else Penalty(as_expression(value, what))
+    return value if isinstance(value, Penalty) else Penalty(value)

@@ -264,7 +264,7 @@ class _Reader:
         if over not in places:
             return self.elsewhere(over or of, place)
         if of != over and over not in self.shape.coarser(of):
-            return f"no '{of}' lies over a '{over}'", f"the strata are {_names(self.h.strata)}"
+            return f"no '{of}' lies over a '{over}'", f"the strata are {_names(self.shape.strata)}"
         return None
 
     def statistic(self, atom: Aggregate, place: Stratum | None) -> Problem | None:

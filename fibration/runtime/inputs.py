@@ -151,7 +151,7 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
     return index
 
 
-def refuse_both(hierarchy: Hierarchy, rewards: Tensor, advantages: Tensor | None) -> None:
+def refuse_both(hierarchy: Hierarchy, advantages: Tensor | None) -> None:
     """Refuse rewards beside advantages, and where no formula makes advantages of them."""
     if advantages is not None:
         raise BatchError(
@@ -253,7 +253,8 @@ def refuse_advantages(batch: Batch, index: Index, outputs: Mapping[Key, Tensor],
             f"the advantage of {index.describe_element(rows, element) if by_row else index.describe_token(element)} is "
             f"{float(made.reshape(-1)[first]):g}",
             required=f"a finite advantage of every {where}",
-            found=f"{h.advantages}",
+            found=str(h.advantages),
+            remedy="bound it: minimum(..., bound), or leave such elements out of the batch",
         )
 
 

@@ -306,7 +306,7 @@ class Operator:
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS["advantages"]):
-            refuse_both(self.hierarchy, rewards, advantages)
+            refuse_both(self.hierarchy, advantages)
             index = check_tokens(self.hierarchy, index)
             if index.refuses_rewards is not None:
                 raise index.refuses_rewards.with_traceback(None)
@@ -316,14 +316,14 @@ class Operator:
         by_row = per_row and "advantages_of_rows" in self.programs
         made = "advantages_of_rows" if by_row else "advantages"
         with agreed(group, CALLS[made]) as said:
-            if per_row and not index.rows_are_tokens():
-                refuse_sums(self.hierarchy, index)
             read = self.programs[made]
             called = {token_tensor(i).called for i in read.inputs if i.kind in TOKENS}
             given = {name: t for name, t in tokens.items() if name in called}
             given |= policy_tensors(self.hierarchy, read, tokens, policies)
             check_tokens(self.hierarchy, index, **given)
             batch = make_batch(self.hierarchy, read, read, index, given, rewards, parameters, torch.float64, 0.0)
+            if per_row and not index.rows_are_tokens():
+                refuse_sums(self.hierarchy, index)
             rows = None
             if ranks is not None:
                 self._run.collectives(made, ranks.cut)

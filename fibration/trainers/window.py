@@ -283,7 +283,12 @@ def _rewards_of(h: Hierarchy, mask: Tensor, advantages: Tensor | None, rewards: 
     if rewards is None:
         return None
     if advantages is not None:
-        raise TrainerError("advantages and rewards are both given", required="one of both", remedy="leave one out")
+        raise TrainerError(
+            "advantages and rewards are both given",
+            required="one of both",
+            found=f"'{h.name}' makes {'none' if h.advantages is None else h.advantages} of rewards",
+            remedy="leave one out",
+        )
     if h.advantages is None:
         raise TrainerError(
             f"rewards for '{h.name}', which has no formula of advantages",

@@ -37,6 +37,7 @@ from fibration import (
     Parameter,
     ParameterError,
     SpecError,
+    Stratum,
     absolute,
     advantage,
     clip,
@@ -358,3 +359,9 @@ def test_what_differs_in_penalties_or_advantages_is_not_called_the_same() -> Non
     with pytest.raises(SpecError, match="'rloo' makes its advantages of rewards") as caught:
         equivalent(load("rloo"), grpo)
     assert "replace(advantages=None)" in str(caught.value)
+
+
+def test_losses_of_one_name_are_asked_for_the_same_strata_too() -> None:
+    episode = Stratum("episode")
+    with pytest.raises(SpecError, match="have other rows"):
+        equivalent(grpo, grpo.replace(rows=episode, objective=token_mean()))

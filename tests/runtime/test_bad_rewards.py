@@ -130,6 +130,8 @@ def test_rewards_of_rows_are_not_added_up_over_tokens(sums):
             found="adds up the rewards of tokens, in reward + ", remedy="to its last token",
         )  # fmt: skip
     assert op.advantages(torch.ones(4, 3), index).shape == (4, 3)
+    with pytest.raises(BatchError, match=r"rewards have shape \[5\]"):
+        op.advantages(torch.ones(5), index)
 
 
 def test_equal_rewards_without_an_epsilon():

@@ -79,7 +79,7 @@ def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | 
     for before, after, k in _pairs(h, formula):
         one, other = before.value(formula, k), after.value(formula, k)
         if None not in (one, other) and (abs(one - other) > exact):
-            return _witness(before, after, k, what, one, other, exact)
+            return _witness(after, k, what, one, other, exact)
     return None
 
 
@@ -164,7 +164,7 @@ def _without(row: Row, j: int) -> Row | None:
     return replace(row, concrete=Concrete(c.shape, maps, attributes, c.parameters), advantages=tuple(left))
 
 
-def _witness(before: Row, after: Row, k: int, what: str, one: Any, other: Any, exact: Fraction) -> Witness:
+def _witness(after: Row, k: int, what: str, one: Any, other: Any, exact: Fraction) -> Witness:
     h, concrete = after.h, after.concrete
     rows = concrete.size[h.rows]
     place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError
+from fibration.errors import HierarchyIndexError, an
 from fibration.language.assumptions import Balanced, Populated
 from fibration.language.atoms import BATCH
 from fibration.language.kernels import Fibration
@@ -95,7 +95,7 @@ def _populated(index: Index, assumption: Populated) -> None:
         raise HierarchyIndexError(
             f"index of '{index.hierarchy.name}': {where} has no {of}",
             required=f"at least one: {assumption!r} is assumed",
-            found=f"{len(empty)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} without {_a(of)}",
+            found=f"{len(empty)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} without {an(of)}",
             remedy=f"leave it out of the batch, or out of the hierarchy's assume=[...]; counts of {of} may then be 0",
         )
 
@@ -111,13 +111,9 @@ def _alone(index: Index, of: str, over: str) -> HierarchyIndexError | None:
         f"index of '{index.hierarchy.name}': {index.describe_element(over, element)} has one {of} alone: "
         f"{index.describe_element(of, one)}",
         required="at least two: a formula takes the mean of all others, which are none there, of=..., others=True",
-        found=f"{len(alone)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} with {_a(of)} alone",
+        found=f"{len(alone)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} with {an(of)} alone",
         remedy="leave it out of the batch, or write the formula without others=True and leave_one_out=True",
     )
-
-
-def _a(word: str) -> str:
-    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 
 @dataclass(frozen=True)
