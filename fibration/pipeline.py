@@ -44,6 +44,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.report import BUDGET
 from fibration.runtime.batch import Batch, Run, Runs
+from fibration.runtime.calls import Backend
 from fibration.runtime.operator import Operator
 
 BACKENDS = ("torch", "c", "triton")
@@ -74,7 +75,8 @@ def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None =
     """Compile a hierarchy to an operator; raises LawError if it does not verify.
 
     `backend="auto"` picks the best one this version has for the machine, and says which in the log and in
-    `operator.backend`. `timeout` is that of `hierarchy.verify`.
+    `operator.backend`. Where that is a GPU's, batches that lie on the CPU run on the best one there, which is C, or
+    torch without a C compiler. `timeout` is that of `hierarchy.verify`.
     """
     if not isinstance(hierarchy, Hierarchy):
         raise SpecError(
@@ -84,8 +86,18 @@ def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None =
     report = hierarchy.verify(timeout)
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
-    again = partial(compile, timeout=timeout)
-    return Operator(hierarchy, report, artifact.backend, artifact.source, artifact.programs, load(artifact), again)
+    everywhere = backend == "auto" and chosen == "triton"
+    again = partial(compile, backend="auto" if everywhere else chosen, timeout=timeout)
+    on_cpu = partial(_on_cpu, hierarchy) if everywhere else None
+    given = hierarchy, report, chosen, artifact.source, artifact.programs
+    return Operator(*given, load(artifact), again, on_cpu)
+
+
+def _on_cpu(hierarchy: Hierarchy) -> Backend:
+    """For batches that lie there, on a machine with a GPU."""
+    name, why = best(gpu=False)
+    log.info("fibration: backend '%s' for batches on the CPU (%s)", name, why)
+    return Backend(name, load(generate(hierarchy, name)))
 
 
 ARTIFACTS: Recent[Artifact] = Recent(32)

@@ -22,7 +22,8 @@ from fibration.language.policies import OLD
 from fibration.language.rewards import adds_up_tokens
 from fibration.rollouts.file import Rollouts
 from fibration.runtime.index.index import Index
-from fibration.runtime.operator import Coefficients, Levels, Operator
+from fibration.runtime.operator import Operator
+from fibration.runtime.results import Coefficients, Levels
 from fibration.runtime.weights import Weights, weights_of
 
 

@@ -33,17 +33,17 @@ class Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, log_ratio: Tensor, operator: Any, index: Index, advantages: Any, parameters: Any, policies: Any
+        ctx: Any, log_ratio: Tensor, calls: Any, index: Index, advantages: Any, parameters: Any, policies: Any
     ) -> Tensor:
         tokens = {"log_ratio": log_ratio}
         dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
-        outputs, batch = operator._call("gate", index, tokens, advantages, parameters, policies, dtype, fill=1.0)
+        outputs, batch = calls.call("gate", index, tokens, advantages, parameters, policies, dtype, fill=1.0)
         read = None if batch.advantage is None else advantages
         others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
         ctx.others = tuple(others)
         # autograd refuses the backward if one of them was changed since
         ctx.save_for_backward(log_ratio, read, *others.values())
-        ctx.operator, ctx.ranks = operator, index.ranks
+        ctx.calls, ctx.ranks = calls, index.ranks
         ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
         return outputs[Key("gated_ratio")]
 
@@ -55,7 +55,7 @@ class Gated(torch.autograd.Function):
             tokens |= dict(zip(ctx.others, others, strict=True))
             given = None if advantages is None else advantages.detach()
             batch = replace(ctx.batch, tokens=tokens, advantage=given)
-            result = ctx.operator._gate_adjoint(batch, ctx.ranks)
+            result = ctx.calls.gate_adjoint(batch, ctx.ranks)
         return _once(result, log_ratio), None, None, None, None, None
 
 

@@ -3,85 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fibration.compiler.arguments import TOKENS, token_tensor
 from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
-from fibration.compiler.program import PER_TOKEN, Program
-from fibration.compiler.spread import BEYOND, RANGE
-from fibration.errors import BatchError
+from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
-from fibration.runtime import devices
 from fibration.runtime import metrics as diagnostics
-from fibration.runtime.batch import Batch, Runs, inputs_of
-from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
+from fibration.runtime.batch import Runs, inputs_of
+from fibration.runtime.calls import Backend, Calls
 from fibration.runtime.gradients import Gated, Share
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
-from fibration.runtime.inputs import (
-    check_tokens,
-    in_words,
-    make_batch,
-    policy_tensors,
-    refuse_advantages,
-    refuse_both,
-    refuse_nonfinite,
-    refuse_sums,
-    refuse_terms,
-)
-from fibration.runtime.ranks.agreement import agree, agreed
-from fibration.runtime.ranks.collect import Ranks
-
-# What a rank says that it is calling.
-CALLS = {
-    "evaluate": "op.coefficients with metrics",
-    "objective": "op.coefficients with metrics=False",
-    "gate": "op.gate",
-    "gate_adjoint": "the backward of op.gate",
-    "levels": "op.levels",
-    "advantages": "advantages from rewards",
-    "advantages_of_rows": "advantages from rewards",
-}
-
-
-@dataclass(frozen=True)
-class Loss:
-    """`loss` is `-J`, a differentiable scalar; `metrics` as in `fibration.runtime.metrics.collect`.
-
-    Where the batch is spread over ranks, `loss` is this rank's share, `-J` by their number, with the gradient of its
-    own tokens; metrics are the whole batch's. DDP and FSDP average gradients over ranks, where their sum is wanted:
-    `(loss * index.gradient_scale).backward()`.
-    """
-
-    loss: Tensor
-    metrics: dict[str, diagnostics.Metric]
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """`values` is `∂J/∂log π` per token, shaped like the log-probs and 0 under the mask; `objective` is `J`.
-
-    Where the batch is spread over ranks, `values` are of this rank's tokens, and all else is the whole batch's.
-    """
-
-    values: Tensor
-    objective: Tensor
-    metrics: dict[str, diagnostics.Metric]
-
-
-@dataclass(frozen=True)
-class Levels:
-    """What every gate read and gave, per element: float64, by (stratum, channel). For pictures and tables."""
-
-    residual: dict[tuple[str, str], Tensor]
-    gated: dict[tuple[str, str], Tensor]
+from fibration.runtime.inputs import make_batch, policy_tensors
+from fibration.runtime.results import Coefficients, Levels, Loss
 
 
 class Operator:
@@ -102,17 +42,19 @@ class Operator:
         source: str,
         programs: Mapping[str, Program],
         run: Runs,
-        again: Callable[[Hierarchy, str], Operator] | None = None,
+        again: Callable[[Hierarchy], Operator] | None = None,
+        on_cpu: Callable[[], Backend] | None = None,
     ) -> None:
         self.hierarchy, self.report, self.backend, self.source = hierarchy, report, backend, source
         self.programs = programs
-        self._run, self._again = run, again
+        self.calls = Calls(hierarchy, programs, Backend(backend, run), on_cpu)
+        self._again = again
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Generated functions do not pickle; another process compiles the same hierarchy again."""
         if self._again is None:
             raise TypeError(f"{self!r} was made without the compiler, and cannot be pickled")
-        return self._again, (self.hierarchy, self.backend)
+        return self._again, (self.hierarchy,)
 
     def __repr__(self) -> str:
         return f"Operator({self.hierarchy.name!r}, backend={self.backend!r})"
@@ -212,8 +154,8 @@ class Operator:
         with torch.no_grad():
             program = "evaluate" if metrics else "objective"
             if rewards is not None:
-                advantages = self._advantages(program, rewards, index, tokens, advantages, parameters, policies)
-            outputs, _ = self._call(program, index, tokens, advantages, parameters, policies, _wide(log_probs))
+                advantages = self.calls.advantages(program, rewards, index, tokens, advantages, parameters, policies)
+            outputs, _ = self.calls.call(program, index, tokens, advantages, parameters, policies, _wide(log_probs))
             assert index is not None
             return Coefficients(
                 values=outputs[Key("coefficients")],
@@ -238,8 +180,8 @@ class Operator:
         """
         if rewards is not None:
             tokens = {"log_ratio": log_ratio}
-            advantages = self._advantages("gate", rewards, index, tokens, advantages, parameters, policies)
-        result: Tensor = Gated.apply(log_ratio, self, index, advantages, parameters, policies)
+            advantages = self.calls.advantages("gate", rewards, index, tokens, advantages, parameters, policies)
+        result: Tensor = Gated.apply(log_ratio, self.calls, index, advantages, parameters, policies)
         return result
 
     def levels(
@@ -255,8 +197,8 @@ class Operator:
         """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
         tokens = {"log_ratio": log_ratio}
         if rewards is not None:
-            advantages = self._advantages("levels", rewards, index, tokens, advantages, parameters, policies)
-        outputs, _ = self._call("levels", index, tokens, advantages, parameters, policies, torch.float64)
+            advantages = self.calls.advantages("levels", rewards, index, tokens, advantages, parameters, policies)
+        outputs, _ = self.calls.call("levels", index, tokens, advantages, parameters, policies, torch.float64)
 
         nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # where that is not looked at
 
@@ -285,125 +227,9 @@ class Operator:
         own, and otherwise of the batch's shape; 0 under the mask and of rows without tokens. `policies` has the
         log-probs of those that the formula names, `old` among them.
         """
-        made = self._advantages("advantages", rewards, index, {}, None, parameters, policies)
+        made = self.calls.advantages("advantages", rewards, index, {}, None, parameters, policies)
         assert made is not None
         return made
-
-    # ------------------------------------------------------------ calls
-
-    @torch.no_grad()
-    def _advantages(
-        self,
-        program: str,
-        rewards: Tensor,
-        index: Index | None,
-        tokens: Mapping[str, Tensor],
-        advantages: Tensor | None,
-        parameters: Mapping[str, Any] | None,
-        policies: Mapping[str, Tensor] | None,
-    ) -> Tensor | None:
-        """What a call of `program` reads as advantages; None where it reads none."""
-        ranks = index.ranks if isinstance(index, Index) else None
-        group = None if ranks is None or devices.is_recording() else ranks.group
-        with agreed(group, CALLS["advantages"]):
-            refuse_both(self.hierarchy, advantages)
-            index = check_tokens(self.hierarchy, index)
-            if index.refuses_rewards is not None:
-                raise index.refuses_rewards.with_traceback(None)
-        if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
-            return None
-        per_row = is_per_row(index, rewards, group)
-        by_row = per_row and "advantages_of_rows" in self.programs
-        made = "advantages_of_rows" if by_row else "advantages"
-        with agreed(group, CALLS[made]) as said:
-            read = self.programs[made]
-            called = {token_tensor(i).called for i in read.inputs if i.kind in TOKENS}
-            given = {name: t for name, t in tokens.items() if name in called}
-            given |= policy_tensors(self.hierarchy, read, tokens, policies)
-            check_tokens(self.hierarchy, index, **given)
-            batch = make_batch(self.hierarchy, read, read, index, given, rewards, parameters, torch.float64, 0.0)
-            if per_row and not index.rows_are_tokens():
-                refuse_sums(self.hierarchy, index)
-            rows = None
-            if ranks is not None:
-                self._run.collectives(made, ranks.cut)
-                rows = said_of_rows(batch, index, "reward") if ranks.cut and not by_row else None
-                said |= {"the backend": self.backend, "what the call is for": CALLS[program]}
-                said |= in_words(self.hierarchy, read, index, ranks, parameters)
-        if ranks is not None and rows is not None:
-            batch = agree_on_rows(batch, index, ranks, "reward", rows)
-        outputs = self._evaluate(made, batch, ranks)
-        found = outputs[Key("advantages")]
-        if devices.may_look(index.device):
-            if float(outputs[Key("nonfinite")]) > 0:
-                with agreed(group, f"what is not finite in {CALLS[made]}"):
-                    refuse_advantages(batch, index, outputs, by_row)
-            self._refuse_beyond(made, outputs)
-        return of_batch_rows(index, found) if by_row else found
-
-    def _call(
-        self,
-        program: str,
-        index: Index | None,
-        tokens: Mapping[str, Tensor],
-        advantages: Tensor | None,
-        parameters: Mapping[str, Any] | None,
-        policies: Mapping[str, Tensor] | None,
-        dtype: torch.dtype,
-        fill: float = 0.0,
-    ) -> tuple[dict[Key, Tensor], Batch]:
-        ranks = index.ranks if isinstance(index, Index) else None
-        group = None if ranks is None or devices.is_recording() else ranks.group
-        with agreed(group, CALLS[program]) as said:
-            read, declared = self.programs[program], self.programs["evaluate"]
-            tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
-            index = check_tokens(self.hierarchy, index, **tokens)
-            batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill)
-            if ranks is not None:
-                self._run.collectives(program, ranks.cut)  # makes them, which may fail
-                has_some = ranks.cut and batch.advantage is not None
-                rows = said_of_rows(batch, index, "advantage") if has_some else None
-                said |= {"the backend": self.backend, "the dtype of results": str(dtype)}
-                said |= in_words(self.hierarchy, declared, index, ranks, parameters)
-        if ranks is not None and rows is not None:
-            batch = agree_on_rows(batch, index, ranks, "advantage", rows)
-        outputs = self._evaluate(program, batch, ranks)
-        if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
-            return outputs, batch
-        if float(outputs[Key("nonfinite")]) > 0:
-            with agreed(group, f"what is not finite in {CALLS[program]}"):
-                refuse_nonfinite(batch, index)
-                refuse_terms(self.hierarchy, outputs, index)
-            raise BatchError(
-                f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, and no log-prob or advantage says why",
-                required="finite values",
-                remedy="compare with backend='torch', which computes in float64",
-            )
-        self._refuse_beyond(program, outputs)
-        return outputs, batch
-
-    def _refuse_beyond(self, program: str, outputs: Mapping[Key, Tensor]) -> None:
-        if BEYOND in outputs and float(outputs[BEYOND]) > 0:
-            raise BatchError(
-                f"{CALLS[program]} adds up tokens of several ranks, and one of them has a term beyond {RANGE:g}",
-                required="terms that are added up exactly, whoever has them",
-                remedy="mask tokens of such log-probs or advantages, or give every rank whole rows",
-            )
-
-    def _gate_adjoint(self, batch: Batch, ranks: Ranks | None) -> Tensor:
-        if ranks is not None and not devices.is_recording() and self._run.collectives("gate_adjoint", ranks.cut):
-            agree(ranks.group, CALLS["gate_adjoint"], {})
-        return self._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
-
-    def _evaluate(self, program: str, batch: Batch, ranks: Ranks | None) -> dict[Key, Tensor]:
-        if ranks is None:
-            return self._run(program, batch)
-        stages = self._run.collectives(program, ranks.cut)
-        outputs = ranks.run(CALLS[program], stages, lambda: self._run(program, batch), batch.index.device)
-        if BEYOND in outputs:  # there, sums may depend on who has which tokens
-            for key in outputs.keys() & {Key("objective"), *map(Key, PER_TOKEN)}:
-                outputs[key] = torch.where(outputs[BEYOND] > 0, torch.nan, outputs[key])
-        return outputs
 
     def inputs(
         self,

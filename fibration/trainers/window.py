@@ -22,9 +22,10 @@ from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
 from fibration.runtime.metrics import Extreme, Mean, Metric
-from fibration.runtime.operator import Coefficients, Operator
+from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
+from fibration.runtime.results import Coefficients
 from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
 
 WARN_ABOVE = 0.01  # share of a stratum's elements that are in another regime in pass 2

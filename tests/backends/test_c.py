@@ -200,7 +200,7 @@ def test_an_index_that_lies_elsewhere_is_refused():
     elsewhere = torch.device("cuda", 0)
     object.__setattr__(index, "device", elsewhere)  # there is no such device here to put one on
     with pytest.raises(BackendError, match="compiled for the C backend, and the index lies on cuda:0") as error:
-        op._run("objective", Batch(index, {}, None, False, {}, torch.float32, 0.0))
+        op.calls.on(torch.device("cpu")).run("objective", Batch(index, {}, None, False, {}, torch.float32, 0.0))
     assert "backend='triton'" in str(error.value)
 
 

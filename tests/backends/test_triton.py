@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import logging
 import math
+import pickle
 import re
 import sys
 from dataclasses import replace
@@ -21,7 +22,7 @@ from fibration.backends.triton import load
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import FUNCTIONS, fitted, is_literal, typed
 from fibration.language.operators import PRIMITIVES
-from fibration.pipeline import choose
+from fibration.pipeline import choose, compile
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 interpreted = pytest.mark.skipif(not triton_interprets(), reason="kernels are compiled where there is a GPU")
@@ -244,6 +245,26 @@ def test_the_best_backend_of_a_machine(monkeypatch, caplog):
         "fibration: backend 'torch'",
         "fibration: backend 'triton'",
     ]
+
+
+def test_beside_a_gpu_batches_on_the_cpu_run_there(monkeypatch, caplog):
+    """A README's first lines, and a unit test of a trainer, on a machine with a GPU: their tensors lie on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a chip")
+    h, batch = spec("fiberpo"), batch_of(SHORT)
+    with caplog.at_level(logging.INFO, logger="fibration"):
+        made = compile(h)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # now the CPU's own part
+    assert made.backend == "triton" and "tl.load" in made.source
+    wanted = compiled(h, "c")
+    for op in (made, pickle.loads(pickle.dumps(wanted))):
+        layout = packed(op, batch)
+        found = op.coefficients(*tensors(layout, batch, F32, False), layout.index)
+        given = wanted.coefficients(*tensors(layout, batch, F32, False), layout.index)
+        assert torch.equal(found.values, given.values) and found.metrics.keys() == given.metrics.keys()
+    assert made.calls.on(torch.device("cpu")).name == "c" and made.calls.on(torch.device("cuda", 0)).name == "triton"
+    assert pickle.loads(pickle.dumps(made)).backend == "c"  # where it arrives there is no GPU
+    assert compile(h, "triton").calls.on(torch.device("cpu")).name == "triton"  # what is named is what runs
 
 
 # ---------------------------------------------------------------- functions that Triton has not

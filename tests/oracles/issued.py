@@ -147,7 +147,7 @@ def counting_operator(
     made = compiling.emit(hierarchy, backend, programs(hierarchy))
     op = Operator(hierarchy, Report(hierarchy, ()), backend, made.source, made.programs, compiling.load(made), None)
     for rows in cut:
-        op._run.collectives("gate", rows)
+        op.calls.on(torch.device("cpu")).run.collectives("gate", rows)
     patch.undo()
     return op, launches
 

@@ -23,7 +23,8 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD as BEFORE
 from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
 from fibration.runtime.index.index import Index
-from fibration.runtime.operator import Levels, Operator
+from fibration.runtime.operator import Operator
+from fibration.runtime.results import Levels
 from fibration.runtime.weights import read_of_tokens, weights_of
 
 Vector = NDArray[np.float64]

@@ -14,9 +14,10 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.operator import Coefficients, Operator
+from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
+from fibration.runtime.results import Coefficients
 from fibration.trainers.labels import as_label, as_operator, sources
 from fibration.trainers.parameters import at_ratio_one, check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT

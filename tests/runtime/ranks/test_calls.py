@@ -11,7 +11,7 @@ from thread_ranks import try_on_ranks
 
 from fibration import BatchError, ParameterError, RanksError
 from fibration.runtime import devices
-from fibration.runtime.operator import CALLS
+from fibration.runtime.calls import CALLS
 
 FIBERPO = operator(spec("fiberpo_domain"))
 LENGTHS, GROUPS, DOMAINS = (3, 5, 2, 4), ("g0", "g0", "g1", "g2"), ("math", "math", "code", "math")
@@ -126,14 +126,14 @@ def test_one_word_and_a_collective_per_stage_and_never_a_number_per_token():
 
         return try_on_ranks(3, work).traffic.sent
 
-    stages = FIBERPO._run.collectives("objective", False)
+    stages = FIBERPO.calls.on(torch.device("cpu")).run.collectives("objective", False)
     held = {"trajectory": 2, "prompt_group": 2, "domain": 2, "batch": 1}
     numbers = [1 + sum(held[n.stratum] for n in stage.values) for stage in stages]
     sent = traffic(FIBERPO, 1, metrics=False)
     word = ("all_gather", 16)
     assert sent == [word, ("all_gather_object", 0), word, *(("all_gather", 8 * n) for n in numbers)]
     assert traffic(FIBERPO, 50, metrics=False) == sent
-    assert len(FIBERPO._run.collectives("evaluate", False)) == len(stages)
+    assert len(FIBERPO.calls.on(torch.device("cpu")).run.collectives("evaluate", False)) == len(stages)
 
 
 def test_levels_of_leaves_are_a_ranks_own():

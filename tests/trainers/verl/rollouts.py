@@ -21,7 +21,8 @@ from verl.workers.utils.padding import left_right_2_no_padding
 
 import fibration
 from fibration.runtime.index.index import Index
-from fibration.runtime.operator import Levels, Operator
+from fibration.runtime.operator import Operator
+from fibration.runtime.results import Levels
 
 LEVELS, CHANNELS = ("domain", "prompt_group", "trajectory"), "+-"
 WORDS, LONGEST_PROMPT, LONGEST = 24, 4, 8

@@ -1,0 +1,194 @@
+"""One call of an operator's program: what is given is checked, run, and looked at where a device lets it be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fibration.compiler.arguments import TOKENS, token_tensor
+from fibration.compiler.keys import Key
+from fibration.compiler.program import PER_TOKEN, Program
+from fibration.compiler.spread import BEYOND, RANGE
+from fibration.errors import BatchError
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime import devices
+from fibration.runtime.batch import Batch, Runs
+from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
+from fibration.runtime.index.index import Index
+from fibration.runtime.inputs import (
+    check_tokens,
+    in_words,
+    make_batch,
+    policy_tensors,
+    refuse_advantages,
+    refuse_both,
+    refuse_nonfinite,
+    refuse_sums,
+    refuse_terms,
+)
+from fibration.runtime.ranks.agreement import agree, agreed
+from fibration.runtime.ranks.collect import Ranks
+
+# What a rank says that it is calling.
+CALLS = {
+    "evaluate": "op.coefficients with metrics",
+    "objective": "op.coefficients with metrics=False",
+    "gate": "op.gate",
+    "gate_adjoint": "the backward of op.gate",
+    "levels": "op.levels",
+    "advantages": "advantages from rewards",
+    "advantages_of_rows": "advantages from rewards",
+}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The functions of one backend, ready to call."""
+
+    name: str
+    run: Runs
+
+
+class Calls:
+    """The programs of an operator, on the backend of the device on which a batch's index lies."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        programs: Mapping[str, Program],
+        backend: Backend,
+        on_cpu: Callable[[], Backend] | None = None,
+    ) -> None:
+        """`on_cpu` makes the backend of batches that lie there, where `backend` is a GPU's alone."""
+        self.hierarchy, self.programs = hierarchy, programs
+        self._backend, self._on_cpu = backend, on_cpu
+        self._cpu: Backend | None = None
+
+    def on(self, device: torch.device) -> Backend:
+        """What runs batches of a device; that of the CPU is made when the first of them comes."""
+        if self._on_cpu is None or device.type != "cpu":
+            return self._backend
+        if self._cpu is None:
+            self._cpu = self._on_cpu()
+        return self._cpu
+
+    @torch.no_grad()
+    def advantages(
+        self,
+        program: str,
+        rewards: Tensor,
+        index: Index | None,
+        tokens: Mapping[str, Tensor],
+        advantages: Tensor | None,
+        parameters: Mapping[str, Any] | None,
+        policies: Mapping[str, Tensor] | None,
+    ) -> Tensor | None:
+        """What a call of `program` reads as advantages; None where it reads none."""
+        ranks = index.ranks if isinstance(index, Index) else None
+        group = None if ranks is None or devices.is_recording() else ranks.group
+        with agreed(group, CALLS["advantages"]):
+            refuse_both(self.hierarchy, advantages)
+            index = check_tokens(self.hierarchy, index)
+            if index.refuses_rewards is not None:
+                raise index.refuses_rewards.with_traceback(None)
+        if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
+            return None
+        per_row = is_per_row(index, rewards, group)
+        by_row = per_row and "advantages_of_rows" in self.programs
+        made = "advantages_of_rows" if by_row else "advantages"
+        with agreed(group, CALLS[made]) as said:
+            read = self.programs[made]
+            called = {token_tensor(i).called for i in read.inputs if i.kind in TOKENS}
+            given = {name: t for name, t in tokens.items() if name in called}
+            given |= policy_tensors(self.hierarchy, read, tokens, policies)
+            check_tokens(self.hierarchy, index, **given)
+            batch = make_batch(self.hierarchy, read, read, index, given, rewards, parameters, torch.float64, 0.0)
+            if per_row and not index.rows_are_tokens():
+                refuse_sums(self.hierarchy, index)
+            rows = None
+            if ranks is not None:
+                self.on(index.device).run.collectives(made, ranks.cut)
+                rows = said_of_rows(batch, index, "reward") if ranks.cut and not by_row else None
+                said |= {"the backend": self.on(index.device).name, "what the call is for": CALLS[program]}
+                said |= in_words(self.hierarchy, read, index, ranks, parameters)
+        if ranks is not None and rows is not None:
+            batch = agree_on_rows(batch, index, ranks, "reward", rows)
+        outputs = self._evaluate(made, batch, ranks)
+        found = outputs[Key("advantages")]
+        if devices.may_look(index.device):
+            if float(outputs[Key("nonfinite")]) > 0:
+                with agreed(group, f"what is not finite in {CALLS[made]}"):
+                    refuse_advantages(batch, index, outputs, by_row)
+            self._refuse_beyond(made, outputs)
+        return of_batch_rows(index, found) if by_row else found
+
+    def call(
+        self,
+        program: str,
+        index: Index | None,
+        tokens: Mapping[str, Tensor],
+        advantages: Tensor | None,
+        parameters: Mapping[str, Any] | None,
+        policies: Mapping[str, Tensor] | None,
+        dtype: torch.dtype,
+        fill: float = 0.0,
+    ) -> tuple[dict[Key, Tensor], Batch]:
+        ranks = index.ranks if isinstance(index, Index) else None
+        group = None if ranks is None or devices.is_recording() else ranks.group
+        with agreed(group, CALLS[program]) as said:
+            read, declared = self.programs[program], self.programs["evaluate"]
+            tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
+            index = check_tokens(self.hierarchy, index, **tokens)
+            batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill)
+            if ranks is not None:
+                self.on(index.device).run.collectives(program, ranks.cut)  # makes them, which may fail
+                has_some = ranks.cut and batch.advantage is not None
+                rows = said_of_rows(batch, index, "advantage") if has_some else None
+                said |= {"the backend": self.on(index.device).name, "the dtype of results": str(dtype)}
+                said |= in_words(self.hierarchy, declared, index, ranks, parameters)
+        if ranks is not None and rows is not None:
+            batch = agree_on_rows(batch, index, ranks, "advantage", rows)
+        outputs = self._evaluate(program, batch, ranks)
+        if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
+            return outputs, batch
+        if float(outputs[Key("nonfinite")]) > 0:
+            with agreed(group, f"what is not finite in {CALLS[program]}"):
+                refuse_nonfinite(batch, index)
+                refuse_terms(self.hierarchy, outputs, index)
+            raise BatchError(
+                f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, and no log-prob or advantage says why",
+                required="finite values",
+                remedy="compare with backend='torch', which computes in float64",
+            )
+        self._refuse_beyond(program, outputs)
+        return outputs, batch
+
+    def _refuse_beyond(self, program: str, outputs: Mapping[Key, Tensor]) -> None:
+        if BEYOND in outputs and float(outputs[BEYOND]) > 0:
+            raise BatchError(
+                f"{CALLS[program]} adds up tokens of several ranks, and one of them has a term beyond {RANGE:g}",
+                required="terms that are added up exactly, whoever has them",
+                remedy="mask tokens of such log-probs or advantages, or give every rank whole rows",
+            )
+
+    def gate_adjoint(self, batch: Batch, ranks: Ranks | None) -> Tensor:
+        if ranks is not None and not devices.is_recording():
+            stages = self.on(batch.index.device).run.collectives("gate_adjoint", ranks.cut)
+            if stages:
+                agree(ranks.group, CALLS["gate_adjoint"], {})
+        return self._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
+
+    def _evaluate(self, program: str, batch: Batch, ranks: Ranks | None) -> dict[Key, Tensor]:
+        device = batch.index.device
+        run = self.on(device).run
+        if ranks is None:
+            return run(program, batch)
+        outputs = ranks.run(CALLS[program], run.collectives(program, ranks.cut), lambda: run(program, batch), device)
+        if BEYOND in outputs:  # there, sums may depend on who has which tokens
+            for key in outputs.keys() & {Key("objective"), *map(Key, PER_TOKEN)}:
+                outputs[key] = torch.where(outputs[BEYOND] > 0, torch.nan, outputs[key])
+        return outputs
