@@ -45,13 +45,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def quick_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C of hierarchies drawn at random is built as it stands, which takes a quarter of the time."""
+@pytest.fixture(scope="session")
+def _as_it_stands(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A compiler that does not optimise, as one word: Triton takes `CC` for a path, where it builds its launchers."""
     from fibration.backends.c.build import compiler
 
+    script = tmp_path_factory.mktemp("compiler") / "cc"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(compiler())} "$@" -O0\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def quick_c(monkeypatch: pytest.MonkeyPatch, _as_it_stands: str) -> None:
+    """C of hierarchies drawn at random is built as it stands, which takes a quarter of the time."""
     if not ALL:
-        monkeypatch.setenv("CC", f"{shlex.join(compiler())} -O0")
+        monkeypatch.setenv("CC", _as_it_stands)
 
 
 @pytest.fixture(autouse=True, scope="session")

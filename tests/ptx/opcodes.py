@@ -114,6 +114,13 @@ def field(x: Lanes, first: Lanes, length: Lanes) -> Lanes:
     return right(x, first) & (left(np.ones_like(x), length) - np.ones_like(x))
 
 
+def signed_field(x: Lanes, first: Lanes, length: Lanes) -> Lanes:
+    """The same as a number with a sign: that of its last bit, and of `x` for bits that `x` has not."""
+    width = np.asarray(8 * x.itemsize, first.dtype)
+    unused = width - np.minimum(width, first + length)
+    return np.where(length == 0, 0, right(left(x, unused), first + unused)).astype(x.dtype)
+
+
 def long_product(kind: str, x: Lanes, y: Lanes) -> Lanes:
     return x.astype(DTYPES[kind]) * y.astype(DTYPES[kind])
 
@@ -183,6 +190,8 @@ def _rows() -> Iterator[tuple[str, Opcode]]:
         yield f"shl.{k}", Opcode((k, "u32"), k, left)
     for k in ("u32", "u64"):
         yield f"bfe.{k}", Opcode((k, "u32", "u32"), k, field)
+    for k in ("s32", "s64"):
+        yield f"bfe.{k}", Opcode((k, "u32", "u32"), k, signed_field)
     for k in (*SIGNED, *UNSIGNED, *BITS, *REALS, *HALVES):
         for name, compute in comparisons(k):
             yield f"setp.{name}.{k}", Opcode((k, k), "pred", compute)
