@@ -246,14 +246,24 @@ def test_the_numbers_that_ranks_send_are_those_of_the_page(words):
     assert [c.strip() for c in row[1:]] == [str(len(stages)), *(" + ".join(n) for n in sent.values())]
 
 
-def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
-    page = (ROOT / "docs" / "mismatch.md").read_text()
+def run_blocks(page, capsys):
+    """The blocks of a page in one session, each printing what its comments say; the names that they leave."""
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, scope)
         said = [m.strip() for m in re.findall(r"^(?:    print\(.*\)  )?# (.*)$", block, re.MULTILINE)]
         assert capsys.readouterr().out.splitlines() == said
-    assert len(scope["mine"]) == 7
+    return scope
+
+
+def test_the_page_of_what_goes_wrong_says_what_its_blocks_print(capsys):
+    page = (ROOT / "docs" / "what-goes-wrong.md").read_text()
+    assert run_blocks(page, capsys)["grpo"].name == "grpo"
+
+
+def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
+    page = (ROOT / "docs" / "mismatch.md").read_text()
+    assert len(run_blocks(page, capsys)["mine"]) == 7
     names = set(re.findall(r"`(\w+)`", page)) & set(shipped())
     assert {"fiberpo_tis", "fiberpo_domain_tis"} <= names
 
