@@ -18,7 +18,10 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
 EAGER, COMPILED, FLOOR = "eager torch", "torch.compile", "copy of the same bytes"
-ROWS = {"": "coefficients", "metrics": "coefficients and metrics", "backward": "loss and backward"}
+ROWS = {
+    "": "coefficients", "metrics": "coefficients and metrics",
+    "backward": "loss and backward", "backward, metrics": "loss and backward, and metrics",
+}  # fmt: skip
 
 Result = Callable[[], Tensor]  # one evaluation; ∂J/∂log π per token
 
@@ -35,9 +38,14 @@ class Candidate:
     def ours(self) -> bool:
         return bool(self.backend)
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether it gives a gradient of the loss, the coefficients with the other sign."""
+        return self.what.startswith("backward")
+
 
 def of_backend(backend: str, what: str = "") -> Candidate:
-    suffix = {"": "", "metrics": " + metrics", "backward": " loss"}[what]
+    suffix = {"": "", "metrics": " + metrics", "backward": " loss", "backward, metrics": " loss + metrics"}[what]
     return Candidate(f"fibration {backend}{suffix}", backend, what)
 
 
@@ -55,8 +63,8 @@ def start(candidate: Candidate, hierarchy: Hierarchy, problem: Problem, ready: R
         return _written(candidate.name == COMPILED, hierarchy, problem)
     ready = ready or make_ready(hierarchy, candidate.backend, problem)
     op, index, p = ready.operator, ready.index, problem
-    old, more = p.old_log_probs, {**given(p, hierarchy), "index": index, "metrics": candidate.what == "metrics"}
-    if candidate.what == "backward":
+    old, more = p.old_log_probs, {**given(p, hierarchy), "index": index, "metrics": "metrics" in candidate.what}
+    if candidate.goes_back:
         return _gradient(p, lambda leaf: op.loss(leaf, old, **more).loss)
     return lambda: op.coefficients(p.log_probs, old, **more).values
 
@@ -107,7 +115,7 @@ def _gradient(problem: Problem, loss: Callable[[Tensor], Tensor]) -> Result:
 
 def disagreement(candidate: Candidate, result: Tensor, expected: Tensor) -> tuple[float, float]:
     """How far coefficients are from `expected`: mean and largest difference, each over that of the values."""
-    given = -result.double() if candidate.what == "backward" else result.double()
+    given = -result.double() if candidate.goes_back else result.double()
     away, size = (given - expected).abs(), expected.abs()
     return tuple(float(f(away) / f(size).clamp_min(1e-300)) for f in (torch.mean, torch.amax))  # type: ignore[return-value]
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fibration import pipeline
-from fibration.bench import laws, ranks, report, words
+from fibration.bench import laws, ranks, report, small, words
 from fibration.bench.candidates import candidates
 from fibration.bench.machine import describe_machine
 from fibration.bench.measure import bandwidth, clock
@@ -26,6 +26,7 @@ from fibration.printing.reports import load_quietly
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
 SPREAD = ("fiberpo", "fiberpo_domain")  # two levels over rows, and four
 WORDED = ("grpo", "fiberpo")  # the cheapest loss, and one of two levels
+FEW = ("ppo", "grpo", "gspo", "fiberpo", "fiberpo_domain")  # 1, 2 and 4 deep
 SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
 
 
@@ -48,12 +49,15 @@ class Settings:
     laws: bool = False
     ranks: bool = False
     words: bool = False
+    small: bool = False
     timeout: float = BUDGET  # of a hierarchy's laws and facts
 
     @property
     def rounds(self) -> int:
         if self.laws:
             return self.repeats or (1 if self.quick else 3)
+        if self.small:
+            return self.repeats or (21 if self.quick else 301)
         return self.repeats or (5 if self.quick else 15)
 
     @property
@@ -70,7 +74,7 @@ class Settings:
             words += [w for v in values for w in (option, v)]
         words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
         words += ["--repeats", str(self.rounds), "--seed", str(self.seed)]
-        words += [f"--{flag}" for flag in ("sweep", "ranks", "words", "quick") if getattr(self, flag)]
+        words += [f"--{flag}" for flag in ("sweep", "ranks", "words", "small", "quick") if getattr(self, flag)]
         for option, path in (("--json", self.json), ("--plot", self.plot)):
             words += [option, str(path)] if path is not None else []
         return words
@@ -230,11 +234,36 @@ def bench_words(console: Console, settings: Settings) -> int:
     return 0
 
 
+def bench_small(console: Console, settings: Settings) -> int:
+    """The whole of `fibration bench --small`; the exit code."""
+    if settings.sweep or settings.plot is not None or len(settings.tokens) > 1:
+        raise BackendError(
+            "--small measures one batch, and draws nothing",
+            remedy="leave --sweep and --plot out, and name --tokens once",
+        )
+    hierarchies = check(settings)
+    tokens, length = parse_count(*(settings.tokens or ("8Ki",))), parse_count(settings.length)
+    machine = describe_machine(torch.device(settings.device))
+    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores\n")
+    backends = list(dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)))
+    plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
+    results: list[small.OnThreads] = []
+    for hierarchy in hierarchies:
+        with console.status(hierarchy.name):
+            results += small.measure_small(hierarchy, backends, tokens, length, plan)
+    small.emit_tables(console, results, backends)
+    if settings.json is not None:
+        document = small.document(settings.command, machine, results)
+        write_file(settings.json, json.dumps(document, indent=1) + "\n")
+        console.print(f"written to {settings.json}")
+    return 0
+
+
 def _usual(settings: Settings) -> tuple[str, ...]:
     """What is measured where no spec is named."""
     if settings.sweep:
         return SWEPT
-    return SPREAD if settings.ranks else WORDED if settings.words else DEFAULT
+    return SPREAD if settings.ranks else WORDED if settings.words else FEW if settings.small else DEFAULT
 
 
 def _check_outputs(settings: Settings) -> None:

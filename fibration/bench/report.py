@@ -48,9 +48,8 @@ def emit_heading(
 
 def label(candidate: Candidate) -> str:
     """Rows of a backend stand together, so that the name need not be said again."""
-    return {"metrics": "  with metrics", "backward": "  loss, backward"}.get(
-        candidate.what if candidate.ours else "", candidate.name
-    )
+    said = {"metrics": "  with metrics", "backward": "  loss, backward", "backward, metrics": "    with metrics"}
+    return said.get(candidate.what if candidate.ours else "", candidate.name)
 
 
 def emit_table(console: Console, result: Measured) -> None:

@@ -329,6 +329,9 @@ def bench(
     words: Annotated[
         bool, typer.Option("--words", help="Add a weight, a statistic, a penalty, rewards, and time that beside none.")
     ] = False,
+    small: Annotated[
+        bool, typer.Option("--small", help="Time calls of 8Ki tokens instead, where the host's work counts.")
+    ] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Time every backend beside hand-written losses.
@@ -341,9 +344,9 @@ def bench(
     settings = command.Settings(
         specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
         device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick,
-        laws=laws, ranks=ranks, words=words, timeout=timeout,
+        laws=laws, ranks=ranks, words=words, small=small, timeout=timeout,
     )  # fmt: skip
-    run = command.bench_words if words else command.bench
+    run = command.bench_words if words else command.bench_small if small else command.bench
     run = command.bench_laws if laws else command.bench_ranks if ranks else run
     raise typer.Exit(run(console(), settings))
 

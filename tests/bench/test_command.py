@@ -60,9 +60,10 @@ def bench(*arguments: object) -> tuple[int, str]:
 # ---------------------------------------------------------------- rows
 
 
-def test_every_backend_has_three_rows_and_a_stranger_no_baseline() -> None:
+def test_every_backend_has_four_rows_and_a_stranger_no_baseline() -> None:
     names = [c.name for c in candidates(spec("ppo"), ["torch"])]
-    assert names == ["fibration torch", "fibration torch + metrics", "fibration torch loss", EAGER, COMPILED]
+    ours = ["fibration torch" + more for more in ("", " + metrics", " loss", " loss + metrics")]
+    assert names == [*ours, EAGER, COMPILED]
     assert [c.name for c in candidates(spec("ppo"), ["torch"], compiled=False)][-1] == EAGER
     assert all(c.ours for c in candidates(spec("ppo").model_copy(update={"name": "mine"}), ["torch"]))
 
@@ -182,10 +183,10 @@ def test_the_whole_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert document["machine"]["processor"] and document["machine"]["torch"] == torch.__version__
     assert document["stream"]["bytes_per_s"] > 0
     assert [(r["hierarchy"], r["baseline"], len(r["rows"])) for r in document["results"]] == [
-        ("fiberpo", True, 5),
-        ("fiberpo", True, 5),
-        ("own", False, 3),
-        ("own", False, 3),
+        ("fiberpo", True, 6),
+        ("fiberpo", True, 6),
+        ("own", False, 4),
+        ("own", False, 4),
     ]
     for result in document["results"]:
         assert len(result["floor"]["samples_s"]) == 2

@@ -1,0 +1,111 @@
+"""What a small call costs: a few thousand tokens, where the host's work is most of it, beside eager torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fibration.bench.candidates import EAGER, ROWS, candidates, of_backend
+from fibration.bench.measure import Failed, Timing, ratio
+from fibration.bench.report import number
+from fibration.bench.rows import Measured, Plan, measure
+from fibration.bench.shapes import LAYOUTS, Shape
+from fibration.language.hierarchy import Hierarchy
+
+
+@dataclass(frozen=True)
+class OnThreads:
+    """One hierarchy on one small batch, with so many threads for all."""
+
+    threads: int
+    measured: Measured
+
+    def timing(self, name: str) -> Timing | Failed | None:
+        row = self.measured.row(name)
+        return self.measured.failed or (row.timing if row else None)
+
+
+def thread_counts() -> tuple[int, ...]:
+    """One, and as many as there are cores, at most two: small batches gain nothing from more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return tuple(range(1, min(cores, 2) + 1))
+
+
+@contextmanager
+def on_threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure_small(
+    hierarchy: Hierarchy, backends: Sequence[str], tokens: int, length: int, plan: Plan
+) -> Iterator[OnThreads]:
+    """Equal rows, padded and packed; every row of a backend and eager torch in turns."""
+    rows = candidates(hierarchy, backends, compiled=False)
+    for layout in reversed(LAYOUTS):
+        for threads in thread_counts() if plan.device == "cpu" else (torch.get_num_threads(),):
+            with on_threads(threads):
+                yield OnThreads(threads, measure(hierarchy, Shape(tokens, length, "equal", layout), rows, plan, False))
+
+
+def emit_tables(console: Console, results: Sequence[OnThreads], backends: Sequence[str]) -> None:
+    """Per backend: milliseconds of what an optimizer step may ask for, and of its losses how that is to eager torch."""
+    for backend in backends:
+        table = Table(box=None, padding=(0, 1, 0, 0), title=f"{backend}, ms", title_justify="left")
+        columns = ["", "threads", "coef", "metrics", "loss", "/eager", "metrics", "/eager", "eager"]
+        for i, column in enumerate(columns):
+            table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        for r in results:
+            table.add_row(
+                f"{r.measured.hierarchy.name}, {r.measured.shape.layout}", str(r.threads), *_cells(r, backend)
+            )
+        console.print(table)
+        for why in dict.fromkeys(t.reason for r in results for t in _timings(r, backend) if isinstance(t, Failed)):
+            console.print(why)
+
+
+def _timings(result: OnThreads, backend: str) -> list[Timing | Failed | None]:
+    return [result.timing(name) for name in (*(of_backend(backend, what).name for what in ROWS), EAGER)]
+
+
+def _cells(result: OnThreads, backend: str) -> Iterator[str]:
+    *ours, eager = _timings(result, backend)
+    for what, found in zip((*ROWS, ""), (*ours, eager), strict=True):
+        yield number(found.median * 1e3) if isinstance(found, Timing) else "failed" if found else ""
+        if what.startswith("backward"):
+            beside = ratio(found, eager)
+            yield "" if beside is None else f"{beside:.2f}"
+
+
+def document(command: Sequence[str], machine: Mapping[str, Any], results: Sequence[OnThreads]) -> dict[str, Any]:
+    """Medians, quartiles and the best of everything, for `--json`, in seconds."""
+
+    def of(r: OnThreads) -> Iterator[dict[str, Any]]:
+        for row in r.measured.rows:
+            found = {"hierarchy": r.measured.hierarchy.name, "layout": r.measured.shape.layout, "threads": r.threads}
+            found |= {"name": row.candidate.name, "backend": row.candidate.backend or None}
+            timing = r.timing(row.candidate.name)
+            if isinstance(timing, Timing):
+                record = timing.record()
+                found |= {k: record[k] for k in ("median_s", "quartiles_s", "best_s")} | {"rounds": len(timing.samples)}
+            else:
+                found["error"] = timing.reason if timing else "not measured"
+            yield {**found, "computes": ROWS[row.candidate.what], "over_eager": ratio(timing, r.timing(EAGER))}
+
+    return {
+        "format": "fibration.bench.small/1",
+        "command": list(command),
+        "machine": dict(machine),
+        "results": [one for r in results for one in of(r)],
+    }
