@@ -11,7 +11,7 @@ comma := ,
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run lint check test test-ranks test-trainers $(TRAINERS:%=test-%) clean
+.PHONY: setup run lint check test docs test-ranks test-trainers $(TRAINERS:%=test-%) clean
 
 setup: $(READY)
 
@@ -48,6 +48,18 @@ check: lint
 
 test: lint
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The site, always from nothing: what Sphinx has read before it does not warn of again.
+docs: $(VENV)/.docs
+	@rm -rf build/site
+	@$(BIN)/python -m sphinx -q -n -W --keep-going -E -d build/doctrees docs build/site
+	@$(BIN)/python docs/_ext/check_links.py build/site
+	@echo "look at it: $(BIN)/python -m http.server -d build/site, then http://localhost:8000"
+
+$(VENV)/.docs: $(READY)
+	@echo "adding Sphinx to $(VENV) (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 # Training in processes of their own: everything of it, which `make test` does for two ranks.
 test-ranks: setup

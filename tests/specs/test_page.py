@@ -74,7 +74,7 @@ def page(measured: dict[str, float]) -> str:
         for name in by_folder[folder]:
             notes += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]
             notes += [f"[specs/{folder}/{name}.py](../specs/{folder}/{name}.py)"]
-    return "\n".join([*lines, "", "# What their files say", *notes, ""])
+    return "\n".join([*lines, "", "## What their files say", *notes, ""])
 
 
 def trainers(name: str) -> str:

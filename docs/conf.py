@@ -1,0 +1,41 @@
+"""How `make docs` builds the site: Sphinx with MyST and furo, and what `_ext/` adds to them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pygments.lexers.special import TextLexer
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+from source_pages import resolve as linkcode_resolve  # noqa: F401
+
+project = "fibration"
+copyright = "fibration's authors"
+html_title = "fibration"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.linkcode",
+    "sphinx_copybutton",
+    "front_page",
+    "source_pages",
+]
+exclude_patterns = ["_*"]
+nitpicky = True
+
+# GitHub's anchors, so that a link holds in both places.
+myst_heading_anchors = 6
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def setup(app: Any) -> None:
+    app.add_lexer("mermaid", TextLexer)
