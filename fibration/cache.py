@@ -1,7 +1,8 @@
 """What is kept: built and proved things on disk, keyed by all that they were made of, and the last few in memory.
 
 An entry is a folder named by its key, with the files and their SHA-256. It is made under another name and renamed, so
-processes that start at once never see half of one, and the last of them to finish finds the work done.
+processes that start at once never see half of one, and the last of them to finish finds the work done. What lies in it
+is run, so it is refused where anybody but this user and root may have put it.
 
 A note is a file of JSON in the folder `notes`. It saves work and is never needed: one that is lost, damaged, or where
 somebody else could have written it, reads as none.
@@ -9,64 +10,123 @@ somebody else could have written it, reads as none.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fibration.errors import BackendError
+from fibration.owners import doubt_of, doubt_of_one
 
 CONTENTS = "contents.json"
 NOTES = "notes"
-OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 T = TypeVar("T")
 
 
+class Unusable(BackendError):
+    """A folder in which nothing can be kept, or nothing that would be safe to run."""
+
+
 def folder() -> Path:
-    """`FIBRATION_CACHE`, or `fibration` in the user's cache folder."""
-    chosen = os.environ.get("FIBRATION_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fibration"
+    """`FIBRATION_CACHE`, or `fibration` in the user's cache folder. Raises Unusable for a user without a home."""
+    chosen, own = os.environ.get("FIBRATION_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(chosen).expanduser() if chosen else Path(own or Path.home() / ".cache") / "fibration").absolute()
+    except RuntimeError as error:
+        raise Unusable(
+            "there is no cache folder",
+            required="a home, or a folder in FIBRATION_CACHE",
+            found=f"FIBRATION_CACHE={chosen}" if chosen else str(error),
+            remedy="set FIBRATION_CACHE to a folder",
+        ) from error
 
 
-def _make_folder() -> None:
-    """A folder that somebody chose is made as their umask says; the user's own is theirs to write alone."""
-    mode = 0o777 if os.environ.get("FIBRATION_CACHE") else 0o755
-    folder().mkdir(mode=mode, parents=True, exist_ok=True)
+def _make_folder(place: Path) -> None:
+    """With what is missing on the way, for this user alone to write, whatever their umask leaves to a group."""
+    missing = [p for p in (place, *place.parents) if not p.exists()]
+    for part in reversed(missing or [place]):
+        part.mkdir(mode=0o755, exist_ok=True)
 
 
 # ---------------------------------------------------------------- built things
 
 
 def entry(key: str, make: Callable[[Path], None]) -> Path:
-    """The folder of an entry; `make(folder)` writes its files if there is none, or a damaged one."""
-    place = folder() / key
-    if _is_whole(place):
-        return place
+    """The folder of an entry; `make(folder)` writes its files if there is none, or a damaged one.
+
+    Raises BackendError for an entry that others may have written, and for a `FIBRATION_CACHE` that cannot be written,
+    or by others too. Where the user's own folder is such a one, a warning says so, and the process has a temporary one.
+    """
     try:
-        _make_folder()
-        workshop = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=place.parent))
+        return _entry(folder(), key, make)
+    except Unusable as error:
+        if os.environ.get("FIBRATION_CACHE"):
+            raise
+        try:
+            home = _temporary()
+        except OSError:
+            raise error from None
+        warnings.warn(f"kernels are built for this process alone: {error}", RuntimeWarning, stacklevel=2)
+        return _entry(home, key, make)
+
+
+def _entry(home: Path, key: str, make: Callable[[Path], None]) -> Path:
+    place = home / key
+    try:
+        _refuse(home)
+        if _is_whole(place):
+            return place
+        _make_folder(home)
+        _refuse(home)  # which somebody may just have made
+        workshop = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=home))
     except OSError as error:
-        raise _unusable(error) from error
+        raise _unusable(home, error) from error
     try:
         make(workshop)
         contents = {p.name: _digest(p) for p in sorted(workshop.iterdir())}
         (workshop / CONTENTS).write_text(json.dumps(contents))
+        for made in workshop.iterdir():
+            made.chmod(0o644)
         workshop.chmod(0o755)
         _install(workshop, place)
     except OSError as error:
-        raise _unusable(error) from error
+        raise _unusable(home, error) from error
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
     return place
+
+
+@functools.cache
+def _temporary() -> Path:
+    """A folder of this process, which it takes along."""
+    place, process = Path(tempfile.mkdtemp(prefix="fibration-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # a fork has it too
+            shutil.rmtree(place, ignore_errors=True)
+
+    atexit.register(remove)
+    return place
+
+
+def _refuse(home: Path) -> None:
+    doubt = doubt_of(home)
+    if doubt:
+        raise Unusable(
+            f"the cache folder '{home}' is not safe: what lies there is run",
+            required="a folder that you and root alone can write or put in its place",
+            found=doubt.found,
+            remedy=f"{doubt.remedy}set FIBRATION_CACHE to another folder",
+        )
 
 
 def _install(workshop: Path, place: Path) -> None:
@@ -87,6 +147,22 @@ def _install(workshop: Path, place: Path) -> None:
 
 
 def _is_whole(place: Path) -> bool:
+    """Whether the files of an entry are there as they were written.
+
+    Digests are against accidents. Against people there are owners and modes: whoever could write as this user could
+    write digests too.
+    """
+    try:
+        doubts = [doubt_of_one(part, part.lstat()) for part in (place, *place.iterdir())]
+    except OSError:
+        return False
+    for doubt in filter(None, doubts):
+        raise BackendError(
+            f"what is kept in '{place}' may be somebody else's, and would be run",
+            required="files that you and root alone can write",
+            found=doubt.found,
+            remedy=f"remove it, and it is built anew: rm -r '{place}'",
+        )
     try:
         contents = json.loads((place / CONTENTS).read_text())
         return bool(contents) and all(_digest(place / name) == digest for name, digest in contents.items())
@@ -98,9 +174,9 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _unusable(error: OSError) -> BackendError:
-    return BackendError(
-        f"the cache folder {folder()} cannot be written",
+def _unusable(home: Path, error: OSError) -> BackendError:
+    return Unusable(
+        f"the cache folder '{home}' cannot be written",
         required="a folder for built kernels, with some space left",
         found=error.strerror or str(error),
         remedy="set FIBRATION_CACHE to another folder",
@@ -117,21 +193,20 @@ def recall(key: str) -> Any:
         if not is_ours(place):
             return None
         with open(place / f"{key}.json", "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as file:
-            info = os.fstat(file.fileno())
-            if not _owned(info) or info.st_mode & OTHERS_MAY_WRITE:
+            if doubt_of_one(place, os.fstat(file.fileno())):
                 return None
             seal, _, text = file.read().partition(b"\n")
         return json.loads(text) if seal == _seal(key, text) else None
-    except (OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home; ValueError: a name that is none
+    except (OSError, Unusable, ValueError):  # ValueError: a name that is none
         return None
 
 
 def keep(key: str, value: Any) -> None:
     """Write a note, whole or not at all, where only this user may write; else nothing is written, and nothing said."""
     text = json.dumps(value).encode()
-    with suppress(OSError, RuntimeError, ValueError):
+    with suppress(OSError, Unusable, ValueError):
         place = folder() / NOTES
-        _make_folder()
+        _make_folder(place.parent)
         place.mkdir(mode=0o700, exist_ok=True)
         if not is_ours(place):
             return
@@ -146,31 +221,9 @@ def keep(key: str, value: Any) -> None:
 
 
 def is_ours(place: Path) -> bool:
-    """Whether what lies in a folder was put there by this user or root: as ssh asks of its keys.
-
-    Everything on the way, and what a link on the way leads to, is owned by one of them, and writable by nobody else;
-    on the way, a folder like `/tmp` may be, in which only an owner renames.
-    """
+    """Whether what lies in a folder was surely put there by this user or root; not where no owner is known."""
     place.stat()  # links that lead in a circle are an OSError
-    return hasattr(os, "getuid") and _is_ours(place.absolute(), last=True)
-
-
-def _is_ours(place: Path, last: bool) -> bool:
-    for part in (*reversed(place.parents), place):
-        end = last and part == place
-        info = part.lstat()
-        if not _owned(info):
-            return False
-        if stat.S_ISLNK(info.st_mode):
-            if not _is_ours(part.parent / part.readlink(), end):
-                return False
-        elif info.st_mode & OTHERS_MAY_WRITE and (end or not info.st_mode & stat.S_ISVTX):
-            return False
-    return True
-
-
-def _owned(info: os.stat_result) -> bool:
-    return info.st_uid in (0, os.getuid())
+    return hasattr(os, "getuid") and doubt_of(place) is None
 
 
 def _seal(key: str, text: bytes) -> bytes:

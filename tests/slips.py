@@ -1400,6 +1400,26 @@ RUNTIME = (
         "            workshop.rename(place)\n", "            shutil.copytree(workshop, place)\n",
     ),
     slip(
+        "what is kept is run, whoever wrote it", "test_cache",
+        "    for doubt in filter(None, doubts):\n", "    for doubt in ():\n",
+    ),
+    slip(
+        "a cache folder that others may write is taken", "test_cache",
+        "    doubt = doubt_of(home)\n    if doubt:\n", "    doubt = doubt_of(home)\n    if doubt and doubt is None:\n",
+    ),
+    slip(
+        "what is built is a group's to write where the umask says so", "test_cache",
+        "            made.chmod(0o644)\n", "            made.chmod(0o664)\n",
+    ),
+    slip(
+        "any group counts as the user's own", "test_cache",
+        "    alone = {*its.gr_mem} <= {user.pw_name}\n", "    alone = True\n",
+    ),
+    slip(
+        "the cache folder itself may be sticky", "test_cache test_kept",
+        "doubt = doubt_of_one(part, info, sticky=not end)", "doubt = doubt_of_one(part, info, sticky=True)",
+    ),
+    slip(
         "damage in the cache goes unseen", "test_c.py",
         "all(_digest(place / name) == digest for name, digest in contents.items())",
         "all((place / name).exists() for name, digest in contents.items())",

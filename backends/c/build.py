@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from fibration.cache import entry, folder
+from fibration.cache import entry
 from fibration.errors import BackendError
 
 # -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C says. Threading
@@ -53,7 +53,7 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
         command = [*cc, *flags, "-o", str(workshop / LIBRARY), str(workshop / SOURCE), "-lm"]
         done = _run(command)
         if done.returncode or not (workshop / LIBRARY).exists():
-            kept = folder() / f"failed-{key}.c"
+            kept = workshop.parent / f"failed-{key}.c"
             kept.write_text(source)
             raise BackendError(
                 f"the C compiler failed on {kept}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         key = (function, tuple(defines.items()))
         if key not in built:
             others = {f"WITHOUT_{k}": "1" for k in plans if k != function}
-            library = ctypes.CDLL(str(build(source, {**defines, **others})))
+            library = _open(build(source, {**defines, **others}))
             functions = [name for name, section in plan.functions(function).items() if section]
             built[key] = {name: _function(library, name, arguments) for name in functions}
         given = [_pass(values[a.name]) for a in arguments]
@@ -49,6 +50,18 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         return outputs
 
     return run
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BackendError(
+            f"the library '{path}' cannot be loaded",
+            required="a file system whose files may be run, and all that the compiler links with",
+            found=str(error),
+            remedy="set FIBRATION_CACHE to a folder elsewhere, or choose backend='torch'",
+        ) from error
 
 
 def variant(plan: Plan, given: Signature, values: Mapping[str, object], batch: Batch) -> dict[str, str]:

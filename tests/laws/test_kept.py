@@ -22,7 +22,19 @@ from hierarchies import zoo
 from thorough import some
 
 import fibration
-from fibration import Fibration, Gate, Hierarchy, cache, clip_gate, pipeline, residual, strata, trajectory_mean, uniform
+from fibration import (
+    Fibration,
+    Gate,
+    Hierarchy,
+    cache,
+    clip_gate,
+    owners,
+    pipeline,
+    residual,
+    strata,
+    trajectory_mean,
+    uniform,
+)
 from fibration.cli.main import app
 from fibration.language.atoms import Parameter
 from fibration.language.decompositions import log_ratio
@@ -456,14 +468,20 @@ def given_away(path, monkeypatch):
         monkeypatch.setattr(os, "getuid", lambda: other)
 
 
+def a_groups(path, mode, monkeypatch):
+    """Of a group with other members, whatever group the tests run in."""
+    path.chmod(mode)
+    monkeypatch.setattr(owners, "_is_private", lambda group: False)
+
+
 UNSAFE = {
     "the folder is everybody's": lambda cache_, note, patch: cache_.chmod(0o777),
-    "the folder is a group's": lambda cache_, note, patch: cache_.chmod(0o775),
+    "the folder is a group's": lambda cache_, note, patch: a_groups(cache_, 0o775, patch),
     "the folder is everybody's, and sticky": lambda cache_, note, patch: note.parent.chmod(0o1777),
     "the notes are everybody's": lambda cache_, note, patch: note.parent.chmod(0o777),
-    "the notes are a group's": lambda cache_, note, patch: note.parent.chmod(0o770),
+    "the notes are a group's": lambda cache_, note, patch: a_groups(note.parent, 0o770, patch),
     "the note is everybody's": lambda cache_, note, patch: note.chmod(0o666),
-    "the note is a group's": lambda cache_, note, patch: note.chmod(0o660),
+    "the note is a group's": lambda cache_, note, patch: a_groups(note, 0o660, patch),
     "the note is somebody's": lambda cache_, note, patch: given_away(note, patch),
     "the notes are somebody's": lambda cache_, note, patch: given_away(note.parent, patch),
     "the folder is somebody's": lambda cache_, note, patch: given_away(cache_, patch),

@@ -1,0 +1,246 @@
+"""What is kept and run: it is what this user or root wrote, or it is refused in words."""
+
+import ctypes
+import grp
+import hashlib
+import json
+import os
+import pwd
+import shutil
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fibration import BackendError, cache, owners
+from fibration.backends.c import build
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The cache folder of this test, two folders below one that is its own."""
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "mine" / "cache"))
+    return tmp_path / "mine" / "cache"
+
+
+def written(text="ours"):
+    """What a caller finds in the entry `key`, who would write `text` there."""
+    return (cache.entry("key", lambda folder: (folder / "file").write_text(text) and None) / "file").read_text()
+
+
+def planted(home):
+    """The entry, with a file of other contents and the digest that fits it."""
+    assert written() == "ours"
+    entry = home / "key"
+    (entry / "file").write_text("theirs")
+    digest = hashlib.sha256(b"theirs").hexdigest()
+    (entry / cache.CONTENTS).write_text(json.dumps({"file": digest}))
+    return entry
+
+
+def given_away(path, monkeypatch):
+    """The file or folder of somebody else."""
+    if os.getuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        other = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: other)
+
+
+def a_groups(path, mode, monkeypatch):
+    """Of a group with other members, whatever group the tests run in."""
+    path.chmod(mode)
+    monkeypatch.setattr(owners, "_is_private", lambda group: False)
+
+
+def linked(path):
+    """Where something was there is a link to it."""
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+WAYS = {
+    "the folder is everybody's": (lambda e, patch: e.parent.chmod(0o777), "cache' can be written by everybody"),
+    "the folder is everybody's, and sticky": (lambda e, patch: e.parent.chmod(0o1777), "(mode 1777)"),
+    "the folder is a group's": (lambda e, patch: a_groups(e.parent, 0o775, patch), "can be written by the group"),
+    "the folder is somebody's": (lambda e, patch: given_away(e.parent, patch), "belongs to another user"),
+    "what it lies in is everybody's": (lambda e, patch: e.parents[1].chmod(0o777), "mine' can be written by everybody"),
+    "what it lies in is somebody's": (lambda e, patch: given_away(e.parents[1], patch), "mine' belongs to another"),
+    "the entry is everybody's": (lambda e, patch: e.chmod(0o777), "key' can be written by everybody"),
+    "the entry is somebody's": (lambda e, patch: given_away(e, patch), "belongs to another user"),
+    "the entry is a link": (lambda e, patch: linked(e), "key' is a link"),
+    "the file is everybody's": (lambda e, patch: (e / "file").chmod(0o666), "file' can be written by everybody"),
+    "the file is a group's": (lambda e, patch: a_groups(e / "file", 0o664, patch), "can be written by the group"),
+    "the file is somebody's": (lambda e, patch: given_away(e / "file", patch), "belongs to another user"),
+    "the file is a link": (lambda e, patch: linked(e / "file"), "file' is a link"),
+    "the list is everybody's": (lambda e, patch: (e / cache.CONTENTS).chmod(0o666), "can be written by everybody"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_others_may_have_written_is_refused_in_words(way, home, monkeypatch):
+    entry, (change, said) = planted(home), WAYS[way]
+    change(entry, monkeypatch)
+    with pytest.raises(BackendError) as error:
+        written()
+    assert said in str(error.value)
+    in_entry = way.startswith(("the entry", "the file", "the list"))
+    assert (f"rm -r '{entry}'" if in_entry else "set FIBRATION_CACHE to another folder") in str(error.value)
+    mode_is_ours = not in_entry and "somebody" not in way
+    assert ("chmod go-w" in str(error.value)) == mode_is_ours
+
+
+def test_what_this_user_wrote_is_believed_as_its_digest_says(home):
+    """Whoever writes as this user writes digests too: they are against accidents."""
+    planted(home)
+    assert written() == "theirs"
+    (home / "key" / "file").write_text("damaged")
+    assert written() == "ours"
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+def test_a_planted_library_does_not_run(home):
+    mine, theirs = (build.build("int answer(void) { return N; }", {"N": n}) for n in "12")
+    for file in theirs.parent.iterdir():
+        shutil.copy(file, mine.parent / file.name)
+    assert ctypes.CDLL(str(mine)).answer() == 2  # what would run
+    home.chmod(0o777)
+    with pytest.raises(BackendError, match="is not safe: what lies there is run"):
+        build.build("int answer(void) { return N; }", {"N": "1"})
+
+
+def test_a_folder_where_only_owners_rename_may_be_on_the_way(home):
+    planted(home)
+    home.parent.chmod(0o1777)
+    assert written() == "theirs"
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000])
+def test_what_is_made_is_for_this_user_to_write_whatever_the_umask(umask, home):
+    before = os.umask(umask)
+    try:
+        written()
+    finally:
+        os.umask(before)
+    made = [home.parent, home, *home.rglob("*")]
+    assert len(made) == 5
+    for path in made:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o022, path
+    assert written("anew") == "ours"
+
+
+def test_where_no_owner_is_known_nothing_is_doubted(home, monkeypatch):
+    planted(home)
+    home.chmod(0o777)
+    monkeypatch.delattr(os, "getuid")
+    assert written() == "theirs"
+
+
+# ---------------------------------------------------------------- a group of one
+
+
+ALICE = {"uid": 4242, "primary": 77, "name": "alice", "group": "alice", "members": []}
+GROUPS = {
+    "alone in it": ({}, True),
+    "listed in it": ({"members": ["alice"]}, True),
+    "beside another": ({"members": ["alice", "bob"]}, False),
+    "of another name": ({"group": "staff"}, False),
+    "not the primary one": ({"primary": 78}, False),
+    "of root, which unprivileged users of containers share": ({"uid": 0, "name": "root", "group": "root"}, False),
+}
+
+
+@pytest.mark.parametrize("which", GROUPS)
+def test_a_group_of_this_user_alone_may_write(which, home, monkeypatch):
+    """A umask of 002 is a default where every user has such a group."""
+    entry = planted(home)
+    change, fine = GROUPS[which]
+    who = SimpleNamespace(**ALICE | change)
+    real = os.lstat(home)
+    for path in (home, entry, entry / "file"):
+        path.chmod(0o775)
+    user = SimpleNamespace(pw_uid=who.uid, pw_gid=real.st_gid + who.primary - 77, pw_name=who.name)
+    group = SimpleNamespace(gr_name=who.group, gr_mem=who.members)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+    if fine:
+        assert written() == "theirs"
+        (entry / "file").chmod(0o666)
+    with pytest.raises(BackendError, match="everybody" if fine else f"the group {who.group}"):
+        written()
+
+
+# ---------------------------------------------------------------- the user's own folder
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The home of a user who has chosen no folder."""
+    for name in ("FIBRATION_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "users" / "me"))
+    (tmp_path / "users" / "me").mkdir(parents=True)
+    monkeypatch.setattr(cache, "_temporary", lambda: tmp_path / "temporary")
+    return tmp_path / "users" / "me"
+
+
+def test_beyond_the_home_nothing_is_asked(own, monkeypatch):
+    """Where others can put another home there, they need no cache; in containers it may lie in anybody's folder."""
+    own.parent.chmod(0o777)
+    assert written() == "ours"
+    assert (own / ".cache" / "fibration" / "key").is_dir()
+
+
+def read_only(own, monkeypatch):
+    def refuse(place, make=cache._make_folder):
+        if own in place.parents:
+            raise OSError(30, "Read-only file system")
+        make(place)
+
+    monkeypatch.setattr(cache, "_make_folder", refuse)
+
+
+HOMES = {
+    "read-only": (read_only, "Read-only file system"),
+    "everybody's": (lambda own, patch: own.chmod(0o777), "can be written by everybody"),
+    "none": (lambda own, patch: patch.setattr(Path, "home", no_home), "there is no cache folder"),
+}
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("way", HOMES)
+def test_a_home_that_cannot_keep_anything_is_announced_and_nothing_stops(way, own, tmp_path, monkeypatch):
+    change, said = HOMES[way]
+    (tmp_path / "temporary").mkdir()
+    change(own, monkeypatch)
+    with pytest.warns(RuntimeWarning, match="kernels are built for this process alone") as told:
+        assert written() == "ours"
+    assert said in str(told[0].message) and "set FIBRATION_CACHE" in str(told[0].message)
+    assert not (own / ".cache").exists()
+
+
+def test_a_chosen_folder_has_no_replacement(tmp_path, monkeypatch):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    for chosen, said in (("~nobody-of-this-name/cache", "no cache folder"), (tmp_path / "shared" / "x", "is not safe")):
+        monkeypatch.setenv("FIBRATION_CACHE", str(chosen))
+        with pytest.raises(BackendError, match=said):
+            written()
+    assert not (tmp_path / "shared" / "x").exists()
+
+
+def test_a_temporary_folder_goes_with_its_process_and_not_with_a_fork(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(cache.atexit, "register", at_exit.append)
+    place = cache._temporary.__wrapped__()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    mine = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: mine + 1)
+    at_exit[0]()
+    assert place.is_dir()
+    monkeypatch.setattr(os, "getpid", lambda: mine)
+    at_exit[0]()
+    assert not place.exists()
