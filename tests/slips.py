@@ -1308,6 +1308,19 @@ RUNTIME = (
         "torch.where(low == high, low, torch.nan).double()", "low.double()",
     ),
     slip(
+        "a parameter per channel that requires grad is read as a number", "requires_grad",
+        "        return any(map(requires_grad, value.values()))\n", "        return False\n",
+    ),
+    slip(
+        "of policies that require grad the gradient is dropped", "requires_grad",
+        'named |= {f"policies[{name!r}]": t for name, t in policies.items()}', "pass",
+    ),
+    slip(
+        "what requires grad is refused where no gradient is recorded", "requires_grad hard_inputs",
+        "            if graph:\n                refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)",
+        "            if True:\n                refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)",
+    ),
+    slip(
         "rows without tokens are elements", "hard_inputs test_operator runtime/test_index.py",
         "self.row_numbers = np.flatnonzero(np.diff(before))", "self.row_numbers = np.arange(len(before) - 1)",
     ),

@@ -18,6 +18,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch, Runs
 from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
+from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
 from fibration.runtime.inputs import (
     check_tokens,
@@ -86,11 +87,14 @@ class Calls:
         advantages: Tensor | None,
         parameters: Mapping[str, Any] | None,
         policies: Mapping[str, Tensor] | None,
+        graph: bool,
     ) -> Tensor | None:
         """What a call of `program` reads as advantages; None where it reads none."""
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS["advantages"]):
+            if graph:
+                refuse_graphs(program, parameters, policies, rewards=rewards, **tokens)
             refuse_both(self.hierarchy, advantages)
             index = check_tokens(self.hierarchy, index)
             if index.refuses_rewards is not None:
@@ -135,11 +139,15 @@ class Calls:
         parameters: Mapping[str, Any] | None,
         policies: Mapping[str, Tensor] | None,
         dtype: torch.dtype,
+        graph: bool,
         fill: float = 0.0,
     ) -> tuple[dict[Key, Tensor], Batch]:
+        """The outputs of a program. `graph`: whether the call is made while gradients are recorded."""
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS[program]) as said:
+            if graph:
+                refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)
             read, declared = self.programs[program], self.programs["evaluate"]
             tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
             index = check_tokens(self.hierarchy, index, **tokens)

@@ -33,11 +33,18 @@ class Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, log_ratio: Tensor, calls: Any, index: Index, advantages: Any, parameters: Any, policies: Any
+        ctx: Any,
+        log_ratio: Tensor,
+        calls: Any,
+        index: Index,
+        advantages: Any,
+        parameters: Any,
+        policies: Any,
+        graph: bool,
     ) -> Tensor:
         tokens = {"log_ratio": log_ratio}
         dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
-        outputs, batch = calls.call("gate", index, tokens, advantages, parameters, policies, dtype, fill=1.0)
+        outputs, batch = calls.call("gate", index, tokens, advantages, parameters, policies, dtype, graph, fill=1.0)
         read = None if batch.advantage is None else advantages
         others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
         ctx.others = tuple(others)
@@ -48,7 +55,7 @@ class Gated(torch.autograd.Function):
         return outputs[Key("gated_ratio")]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         log_ratio, advantages, *others = ctx.saved_tensors
         with torch.no_grad():
             tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
@@ -56,7 +63,7 @@ class Gated(torch.autograd.Function):
             given = None if advantages is None else advantages.detach()
             batch = replace(ctx.batch, tokens=tokens, advantage=given)
             result = ctx.calls.gate_adjoint(batch, ctx.ranks)
-        return _once(result, log_ratio), None, None, None, None, None
+        return _once(result, log_ratio), None, None, None, None, None, None
 
 
 def _once(gradient: Tensor, source: Tensor) -> Tensor:

@@ -30,6 +30,9 @@ class Operator:
     Per-token tensors have the shape that the index was built for: padded `[B, T]` or packed `[N]`; values under the
     mask are never read, so NaN there is harmless. Inputs are float32, bfloat16, float16 or float64.
 
+    Gradients flow into `log_probs`, or `log_ratio`, alone. Anything else that requires grad is refused where gradients
+    are recorded, and is data under `torch.no_grad()`.
+
     On a GPU a call waits for nothing, and after one like it may be recorded in a CUDA graph. What is not finite is then
     no error: the objective is NaN, and the gradient of every token that it comes from.
     """
@@ -124,8 +127,7 @@ class Operator:
         `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
         per token, or per row `[B]`; or `rewards=` in their place, of which the hierarchy's formula makes them. `index`
         is needed always. `policies`: log-probs of the further policies that formulas name, by name,
-        `{"rollout": log_probs}`. The gradient flows into `log_probs` alone. For batches that do not fit, use
-        `coefficients`.
+        `{"rollout": log_probs}`. For batches that do not fit, use `coefficients`.
         """
         result = self.coefficients(
             log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
@@ -151,11 +153,16 @@ class Operator:
         Back-propagate `-(coefficients.values * log_probs).sum()`, in as many micro-batches as you like.
         """
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
+        graph = torch.is_grad_enabled()
         with torch.no_grad():
             program = "evaluate" if metrics else "objective"
             if rewards is not None:
-                advantages = self.calls.advantages(program, rewards, index, tokens, advantages, parameters, policies)
-            outputs, _ = self.calls.call(program, index, tokens, advantages, parameters, policies, _wide(log_probs))
+                advantages = self.calls.advantages(
+                    program, rewards, index, tokens, advantages, parameters, policies, graph
+                )
+            outputs, _ = self.calls.call(
+                program, index, tokens, advantages, parameters, policies, _wide(log_probs), graph
+            )
             assert index is not None
             return Coefficients(
                 values=outputs[Key("coefficients")],
@@ -178,10 +185,11 @@ class Operator:
         `log_ratio`: log r = log π_θ - log π_old per token. `advantages`, or `rewards` in their place, and
         `policies` are needed only where a gate reads them; there `old` is one of the policies.
         """
+        graph = torch.is_grad_enabled()
         if rewards is not None:
             tokens = {"log_ratio": log_ratio}
-            advantages = self.calls.advantages("gate", rewards, index, tokens, advantages, parameters, policies)
-        result: Tensor = Gated.apply(log_ratio, self.calls, index, advantages, parameters, policies)
+            advantages = self.calls.advantages("gate", rewards, index, tokens, advantages, parameters, policies, graph)
+        result: Tensor = Gated.apply(log_ratio, self.calls, index, advantages, parameters, policies, graph)
         return result
 
     def levels(
@@ -195,10 +203,12 @@ class Operator:
         policies: Mapping[str, Tensor] | None = None,
     ) -> Levels:
         """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
-        tokens = {"log_ratio": log_ratio}
+        tokens, graph = {"log_ratio": log_ratio}, torch.is_grad_enabled()
         if rewards is not None:
-            advantages = self.calls.advantages("levels", rewards, index, tokens, advantages, parameters, policies)
-        outputs, _ = self.calls.call("levels", index, tokens, advantages, parameters, policies, torch.float64)
+            advantages = self.calls.advantages(
+                "levels", rewards, index, tokens, advantages, parameters, policies, graph
+            )
+        outputs, _ = self.calls.call("levels", index, tokens, advantages, parameters, policies, torch.float64, graph)
 
         nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # where that is not looked at
 
@@ -221,13 +231,15 @@ class Operator:
         *,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """What the hierarchy's formula makes of rewards: float64, as every call with `rewards=` reads them; detached.
+        """What the hierarchy's formula makes of rewards: float64, as every call with `rewards=` reads them.
 
         `rewards`: per token, or per row `[B]`. Advantages are `[B]` then, where nothing in the formula is a token's
         own, and otherwise of the batch's shape; 0 under the mask and of rows without tokens. `policies` has the
         log-probs of those that the formula names, `old` among them.
         """
-        made = self.calls.advantages("advantages", rewards, index, {}, None, parameters, policies)
+        made = self.calls.advantages(
+            "advantages", rewards, index, {}, None, parameters, policies, torch.is_grad_enabled()
+        )
         assert made is not None
         return made
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import BATCH, Attribute
+from fibration.runtime.graphs import requires_grad
 from fibration.runtime.index.labels import Encoded, Places
 
 
@@ -33,6 +34,12 @@ class Numbers:
                 f"{what} is not given", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"
             )
         value = given[attribute.name]
+        if torch.is_grad_enabled() and requires_grad(value):
+            raise HierarchyIndexError(
+                f"{what} requires grad",
+                required="numbers: an index has no gradient",
+                remedy="pass its .detach()",
+            )
         if isinstance(value, Mapping):
             if self.spread and stratum == self.rows and not self.keyed:
                 raise HierarchyIndexError(
