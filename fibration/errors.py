@@ -5,6 +5,7 @@ Every message names the user's object, the rule, a concrete witness and the next
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,22 @@ def listed(words: Iterable[object]) -> str:
     """`a, b and c`."""
     *first, last = map(str, words)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'clip_gate'?`, or nothing."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean '{close[0]}'?" if close else ""
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def looks_like(word: str, other: str) -> bool:
+    """Whether one may be a slip in the other; `math1` is none in `math2`."""
+    if word != other and _DIGITS.sub("0", word) == _DIGITS.sub("0", other):
+        return False
+    return bool(difflib.get_close_matches(word.casefold(), [other.casefold()], cutoff=0.8))
 
 
 @contextmanager

@@ -1392,12 +1392,32 @@ RUNTIME = (
     ),
     slip(
         "a parameter may lie on its bound", "test_parameters",
-        "above = self.lower is None or number > self.lower", "above = self.lower is None or number >= self.lower",
+        "return (value <= low) | (value >= high) | (value != value)", "return (value < low) | (value >= high) | (value != value)",
     ),
     slip(
         "parameters per element are not checked", "test_parameters test_operator",
-        'return [parameter.check(v, f"the value of {stratum} {i}") for i, v in enumerate(_on_host(value).tolist())]',
-        "return _on_host(value).tolist()",
+        "        wrong = self.parameter.is_outside(found)\n", "        wrong = np.zeros(len(found), bool)\n",
+    ),
+    slip(
+        "numbers of a list are not checked", "runtime/test_parameters",
+        "if not self.parameter.is_outside(found).any():", "if found is not None:",
+    ),
+    slip(
+        "the channels of a tensor lie in rows", "runtime/test_parameters",
+        "found = found[:, COLUMNS.index(self.channel)] if found.ndim == 2",
+        "found = found.reshape(2, -1)[COLUMNS.index(self.channel)] if found.ndim == 2",
+    ),
+    slip(
+        "an element without a value has the default, whatever is said of all others", "runtime/test_parameters",
+        "value.get(None, self.parameter.default)), **value}", "self.parameter.default), **value}",
+    ),
+    slip(
+        "values by label are in the order in which they were written", "runtime/test_parameters",
+        "of = {label: value[label] for label in numbers}", "of = {label: value[label] for label in value if label in numbers}",
+    ),
+    slip(
+        "a slip in a label is another domain", "runtime/test_parameters",
+        "if known or looks_like(str(one), str(label))]", "if known]",
     ),
     slip(
         "metrics of micro-batches are averaged", "metrics",
@@ -1569,8 +1589,8 @@ RUNTIME = (
     ),
     slip(
         "a parameter in the order of elements is read on ranks that have other orders", "test_calls",
-        "        if index.ranks is not None:\n            raise ParameterError(",
-        "        if index.ranks is not None and size < 0:\n            raise ParameterError(",
+        "        if ranks is not None:\n            raise ParameterError(",
+        "        if ranks is not None and size < 0:\n            raise ParameterError(",
     ),
     slip(
         "pieces of a row may have different advantages", "test_calls",
@@ -1770,8 +1790,8 @@ TRAINERS = (
     ),
     slip(
         "at a ratio of 1 one value is everyone's", "trainers/test_parameters",
-        "{**dict.fromkeys(labels, next(iter(value.values()))), **value}",
-        "{**value, **dict.fromkeys(labels, next(iter(value.values())))}",
+        "{None: next(iter(value.values())), **value}",
+        "{None: next(iter(value.values()))}",
     ),
     slip(
         "a window that was broken off counts", "trainers/test_scale",

@@ -268,6 +268,11 @@ class Parameter(_Named):
         high = "inf" if self.upper is None else f"{self.upper:g}"
         return f"({low}, {high})"
 
+    def is_outside(self, value: Any) -> Any:
+        """Whether a number is, or which of an array are, outside the range, or not finite."""
+        low, high = (-math.inf if self.lower is None else self.lower), (math.inf if self.upper is None else self.upper)
+        return (value <= low) | (value >= high) | (value != value)
+
     def check(self, value: float, what: str) -> float:
         """`value` as a float, or a ParameterError naming `what`."""
         try:
@@ -275,9 +280,7 @@ class Parameter(_Named):
         except (TypeError, ValueError, OverflowError):
             found = f"parameter '{self.name}': {what} is {shown(value)}"
             raise ParameterError(found, required="a number that a float64 holds") from None
-        above = self.lower is None or number > self.lower
-        below = self.upper is None or number < self.upper
-        if not (math.isfinite(number) and above and below):
+        if self.is_outside(number):
             raise ParameterError(
                 f"parameter '{self.name}': {what} is {number:g}",
                 required=f"a finite number strictly inside {self.range}",

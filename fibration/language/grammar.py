@@ -10,15 +10,14 @@ length and nesting are limited before anything is built.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar, TypeVar
 
-from fibration.errors import SpecError, an, shown
+from fibration.errors import SpecError, an, shown, suggest
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import (
     Place,
@@ -266,12 +265,6 @@ _ATOM_CALLS: dict[str, Callable[..., Expression]] = {
 _TRUTHS = {"True": True, "False": False}
 PLACES = ("over", "of", "on")  # arguments that name a stratum
 CALLS = (*CALLED, *_ATOM_CALLS)
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'clip_gate'?`, or nothing."""
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean '{close[0]}'?" if close else ""
 
 
 def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fibration.errors import SpecError, shown
+from fibration.errors import SpecError, shown, suggest
 from fibration.language.declared import NAME_RULE
 from fibration.language.document import (
     AttributeDocument,
@@ -19,7 +19,6 @@ from fibration.language.document import (
     ParameterDocument,
     PenaltyDocument,
 )
-from fibration.language.grammar import suggest
 
 Path = tuple[str | int, ...]
 ENTRIES: Mapping[str, type[BaseModel]] = {

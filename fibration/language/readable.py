@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fibration.errors import SpecError, an, located
+from fibration.errors import SpecError, an, located, suggest
 from fibration.language.assumptions import Assumption, Balanced, Populated
 from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Place, Stratum, Total, pull, read_at
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
-from fibration.language.grammar import MAX_REASON, MAX_TEXT, suggest
+from fibration.language.grammar import MAX_REASON, MAX_TEXT
 from fibration.language.kernels import Fibration
 from fibration.language.objectives import Objective
 from fibration.language.outline import Outline

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from fibration.errors import SpecError, an, located
+from fibration.errors import SpecError, an, located, suggest
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression, write
-from fibration.language.grammar import CALLS, Invocation, Names, Word, arguments, build, read, suggest
+from fibration.language.grammar import CALLS, Invocation, Names, Word, arguments, build, read
 
 T = TypeVar("T", bound="Written")
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, suggest
 from fibration.language.atoms import Density, Gated, residual, token_log_ratio
 from fibration.language.expressions import Apply, Expression
-from fibration.language.grammar import suggest
 from fibration.language.operators import stop
 from fibration.language.order import AFTER, BEFORE, Ordered
 from fibration.language.outline import Outline

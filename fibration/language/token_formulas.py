@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fibration.errors import SpecError, an, listed
+from fibration.errors import SpecError, an, listed, suggest
 from fibration.language.atoms import (
     Attribute,
     Count,
@@ -28,7 +28,6 @@ from fibration.language.atoms import (
     token_log_ratio,
 )
 from fibration.language.expressions import Apply, Expression
-from fibration.language.grammar import suggest
 from fibration.language.order import Ordered
 from fibration.language.outline import Outline
 from fibration.language.places import whole_batch

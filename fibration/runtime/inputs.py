@@ -189,7 +189,9 @@ def in_words(
     said = {"the index": f"{sizes} (structure {ranks.structure})"}
     for node, numbers in parameter_values(hierarchy, declared, index, parameters or {}).items():
         name, channel = node.key
-        said[f"parameter '{name}'" + f" of channel '{channel}'" * bool(channel)] = ", ".join(map(repr, numbers))
+        said[f"parameter '{name}'" + f" of channel '{channel}'" * bool(channel)] = ", ".join(
+            map(repr, numbers.tolist())
+        )
     return said
 
 

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fibration.cache import Recent
 from fibration.compiler.ir import Input
 from fibration.compiler.program import Program
-from fibration.errors import ParameterError
-from fibration.language.atoms import Parameter
+from fibration.errors import ParameterError, listed, looks_like, shown
+from fibration.language.atoms import BATCH, Parameter
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.index.index import Index
 
-Values = Mapping[Input, Sequence[float]]  # one number, or one per element
+Numbers = NDArray[np.float64]
+Values = Mapping[Input, Numbers]  # [1], or [elements]
+COLUMNS = ("+", "-")  # of values per element and channel
 
 
 def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]) -> Values:
-    """The numbers of every parameter input, checked.
-
-    A value is a number, one per channel (`{"+": 0.2, "-": 0.1}`), or one of these per element of the parameter's
-    stratum, by label (`{"math": {"+": 0.3, "-": 0.2}, "code": 0.1}`) or as a tensor in element order.
-    """
+    """The numbers of every parameter input, checked; docs/operator.md says in which forms they come."""
     values = given_values(hierarchy, program, given)
-    return {node: _numbers(hierarchy.parameters[node.key[0]], node, value, index) for node, value in values.items()}
+    return {
+        node: Wanted(hierarchy.parameters[node.key[0]], node.key[1], node.over, index).numbers(value)
+        for node, value in values.items()
+    }
 
 
 def given_values(hierarchy: Hierarchy, program: Program, given: Mapping[str, Any]) -> dict[Input, Any]:
     """What is given for every parameter input, or else its default; raises ParameterError where that is nothing."""
     if not isinstance(given, Mapping):
         raise ParameterError(
-            f"parameters are {given!r}", required="a mapping from name to value", remedy="{'epsilon': 0.05}"
+            f"parameters are {shown(given)}", required="a mapping from name to value", remedy="{'epsilon': 0.05}"
         )
     for name in given:
         if name not in hierarchy.parameters:
@@ -72,7 +75,7 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
 
     All of them are one copy from the host, which is kept for the next call with these numbers.
     """
-    numbers = array("d", (x for given in values.values() for x in given))
+    numbers = np.concatenate([*values.values(), np.empty(0)])
     shapes = [(len(given), index.size[node.over]) for node, given in values.items()]
 
     def make() -> tuple[Tensor, ...]:
@@ -83,7 +86,7 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
                 remedy="make one call with these parameters before the recording",
             )
         with torch.inference_mode(False):
-            whole = torch.tensor(numbers, dtype=torch.float64, device=index.device)
+            whole = torch.from_numpy(numbers).to(index.device)
             parts = whole.split([given for given, _ in shapes])
             return tuple(part.expand(size) for part, (_, size) in zip(parts, shapes, strict=True))
 
@@ -94,75 +97,221 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
     return dict(zip(values, made, strict=True))
 
 
-def _numbers(parameter: Parameter, node: Input, value: Any, index: Index) -> Sequence[float]:
-    stratum, channel, size = node.over, node.key[1], index.size[node.over]
-    if isinstance(value, Tensor) and value.ndim:
-        if index.ranks is not None:
+@dataclass(frozen=True)
+class Wanted:
+    """What one input of a program reads of a parameter: a number of one channel, for each element of a stratum."""
+
+    parameter: Parameter
+    channel: str
+    stratum: str
+    index: Index
+
+    def numbers(self, value: Any) -> Numbers:
+        """One for all elements, `[1]`, or one for each."""
+        if isinstance(value, Mapping) and not is_channels(value):
+            return self._by_label(value)
+        if isinstance(value, Mapping):
+            value = _of_channel(self.parameter, self.channel, value, "the value")
+            return self._in_order(value, f"the value of channel '{self.channel}'", columns=False)
+        return self._in_order(value, "the value", columns=bool(self.channel))
+
+    def _in_order(self, value: Any, what: str, columns: bool) -> Numbers:
+        """A number, or one per element in their order, or with `columns` one per element and channel."""
+        if isinstance(value, Mapping):
+            return self._by_label(value)
+        if not is_several(value):
+            if not hasattr(value, "__float__"):
+                raise ParameterError(
+                    f"parameter '{self.parameter.name}': {what} is {shown(value)}", required=self._accepted
+                )
+            return np.array([in_channel(self.parameter, self.channel, value, what)])
+        ranks, size = self.index.ranks, self.index.size[self.stratum]
+        if ranks is not None:
             raise ParameterError(
-                f"parameter '{parameter.name}' is a tensor in the order of elements",
-                required=f"a number, or one for each {stratum} by label: ranks have elements in an order of their own",
-                remedy=f"pass {{label: value}} for each {stratum} of the whole batch",
+                f"parameter '{self.parameter.name}' is given in the order of elements",
+                required=f"{self._accepted}; ranks have elements in an order of their own",
+                remedy=f"pass {{label: value}} for each {self.stratum} of the whole batch",
             )
-        if tuple(value.shape) != (size,):
+        shape = _shape(value)
+        if shape != (size,) and not (columns and shape == (size, 2)):
             raise ParameterError(
-                f"parameter '{parameter.name}' has shape {list(value.shape)}",
-                required=f"a number, or one per {stratum}: [{size}]",
+                f"parameter '{self.parameter.name}'{_of(what)} has shape {list(shape)}",
+                required=self._accepted,
+                found=f"{size} elements of {self.stratum}: {self._elements}" if self.stratum != BATCH else "",
+                remedy=self._mend(shape, size, columns),
             )
-        return [parameter.check(v, f"the value of {stratum} {i}") for i, v in enumerate(_on_host(value).tolist())]
-    if isinstance(value, Mapping) and not is_channels(value):
-        return _per_element(parameter, stratum, channel, value, index)
-    return [in_channel(parameter, channel, value, "the value")]
+        if _is_list(value):
+            return self._entries(dict(enumerate(value)), lambda i: self._words(self._element(i), what, False))
+        found = floats(self.parameter, value, what)
+        found = found[:, COLUMNS.index(self.channel)] if found.ndim == 2 else found
+        wrong = self.parameter.is_outside(found)
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            self.parameter.check(float(found[i]), self._words(self._element(i), what, len(shape) == 2))
+        return np.array(found, np.float64)
+
+    def _by_label(self, value: Mapping[Any, Any]) -> Numbers:
+        numbers = self.index.element_numbers.get(self.stratum)
+        if numbers is None:
+            raise without_labels(self.parameter, self.stratum, value)
+        if set(COLUMNS) & (set(value) - set(numbers)):
+            raise mixed(self.parameter, value)
+        lacking = refuse_lacking(self.parameter, self.stratum, value, numbers, "this batch")
+        value = {**dict.fromkeys(lacking, value.get(None, self.parameter.default)), **value}
+        of = {label: value[label] for label in numbers}
+        return self._entries(of, lambda label: f"the value of {self.stratum} {label!r}")
+
+    def _entries(self, entries: Mapping[Any, Any], named: Callable[[Any], str]) -> Numbers:
+        if set(map(type, entries.values())) == {float}:
+            found = np.array(list(entries.values()))
+            if not self.parameter.is_outside(found).any():
+                return found
+        return np.array([in_channel(self.parameter, self.channel, v, named(k)) for k, v in entries.items()])
+
+    def _element(self, number: int) -> str:
+        return self.index.describe_element(self.stratum, number)
+
+    def _words(self, element: str, what: str, column: bool) -> str:
+        channel = f" of channel '{self.channel}'" if column or _of(what) else ""
+        return f"the value of {element}{channel}"
+
+    @property
+    def _elements(self) -> str:
+        """The first elements, in their order."""
+        size = self.index.size[self.stratum]
+        named = self.index.labels.get(self.stratum)
+        first = [repr(named[i]) if named else self._element(i) for i in range(min(size, 8))]
+        return ", ".join(first) + ", ..." * (size > 8)
+
+    @property
+    def _accepted(self) -> str:
+        """The forms that a value may have."""
+        number = "a number" + " or {'+': ..., '-': ...}" * bool(self.channel)
+        if self.stratum == BATCH:
+            return number
+        n = self.index.size[self.stratum]
+        forms = [number]
+        forms += [f"that of each {self.stratum} by label, {{label: ...}}"] * (self.stratum in self.index.labels)
+        if self.index.ranks is None:
+            columns = f" or [{n}, 2] with columns + and -" * bool(self.channel)
+            forms.append(f"a tensor, an array or a list in the order of elements, [{n}]{columns}")
+        return "; ".join(forms)
+
+    def _mend(self, shape: tuple[int, ...], size: int, columns: bool) -> str:
+        if shape == (2, size) and columns:
+            return "transpose it: a row for each element, and the columns + and -"
+        if shape == (2,) and self.channel:
+            return "for one number per channel, pass {'+': ..., '-': ...}"
+        if self.stratum == BATCH:
+            return f"declare Parameter('{self.parameter.name}', on=...) with the stratum over which it varies"
+        return "pass {label: value}: the order of elements changes with the batch"
+
+
+def _of(what: str) -> str:
+    """` of channel '+'`, of `the value of channel '+'`."""
+    return what.removeprefix("the value")
+
+
+def is_several(value: Any) -> bool:
+    """Whether a value is in the order of elements, be there only one."""
+    return bool(value.ndim) if _is_array(value) else _is_list(value)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray, np.generic))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Of a list too, where its entries are of one length."""
+    if _is_array(value):
+        return tuple(value.shape)
+    lengths = {len(v) if is_several(v) else None for v in value}
+    return (len(value), *[n for n in lengths if n is not None and len(lengths) == 1])
+
+
+def floats(parameter: Parameter, value: Any, what: str) -> NDArray[np.float64]:
+    """The numbers of a tensor or an array, as float64 on the host."""
+    if isinstance(value, Tensor):
+        value = _on_host(value)
+        if value.dtype.is_complex or value.dtype == torch.bool:
+            raise _no_numbers(parameter, what, value.dtype)
+        return value.detach().double().numpy()  # type: ignore[no-any-return]
+    if value.dtype.kind not in "iuf":
+        raise _no_numbers(parameter, what, value.dtype)
+    return np.asarray(value, np.float64)
+
+
+def _no_numbers(parameter: Parameter, what: str, dtype: object) -> ParameterError:
+    return ParameterError(
+        f"parameter '{parameter.name}': {what} has dtype {dtype}", required="numbers that a float64 holds"
+    )
 
 
 _READ = WeakTensorKeyDictionary()
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: Tensor) -> Tensor:
     """A tensor of a device is read back once, and again when it has been changed in place."""
-    if not isinstance(value, Tensor) or devices.may_look(value.device):
+    if devices.may_look(value.device):
         return value
     version = None if value.is_inference() else value._version  # inference tensors count no changes
     known, numbers = _READ.get(value, (None, None))
     if version is None or version != known:
         numbers = value.detach().to("cpu", copy=True)
         _READ[value] = (version, numbers)
-    return numbers
+    return numbers  # type: ignore[no-any-return]
 
 
 def is_channels(value: Mapping[Any, Any]) -> bool:
-    return set(value) <= {"+", "-"} and bool(value)
+    return set(value) <= set(COLUMNS) and bool(value)
 
 
 def in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> float:
+    """A number, or that of one channel in `{"+": ..., "-": ...}` or a pair; raises ParameterError naming `what`."""
     if isinstance(value, Mapping):
-        if not channel:
-            raise ParameterError(
-                f"parameter '{parameter.name}': {what} is one number per channel",
-                required="one number: it is not declared per channel",
-            )
-        unknown = [c for c in value if c not in ("+", "-")]
-        if channel not in value or unknown:
-            found = f"channels {', '.join(map(repr, value)) or 'none'}"
-            raise ParameterError(
-                f"parameter '{parameter.name}': {what} lacks a channel", required="both '+' and '-'", found=found
-            )
-        return parameter.check(_on_host(value[channel]), f"{what} of channel '{channel}'")
-    return parameter.check(_on_host(value), what)
+        value, what = _of_channel(parameter, channel, value, what), f"{what} of channel '{channel}'"
+    elif channel and is_several(value) and len(value) == 2:
+        value = _on_host(value) if isinstance(value, Tensor) else value
+        value, what = value[COLUMNS.index(channel)], f"{what} of channel '{channel}'"
+    if _is_array(value) and not value.ndim:
+        value = float(floats(parameter, value, what))
+    if hasattr(value, "to_dict"):
+        raise ParameterError(
+            f"parameter '{parameter.name}': {what} is a {type(value).__name__}",
+            required="numbers by label, or in the order of elements",
+            remedy=".to_dict() makes a mapping of it, .to_numpy() an array",
+        )
+    return parameter.check(value, what)
 
 
-def _per_element(
-    parameter: Parameter, stratum: str, channel: str, value: Mapping[Any, Any], index: Index
-) -> list[float]:
-    numbers = index.element_numbers.get(stratum)
-    if numbers is None:
-        raise without_labels(parameter, stratum, value)
-    refuse_lacking(parameter, stratum, value, numbers, "this batch")
-    return [in_channel(parameter, channel, value[label], f"the value of {stratum} {label!r}") for label in numbers]
+def _of_channel(parameter: Parameter, channel: str, value: Mapping[Any, Any], what: str) -> Any:
+    if not channel:
+        raise ParameterError(
+            f"parameter '{parameter.name}': {what} is one number per channel",
+            required="one number: it is not declared per channel",
+        )
+    if set(value) != set(COLUMNS):
+        found = f"channels {', '.join(map(repr, value)) or 'none'}"
+        raise ParameterError(
+            f"parameter '{parameter.name}': {what} lacks a channel", required="both '+' and '-'", found=found
+        )
+    return value[channel]
+
+
+def mixed(parameter: Parameter, value: Mapping[Any, Any]) -> ParameterError:
+    return ParameterError(
+        f"parameter '{parameter.name}' has channels and others: {listed(map(repr, value))}",
+        required="'+' and '-', or labels alone, each with a number or with both channels",
+    )
 
 
 def without_labels(parameter: Parameter, stratum: str, value: Mapping[Any, Any]) -> ParameterError:
     return ParameterError(
-        f"parameter '{parameter.name}' is given per element: {', '.join(map(repr, list(value)[:3]))}",
+        f"parameter '{parameter.name}' is given per element: {', '.join(map(repr, list(value)[:3])) or 'none'}",
         required="one number",
         found=f"it is read on '{stratum}', whose elements have no labels",
         remedy=f"declare Parameter('{parameter.name}', on=...) with the stratum over which it varies",
@@ -170,13 +319,26 @@ def without_labels(parameter: Parameter, stratum: str, value: Mapping[Any, Any])
 
 
 def refuse_lacking(
-    parameter: Parameter, stratum: str, value: Mapping[Any, Any], labels: Collection[Any], of: str
-) -> None:
-    """A value for an element that is not there is fine: domains come and go from batch to batch."""
+    parameter: Parameter, stratum: str, value: Mapping[Any, Any], labels: Collection[Any], of: str, known: bool = False
+) -> list[Any]:
+    """Which of all `labels` have no value of their own, and take that under None, or else the declared default.
+
+    Where there is neither, and where a value is there for what is no label and looks like a slip in one, that is an
+    error. With `known` labels, which are all that there will be, every such value does: in a batch domains come and go.
+    """
     lacking = [label for label in labels if label not in value]
-    if lacking:
+    if not lacking or None in value:
+        return lacking
+    strange = [label for label in value if label not in labels]
+    slips = [(label, one) for label in lacking for one in strange if known or looks_like(str(one), str(label))]
+    if slips or parameter.default is None:
+        label = slips[0][0] if slips else lacking[0]
         raise ParameterError(
-            f"parameter '{parameter.name}' has no value for the {stratum} {lacking[0]!r}",
+            f"parameter '{parameter.name}' has no value for the {stratum} {label!r}",
             required=f"one value for each {stratum} of {of}: {', '.join(map(repr, list(labels)[:8]))}",
-            found=f"values for {', '.join(map(repr, list(value)[:8])) or 'none'}",
+            found=f"values for {', '.join(map(repr, list(value)[:8])) or 'none'}"
+            + (f", and there is no {stratum} {slips[0][1]!r}" if slips else ""),
+            remedy="mend the label, or give all that have none a value under None: "
+            f"{{{', '.join(f'{k!r}: ...' for k in [*list(value)[:2], None])}}}",
         )
+    return lacking

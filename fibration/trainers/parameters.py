@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import Tensor
-
 from fibration.compiler.lower import lower
-from fibration.errors import ParameterError, listed
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.index.index import Index
-from fibration.runtime.parameters import given_values, in_channel, is_channels, refuse_lacking, without_labels
+from fibration.runtime.parameters import (
+    floats,
+    given_values,
+    in_channel,
+    is_channels,
+    is_several,
+    mixed,
+    refuse_lacking,
+    without_labels,
+)
 from fibration.trainers.labels import wanted
 
 
@@ -26,15 +31,12 @@ def check_parameters(
     labelled = wanted(hierarchy) if labelled is None else labelled
     for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
         parameter, channel = hierarchy.parameters[node.key[0]], node.key[1]
-        if isinstance(value, Tensor) and value.ndim:
-            for number in value.flatten().tolist():
-                parameter.check(number, "a value")
+        if is_several(value):
+            for one in value if isinstance(value, (list, tuple)) else floats(parameter, value, "a value").flatten():
+                in_channel(parameter, channel, one, "a value")
         elif _is_by_label(value):
             if {"+", "-"} & set(value):
-                raise ParameterError(
-                    f"parameter '{parameter.name}' has channels and others: {listed(map(repr, value))}",
-                    required="'+' and '-', or labels alone, each with a number or with both channels",
-                )
+                raise mixed(parameter, value)
             if node.over not in labelled:
                 raise without_labels(parameter, node.over, value)
             for label, one in value.items():
@@ -49,21 +51,20 @@ def check_labelled(
     """Raise ParameterError where values by label lack one of all `labels` that the data have, of `of` in words."""
     for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
         if node.over == stratum and _is_by_label(value):
-            refuse_lacking(hierarchy.parameters[node.key[0]], stratum, value, labels, of)
+            refuse_lacking(hierarchy.parameters[node.key[0]], stratum, value, labels, of, known=True)
 
 
-def at_ratio_one(parameters: Mapping[str, Any], index: Index) -> dict[str, Any]:
+def at_ratio_one(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Values for the labels of any batch, where ratios are 1: an element without a value takes one of the others'.
 
     Gates leave a ratio of 1 as it is, whatever their parameters are.
     """
-    labels = [label for numbers in index.element_numbers.values() for label in numbers]
     found = dict(parameters)
     for name, value in parameters.items():
         if _is_by_label(value):
-            found[name] = {**dict.fromkeys(labels, next(iter(value.values()))), **value}
-        elif isinstance(value, Tensor) and value.numel():
-            found[name] = value.flatten()[0]
+            found[name] = {None: next(iter(value.values())), **value}
+        while is_several(found[name]) and len(found[name]):
+            found[name] = found[name][0]
     return found
 
 

@@ -1,5 +1,6 @@
 """Values of parameters: in which forms they come, per element, and what is refused."""
 
+import functools
 import gc
 import math
 import weakref
@@ -16,8 +17,10 @@ from fibration import (
     Parameter,
     ParameterError,
     clip_gate,
+    count,
     identity_gate,
     log_ratio,
+    signed_log_ratio,
     trajectory_mean,
     uniform,
 )
@@ -43,6 +46,93 @@ def test_parameters_per_element():
     by_name = {**given_, "C_domain": {"math": 0.3, "code": 0.01}}
     found = [gated_ratio(op, layout, replace(batch, parameters=p)).tolist() for p in (in_order, by_name)]
     assert found[0] == pytest.approx(found[1], rel=1e-7)
+
+
+# Domains in the order "b", "a", "c", of one trajectory each: its budgets, and how far it has moved on each channel.
+BUDGETS = {"b": (0.7, 0.15), "a": (0.1, 0.2), "c": (0.25, 0.05)}
+DRIFTS = [(0.625, 0.75), (0.375, 1.0), (1.25, 0.25)]
+ROWS = np.array(list(BUDGETS.values()))
+FORMS = {
+    "channels by label": {label: {"+": up, "-": torch.tensor(down, dtype=torch.float64)} for label, (up, down) in BUDGETS.items()},
+    "pairs by label": {"c": torch.from_numpy(ROWS[2]), "a": [0.1, np.float64(0.2)], "b": (0.7, 0.15), "else": 7},
+    "a value for all others": {"a": (0.1, 0.2), "b": ROWS[0], None: (0.25, 0.05)},
+    "some at their default": {"a": (0.1, 0.2), "c": {"+": 0.25, "-": 0.05}, "elsewhere": 5},
+    "columns": torch.from_numpy(ROWS),
+    "an array that lies the other way": np.array(ROWS[:, ::-1])[:, ::-1],
+    "a list": [ROWS[0], (0.1, 0.2), {"+": 0.25, "-": 0.05}],
+    "lists": ROWS.tolist(),
+    "channels": {"+": torch.from_numpy(ROWS[:, 0]), "-": tuple(ROWS[:, 1])},
+    "labels in channels": {"+": dict(zip(BUDGETS, ROWS[:, 0], strict=True)), "-": ROWS[:, 1]},
+}  # fmt: skip
+
+
+@functools.cache
+def signed():
+    length = count(token, over=trajectory)
+    h = Hierarchy(
+        name="budgets",
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, domain, uniform())],
+        gates={
+            domain: clip_gate(Parameter("C", per_channel=True, default={"+": 0.7, "-": 0.15})),
+            trajectory: identity_gate(),
+            token: identity_gate(),
+        },
+        decomposition=signed_log_ratio(scale=1 / length),
+        objective=trajectory_mean(),
+    )
+    op = operator(h)
+    return op, op.index(offsets=[0, 2, 4, 6], domain=list(BUDGETS))
+
+
+def passed(value):
+    """What the gate on domains lets pass: `[domain, channel]`."""
+    op, index = signed()
+    log_ratio = torch.tensor(DRIFTS, dtype=torch.float64) * torch.tensor([2.0, -2.0])
+    gated = op.levels(log_ratio.flatten(), index, {"C": value}).gated
+    return torch.stack([gated["domain", "+"], gated["domain", "-"]], 1).numpy()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_element_and_channel_has_its_own_in_every_form(form):
+    """One passes what it has, the others are limited to their own number, to the bit."""
+    expected = np.minimum(DRIFTS, ROWS)
+    assert (np.abs(passed(FORMS[form])) == expected).all()
+
+
+def test_one_per_element_is_that_of_both_channels():
+    expected = np.minimum(DRIFTS, np.array([[0.7], [0.1], [0.25]]))
+    for value in ([0.7, 0.1, 0.25], np.array([0.7, 0.1, 0.25]), {"b": 0.7, "a": 0.1, "c": 0.25}):
+        assert (np.abs(passed(value)) == expected).all()
+
+
+def test_what_is_nothing_for_anyone_is_the_default():
+    assert (passed({}) == passed({"+": 0.7, "-": 0.15})).all()
+    assert (passed({None: 0.125}) == passed(0.125)).all()
+
+
+def test_rows_and_columns_are_not_mixed_up():
+    refuses(
+        ParameterError, lambda: passed(ROWS.T), what="parameter 'C' has shape [2, 3]", required="[3] or [3, 2]",
+        found="3 elements of domain: 'b', 'a', 'c'", remedy="transpose it",
+    )  # fmt: skip
+    refuses(ParameterError, lambda: passed([0.1, 0.2]), what="shape [2]", remedy="{'+': ..., '-': ...}")
+
+
+def test_another_label_is_a_slip_where_it_looks_like_one():
+    """Domains come and go from batch to batch, and some are numbered: neither is a slip."""
+    op = operator(spec("fiberpo_domain"))
+    layout = op.index(offsets=[0, 1], prompt_group=["p"], domain=["math_2"])
+    for given in ({"math_1": 0.1}, {"code": 0.1}, {2: 0.1}):
+        op.levels(torch.zeros(1), layout, {"C_domain": given})
+    for slip in ("math2", "Math_2", "mth_2"):
+        refuses(
+            ParameterError, lambda slip=slip: op.levels(torch.zeros(1), layout, {"C_domain": {slip: 0.1}}),
+            what="no value for the domain 'math_2'", found=f"there is no domain {slip!r}",
+        )  # fmt: skip
+    numbered = op.index(offsets=[0, 1], prompt_group=["p"], domain=[7])
+    refuses(
+        ParameterError, lambda: op.levels(torch.zeros(1), numbered, {"C_domain": {"7": 0.1}}), found="no domain '7'"
+    )
 
 
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5), np.float64(0.5), np.float32(0.5), {"+": 0.5, "-": 0.5}])
@@ -85,6 +175,10 @@ PPO = operator(spec("ppo"))
 X = torch.zeros(3)
 INDEX = DOMAIN.index(offsets=[0, 2, 3], prompt_group=["p", "q"], domain=["m", "c"])
 both = {"+": 0.2, "-": 0.1}
+ACCEPTED = (
+    "a number or {'+': ..., '-': ...}; that of each domain by label, {label: ...}; a tensor, an array or a list in the "
+    "order of elements, [2] or [2, 2] with columns + and -"
+)
 PARAMETERS = {
     "unknown": ({"epsilom": 0.1}, dict(what=("'fiberpo_domain' has no parameter 'epsilom'",), required="C_domain")),
     "negative": ({"epsilon": -0.1}, dict(what=("parameter 'epsilon'", "-0.1"), required="strictly inside (0, inf)", remedy="the bounds are assumptions of the proofs")),
@@ -93,7 +187,9 @@ PARAMETERS = {
     "inf": ({"epsilon": math.inf}, dict(what="parameter 'epsilon': the value is inf", required="a finite number")),
     "text": ({"epsilon": "0.1e"}, dict(what="parameter 'epsilon': the value is '0.1e'", required="a number")),
     "huge": ({"epsilon": 10**5000}, dict(what="parameter 'epsilon': the value is a whole number of 16610 bits", required="that a float64 holds")),
-    "list": ({"epsilon": [0.1]}, dict(what="parameter 'epsilon': the value is [0.1]", required="a number")),
+    "list": ({"epsilon": [0.1, 0.2]}, dict(what="parameter 'epsilon' has shape [2]", required="a number", remedy="declare Parameter('epsilon', on=...)")),
+    "a set": ({"C_domain": {0.1, 0.2}}, dict(what="parameter 'C_domain': the value is {0.1, 0.2}", required=ACCEPTED)),
+    "a boolean": ({"epsilon": np.True_}, dict(what="parameter 'epsilon': the value has dtype bool")),
     "negative budget": ({"C_domain": {"+": -0.1, "-": 0.1}}, dict(what=("parameter 'C_domain': the value of channel '+' is -0.1",))),
     "zero budget": ({"C_trajectory": {"+": 0.1, "-": 0}}, dict(what=("parameter 'C_trajectory': the value of channel '-' is 0",))),
     "nan budget": ({"C_prompt_group": {"+": 0.1, "-": math.nan}}, dict(what=("'C_prompt_group'", "nan"))),
@@ -101,16 +197,29 @@ PARAMETERS = {
     "lacks a channel": ({"C_domain": {"+": 0.1}}, dict(what=("parameter 'C_domain': the value lacks a channel",), required="both '+' and '-'", found="channels '+'")),
     "lacks the other channel": ({"C_domain": {"-": 0.1}}, dict(what="lacks a channel", found="channels '-'")),
     "per channel, undeclared": ({"epsilon": both}, dict(what=("parameter 'epsilon'", "one number per channel"), required="not declared per channel")),
-    "missing element": ({"C_domain": {"m": 0.1}}, dict(what=("parameter 'C_domain' has no value for the domain 'c'",), required="'m', 'c'", found="values for 'm'")),
-    "missing group": ({"C_prompt_group": {"p": both, "r": both}}, dict(what=("no value for the prompt_group 'q'",), found="'p', 'r'")),
+    "slip in a label": ({"C_domain": {"m": 0.1, "C": 0.2}}, dict(what=("parameter 'C_domain' has no value for the domain 'c'",), required="'m', 'c'", found=("values for 'm', 'C'", "there is no domain 'C'"), remedy="{'m': ..., 'C': ..., None: ...}")),
+    "channels among labels": ({"C_domain": {"+": 0.1, "m": 0.1}}, dict(what="'C_domain' has channels and others: '+' and 'm'")),
+    "element's list": ({"C_domain": {"m": [0.1, 0.2, 0.3], "c": 0.1}}, dict(what="the value of domain 'm' is [0.1, 0.2, 0.3]")),
+    "element's pair": ({"C_domain": {"m": (0.1, 0), "c": 0.1}}, dict(what="the value of domain 'm' of channel '-' is 0")),
     "element lacks a channel": ({"C_domain": {"m": {"+": 0.1}, "c": 0.2}}, dict(what=("the value of domain 'm' lacks a channel",))),
     "element out of bounds": ({"C_domain": {"m": 0.1, "c": 0}}, dict(what=("the value of domain 'c' is 0",))),
     "element's channel": ({"C_domain": {"m": 0.1, "c": {"+": 0.1, "-": -2}}}, dict(what=("the value of domain 'c' of channel '-' is -2",))),
     "element is a text": ({"C_domain": {"m": 0.1, "c": "x"}}, dict(what=("the value of domain 'c' is 'x'",))),
-    "empty": ({"C_domain": {}}, dict(what="'C_domain'")),
     "per element of tokens": ({"epsilon": {"m": 0.1, "c": 0.2}}, dict(what=("parameter 'epsilon' is given per element",), required="one number", found="'batch'", remedy="on=")),
-    "tensor of the wrong shape": ({"C_domain": torch.tensor([0.1, 0.2, 0.3])}, dict(what="parameter 'C_domain' has shape [3]", required="one per domain: [2]")),
-    "tensor out of bounds": ({"C_domain": torch.tensor([0.1, -0.2])}, dict(what=("parameter 'C_domain': the value of domain 1 is -0.2",))),
+    "tensor of the wrong shape": ({"C_domain": torch.tensor([0.1, 0.2, 0.3])}, dict(what="parameter 'C_domain' has shape [3]", required=ACCEPTED, found="2 elements of domain: 'm', 'c'")),
+    "list of the wrong shape": ({"C_domain": [(0.1, 0.2)] * 3}, dict(what="parameter 'C_domain' has shape [3, 2]", required=ACCEPTED)),
+    "nothing in it": ({"C_domain": []}, dict(what="parameter 'C_domain' has shape [0]", required=ACCEPTED)),
+    "three columns": ({"C_domain": torch.full((2, 3), 0.1)}, dict(what="parameter 'C_domain' has shape [2, 3]")),
+    "columns of a channel": ({"C_domain": {"+": torch.full((2, 2), 0.1), "-": 0.1}}, dict(what="parameter 'C_domain' of channel '+' has shape [2, 2]")),
+    "tensor out of bounds": ({"C_domain": torch.tensor([0.1, -0.2])}, dict(what=("parameter 'C_domain': the value of domain 'c' is -0.2",))),
+    "column out of bounds": ({"C_domain": np.array([[0.1, 0.2], [0.3, 0]])}, dict(what=("parameter 'C_domain': the value of domain 'c' of channel '-' is 0",))),
+    "channel's tensor": ({"C_domain": {"+": torch.tensor([0.1, math.nan]), "-": 0.1}}, dict(what=("the value of domain 'c' of channel '+' is nan",))),
+    "infinite among others": ({"C_prompt_group": np.array([math.inf, 1])}, dict(what=("the value of prompt_group 'p' is inf",))),
+    "number of a list": ({"C_domain": [0.1, -0.3]}, dict(what=("the value of domain 'c' is -0.3",))),
+    "booleans": ({"C_domain": torch.tensor([True, True])}, dict(what="'C_domain': the value has dtype torch.bool")),
+    "complex": ({"C_domain": torch.tensor([1j, 1])}, dict(what="dtype torch.complex64")),
+    "texts": ({"C_domain": np.array(["0.1", "0.2"])}, dict(what="dtype <U3")),
+    "a boolean in a list": ({"C_domain": [0.1, True]}, dict(what="the value of domain 'c' is True")),
 }  # fmt: skip
 
 
@@ -154,6 +263,19 @@ def test_a_parameter_without_default_needs_a_value():
         objective=trajectory_mean(),
     )
     op = operator(h)
+    labelled = Hierarchy(
+        name="bare",
+        fibrations=[Fibration(token, trajectory, uniform())],
+        gates={trajectory: clip_gate(Parameter("bound")), token: identity_gate()},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+    )
+    index = operator(labelled).index(offsets=[0, 1, 2], trajectory=["a", "b"])
+    operator(labelled).gate(torch.ones(2), index, {"bound": {"a": 0.1, None: 0.2}})
+    refuses(
+        ParameterError, lambda: operator(labelled).gate(torch.ones(2), index, {"bound": {"a": 0.1}}),
+        what="no value for the trajectory 'b'", found="values for 'a'", remedy="{'a': ..., None: ...}",
+    )  # fmt: skip
     refuses(
         ParameterError, lambda: op.gate(torch.ones(1), op.index(offsets=[0, 1])), what="parameter 'bound' of 'bare' has no value",
         required="a default or a value", remedy="pass parameters={'bound': ...}",
@@ -180,7 +302,7 @@ def test_values_that_change_are_seen():
         assert one[0] != other[0]
         assert one[2] == other[2]
     tensor[1] = -1
-    with pytest.raises(ParameterError, match="domain 1 is -1"):
+    with pytest.raises(ParameterError, match="domain 'c' is -1"):
         gated(tensor)
     elsewhere_ = DOMAIN.index(offsets=[0, 2, 3], prompt_group=["p", "q"], domain=["c", "m"])
     assert gated({"m": 0.1, "c": 0.3}) == gated({"m": 0.3, "c": 0.1}, index=elsewhere_)
@@ -216,7 +338,7 @@ def test_a_tensor_on_a_device_is_read_back_once_until_it_changes(monkeypatch):
     assert copies == 2
     assert all(a != b for a, b in zip(first, second, strict=True))
     budgets.neg_()
-    with pytest.raises(ParameterError, match=r"domain 0 is -0\.2"):
+    with pytest.raises(ParameterError, match=r"domain 'm' is -0\.2"):
         gated(budgets)
     with torch.inference_mode():  # such tensors count no changes: they are read every time
         budgets = torch.tensor([0.1, 0.2])

@@ -1,5 +1,6 @@
 """What is wrong with parameters is said before a model is loaded."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,8 @@ WRONG = [
     ({"C_domain": {"+": 0.1}}, ("C_domain", "lacks a channel", "'+'")),
     ({"C_domain": {"algebra": {"+": 0.1}}}, ("C_domain", "domain 'algebra' lacks a channel")),
     ({"C_domain": {"+": 0.1, "_": 0.1}}, ("C_domain", "'+' and '_'")),
-    ({"C_domain": {}}, ("C_domain", "lacks a channel", "none")),
+    ({"C_domain": np.array([0.1, -3.0])}, ("C_domain", "-3")),
+    ({"C_domain": [0.1, (0.1, -3.0)]}, ("C_domain", "-3")),
     ({"epsilon": {"algebra": 0.1}}, ("epsilon", "'algebra'", "one number", "on=")),
     ({"C_trajectory": {"first": 0.1}}, ("C_trajectory", "'first'", "no labels")),
     ({"epsilon": {"+": 0.1, "-": 0.2}}, ("epsilon", "not declared per channel")),
@@ -52,7 +54,8 @@ def test_it_is_named(parameters, words):
         {},
         {"epsilon": 0.1},
         {"C_domain": {"math": {"+": 0.3, "-": 0.2}, "code": 0.1}},
-        {"C_domain": torch.rand(3) + 0.1},
+        {"C_domain": torch.rand(3, 2) + 0.1},
+        {"C_domain": [0.1, (0.2, 0.3)]},
     ],
 )
 def test_what_is_right_passes(parameters):
@@ -90,6 +93,9 @@ def test_labels_of_the_data_all_have_a_value():
     with pytest.raises(ParameterError, match="'C_domain' has no value for the domain 'algbra'") as raised:
         check_labelled(SHIPPED, BUDGETS, "domain", ["maps", "algbra"], "train_dataset")
     assert "of train_dataset: 'maps', 'algbra'" in str(raised.value)
+    others = {**BUDGETS, "C_domain": {"algebra": 0.3, None: 0.1}}
+    check_parameters(SHIPPED, others)
+    check_labelled(SHIPPED, others, "domain", ["maps", "elsewhere"], "train_dataset")
 
 
 def test_at_ratio_one_values_are_there_for_any_label_and_change_nothing():
@@ -99,10 +105,10 @@ def test_at_ratio_one_values_are_there_for_any_label_and_change_nothing():
     index = op.index(mask=mask, prompt_group=[0, 1, 2], domain=labels)
     likely, advantages = torch.randn(3, 3), torch.tensor([1.0, -2.0, 0.5])
     plain = op.coefficients(likely, likely, advantages, index, {"C_domain": dict.fromkeys(labels, 0.1)})
-    for given in (BUDGETS, {"C_domain": torch.tensor([0.1, 0.2])}):
+    for given in ({"C_domain": {"map": 0.1}}, {"C_domain": torch.rand(2, 2)}, {"C_domain": [(0.1, 0.2)] * 2}):
         with pytest.raises(ParameterError):
             op.coefficients(likely, likely, advantages, index, given)
-        filled = at_ratio_one(given, index)
+        filled = at_ratio_one(given)
         found = op.coefficients(likely, likely, advantages, index, filled)
         assert torch.equal(found.values, plain.values) and torch.equal(found.objective, plain.objective)
-    assert at_ratio_one({"C_domain": {"algebra": 0.3, "maps": 0.1}}, index)["C_domain"]["maps"] == 0.1
+    assert at_ratio_one({"C_domain": {"algebra": 0.3, "maps": 0.1}})["C_domain"]["maps"] == 0.1

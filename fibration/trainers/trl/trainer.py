@@ -340,8 +340,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             asks = self.operator.hierarchy.policies and inputs.get(OLD) is None
             window = self._window([inputs], self._log_probs(model, inputs) if asks else None)
-            if window.parameters and window.index is not None:
-                window.parameters = at_ratio_one(window.parameters, window.index)
+            if window.parameters:
+                window.parameters = at_ratio_one(window.parameters)
             coef = window.coefficients(None)
             return self._loss(model, inputs, coef.values, coef.objective)[0]
         if self._fibration_step is None or self._fibration_step.done:

@@ -240,14 +240,14 @@ class TestErrors:
         ran = each(lambda rank, mine: (coefficients(FIBERPO, mine, by_label).values, mine.tokens))
         for values, tokens in ran.results:
             assert torch.equal(values, expected.values[tokens])
-        ran = each(lambda rank, mine: coefficients(FIBERPO, mine, NARROW | {"C_domain": {"math": 0.01}}))
+        ran = each(lambda rank, mine: coefficients(FIBERPO, mine, NARROW | {"C_domain": {"math": 0.01, "cod": 0.01}}))
         for error in raised(ran):
             check(error, ParameterError, what="no value for the domain 'code'")
 
     def test_a_parameter_in_the_order_of_elements_is_refused(self):
         ran = each(lambda rank, mine: coefficients(FIBERPO, mine, NARROW | {"C_domain": torch.tensor([0.1, 0.2])}))
         for error in raised(ran):
-            check(error, ParameterError, what="'C_domain' is a tensor in the order of elements", remedy="label")
+            check(error, ParameterError, what="'C_domain' is given in the order of elements", remedy="label")
 
     @pytest.mark.parametrize(
         ("one", "other"),
