@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fibration.backends.standalone import Export
 from fibration.cache import Recent
@@ -43,7 +42,7 @@ from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.report import BUDGET
-from fibration.runtime.batch import Batch, Run, Runs
+from fibration.runtime.batch import Batch, Outputs, Run, Runs
 from fibration.runtime.calls import Backend
 from fibration.runtime.operator import Operator
 
@@ -251,7 +250,7 @@ class _Loaded:
         self._spread: dict[bool, tuple[Artifact, Run]] = {}
         self._lock = Lock()  # ranks may be threads
 
-    def __call__(self, program: str, batch: Batch) -> dict[Key, Tensor]:
+    def __call__(self, program: str, batch: Batch) -> Outputs:
         ranks = batch.index.ranks
         run = self._alone if ranks is None else self._made(ranks.cut)[1]
         return run(program, batch)

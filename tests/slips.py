@@ -1060,7 +1060,7 @@ COMPILER = (
     ),
     slip(
         "what is put together is not written back", "backends*ranks",
-        "vector_of(node, slots, work, batch).copy_(whole)", "vectors[node] = whole",
+        "bound.vector_of(node, work, batch).copy_(whole)", "vectors[node] = whole",
     ),
     slip(
         "the shape of a tile follows the tokens of this rank", "backends*ranks",
@@ -1264,7 +1264,7 @@ RUNTIME = (
     ),
     slip(
         "a result is left as it is where no kernel fills it", "backends/test_layouts",
-        "at.positions is None and at.tokens is None for at", "at.positions is None for at",
+        "lay.positions is None and lay.tokens is None for lay", "lay.positions is None for lay",
     ),
     slip(
         "a segment without tokens starts at 0", "test_layout",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +14,69 @@ from torch import Tensor
 from fibration.backends.c.build import build, compiler
 from fibration.backends.c.emit import LACKING, dtype_of
 from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signature, signature
-from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
-from fibration.runtime.batch import Batch, Run
-from fibration.runtime.calling import bind, per_row, perform
+from fibration.runtime.batch import Batch, Outputs, Run
+from fibration.runtime.calling import Call, Caller
 
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the others are pointers
+
+
+@dataclass
+class _Ready:
+    """What is passed for an index: pointers and numbers that no call changes, and functions by what calls vary in."""
+
+    values: Mapping[str, object]  # the tensors live as long as the pointers to them
+    passed: list[object]
+    functions: dict[tuple[object, ...], dict[str, Any]] = field(default_factory=dict)
 
 
 def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The functions of a generated file. Raises BackendError without a C compiler."""
     compiler()
     signatures = {k: signature(plan) for k, plan in plans.items()}
+    callers = {k: Caller(plan, signatures[k].arguments) for k, plan in plans.items()}
+    moving = {k: [(i, a.name) for i, a in enumerate(c.arguments) if a in c.of_call] for k, c in callers.items()}
+    floats = {k: [a.name for a in c.arguments if a.holds == FLOATS] for k, c in callers.items()}
     built: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Any]] = {}
 
-    def run(function: str, batch: Batch) -> dict[Key, Tensor]:
-        if batch.index.device.type != "cpu":
-            raise BackendError(
-                f"operator '{name}' is compiled for the C backend, and the index lies on {batch.index.device}",
-                required="tensors and index on the CPU",
-                remedy="compile it with backend='triton' or backend='torch', or move the batch",
-            )
+    def functions(function: str, call: Call) -> dict[str, Any]:
         plan, arguments = plans[function], signatures[function].arguments
-        values, outputs, work = bind(arguments, plan, batch)
-        defines = variant(plan, signatures[function], values, batch)
+        defines = variant(plan, signatures[function], {**call.bound.values, **call.values}, call)
         key = (function, tuple(defines.items()))
         if key not in built:
             others = {f"WITHOUT_{k}": "1" for k in plans if k != function}
             library = _open(build(source, {**defines, **others}))
-            functions = [name for name, section in plan.functions(function).items() if section]
-            built[key] = {name: _function(library, name, arguments) for name in functions}
-        given = [_pass(values[a.name]) for a in arguments]
-        perform(function, plan, batch, work, lambda name: built[key][name](*given, torch.get_num_threads()))
-        return outputs
+            named = [name for name, section in plan.functions(function).items() if section]
+            built[key] = {name: _function(library, name, arguments) for name in named}
+        return built[key]
+
+    def ready(function: str, call: Call) -> _Ready:
+        values = call.bound.values
+        return _Ready(values, [_pass(values.get(a.name)) for a in callers[function].arguments])
+
+    def run(function: str, batch: Batch) -> Outputs:
+        index = batch.index
+        if index.device.type != "cpu":
+            raise BackendError(
+                f"operator '{name}' is compiled for the C backend, and the index lies on {index.device}",
+                required="tensors and index on the CPU",
+                remedy="compile it with backend='triton' or backend='torch', or move the batch",
+            )
+        call = callers[function].bind(batch)
+        values = call.values
+        made = index.kept((callers[function], "passed"), lambda: ready(function, call))
+        dtypes = (getattr(values[f], "dtype", None) for f in floats[function])
+        varying = (batch.dtype, call.bound.per_row(batch), *dtypes)
+        chosen = made.functions.get(varying)
+        if chosen is None:
+            chosen = made.functions[varying] = functions(function, call)
+        given = made.passed.copy()
+        for i, argument in moving[function]:
+            given[i] = _pass(values[argument])
+        call.perform(function, lambda name: chosen[name](*given, torch.get_num_threads()))
+        return call.outputs
 
     return run
 
@@ -64,9 +93,10 @@ def _open(path: Path) -> ctypes.CDLL:
         ) from error
 
 
-def variant(plan: Plan, given: Signature, values: Mapping[str, object], batch: Batch) -> dict[str, str]:
+def variant(plan: Plan, given: Signature, values: Mapping[str, object], call: Call) -> dict[str, str]:
     """The macros that make the source fit a batch: dtypes, and how tokens lie."""
-    defines = {"RESULT": STORAGE[batch.dtype], "PER_ROW": str(int(per_row(batch, plan)))}
+    batch = call.batch
+    defines = {"RESULT": STORAGE[batch.dtype], "PER_ROW": str(int(call.bound.per_row(batch)))}
     log_probs = []
     for a in given.arguments:
         tensor = values.get(a.name)

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fibration.compiler.keys import Key
 from fibration.compiler.schedule import Schedule
-from fibration.runtime.batch import Batch, Run, inputs_of
+from fibration.runtime.batch import Batch, Outputs, Run, inputs_of
 
 
 def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
@@ -23,7 +22,7 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
     exec(builtins.compile(source, path, "exec"), module)  # our own output, over validated names
     fibre, ordered = module["fibre"], module.get("ordered")
 
-    def run(function: str, batch: Batch) -> dict[Key, Tensor]:
+    def run(function: str, batch: Batch) -> Outputs:
         program = schedules[function].program
         edges = {e: batch.index.fibre(*e, fibre) for e in program.edges}
         inputs = {program.given[i]: value for i, value in inputs_of(batch, program).items()}
@@ -37,7 +36,7 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
             for leaf, output in parts.items():
                 scatter(outputs[output], whole, batch.index.positions_of(leaf))
             results[key] = whole
-        return results
+        return Outputs(results)
 
     return run
 

@@ -14,16 +14,14 @@ from threading import Lock
 from types import ModuleType
 
 import numpy as np
-from torch import Tensor
 
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
 from fibration.cache import entry
-from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
-from fibration.runtime.batch import Batch, Run
-from fibration.runtime.calling import bind, perform
+from fibration.runtime.batch import Batch, Outputs, Run
+from fibration.runtime.calling import Caller
 
 MODULE = "kernels.py"
 one_at_a_time = Lock()  # the interpreter changes the language while it runs, for all threads
@@ -33,9 +31,9 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The launchers of a generated module. Raises BackendError without the package triton."""
     on_cpu = interpreted()
     module = import_from_cache(name, source)
-    arguments = {k: launched(plan, kernels(k, plan)) for k, plan in plans.items()}
+    callers = {k: Caller(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
 
-    def run(function: str, batch: Batch) -> dict[Key, Tensor]:
+    def run(function: str, batch: Batch) -> Outputs:
         index = batch.index
         if index.device.type != "cuda" and not on_cpu:
             raise BackendError(
@@ -44,8 +42,8 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
                 remedy="move the batch, or compile with backend='c' or backend='torch'; to debug kernels on the CPU, "
                 "set TRITON_INTERPRET=1 before triton is imported",
             )
-        plan = plans[function]
-        values, outputs, work = bind(arguments[function], plan, batch)
+        call = callers[function].bind(batch)
+        values = {**call.bound.values, **call.values}
         # the shape of a tile, and so the order of sums, is the same wherever a row lies
         tokens = index.ranks.tokens if index.ranks else sum(index.size[leaf] for leaf in index.leaves)
 
@@ -54,8 +52,8 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
                 getattr(module, name)(**values, tokens=tokens)
 
         with np.errstate(all="ignore"):  # the interpreter computes both sides of a choice: the other one may overflow
-            perform(function, plan, batch, work, launch)
-        return outputs
+            call.perform(function, launch)
+        return call.outputs
 
     return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -106,7 +106,7 @@ class Elements(Protocol):
     def leaves_over(self, stratum: str) -> tuple[str, ...]: ...
     def layout(self, segments: str, leaf: str | None = None) -> Layout: ...
     def members(self, source: str, target: str) -> Members: ...
-    def kept(self, key: tuple[str, ...], make: Callable[[], T]) -> T: ...
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T: ...
     def sequence(self, target: str, *sources: str) -> Ordering: ...
     def order(self, of: tuple[str, ...], make: Any) -> Any: ...
     def rows_of(self, segments: str) -> Tensor | None: ...
@@ -155,14 +155,54 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
     return values.reshape(-1)[batch.index.positions_of(leaf)].double()
 
 
-# (program, batch) -> its outputs: token vectors in the index's shape, the others float64 [elements]
-Run = Callable[[str, Batch], dict[Key, Tensor]]
+class Outputs(MutableMapping[Key, Tensor]):
+    """What a program computed: token vectors in the index's shape, the others float64 `[elements]`, or `[1]` for all.
+
+    Most of the others lie in one vector, at `work[places[key]]`, and are taken out of it where somebody asks for them.
+    What is in `constant` has these numbers in every call.
+    """
+
+    def __init__(
+        self,
+        given: dict[Key, Tensor],
+        work: Tensor | None = None,
+        places: Mapping[Key, slice] | None = None,
+        constant: Mapping[Key, Tensor] | None = None,
+    ) -> None:
+        self.given, self.work, self.places, self.constant = given, work, places or {}, constant or {}
+
+    def __getitem__(self, key: Key) -> Tensor:
+        found = self.given.get(key)
+        if found is not None:
+            return found
+        if key in self.places:
+            assert self.work is not None
+            return self.work[self.places[key]]
+        return self.constant[key].clone()
+
+    def __setitem__(self, key: Key, value: Tensor) -> None:
+        self.given[key] = value
+
+    def __delitem__(self, key: Key) -> None:
+        raise TypeError(f"{key} is an output of a program")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.given or key in self.places or key in self.constant
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(dict.fromkeys((*self.given, *self.places, *self.constant)))
+
+    def __len__(self) -> int:
+        return len({*self.given, *self.places, *self.constant})
+
+
+Run = Callable[[str, Batch], Outputs]  # of a program, on a batch
 
 
 class Runs(Protocol):
     """The programs of an operator, for batches that are spread over ranks and for others."""
 
-    def __call__(self, program: str, batch: Batch, /) -> dict[Key, Tensor]: ...
+    def __call__(self, program: str, batch: Batch, /) -> Outputs: ...
     def collectives(self, program: str, cut: bool, /) -> tuple[Collective, ...]:
         """Where ranks meet in a program; `cut`: whether a row has tokens on several."""
         ...

@@ -1,4 +1,4 @@
-"""A value for every argument of a generated function, from a batch."""
+"""A value for every argument of a generated function, from a batch: what is an index's own is worked out once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,111 +14,154 @@ from fibration.compiler.arguments import GIVEN, KINDS, LAYOUT, Argument, for_eac
 from fibration.compiler.ir import Const, Input, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
-from fibration.runtime.batch import Batch
+from fibration.runtime.batch import Batch, Elements, Outputs
 
 
 @dataclass(frozen=True)
-class _Call:
+class Bound:
+    """A plan on an index: where everything lies in the workspace, and the arguments that no call changes.
+
+    `whole`: segments fill the gaps between them themselves. `by_row`: every segment that reads advantages lies in one
+    row. `constant` and `given` are the outputs that nothing computes: numbers, and inputs.
+    """
+
     plan: Plan
-    batch: Batch
-    work: Tensor
+    slots: Mapping[Node, slice]
+    length: int
     whole: bool
+    by_row: bool
+    values: Mapping[str, object]
+    places: Mapping[Key, slice]
+    constant: Mapping[Key, Tensor]
+    given: Mapping[Key, Input]
 
-    def result(self) -> Tensor:
-        batch = self.batch
-        make = torch.empty if self.whole else torch.zeros
-        made = make(batch.index.shape, dtype=batch.dtype, device=batch.index.device)
-        return made if self.whole or not batch.fill else made.fill_(batch.fill)
+    def per_row(self, batch: Batch) -> bool:
+        """Whether kernels read advantages per row: they are given so, and segments that need one lie in a row each."""
+        return batch.per_row and self.by_row
+
+    def vector_of(self, node: Node, work: Tensor, batch: Batch) -> Tensor:
+        if node in self.slots:
+            return work[self.slots[node]]
+        if isinstance(node, Const):
+            return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
+        assert isinstance(node, Input)
+        return batch.vectors[node]
 
 
-# The value of an argument, by its kind.
-VALUES: Mapping[str, Callable[[_Call, Argument], object]] = for_each("values of arguments", KINDS, {
-    "size": lambda call, a: call.batch.index.size[a.key[0]],
-    **{kind: lambda call, a: getattr(call.batch.index.layout(*a.key), a.kind) for kind in LAYOUT},
+@dataclass(frozen=True)
+class Call:
+    """One call: the values of the other arguments, the results that it fills, and its workspace."""
+
+    bound: Bound
+    batch: Batch
+    values: dict[str, object]
+    outputs: Outputs
+    work: Tensor
+
+    def perform(self, name: str, call: Callable[[str], None]) -> None:
+        """Call a program's functions one after the other, and between them put together what ranks know in part."""
+        batch, bound, work, ranks = self.batch, self.bound, self.work, self.batch.index.ranks
+        if ranks is None:
+            call(name)
+            return
+        plan = bound.plan
+        for (function, section), stage in itertools.zip_longest(plan.functions(name).items(), plan.collectives):
+            if section:
+                call(function)
+            if stage:
+                vectors = {n: bound.vector_of(n, work, batch) for n in stage.reads}
+                for node, whole in ranks.collect(stage, vectors, batch.index).items():
+                    bound.vector_of(node, work, batch).copy_(whole)
+
+
+class Caller:
+    """What calls of one plan have in common: its arguments, bound to an index once, and to every batch."""
+
+    def __init__(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        self.plan, self.arguments = plan, arguments
+        self.of_index = [a for a in arguments if a.kind in OF_INDEX]
+        self.of_call = [a for a in arguments if a.kind in OF_CALL]
+        self.results = [a for a in arguments if a.kind == "result"]
+        self.coarse = {k: n for k, n in plan.program.outputs.items() if n.stratum not in plan.program.leaves}
+        self.reading = [s.segments for s in plan.sweeps if any(i.kind in GIVEN for p in s.passes for i in p.reads)]
+
+    def on(self, index: Elements) -> Bound:
+        return index.kept(self, lambda: self._bound(index))
+
+    def _bound(self, index: Elements) -> Bound:
+        slots: dict[Node, slice] = {}
+        at = 0
+        for node in self.plan.saved:
+            slots[node] = slice(at, at + index.size[node.stratum])
+            at += index.size[node.stratum]
+        # whole segments, each behind the one before, fill the gaps between them themselves; in gaps between those of
+        # one leaf among several lie others' tokens
+        layouts = [index.layout(*a.key) for a in self.arguments if a.kind == "offsets"]
+        alone = len(self.plan.program.leaves) == 1
+        found = {k: n for k, n in self.coarse.items() if n not in slots}
+        return Bound(
+            plan=self.plan,
+            slots=slots,
+            length=at,
+            whole=alone and all(lay.positions is None and lay.tokens is None for lay in layouts),
+            by_row=all(index.rows_of(segments) is not None for segments in self.reading),
+            values={a.name: OF_INDEX[a.kind](index, a) for a in self.of_index},
+            places={k: slots[n] for k, n in self.coarse.items() if n in slots},
+            constant={
+                k: torch.full((1,), n.value, dtype=torch.float64, device=index.device)
+                for k, n in found.items()
+                if isinstance(n, Const)
+            },
+            given={k: n for k, n in found.items() if isinstance(n, Input)},
+        )
+
+    def bind(self, batch: Batch) -> Call:
+        bound = self.on(batch.index)
+        work = torch.empty(bound.length, dtype=torch.float64, device=batch.index.device)
+        outputs = Outputs({k: batch.vectors[n] for k, n in bound.given.items()}, work, bound.places, bound.constant)
+        call = Call(bound, batch, {}, outputs, work)
+        call.values.update({a.name: OF_CALL[a.kind](call, a) for a in self.of_call})
+        for a in self.results:
+            outputs[a.key[0]] = call.values[a.name]  # type: ignore[assignment]
+        return call
+
+
+# The value of an argument, by its kind: of those that are an index's own, and of the others.
+OF_INDEX: Mapping[str, Callable[[Elements, Argument], object]] = {
+    "size": lambda index, a: index.size[a.key[0]],
+    **{kind: lambda index, a: getattr(index.layout(*a.key), a.kind) for kind in LAYOUT},
+    "parent": lambda index, a: index.parent(*a.key).contiguous(),
+    "order": lambda index, a: index.members(*a.key).order,
+    "members": lambda index, a: index.members(*a.key).offsets,
+    "sequence": lambda index, a: index.sequence(*a.key).order,
+    "sequence_members": lambda index, a: index.sequence(*a.key).offsets,
+    "places": lambda index, a: math.prod(index.shape),
+}
+OF_CALL: Mapping[str, Callable[[Call, Argument], object]] = {
     "token": lambda call, a: call.batch.tokens[tensor_of(*a.key).called].contiguous(),
-    "advantage": lambda call, a: _advantages(call.batch, call.plan),
-    "rows": lambda call, a: call.batch.index.rows_of(a.key[0]) if per_row(call.batch, call.plan) else None,
+    "advantage": lambda call, a: _advantages(call),
+    "rows": lambda call, a: call.batch.index.rows_of(a.key[0]) if call.bound.per_row(call.batch) else None,
     "vector": lambda call, a: call.batch.vectors[a.key[0]],
     "stride": lambda call, a: _stride(call.batch.vectors[a.key[0]]),
     "matrix": lambda call, a: call.batch.vectors[a.key[0]],
-    "parent": lambda call, a: call.batch.index.parent(*a.key).contiguous(),
-    "order": lambda call, a: call.batch.index.members(*a.key).order,
-    "members": lambda call, a: call.batch.index.members(*a.key).offsets,
-    "sequence": lambda call, a: call.batch.index.sequence(*a.key).order,
-    "sequence_members": lambda call, a: call.batch.index.sequence(*a.key).offsets,
-    "result": lambda call, a: call.result(),
-    "places": lambda call, a: math.prod(call.batch.index.shape),
+    "result": lambda call, a: _result(call),
     "fill": lambda call, a: call.batch.fill,
     "work": lambda call, a: call.work,
-})  # fmt: skip
+}
+for_each("values of arguments", KINDS, {**OF_INDEX, **OF_CALL})
 
 
-def bind(
-    arguments: tuple[Argument, ...], plan: Plan, batch: Batch
-) -> tuple[dict[str, object], dict[Key, Tensor], Tensor]:
-    """A value for every argument: tensors, numbers, or None for what lacks; the results that the call will fill; and
-    the workspace.
-    """
-    index = batch.index
-    slots = workspace(plan, index.size)
-    work = torch.empty(sum(n for _, n in slots.values()), dtype=torch.float64, device=index.device)
-    # whole segments, each behind the one before, fill the gaps between them themselves; in gaps between those of one
-    # leaf among several lie others' tokens
-    layouts = [index.layout(*a.key) for a in arguments if a.kind == "offsets"]
-    whole = len(plan.program.leaves) == 1 and all(at.positions is None and at.tokens is None for at in layouts)
-    call = _Call(plan, batch, work, whole)
-    values = {a.name: VALUES[a.kind](call, a) for a in arguments}
-    outputs: dict[Key, Any] = {a.key[0]: values[a.name] for a in arguments if a.kind == "result"}
-    for key, node in plan.program.outputs.items():
-        if node.stratum not in plan.program.leaves:
-            outputs[key] = vector_of(node, slots, work, batch)
-    return values, outputs, work
+def _result(call: Call) -> Tensor:
+    batch, whole = call.batch, call.bound.whole
+    make = torch.empty if whole else torch.zeros
+    made = make(batch.index.shape, dtype=batch.dtype, device=batch.index.device)
+    return made if whole or not batch.fill else made.fill_(batch.fill)
 
 
-def perform(name: str, plan: Plan, batch: Batch, work: Tensor, call: Callable[[str], None]) -> None:
-    """Call a program's functions one after the other, and between them put together what ranks know in part."""
-    ranks = batch.index.ranks
-    if ranks is None:
-        call(name)
-        return
-    slots = workspace(plan, batch.index.size)
-    for (function, section), stage in itertools.zip_longest(plan.functions(name).items(), plan.collectives):
-        if section:
-            call(function)
-        if stage:
-            vectors = {n: vector_of(n, slots, work, batch) for n in stage.reads}
-            for node, whole in ranks.collect(stage, vectors, batch.index).items():
-                vector_of(node, slots, work, batch).copy_(whole)
-
-
-def per_row(batch: Batch, plan: Plan) -> bool:
-    """Whether kernels read advantages per row: they are given so, and segments that need one lie in one row each."""
-    reading = [s for s in plan.sweeps if any(i.kind in GIVEN for p in s.passes for i in p.reads)]
-    return batch.per_row and all(batch.index.rows_of(s.segments) is not None for s in reading)
-
-
-def workspace(plan: Plan, size: Mapping[str, int]) -> dict[Node, tuple[int, int]]:
-    """Where every saved vector starts in the workspace, and how long it is."""
-    slots: dict[Node, tuple[int, int]] = {}
-    at = 0
-    for node in plan.saved:
-        slots[node] = (at, size[node.stratum])
-        at += size[node.stratum]
-    return slots
-
-
-def vector_of(node: Node, slots: Mapping[Node, tuple[int, int]], work: Tensor, batch: Batch) -> Tensor:
-    if isinstance(node, Input) and node not in slots:
-        return batch.vectors[node]
-    if isinstance(node, Const) and node not in slots:
-        return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
-    at, n = slots[node]
-    return work[at : at + n]
-
-
-def _advantages(batch: Batch, plan: Plan) -> Tensor | None:
+def _advantages(call: Call) -> Tensor | None:
+    batch = call.batch
     given = batch.advantage
-    if given is None or not batch.per_row or per_row(batch, plan):
+    if given is None or not batch.per_row or call.bound.per_row(batch):
         return None if given is None else given.contiguous()
     spread = torch.zeros(batch.index.shape, dtype=given.dtype, device=given.device)
     spread.view(-1)[batch.index.positions] = given[batch.index.row_tensor()][batch.index.row_of_token]

@@ -16,7 +16,7 @@ from fibration.compiler.spread import BEYOND, RANGE
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
-from fibration.runtime.batch import Batch, Runs
+from fibration.runtime.batch import Batch, Outputs, Runs
 from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
@@ -141,7 +141,7 @@ class Calls:
         dtype: torch.dtype,
         graph: bool,
         fill: float = 0.0,
-    ) -> tuple[dict[Key, Tensor], Batch]:
+    ) -> tuple[Outputs, Batch]:
         """The outputs of a program. `graph`: whether the call is made while gradients are recorded."""
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
@@ -190,7 +190,7 @@ class Calls:
                 agree(ranks.group, CALLS["gate_adjoint"], {})
         return self._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
 
-    def _evaluate(self, program: str, batch: Batch, ranks: Ranks | None) -> dict[Key, Tensor]:
+    def _evaluate(self, program: str, batch: Batch, ranks: Ranks | None) -> Outputs:
         device = batch.index.device
         run = self.on(device).run
         if ranks is None:

@@ -356,7 +356,7 @@ class Index:
                 under.append((of_rows, self._move(self.spans[leaf].rows)))
         return tuple(under)
 
-    def kept(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made once under this key, and lives as long as this index."""
         if key not in self._cache:
             self._cache[key] = make()
