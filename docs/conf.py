@@ -18,14 +18,23 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
+    "docstrings",
     "front_page",
     "source_pages",
+    "trainers",
 ]
 exclude_patterns = ["_*"]
 nitpicky = True
 
 # GitHub's anchors, so that a link holds in both places.
 myst_heading_anchors = 6
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+# Types in signatures that are not public names.
+nitpick_ignore_regex = [("py:class", r"(?!fibration\.\w+$)[\w.]+\.\w+")]
+maximum_signature_line_length = 80
 
 html_theme = "furo"
 html_static_path = ["_static"]

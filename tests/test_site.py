@@ -1,5 +1,7 @@
 """What `docs/_ext/` does to pages, without Sphinx: `make docs` builds them."""
 
+import ast
+import re
 import sys
 from pathlib import Path
 
@@ -59,5 +61,48 @@ def test_the_readme_is_the_front_page(extension):
 def test_every_page_is_reached_from_the_front_page():
     """As `make docs` asks, by its toctrees."""
     pages = {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in (ROOT / "docs").rglob("*.md")}
-    lines = (ROOT / "docs" / "index.md").read_text().splitlines()
+    lines = [
+        (index.parent / line).relative_to(ROOT / "docs").as_posix()
+        for index in (ROOT / "docs").rglob("index.md")
+        for line in index.read_text().splitlines()
+        if not line.startswith("/")
+    ]
     assert pages - set(lines) == {"index"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fibration", "fibration.rollouts", "fibration.trust_region", "fibration.trainers.trl", "fibration.trainers.verl"],
+)
+def test_every_public_name_is_in_the_reference_once(module):
+    pages = "".join(p.read_text() for p in (ROOT / "docs" / "reference").glob("*.md"))
+    said = re.findall(r"^\.\. auto\w+:: (fibration[\w.]*)", pages, re.MULTILINE)
+    tree = ast.parse((ROOT / module.replace(".", "/") / "__init__.py").read_text())
+    (names,) = [
+        ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__"
+    ]
+    of_others = {"Rollouts", "load_rollouts"} if module == "fibration.rollouts" else set()
+    assert {n: said.count(f"{module}.{n}") for n in names} == {n: int(n not in of_others) for n in names}
+
+
+def test_docstrings_become_what_sphinx_reads(extension):
+    docstrings = extension("docstrings")
+    said = """A gate `g(x)` in `residual` or `Operator.loss(...)`s, |x| * 2 of *all* and a_ and `[B,
+    T]`; `Operator.none` is none.
+
+    ```python
+    x = "`*`"
+    ```
+    - Then `a|b`."""
+    assert list(docstrings.restructured(said.split("\n"))) == [
+        r"A gate \ ``g(x)``\  in \ :py:obj:`residual <fibration.residual>`\  or "
+        r"\ :py:obj:`Operator.loss(...) <fibration.Operator.loss>`\ s, \|x\| \* 2 of \*all\* and a\_ and \ ``[B, T]``\ ; "
+        r"\ ``Operator.none``\  is none.",
+        "",
+        "",
+        "    .. code-block:: python",
+        "",
+        '        x = "`*`"',
+        "",
+        r"    - Then \ ``a|b``\ .",
+    ]
