@@ -87,7 +87,7 @@ def test_every_public_name_is_in_the_reference_once(module):
 
 def test_docstrings_become_what_sphinx_reads(extension):
     docstrings = extension("docstrings")
-    said = """A gate `g(x)` in `residual` or `Operator.loss(...)`s, |x| * 2 of *all* and a_ and `[B,
+    said = """A gate `g(x)` in `residual` or `Operator.loss(...)`s, |x| * 2 of *all*, **bold words** a_ and `[B,
     T]`; `Operator.none` is none.
 
     ```python
@@ -96,7 +96,7 @@ def test_docstrings_become_what_sphinx_reads(extension):
     - Then `a|b`."""
     assert list(docstrings.restructured(said.split("\n"))) == [
         r"A gate \ ``g(x)``\  in \ :py:obj:`residual <fibration.residual>`\  or "
-        r"\ :py:obj:`Operator.loss(...) <fibration.Operator.loss>`\ s, \|x\| \* 2 of \*all\* and a\_ and \ ``[B, T]``\ ; "
+        r"\ :py:obj:`Operator.loss(...) <fibration.Operator.loss>`\ s, \|x\| \* 2 of \*all\*, **bold words** a\_ and \ ``[B, T]``\ ; "
         r"\ ``Operator.none``\  is none.",
         "",
         "",

@@ -1,6 +1,7 @@
 """Docstrings as autodoc reads them: reStructuredText, made of the Markdown that they are written in.
 
-Of Markdown they have code between backticks, fences of code, and lists. Code that is a public name leads to it.
+Of Markdown they have code between backticks, fences of code, lists and **words in bold**. Code that is a public name
+leads to it.
 """
 
 import re
@@ -10,6 +11,7 @@ from typing import Any
 import fibration
 
 CODE = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)", re.DOTALL)
+BOLD = re.compile(r"(\*\*(?=\S).+?(?<=\S)\*\*)", re.DOTALL)
 SPECIAL = re.compile(r"[\\*|`]|_(?!\w)")
 FENCE = re.compile(r"^( *)```(\w*)$")
 NAME = re.compile(r"(\w+)((?:\.\w+)*)(?:\(\.\.\.\))?")
@@ -45,7 +47,7 @@ def _prose(lines: list[str]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return SPECIAL.sub(r"\\\g<0>", text)
+    return "".join(t if BOLD.fullmatch(t) else SPECIAL.sub(r"\\\g<0>", t) for t in BOLD.split(text))
 
 
 def _code(code: str, lines: int) -> str:

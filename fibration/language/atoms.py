@@ -319,16 +319,19 @@ class Reading(Expression):
         return self.name
 
 
+#: The density at the element, less its share of those that it lies over: what a gate is a formula in.
 residual = Reading("residual")
+#: The advantage of the token; in gates, that of an element whose tokens have one.
 advantage = Reading("advantage")
+#: `x = log r` of the token, the log-prob under the current policy less that under the old one.
 token_log_ratio = Reading("token_log_ratio")
-# `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times this.
+#: `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times this.
 mass = Reading("mass")
-# 1, and -1 on the channel "-": in a decomposition split by sign, which way the channel moves the ratio.
+#: 1, and -1 on the channel "-": in a decomposition split by sign, which way the channel moves the ratio.
 channel_sign = Reading("channel_sign")
-# What pulls the density of the element up, detached; only its sign has a meaning (`Hierarchy.pull`).
+#: What pulls the density of the element up, detached; only its sign has a meaning (`Hierarchy.pull`).
 pull = Reading("pull")
-# What a call is given in the place of advantages, which are then a formula of it.
+#: What a call is given in the place of advantages, which are then a formula of it.
 reward = Reading("reward")
 
 

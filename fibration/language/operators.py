@@ -298,30 +298,37 @@ def sign(a: Operand) -> Expression:
 
 
 def exp(a: Operand) -> Expression:
+    """`e` to the power of `a`."""
     return apply("exp", a)
 
 
 def expm1(a: Operand) -> Expression:
+    """`exp(a) - 1`, exact where `a` is small."""
     return apply("expm1", a)
 
 
 def log(a: Operand) -> Expression:
+    """The natural logarithm."""
     return apply("log", a)
 
 
 def log1p(a: Operand) -> Expression:
+    """`log(1 + a)`, exact where `a` is small."""
     return apply("log1p", a)
 
 
 def tanh(a: Operand) -> Expression:
+    """The hyperbolic tangent, between -1 and 1."""
     return apply("tanh", a)
 
 
 def sigmoid(a: Operand) -> Expression:
+    """`1/(1 + exp(-a))`, between 0 and 1."""
     return apply("sigmoid", a)
 
 
 def sqrt(a: Operand) -> Expression:
+    """The square root."""
     return apply("sqrt", a)
 
 

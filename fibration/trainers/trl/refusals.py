@@ -28,6 +28,7 @@ class Labels(Enum):
     BY_PROMPT = "the completions of one sampled prompt"
 
 
+#: In the place of a column: the completions of one sampled prompt are one element.
 BY_PROMPT = Labels.BY_PROMPT
 
 # Options that make another loss of the sum over tokens that coefficients are given to: what each must be, and why.
