@@ -266,6 +266,14 @@ def test_the_tutorial_says_what_its_blocks_print(capsys):
     assert len(scope["pieces"]) == len(scope["whole"]) and "domain/+/drift[domain=code]" in scope["result"].metrics
 
 
+def test_the_page_of_adaptive_budgets_says_what_its_blocks_print(capsys):
+    page = (ROOT / "docs" / "how-to" / "adaptive_budgets.md").read_text()
+    scope = run_blocks(page, capsys, lambda line: re.sub(r"[\d.]+", "#", line))
+    algebra, code, logic = (scope["budgets"][name] for name in scope["DOMAINS"])
+    assert min(code) > 2 * max(algebra) > 4 * max(logic)
+    assert len(set(scope["budgets"].values())) == 4
+
+
 def test_the_page_of_what_goes_wrong_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "what-goes-wrong.md").read_text()
     assert run_blocks(page, capsys)["grpo"].name == "grpo"
