@@ -5,7 +5,7 @@ Declarations and laws are imported at once; what needs torch is imported when it
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 from fibration.errors import (
@@ -111,6 +111,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return metadata.version("fibration")
     if name in _LAZY:
         value = getattr(import_module(_LAZY[name]), name)
         globals()[name] = value

@@ -1433,6 +1433,27 @@ RUNTIME = (
         "            workshop.rename(place)\n", "            shutil.copytree(workshop, place)\n",
     ),
     slip(
+        "a command that never came to its end went well", "test_outcome",
+        "    return left or UNUSABLE\n", "    return left\n",
+    ),
+    slip(
+        "handlers at exit change a verdict", "test_outcome",
+        "        return int(said) or (left if left >= 0 else 128 - left)\n",
+        "        return left if left >= 0 else 128 - left\n",
+    ),
+    slip(
+        "a result that was not written is one", "test_outcome",
+        "        end = SystemExit(UNUSABLE)\n", "        pass\n",
+    ),
+    slip(
+        "a spec that is imported ends the process", "test_outcome",
+        "        if (os.getpid(), threading.get_ident()) in here:\n", "        if () in here:\n",
+    ),
+    slip(
+        "what a spec forks does not end", "test_outcome",
+        "        if (os.getpid(), threading.get_ident()) in here:\n", "        if here:\n",
+    ),
+    slip(
         "what is kept is run, whoever wrote it", "test_cache",
         "    for doubt in filter(None, doubts):\n", "    for doubt in ():\n",
     ),

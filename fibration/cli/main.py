@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from fibration.cli.outcome import to_its_end
 from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import write_file
 from fibration.language.report import BUDGET
@@ -52,6 +53,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -83,7 +85,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_default=False)
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_version, is_eager=True, help="Print the version.", show_default=False
+        ),
     ] = False,
 ) -> None:
     pass
@@ -382,4 +387,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    app()
+    to_its_end(app)

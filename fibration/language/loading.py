@@ -6,12 +6,16 @@ import functools
 import importlib
 import importlib.util
 import json
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.language.document import HierarchyDocument
@@ -143,10 +147,11 @@ def _import(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(found)
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        found.loader.exec_module(module)
-    except FibrationError:
+        with _staying():
+            found.loader.exec_module(module)
+    except (FibrationError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit, and what pytest skips a module by
         line = _line_in(found.origin or str(path), error)
         raise SpecError(
             f"'{path}' does not import",
@@ -157,6 +162,24 @@ def _import(path: Path) -> ModuleType:
     finally:
         sys.path.pop(0)
     return module
+
+
+@contextmanager
+def _staying() -> Iterator[None]:
+    """Inside, `os._exit` raises SystemExit; not in other threads, nor in processes that are forked here."""
+    end, here = os._exit, {(os.getpid(), threading.get_ident())}
+
+    def stay(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) in here:
+            raise SystemExit(f"os._exit({status})")
+        end(status)
+
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = end
+        here.clear()  # some may have kept `stay`
 
 
 def _line_in(file: str, error: BaseException) -> str:

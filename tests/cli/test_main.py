@@ -14,6 +14,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 from typer.testing import CliRunner
 
+import fibration
 from fibration import load
 from fibration.cli.main import app
 from fibration.printing.law_table import KINDS
@@ -285,7 +286,11 @@ def test_wrong_usage() -> None:
 
 
 def test_version_and_help() -> None:
-    assert invoke("--version") == (0, f"fibration {metadata.version('fibration')}\n")
+    for word in ("--version", "-V"):
+        assert invoke(word) == (0, f"fibration {metadata.version('fibration')}\n")
+    assert fibration.__version__ == metadata.version("fibration")
+    assert all(invoke(c, "-h")[0] == 0 for c in ("verify", "compile", "bench", "run"))
+    assert invoke("-h") == invoke("--help")
     code, output = invoke("--help")
     assert code == 0
     assert all(command in output for command in ("verify", "show", "compile", "run", "record"))
