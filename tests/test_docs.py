@@ -11,8 +11,6 @@ import pytest
 
 import fibration
 from fibration.language.loading import shipped, shipped_file
-from fibration.rollouts.file import load_rollouts
-from fibration.rollouts.replay import build_index
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -333,12 +331,3 @@ def test_the_page_of_penalties_says_what_the_law_decides():
     found = {v.subject: v.status for v in h.verify(None).verdicts if v.law == "kl_gradient"}
     assert found == {f"penalty 'p{i}'": said for i, (_, said) in enumerate(rows)}
     assert len(found) == 6
-
-
-def test_a_batch_of_ones_own_is_saved_as_shown(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "operator.md").read_text(), re.DOTALL)[-1:]
-    exec(block, {})
-    batch = load_rollouts("batch.safetensors")
-    for name in ("fiberpo_crossed", "fiberpo_modal"):
-        assert build_index(fibration.compile(fibration.load(name), backend="torch"), batch).shape == (batch.n_tokens,)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -34,6 +35,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.weights import effective
 
 PER_LEAF = "log 𝒢 on "  # how facts about the tokens of one of several leaves begin
+GROUPS = "prompt_group"  # labels of this name are counted
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
 
 
@@ -146,13 +148,15 @@ def _laws(report: Report) -> list[tuple[str, Kind]]:
 
 
 def _batch(rollouts: Rollouts, index: Index) -> str:
-    model = rollouts.provenance.get("model", {})
+    made = rollouts.provenance
+    model = made.get("model", {}) if isinstance(made, Mapping) else {}
     by = f", sampled by {model['name']}" if isinstance(model, Mapping) and "name" in model else ""
     rows = reversed(layers(graph(index.hierarchy)))
     used = " → ".join(", ".join(f"{index.size[s.name]} {s}" for s in row) for row in rows)
+    known = ", ".join(f"{len(given.names)} {stratum}" for stratum, given in rollouts.labels.items())
     return (
-        f"{rollouts.n_tokens} tokens in {rollouts.n_trajectories} trajectories, {len(rollouts.prompt_groups)} prompt "
-        f"groups, {len(rollouts.domains)} domains{by}\nelements: {used}"
+        f"{rollouts.n_tokens} tokens in {rollouts.n_trajectories} trajectories{by}; labels: {known or 'none'}\n"
+        f"elements: {used}"
     )
 
 
@@ -165,11 +169,17 @@ def _table(*columns: str, left: int = 1) -> Table:
     return table
 
 
-def _domains(g: Gated) -> Table:
-    """Per domain of the rollouts, whether or not the hierarchy knows domains."""
+def _parts(g: Gated) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """The tokens of every part of the rollouts that has some, then all of them."""
+    for i, name in enumerate(g.parts.names):
+        if (mine := g.parts.of_token == i).any():
+            yield name, mine
+    yield "all", np.ones(len(g.parts.of_token), bool)
+
+
+def _moved(g: Gated) -> Table:
+    """Per part of the rollouts, whether or not the hierarchy knows of it: how far its tokens have moved."""
     r, h = g.rollouts, g.op.hierarchy
-    numbers = ("mean\nreward", "mean\n|log r|", "tokens\nclipped", "𝒢(r)\nmin", "𝒢(r)\nmax")
-    table = _table("domain", "groups", "traject.", "tokens", *numbers)
     changed = np.zeros(r.n_tokens, bool)
     for leaf in (s for s in h.leaves if h.gates[s].expression != as_expression(0)):
         tokens = g.index.positions_of(leaf.name).numpy()
@@ -177,35 +187,39 @@ def _domains(g: Gated) -> Table:
             residual = g.levels.residual[leaf.name, channel]
             moved_by = (residual - g.levels.gated[leaf.name, channel]).abs()
             changed[tokens] |= (moved_by > UNCHANGED * residual.abs()).numpy()
-    row_domain = r.domain_of_group[r.prompt_group]
-    token_domain = np.repeat(row_domain, np.diff(r.offsets))
+    groups = r.labels.get(GROUPS) if g.parts.stratum != GROUPS else None
+    counted = ["groups"] * (groups is not None) + ["traject.", "tokens"] + ["mean\nreward"] * (r.rewards is not None)
+    numbers = ("mean\n|log r|", "tokens\nclipped", "𝒢(r)\nmin", "𝒢(r)\nmax")
+    table = _table(g.parts.stratum, *counted, *numbers)
     drift, ratio = g.log_ratio.abs().numpy(), g.ratio.numpy()
-    everything = [(name, row_domain == i, token_domain == i) for i, name in enumerate(r.domains)]
-    everything.append(("all", np.ones_like(row_domain, bool), np.ones_like(token_domain, bool)))
-    for name, rows, tokens in everything:
-        if not tokens.any():
-            continue
+    for name, tokens in _parts(g):
         if name == "all":
             table.add_section()
-        groups, reward = len(np.unique(r.prompt_group[rows])), f"{r.rewards[rows].mean():.2f}"
+        rows = np.unique(r.rows[tokens])
+        counts = [len(rows), int(tokens.sum())]
+        if groups is not None:
+            counts.insert(0, len(np.unique(r.of_tokens(groups.of)[tokens])))
+        reward = [] if r.rewards is None else [f"{_of_rows(r, r.rewards)[rows].mean():.2f}"]
         moved, clipped = f"{drift[tokens].mean():.4f}", f"{changed[tokens].mean():.0%}"
         extremes = (f"{ratio[tokens].min():.3f}", f"{ratio[tokens].max():.3f}")
-        table.add_row(name, f"{groups}", f"{rows.sum()}", f"{tokens.sum()}", reward, moved, clipped, *extremes)
+        table.add_row(name, *map(str, counts), *reward, moved, clipped, *extremes)
     return table
 
 
+def _of_rows(r: Rollouts, rewards: NDArray[Any]) -> NDArray[Any]:
+    """The reward of every trajectory: of one per token, their sum."""
+    return rewards if len(rewards) == r.n_trajectories else np.bincount(r.rows, rewards, r.n_trajectories)
+
+
 def _weights(g: Gated) -> Table:
-    """Per domain of the rollouts, how many of its tokens are kept, and what they weigh."""
+    """Per part of the rollouts, how many of its tokens are kept, and what they weigh."""
     r, w = g.rollouts, g.weights
     places = g.index.positions.numpy()
-    token_domain = np.repeat(r.domain_of_group[r.prompt_group], np.diff(r.offsets))[places]
     apart = {name: (r.old_log_probs - given.numpy())[places] for name, given in g.policies.items()}
     names = [f"mean\n|log π_old/π_{name}|" for name in apart]
-    table = _table("domain", "tokens", "kept", "w\nmin", "w\nmean", "w\nmax", "effective", *names)
-    every = np.ones(len(places), bool)
-    for name, mine in (*((name, token_domain == i) for i, name in enumerate(r.domains)), ("all", every)):
-        if not mine.any():
-            continue
+    table = _table(g.parts.stratum, "tokens", "kept", "w\nmin", "w\nmean", "w\nmax", "effective", *names)
+    for name, tokens in _parts(g):
+        mine = tokens[places]
         if name == "all":
             table.add_section()
         kept = w.product[mine & w.kept]
@@ -257,12 +271,13 @@ def _findings(g: Gated) -> Iterator[Any]:
     """Both tables, each under a line that explains its columns, then the numbers of the whole batch."""
     h, m = g.op.hierarchy, g.result.metrics
     yield Text(
-        "How far each domain has moved since it was sampled: r = π_new/π_old of a token, 𝒢(r) what training uses "
+        f"How far {f'each {g.parts.stratum}' if g.parts.stratum else 'the batch'} has moved since it was sampled: "
+        "r = π_new/π_old of a token, 𝒢(r) what training uses "
         f"instead; clipped: tokens that {'the gate on ' if len(h.leaves) == 1 else 'the gates on '}"
         f"{' and '.join(map(str, h.leaves))} changed.",
         "italic",
     )
-    yield _domains(g)
+    yield _moved(g)
     split = len(h.decomposition.channels) > 1
     channels = ": + of the tokens that became likelier, − of those that became less so" if split else ""
     meanings = "; ".join(f"{r.title}, {r.meaning}" for r in _shown(g).values())
@@ -287,12 +302,15 @@ def _findings(g: Gated) -> Iterator[Any]:
     less = " less penalties" * bool(h.penalties)
     gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))
+    a, objective = g.advantages, "·" if g.advantages is None else f"{float(g.result.objective):+.6f}"
+    unknown = "the rollouts have none, so the objective is not known"
     for name, value, meaning in (
-        ("objective J", f"{float(g.result.objective):+.6f}", f"Σ μ·{product}{less}, with μ of {_mean(o)}"),
+        ("objective J", objective, f"Σ μ·{product}{less}, with μ of {_mean(o)}"),
+        *([("advantages", "·", unknown)] if a is None else []),
         *(
-            ("advantages", f"{float(g.advantages.min()):+.3f} … {float(g.advantages.max()):+.3f}", str(formula))
+            ("advantages", f"{float(a.min()):+.3f} … {float(a.max()):+.3f}", str(formula))
             for formula in (h.advantages,)
-            if formula is not None
+            if formula is not None and a is not None
         ),
         *((f"penalty {name}", f"{float(m[f'penalty/{name}']):.6f}", str(p)) for name, p in h.penalties.items()),
         *(("weight", "", str(formula)) for formula in o.weighed),

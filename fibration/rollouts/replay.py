@@ -16,15 +16,51 @@ from fibration.compiler.interpret import interpret
 from fibration.compiler.ir import Input, Matrix, part
 from fibration.compiler.keys import Key
 from fibration.errors import RolloutsError, listed
-from fibration.language.atoms import BATCH
+from fibration.language.atoms import BATCH, Attribute, advantage, pull
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.language.rewards import adds_up_tokens
+from fibration.language.statistics import within
+from fibration.language.traversal import atoms
 from fibration.rollouts.file import Rollouts
+from fibration.rollouts.labels import NONE
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 from fibration.runtime.results import Coefficients, Levels
 from fibration.runtime.weights import Weights, weights_of
+
+MOST = 32  # names that tables and pictures tell apart; metrics have as many
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What tables and pictures tell apart: every token is of one named part, such as a domain."""
+
+    stratum: str  # "" where the rollouts have no such labels
+    names: tuple[str, ...]
+    of_token: NDArray[np.int64]  # [N] positions in names; all 0 where there are none
+
+
+def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Parts:
+    """By the labels of a stratum: `by`, else domain, else the coarsest of the hierarchy's with few names, else any."""
+    known = rollouts.labels
+    if by is not None and by not in known:
+        raise RolloutsError(
+            f"the rollouts have no labels for '{by}'",
+            required=f"one of {', '.join(known)}" if known else "labels, to tell parts of the batch apart",
+            remedy=f"give them: Rollouts.from_batch(..., {by}=labels), one per row or per token",
+        )
+    few = [name for name, given in known.items() if 1 <= len(given.names) <= MOST]
+    own = [s.name for s in reversed(hierarchy.order) if s.name in few]
+    stratum = by or next((name for name in ("domain", *own, *few) if name in few), "")
+    if not stratum:
+        return Parts("", (), np.zeros(rollouts.n_tokens, np.int64))
+    labels = known[stratum]
+    of_token = rollouts.of_tokens(labels.of).astype(np.int64)
+    names = tuple(map(str, labels.names))
+    if (of_token == NONE).any():
+        return Parts(stratum, (*names, f"no {stratum}"), np.where(of_token == NONE, len(names), of_token))
+    return Parts(stratum, names, of_token)
 
 
 @dataclass(frozen=True)
@@ -37,10 +73,11 @@ class Gated:
     parameters: Mapping[str, Any]
     policies: Mapping[str, Tensor]  # log-probs of those beside current and old that the hierarchy reads
     log_ratio: Tensor
-    advantages: Tensor  # [n] or [N]; recorded, or made of the rewards where the hierarchy has a formula
+    advantages: Tensor | None  # [n] or [N]; recorded, or made of the rewards where the hierarchy has a formula
     ratio: Tensor
-    result: Coefficients
+    result: Coefficients  # where there are no advantages, its objective and values are those of advantages of 0
     levels: Levels
+    parts: Parts
 
     @cached_property
     def weights(self) -> Weights:
@@ -49,11 +86,18 @@ class Gated:
 
     def inputs(self, program: str) -> dict[Input | Matrix, NDArray[np.float64]]:
         """What the operator gives to one of its programs, for the interpreter."""
-        now, old = (torch.from_numpy(x).double() for x in (self.rollouts.log_probs, self.rollouts.old_log_probs))
-        values = self.op.inputs(
-            self.index, self.log_ratio, self.advantages, self.parameters, program, (now, old), self.policies
-        )
+        now, old = (_double(x) for x in (self.rollouts.log_probs, self.rollouts.old_log_probs))
+        given = _or_zeros(self.advantages, self.rollouts)
+        values = self.op.inputs(self.index, self.log_ratio, given, self.parameters, program, (now, old), self.policies)
         return {k: v.cpu().numpy() for k, v in values.items()}
+
+
+def _double(column: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(column).double()
+
+
+def _or_zeros(advantages: Tensor | None, rollouts: Rollouts) -> Tensor:
+    return torch.zeros(rollouts.n_trajectories, dtype=torch.float64) if advantages is None else advantages
 
 
 def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tensor]:
@@ -62,28 +106,27 @@ def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tenso
         if policy.is_passed and name not in rollouts.policies:
             raise RolloutsError(
                 f"the rollouts have no log-probs of the policy '{name}', which '{hierarchy.name}' reads",
-                required=f"policies={{'{name}': log_probs}}: float32, one for each of the {rollouts.n_tokens} tokens",
+                required=f"policies={{'{name}': log_probs}}, one for each of the {rollouts.n_tokens} tokens",
                 found=f"those of {listed(('current', 'old', *rollouts.policies))}",
-                remedy=f"add them with save_rollouts(path, replace(rollouts, policies={{'{name}': log_probs}}))"
+                remedy=f"give them: Rollouts.from_batch(..., policies={{'{name}': log_probs}})"
                 + ("; fibration record --engine bfloat16 records a batch that has them" if name == "rollout" else ""),
             )
     read = [name for name, policy in hierarchy.policies.items() if policy.is_passed]
-    return {name: torch.from_numpy(rollouts.policies[name]).double() for name in read}
+    return {name: _double(rollouts.policies[name]) for name in read}
 
 
 def build_index(op: Operator, rollouts: Rollouts) -> Index:
     """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
-    h = op.hierarchy
-    known = rollouts.all_labels
-    have = f"labels for {', '.join(known)}; every segment is one {h.rows}"
-    add = "add them with save_rollouts(path, replace(rollouts, {}))"
+    h, known = op.hierarchy, rollouts.labels
+    have = f"labels for {', '.join(known) or 'nothing'}; every segment is one {h.rows}"
+    add = "give them: Rollouts.from_batch(..., {})"
     leaves = [s.name for s in h.leaves] if len(h.leaves) > 1 else []
     if len([leaf for leaf in leaves if leaf not in rollouts.masks]) > 1:  # the last one has what is left
         raise RolloutsError(
             f"the rollouts do not say which tokens of '{h.name}' are which",
             required=f"masks for {', '.join(leaves)}: every token is an element of one of these leaves",
             found=f"masks for {', '.join(rollouts.masks) or 'none'}; {have}",
-            remedy=add.format("masks={" + ", ".join(f"{leaf!r}: mask" for leaf in leaves) + "}"),
+            remedy=add.format("masks={" + ", ".join(f"{leaf!r}: mask" for leaf in leaves) + "}") + ", of all but one",
         )
     wanted = [s.name for s in (*h.order, *h.groups) if s not in (*h.leaves, h.rows) and s.name != BATCH]
     for name in (n for n in wanted if n not in known):
@@ -91,35 +134,58 @@ def build_index(op: Operator, rollouts: Rollouts) -> Index:
             f"the rollouts say nothing about the stratum '{name}' of '{h.name}'",
             required=f"labels for {', '.join(wanted)}",
             found=have,
-            remedy=add.format(f"labels={{'{name}': Labels(of, names)}}"),
+            remedy=add.format(f"{name}=labels") + ", one per row or per token",
         )
-    if adds_up_tokens(h):
-        raise RolloutsError(
-            f"the rollouts say nothing about the rewards of tokens, which '{h.name}' adds up",
-            required="advantages of one reward per trajectory",
-            found=f"advantages={h.advantages}",
-            remedy="from Python, op.loss(..., rewards=...) takes one per token",
-        )
-    for name in h.attributes:
+    for name in (n for n in h.attributes if n not in rollouts.attributes):
         raise RolloutsError(
             f"the rollouts say nothing about the attribute '{name}' of '{h.name}'",
-            required="no attributes",
-            found=have,
-            remedy="from Python, op.index(..., attributes=...) takes them",
+            required=f"numbers for {', '.join(h.attributes)}",
+            found=f"numbers for {', '.join(rollouts.attributes) or 'none'}",
+            remedy=add.format(f"attributes={{'{name}': numbers}}") + ", one per row or per token",
         )
-    given: dict[str, Any] = {name: known[name] for name in wanted}
+    given: dict[str, Any] = {name: known[name].each for name in wanted}
+    if h.rows not in h.leaves and h.rows.name in known:
+        given[h.rows.name] = known[h.rows.name].each
     given |= {leaf: rollouts.masks[leaf] for leaf in leaves if leaf in rollouts.masks}
-    return op.index(offsets=rollouts.offsets, **given)
+    attributes = {a.name: _attribute(a, rollouts, h) for a in h.attributes.values()}
+    return op.index(offsets=rollouts.offsets, attributes=attributes, **given)
 
 
-def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any]) -> Gated:
+def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
+    """Numbers of elements as an index takes them: per token, per row, or by label."""
+    column, on = rollouts.attributes[attribute.name], attribute.on
+    if on in h.leaves:
+        return rollouts.of_tokens(column)
+    if on == h.rows and len(column) == rollouts.n_trajectories:
+        return column
+    values = rollouts.of_tokens(column)
+    of = rollouts.rows if on == h.rows else rollouts.of_tokens(rollouts.labels[on.name].of)
+    numbers = np.full(int(of.max()) + 1, np.nan, values.dtype)
+    numbers[of[of != NONE]] = values[of != NONE]
+    for k in np.flatnonzero((of != NONE) & (numbers[of] != values))[:1]:
+        one = f"{on} {of[k] if on == h.rows else rollouts.labels[on.name].names[of[k]]!r}"
+        raise RolloutsError(
+            f"the attribute '{attribute.name}' of {one} has two values",
+            required=f"one number for all tokens of one {on}",
+            found=f"{values[k]:g} and {numbers[of[k]]:g}",
+            remedy=f"declare it on {h.leaves[0]}, or give all tokens of {one} the same",
+        )
+    return numbers if on == h.rows else dict(zip(rollouts.labels[on.name].names, numbers.tolist(), strict=True))
+
+
+def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any], by: str | None = None) -> Gated:
     """Run the operator on recorded log-probs, in float64 so that rounding can be told from error."""
-    h, columns = op.hierarchy, (rollouts.log_probs, rollouts.old_log_probs, rollouts.advantages, rollouts.rewards)
-    now, old, advantages, rewards = (torch.from_numpy(column).double() for column in columns)
+    h = op.hierarchy
+    now, old = _double(rollouts.log_probs), _double(rollouts.old_log_probs)
     log_ratio, policies = now - old, passed_policies(h, rollouts)
     frozen = {**policies, **({OLD: old} if OLD in h.policies else {})}
     if h.advantages is not None:
-        advantages = op.advantages(rewards, index, parameters, policies=frozen)
+        advantages: Tensor | None = op.advantages(_rewards(h, rollouts), index, parameters, policies=frozen)
+    elif rollouts.advantages is not None:
+        advantages = _double(rollouts.advantages)
+    else:
+        advantages = None
+        _refuse_none(h, rollouts)
     return Gated(
         op,
         index,
@@ -129,9 +195,42 @@ def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str
         log_ratio,
         advantages,
         ratio=op.gate(log_ratio, index, parameters, advantages=advantages, policies=frozen),
-        result=op.coefficients(now, old, advantages, index, parameters, policies=policies),
+        result=op.coefficients(now, old, _or_zeros(advantages, rollouts), index, parameters, policies=policies),
         levels=op.levels(log_ratio, index, parameters, advantages=advantages, policies=frozen),
+        parts=parts(rollouts, h, by),
     )
+
+
+def _rewards(h: Hierarchy, rollouts: Rollouts) -> Tensor:
+    """Those that a hierarchy makes advantages of."""
+    per_token = adds_up_tokens(h)
+    if rollouts.rewards is None or (per_token and len(rollouts.rewards) != rollouts.n_tokens):
+        raise RolloutsError(
+            f"the rollouts say nothing about the rewards{' of tokens' * per_token}, "
+            f"{'which' if per_token else 'of which'} '{h.name}' {'adds up' if per_token else 'makes advantages'}",
+            required=f"rewards, one per {'token' if per_token else 'trajectory or per token'}",
+            found=f"advantages={h.advantages}",
+            remedy="give them: Rollouts.from_batch(..., rewards=rewards)"
+            + ", a row's reward at its last token, and 0 elsewhere" * per_token,
+        )
+    return _double(rollouts.rewards)
+
+
+def _refuse_none(h: Hierarchy, rollouts: Rollouts) -> None:
+    """Without advantages, what reads none can still be shown: refuse the rest."""
+    read = [(f"the gate on {s}", [h.gate(s)]) for s in h.order]
+    weighed = (h.objective, *(p.objective for p in h.penalties.values() if p.objective is not None))
+    read += [("a weight or a condition of the objective", list(o.formulas)) for o in weighed]
+    for reader, formulas in read:
+        if any(a in (advantage, pull) for f in formulas for e in within(f) for a in atoms(e)):
+            raise RolloutsError(
+                f"the rollouts have no advantages, and {reader} of '{h.name}' reads them",
+                required="advantages, one per trajectory or per token",
+                found="rewards alone, and the hierarchy has no formula for advantages"
+                if rollouts.rewards is not None
+                else "neither advantages nor rewards",
+                remedy="give them: Rollouts.from_batch(log_probs, old_log_probs, advantages, ...)",
+            )
 
 
 def disagreement(gated: Gated) -> dict[str, float]:
@@ -150,6 +249,8 @@ def disagreement(gated: Gated) -> dict[str, float]:
         truth[Key(word)] = whole
     ratio, expected, objective = (truth[Key(word)] for word in ("gated_ratio", "coefficients", "objective"))
     coefficients = gated.result.values.numpy()
+    if gated.advantages is None:  # they are all 0
+        return {"ratio": _relative(gated.ratio.numpy() - ratio, ratio.max())}
     # J is a sum of terms of either sign and may cancel, so its error is measured against the sum of their sizes.
     terms = max(abs(float(objective[0])), float(np.abs(expected).sum()))
     return {

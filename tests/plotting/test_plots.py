@@ -66,6 +66,7 @@ def recorded(
     drift = g.normal(0, 1, len(domains))[domain_of_group[prompt_group]] + g.normal(0, 0.5, groups * samples)
     log_ratio = spread * (np.repeat(drift, lengths) + g.normal(0, 1, tokens))
     old = -2 - g.exponential(1, tokens)
+    old -= max(0.0, float((old + log_ratio).max()))  # both are of probabilities
     return Rollouts(
         log_probs=(old + log_ratio).astype(np.float32),
         old_log_probs=old.astype(np.float32),
@@ -73,10 +74,10 @@ def recorded(
         offsets=np.concatenate([[0], lengths.cumsum()]),
         advantages=g.normal(0, 1, groups * samples).astype(np.float32),
         rewards=g.integers(0, 2, groups * samples).astype(np.float32),
-        prompt_group=prompt_group.astype(np.int32),
-        domain_of_group=domain_of_group.astype(np.int32),
-        prompt_groups=tuple(f"prompt/{i}" for i in range(groups)),
-        domains=domains,
+        labels={
+            "prompt_group": Labels(prompt_group.astype(np.int32), tuple(f"prompt/{i}" for i in range(groups))),
+            "domain": Labels(domain_of_group[prompt_group].astype(np.int32), domains),
+        },
         provenance={"model": {"name": "a small model"}},
     )
 
@@ -120,7 +121,7 @@ def test_the_whole_run(file: Path, tmp_path: Path) -> None:
     words = " ".join(output.split())
     assert "│ reflecting" in output
     assert re.search(r"fiberpo +verified +✓( [✓·†])+$", output, re.MULTILINE)
-    assert "36 trajectories, 9 prompt groups, 3 domains, sampled by a small model" in words
+    assert "36 trajectories, sampled by a small model; labels: 9 prompt_group, 3 domain" in words
     assert "✓ at most 1e-09" in words
     assert sorted(p.name for p in out.iterdir()) == ["hierarchy.png", "ratios.png", "regimes.png"]
     for picture in out.iterdir():
@@ -306,7 +307,7 @@ def branching() -> Rollouts:
         "expert": Labels(g.integers(0, 3, tokens).astype(np.int32), ("first", "second", "third")),
         "turn": Labels(turn.astype(np.int32), tuple(map(str, range(turn[-1] + 1)))),
     }
-    return dataclasses.replace(plain, labels=labels, masks={"text_token": g.random(tokens) < 0.7})
+    return dataclasses.replace(plain, labels={**plain.labels, **labels}, masks={"text_token": g.random(tokens) < 0.7})
 
 
 @pytest.mark.parametrize("name", some(["fiberpo_modal", "fiberpo_turns", "fiberpo_crossed", "fiberpo_experts"], 4))
@@ -327,7 +328,7 @@ def test_what_rollouts_say_reaches_the_index() -> None:
     assert tree.positions_of("text_token").tolist() == np.flatnonzero(rollouts.masks["text_token"]).tolist()
     quiver = build_index(compiled(fibration.load("fiberpo_experts")), rollouts)
     experts = [quiver.labels["expert"][i] for i in quiver.parent("token", "expert").tolist()]
-    assert experts == rollouts.all_labels["expert"]
+    assert experts == rollouts.labels["expert"].each
 
 
 def test_a_crossing_that_no_projection_tells_apart_is_refused() -> None:
@@ -343,7 +344,7 @@ def test_a_quiver_of_known_strata_runs() -> None:
     rows = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     # over both coarsest strata, each level's own rows first and then all of its elements
     here = next(i for i, r in enumerate(rows) if r[:3] == ["token", "+", "prompt_group"])
-    assert [r[0] for r in rows[here + 1 : here + 10]] == list(g.rollouts.prompt_groups)
+    assert [r[0] for r in rows[here + 1 : here + 10]] == list(g.rollouts.labels["prompt_group"].names)
     assert rows[here + 10] == ["domain"]
     assert rows[here + 11][0] == "arithmetic"
     assert rows[here + 11][2] == f"{float(metrics['token/+/drift[domain=arithmetic]']):.4f}"
@@ -353,8 +354,8 @@ def test_a_quiver_of_known_strata_runs() -> None:
     # every level counts once towards a token's drift
     np.testing.assert_allclose(drift_of(g, "token"), g.log_ratio.numpy(), atol=1e-12)
     means = np.array([g.log_ratio[g.rollouts.offsets[i] : g.rollouts.offsets[i + 1]].mean() for i in range(36)])
-    group = np.array([means[g.rollouts.prompt_group == i].mean() for i in range(9)])
-    tokens = np.repeat(g.rollouts.prompt_group, np.diff(g.rollouts.offsets))
+    group = np.array([means[g.rollouts.labels["prompt_group"].of == i].mean() for i in range(9)])
+    tokens = g.rollouts.of_tokens(g.rollouts.labels["prompt_group"].of)
     np.testing.assert_allclose(drift_of(g, "prompt_group"), group[tokens], atol=1e-12)
     assert max(disagreement(g).values()) < 1e-12
     for figure in (hierarchy(g.op.hierarchy, g), regimes(g), ratios(g)):
@@ -375,7 +376,7 @@ def test_elements_of_several_domains_are_no_ones() -> None:
 def test_tokens_under_no_element_of_a_branch() -> None:
     op, r = compiled(fibration.load("fiberpo_modal")), recorded()
     image = np.arange(r.n_tokens) % 3 == 0
-    index = op.index(offsets=r.offsets, image_token=image, prompt_group=r.prompt_group_labels)
+    index = op.index(offsets=r.offsets, image_token=image, prompt_group=r.labels["prompt_group"].each)
     g = gate(op, index, r, {})
     np.testing.assert_array_equal(np.isnan(drift_of(g, "image_token")), ~image)
     both = np.where(image, drift_of(g, "image_token"), drift_of(g, "text_token"))

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 import fibration
 from fibration.errors import RolloutsError
 from fibration.rollouts import file as module
-from fibration.rollouts.file import FORMAT, Labels, Rollouts, load_rollouts, save_rollouts
+from fibration.rollouts.file import FIRST, FORMAT, Labels, Rollouts, load_rollouts, save_rollouts
 
 
 def small(**changes: Any) -> Rollouts:
@@ -34,17 +34,18 @@ def small(**changes: Any) -> Rollouts:
         offsets=np.array([0, 3, 4, 6, 10], dtype=np.int64),
         advantages=np.array([1, -1, 0, 0.5], dtype=np.float32),
         rewards=np.array([1, 0, 0, 1], dtype=np.float32),
-        prompt_group=np.array([0, 0, 1, 2], dtype=np.int32),
-        domain_of_group=np.array([1, 0, 0], dtype=np.int32),
-        prompt_groups=("sum/0", "sum/1", "rhyme/0"),
-        domains=("words", "numbers"),
         provenance={"seed": 3, "tasks": {"numbers": ["sum"]}},
         labels={
-            "turn": Labels(np.array([0, 0, 1, 2, 3, 3, 4, 4, 5, 5], dtype=np.int32), tuple("abcdef")),
+            "prompt_group": Labels(np.array([0, 0, 1, 2], dtype=np.int32), ("sum/0", "sum/1", "rhyme/0")),
+            "domain": Labels(np.array([0, 0, 1, 1], dtype=np.int32), ("numbers", "words")),
+            "turn": Labels(
+                np.array([0, 0, 1, 2, 3, 3, -1, -1, 5, 5], dtype=np.int32), (0, 1.5, True, ("c", 1), "e", -7)
+            ),
             "modality": Labels(np.array([0, 1, 0, 1], dtype=np.int32), ("text", "image")),
         },
         masks={"text_token": np.arange(10) % 2 == 0},
-        policies={"rollout": np.linspace(-1.1, 0.0, 10, dtype=np.float32)},
+        policies={"rollout": np.linspace(-1.1, 0.0, 10)},
+        attributes={"value": np.linspace(-1, 1, 10), "length": np.array([3, 1, 2, 4], dtype=np.float32)},
     )
     return dataclasses.replace(batch, **changes)
 
@@ -58,14 +59,27 @@ def write(path: Path, change: Callable[[dict[str, Any], dict[str, str]], object]
     """A file like `small()`, changed behind the back of `save_rollouts`."""
     tensors: dict[str, Any] = columns(small())
     tensors |= {f"label/{stratum}": given.of for stratum, given in small().labels.items()}
-    tensors |= {f"mask/{leaf}": mask for leaf, mask in small().masks.items()}
-    tensors |= {f"policy/{name}": given for name, given in small().policies.items()}
+    for prefix, more in (("mask", small().masks), ("policy", small().policies), ("attribute", small().attributes)):
+        tensors |= {f"{prefix}/{name}": column for name, column in more.items()}
+    names = json.dumps({stratum: given.names for stratum, given in small().labels.items()})
+    metadata = {"format": FORMAT, "labels": names, "provenance": "{}"}
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
+    return path
+
+
+def write_first(path: Path, change: Callable[[dict[str, Any], dict[str, str]], object] = lambda t, m: None) -> Path:
+    """A file of the first format, which had groups and domains in columns of their own, and everything in float32."""
+    batch = small()
+    tensors: dict[str, Any] = {**columns(batch), "policy/rollout": batch.policies["rollout"].astype(np.float32)}
+    tensors |= {"label/modality": batch.labels["modality"].of, "mask/text_token": batch.masks["text_token"]}
+    tensors |= {"prompt_group": np.array([0, 0, 1, 2], np.int32), "domain_of_group": np.array([1, 0, 0], np.int32)}
     metadata = {
-        "format": FORMAT,
-        "labels": json.dumps({stratum: given.names for stratum, given in small().labels.items()}),
-        "domains": json.dumps(small().domains),
-        "prompt_groups": json.dumps(small().prompt_groups),
-        "provenance": "{}",
+        "format": FIRST,
+        "labels": json.dumps({"modality": ["text", "image"]}),
+        "prompt_groups": json.dumps(["sum/0", "sum/1", "rhyme/0"]),
+        "domains": json.dumps(["words", "numbers"]),
+        "provenance": json.dumps({"seed": 3}),
     }
     change(tensors, metadata)
     save_file(tensors, path, metadata)
@@ -73,75 +87,89 @@ def write(path: Path, change: Callable[[dict[str, Any], dict[str, str]], object]
 
 
 def assert_same(a: Rollouts, b: Rollouts) -> None:
-    for name, column in columns(a).items():
-        np.testing.assert_array_equal(column, getattr(b, name), err_msg=name)
-        assert column.dtype == getattr(b, name).dtype
-    assert (a.domains, a.prompt_groups, a.provenance) == (b.domains, b.prompt_groups, b.provenance)
-    assert a.all_labels == b.all_labels
-    assert {s: given.names for s, given in a.labels.items()} == {s: given.names for s, given in b.labels.items()}
-    assert {leaf: mask.tolist() for leaf, mask in a.masks.items()} == {k: m.tolist() for k, m in b.masks.items()}
-    assert {k: p.tolist() for k, p in a.policies.items()} == {k: p.tolist() for k, p in b.policies.items()}
-    assert all(given.dtype == np.float32 for given in b.policies.values())
+    def flat(r: Rollouts) -> dict[str, np.ndarray]:
+        found = {**columns(r), **{f"label {k}": given.of for k, given in r.labels.items()}}
+        for kind in ("masks", "policies", "attributes"):
+            found |= {f"{kind} {k}": column for k, column in getattr(r, kind).items()}
+        return found
+
+    assert flat(a).keys() == flat(b).keys()
+    for name, column in flat(a).items():
+        np.testing.assert_array_equal(column, flat(b)[name], err_msg=name)
+        assert column.dtype == flat(b)[name].dtype
+    assert a.provenance == b.provenance
+    assert list(a.labels) == list(b.labels)
+    assert [repr(given.names) for given in a.labels.values()] == [repr(given.names) for given in b.labels.values()]
 
 
 def test_a_batch_survives_the_file(tmp_path: Path) -> None:
-    save_rollouts(tmp_path / "batch.safetensors", small())
-    assert_same(load_rollouts(tmp_path / "batch.safetensors"), small())
+    small().save(tmp_path / "made" / "on the way" / "batch.safetensors")
+    assert_same(load_rollouts(tmp_path / "made" / "on the way" / "batch.safetensors"), small())
+    save_rollouts(str(tmp_path / "batch.safetensors"), small())
     assert_same(load_rollouts(str(tmp_path / "batch.safetensors")), small())
 
 
-def test_a_file_without_labels_of_other_strata_is_whole(tmp_path: Path) -> None:
-    """What files held before there were any."""
-    batch = load_rollouts(write(tmp_path / "batch", bare))
-    assert not batch.all_labels.keys() - {"prompt_group", "domain"} and not batch.masks and not batch.policies
+def test_only_log_probs_and_offsets_are_needed(tmp_path: Path) -> None:
+    batch = Rollouts(small().log_probs, small().old_log_probs, small().offsets)
+    batch.save(tmp_path / "batch")
+    assert_same(load_rollouts(tmp_path / "batch"), batch)
+    assert (batch.advantages, batch.rewards, batch.token_ids, dict(batch.labels)) == (None, None, None, {})
 
 
-def bare(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-    del metadata["labels"], tensors["label/turn"], tensors["label/modality"]
-    del tensors["mask/text_token"], tensors["policy/rollout"]
+def test_files_of_the_first_format_are_read(tmp_path: Path) -> None:
+    batch = load_rollouts(write_first(tmp_path / "batch"))
+    assert batch.labels["prompt_group"].each == ["sum/0", "sum/0", "sum/1", "rhyme/0"]
+    assert batch.labels["domain"].each == ["numbers", "numbers", "words", "words"]
+    assert batch.labels["modality"].each == ["text", "image", "text", "image"]
+    assert batch.policies["rollout"].tolist() == small().policies["rollout"].astype(np.float32).tolist()
+    for name, column in columns(small()).items():
+        np.testing.assert_array_equal(getattr(batch, name), column)
+    batch.save(tmp_path / "again")
+    assert_same(load_rollouts(tmp_path / "again"), batch)
 
 
 def test_labels_are_given_per_trajectory() -> None:
     batch = small()
-    assert batch.all_labels["modality"] == ["text", "image", "text", "image"]
-    assert batch.all_labels["turn"] == list("aabcddeeff")
+    assert batch.labels["modality"].each == ["text", "image", "text", "image"]
+    assert batch.labels["turn"].each == [0, 0, 1.5, True, ("c", 1), ("c", 1), None, None, -7, -7]
     assert (batch.n_tokens, batch.n_trajectories) == (10, 4)
-    assert batch.prompt_group_labels == ["sum/0", "sum/0", "sum/1", "rhyme/0"]
-    assert batch.domain_labels == ["numbers", "numbers", "words", "words"]
+    assert batch.of_tokens(batch.labels["domain"].of).tolist() == [0] * 4 + [1] * 6
+    assert batch.rows.tolist() == [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> Rollouts:
-    lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=12))
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=12))
     n, total = len(lengths), sum(lengths)
-    domains = tuple(draw(st.lists(st.text(max_size=5), min_size=1, max_size=3, unique=True)))
-    groups = tuple(draw(st.lists(st.text(max_size=5), min_size=1, max_size=5, unique=True)))
+    names = st.one_of(st.text(max_size=5), st.integers(), st.tuples(st.text(max_size=3), st.none() | st.integers()))
 
     def reals(size: int, upper: float) -> np.ndarray:
         numbers = st.floats(-(2.0**100), upper, width=32)
-        return np.array(draw(st.lists(numbers, min_size=size, max_size=size)), dtype=np.float32)
+        dtype = draw(st.sampled_from((np.float32, np.float64)))
+        return np.array(draw(st.lists(numbers, min_size=size, max_size=size)), dtype=dtype)
 
-    def integers(size: int, below: int, dtype: type = np.int32) -> np.ndarray:
-        return np.array(draw(st.lists(st.integers(0, below - 1), min_size=size, max_size=size)), dtype=dtype)
+    def integers(size: int, low: int, below: int) -> np.ndarray:
+        return np.array(draw(st.lists(st.integers(low, below - 1), min_size=size, max_size=size)), dtype=np.int32)
+
+    def labels() -> Labels:
+        of = tuple(draw(st.lists(names, min_size=1, max_size=3, unique=True)))
+        return Labels(integers(draw(st.sampled_from((n, total))), -1, len(of)), of)
+
+    def perhaps(column: Callable[[], np.ndarray]) -> np.ndarray | None:
+        return column() if draw(st.booleans()) else None
 
     return Rollouts(
         log_probs=reals(total, 0.0),
         old_log_probs=reals(total, 0.0),
-        token_ids=integers(total, 49152),
         offsets=np.cumsum([0, *lengths], dtype=np.int64),
-        advantages=reals(n, 2.0),
-        rewards=reals(n, 2.0),
-        prompt_group=integers(n, len(groups)),
-        domain_of_group=integers(len(groups), len(domains)),
-        prompt_groups=groups,
-        domains=domains,
-        provenance=draw(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none())),
-        labels={
-            stratum: Labels(integers(draw(st.sampled_from((n, total))), 3), ("x", "y", "z"))
-            for stratum in draw(st.sets(st.text(max_size=5).filter(lambda s: s not in ("domain", "prompt_group"))))
-        },
-        masks={leaf: integers(total, 2) > 0 for leaf in draw(st.sets(st.text(max_size=5), max_size=2))},
+        advantages=perhaps(lambda: reals(draw(st.sampled_from((n, total))), 2.0)),
+        rewards=perhaps(lambda: reals(n, 2.0)),
+        token_ids=perhaps(lambda: integers(total, 0, 49152)),
+        provenance=draw(st.none() | st.text() | st.dictionaries(st.text(max_size=5), st.integers() | st.none())),
+        labels={stratum: labels() for stratum in draw(st.sets(st.text(max_size=5), max_size=3))},
+        masks={leaf: integers(total, 0, 2) > 0 for leaf in draw(st.sets(st.text(max_size=5), max_size=2))},
         policies={name: reals(total, 0.0) for name in draw(st.sets(st.sampled_from(("rollout", "reference"))))},
+        attributes={name: reals(total, 2.0) for name in draw(st.sets(st.text(max_size=5), max_size=1))},
     )
 
 
@@ -210,55 +238,54 @@ def metadatum(name: str, value: str) -> Callable[[dict[str, Any], dict[str, str]
     return put(1, name, None, value)
 
 
+def names(**changes: object) -> Callable[[dict[str, Any], dict[str, str]], object]:
+    given = {stratum: labels.names for stratum, labels in small().labels.items()}
+    return metadatum("labels", json.dumps({**given, **changes}))
+
+
 WRONG: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str, str]] = {
     "no format": (lambda t, m: m.pop("format"), FORMAT, "no format at all"),
     "format of another release": (metadatum("format", "fibration.rollouts/9"), FORMAT, "fibration.rollouts/9"),
-    "missing column": (lambda t, m: t.pop("advantages"), "the keys log_probs, ", "no 'advantages'"),
-    "dtype": (column("log_probs", np.zeros(10)), "'log_probs' of dtype F32", "F64"),
-    "dtype of integers": (column("offsets", np.array([0, 3, 4, 6, 10], np.int32)), "'offsets' of dtype I64", "I32"),
+    "key of no meaning": (lambda t, m: t.update({"polcy/rollout": np.zeros(10)}), "keys of", "'polcy/rollout'"),
+    "metadata of no meaning": (metadatum("domains", "[]"), "keys of", "'domains'"),
+    "missing column": (lambda t, m: t.pop("old_log_probs"), "the keys log_probs, ", "no 'old_log_probs'"),
+    "dtype": (column("log_probs", np.zeros(10, np.float16)), "'log_probs': an array of float32 or float64", "float16"),
+    "dtype of integers": (column("offsets", np.array([0, 3, 4, 6, 10], np.int32)), "array of int64", "int32"),
     "padded tokens": (column("token_ids", np.zeros((4, 4), np.int32)), "with one dimension", "shape [4, 4]"),
     "no trajectory": (column("offsets", np.zeros(1, np.int64)), "at least one trajectory", "1 entries"),
     "offsets that start late": (column("offsets", 1, at=0), "start at 0", "1"),
     "decreasing offsets": (column("offsets", 2, at=2), "never decrease", "3, then 2 at trajectory 1"),
     "offsets that end early": (column("offsets", 9, at=4), "end at 10", "9"),
     "too few tokens": (column("old_log_probs", np.zeros(9, np.float32)), "10 entries, one per token", "9"),
-    "too many rewards": (column("rewards", np.zeros(5, np.float32)), "4 entries, one per trajectory", "5"),
-    "too few domains": (column("domain_of_group", np.zeros(2, np.int32)), "3 entries, one per prompt group", "2"),
-    "group out of range": (column("prompt_group", 3, at=2), "'prompt_group' in 0 ... 2", "3 at trajectory 2"),
-    "negative group": (column("prompt_group", -1, at=1), "'prompt_group' in 0 ... 2", "-1 at trajectory 1"),
-    "domain out of range": (column("domain_of_group", 2, at=1), "in 0 ... 1", "2 at prompt group 1 (sum/1)"),
-    "NaN": (column("log_probs", np.nan, at=4), "finite", "nan at token 4, number 0 of trajectory 2 (sum/1)"),
+    "too many rewards": (column("rewards", np.zeros(5, np.float32)), "4 or 10 entries, one per trajectory or", "5"),
+    "NaN": (column("log_probs", np.nan, at=4), "finite", "nan at token 4, number 0 of trajectory 2"),
     "infinity": (column("old_log_probs", -np.inf, at=9), "finite", "-inf at token 9, number 3 of trajectory 3"),
     "infinite advantage": (column("advantages", np.inf, at=3), "finite", "inf at trajectory 3"),
     "NaN reward": (column("rewards", np.nan, at=0), "finite", "nan at trajectory 0"),
-    "probability above 1": (column("log_probs", 2e-6, at=3), "at most 0", "token 3, number 0 of trajectory 1 (sum/0)"),
+    "infinite attribute": (column("attribute/value", np.inf, at=7), "attributes['value']' of finite", "inf at token 7"),
+    "attributes of whole numbers": (column("attribute/value", np.zeros(10, int)), "float32 or float64", "int64"),
+    "probability above 1": (column("log_probs", 2e-6, at=3), "at most 0", "token 3, number 0 of trajectory 1"),
     "negative token": (column("token_ids", -100, at=1), "at least 0", "-100 at token 1, number 1 of trajectory 0"),
-    "no labels": (lambda t, m: m.pop("domains"), "'domains' in the metadata", "only format, labels, prompt_groups, prov"),
-    "labels that are no JSON": (metadatum("domains", "words, numbers"), "JSON in the metadata 'domains'", "line 1"),
-    "labels that are no list": (metadatum("domains", '"words"'), "JSON list", "'words'"),
-    "labels that are no strings": (metadatum("domains", '["words", 2]'), "strings in 'domains'", "2"),
-    "labels given twice": (metadatum("domains", '["words", "words"]'), "different labels", "'words' twice"),
-    "no provenance": (metadatum("provenance", "[]"), "JSON dict", "[]"),
+    "no names": (lambda t, m: m.pop("labels"), "'labels' in the metadata", "only format, provenance"),
+    "no provenance": (lambda t, m: m.pop("provenance"), "'provenance' in the metadata", "only format, labels"),
     "label out of range": (
-        column("label/turn", 6, at=3), "labels of 'turn' in 0 ... 5, positions in its names", "6 at token 3"),
-    "negative label": (column("label/modality", -1, at=2), "labels of 'modality' in 0 ... 1", "-1 at trajectory 2"),
-    "labels of neither": (column("label/modality", np.zeros(9, np.int32)), "10 labels of 'modality', one per token, or 4, one",
-                          "shape [9]"),
-    "padded labels": (column("label/turn", np.zeros((4, 4), np.int32)), "one per token", "shape [4, 4]"),
-    "floating labels": (column("label/turn", np.zeros(10)), "labels of 'turn' of dtype I32", "float64"),
-    "names of labels twice": (metadatum("labels", '{"turn": ["a", "a"], "modality": []}'), "different labels", "'a' twice"),
-    "no names of labels": (metadatum("labels", '{"modality": ["a", "b"]}'), "list of names for 'turn'", "none"),
-    "names that are no list": (metadatum("labels", '{"modality": ["a", "b"], "turn": 3}'), "list of names for 'turn'", "3"),
+        column("label/turn", 6, at=3), "labels['turn']' in 0 ... 5, positions in its names", "6 at token 3"),
+    "negative label": (column("label/modality", -2, at=2), "labels['modality']' in 0 ... 1", "-2 at trajectory 2"),
+    "labels of neither": (column("label/modality", np.zeros(9, np.int32)), "4 or 10 entries, one per", "9"),
+    "padded labels": (column("label/turn", np.zeros((4, 4), np.int32)), "one dimension", "shape [4, 4]"),
+    "floating labels": (column("label/turn", np.zeros(10)), "labels['turn']': an array of int32", "float64"),
+    "names of labels twice": (names(turn=["a", "a"]), "different names in labels['turn']", "'a' twice"),
+    "no names of labels": (names(turn=None), "list of names for 'turn'", "None"),
+    "names that are no names": (names(turn=[{"a": 1}]), "names of labels['turn'] that are strings", "{'a': 1}"),
+    "names that are no list": (names(turn=3), "list of names for 'turn'", "3"),
     "labels that are no object": (metadatum("labels", "[]"), "JSON dict in the metadata 'labels'", "[]"),
-    "domains twice": (lambda t, m: (t.update({"label/domain": np.zeros(4, np.int32)}), m.update(labels='{"domain": ["a"], '
-                      '"turn": ["a", "b", "c", "d", "e", "f"], "modality": ["a", "b"]}')), "other strata than", "'domain'"),
-    "mask of numbers": (column("mask/text_token", np.ones(10, np.int32)), "a bool for each of the 10 tokens", "int32 of"),
-    "mask of rows": (column("mask/text_token", np.ones(4, bool)), "mask of 'text_token'", "bool of shape [4]"),
-    "policy of numbers in float64": (column("policy/rollout", np.zeros(10)), "float32 log-probs of the policy 'rollout'", "float64"),
-    "policy of rows": (column("policy/rollout", np.zeros(4, np.float32)), "one for each of the 10 tokens", "of shape [4]"),
-    "NaN of a policy": (column("policy/rollout", np.nan, at=4), "finite log-probs of the policy 'rollout'", "nan at token 4, number 0"),
+    "mask of numbers": (column("mask/text_token", np.ones(10, np.int32)), "masks['text_token']': an array of bool", "int32"),
+    "mask of rows": (column("mask/text_token", np.ones(4, bool)), "masks['text_token']' with 10 entries", "4"),
+    "policy of numbers in float16": (column("policy/rollout", np.zeros(10, np.float16)), "policies['rollout']'", "float16"),
+    "policy of rows": (column("policy/rollout", np.zeros(4, np.float32)), "10 entries, one per token", "4"),
+    "NaN of a policy": (column("policy/rollout", np.nan, at=4), "policies['rollout']' of finite", "nan at token 4, number 0"),
     "infinity of a policy": (column("policy/rollout", -np.inf, at=0), "finite", "-inf at token 0"),
-    "policy above 1": (column("policy/rollout", 2e-6, at=3), "of at most 0", "token 3, number 0 of trajectory 1 (sum/0)"),
+    "policy above 1": (column("policy/rollout", 2e-6, at=3), "of at most 0", "token 3, number 0 of trajectory 1"),
     "old policy twice": (column("policy/old", np.zeros(10, np.float32)), "beside current and old", "'old'"),
     "policy of no name": (column("policy/roll out", np.zeros(10, np.float32)), "a letter, then letters", "'roll out'"),
     "provenance that is no JSON": (metadatum("provenance", "{"), "JSON in the metadata 'provenance'", "line 1"),
@@ -282,38 +309,53 @@ def test_a_probability_of_1_may_carry_rounding(tmp_path: Path) -> None:
     assert load_rollouts(write(tmp_path / "batch", column("log_probs", 5e-7, at=3))).n_tokens == 10
 
 
+def test_a_group_out_of_range_in_a_file_of_the_first_format(tmp_path: Path) -> None:
+    for name, at, wrong in (("prompt_group", 2, 3), ("prompt_group", 1, -1), ("domain_of_group", 1, 2)):
+        with pytest.raises(RolloutsError, match=r"prompt_group|domain"):
+            load_rollouts(write_first(tmp_path / "batch", column(name, wrong, at=at)))
+
+
 @pytest.mark.parametrize(
-    "batch",
+    ("change", "words"),
     [
-        small(log_probs=np.full(10, np.nan, dtype=np.float32)),
-        small(rewards=np.zeros(4)),
-        small(token_ids=np.zeros((2, 5), dtype=np.int32)),
-        small(domains=("words", "words")),
-        small(provenance={"when": object()}),
-        small(labels={"turn": Labels(np.zeros(3, dtype=np.int32), ("a",))}),
-        small(masks={"text_token": np.ones(10)}),
-        small(policies={"rollout": np.zeros(10)}),
+        ({"log_probs": np.full(10, np.nan, dtype=np.float32)}, "'log_probs' of finite values"),
+        ({"rewards": [0.0] * 4}, "'rewards': an array of float32 or float64"),
+        ({"token_ids": np.zeros((2, 5), dtype=np.int32)}, "one dimension"),
+        ({"labels": {"turn": Labels(np.zeros(3, dtype=np.int32), ("a",))}}, "4 or 10 entries"),
+        ({"masks": {"text_token": np.ones(10)}}, "masks"),
+        ({"policies": {"rollout": np.full(10, 2.0)}}, "of at most 0"),
     ],
 )
-def test_a_wrong_batch_is_not_written(tmp_path: Path, batch: Rollouts) -> None:
-    save_rollouts(tmp_path / "batch", small())
-    with pytest.raises((RolloutsError, TypeError)):
-        save_rollouts(tmp_path / "batch", batch)
-    assert_same(load_rollouts(tmp_path / "batch"), small())
-    assert [path.name for path in tmp_path.iterdir()] == ["batch"]
+def test_what_does_not_fit_together_is_no_batch(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(RolloutsError) as error:
+        small(**change)
+    assert words in error.value.required
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_saved_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error says what was to be written, and where."""
     save_rollouts(tmp_path / "batch", small())
 
     def fail(*_: object) -> None:
-        raise OSError("no space left on device")
+        raise OSError(28, "No space left on device")
 
+    def refused(path: Path, batch: Rollouts, words: str) -> None:
+        with pytest.raises(RolloutsError, match=r"4 trajectories with 10 tokens cannot be saved to '.*'") as error:
+            batch.save(path)
+        assert str(path) in error.value.what and words in str(error.value)
+        assert_same(load_rollouts(tmp_path / "batch"), small())
+        assert [p.name for p in tmp_path.iterdir()] == ["batch"]
+
+    refused(tmp_path / "batch", small(provenance={"when": object()}), "a provenance that is JSON")
+    refused(tmp_path / "batch", small(provenance=float("nan")), "a provenance that is JSON")
+    refused(tmp_path / "batch" / "in a file", small(), "is a file")
+    refused(tmp_path, small(), "is a folder")
+    changed = small(rewards=small().rewards.copy())
+    assert changed.rewards is not None
+    changed.rewards[1] = np.inf
+    refused(tmp_path / "batch", changed, "'rewards' of finite values")
     monkeypatch.setattr(module.os, "fsync", fail)
-    with pytest.raises(OSError, match="no space left"):
-        save_rollouts(tmp_path / "batch", small(domains=("a", "b")))
-    assert_same(load_rollouts(tmp_path / "batch"), small())
-    assert [path.name for path in tmp_path.iterdir()] == ["batch"]
+    refused(tmp_path / "batch", small(labels={}), "No space left on device")
 
 
 def test_torch_is_not_needed() -> None:
@@ -325,22 +367,24 @@ def test_the_shipped_batch() -> None:
     """What is said of it: several domains, most groups with right and wrong answers, real drift."""
     batch = load_rollouts()
     assert batch.n_trajectories >= 256
-    assert len(set(batch.domain_labels)) >= 4
+    domain, groups = batch.labels["domain"], len(batch.labels["prompt_group"].names)
+    assert len(domain.names) >= 4
     lengths = np.diff(batch.offsets)
     assert lengths.min() >= 1
     assert len(set(lengths.tolist())) > 10
-    rewards = batch.rewards.reshape(len(batch.prompt_groups), -1)
+    assert batch.rewards is not None
+    rewards = batch.rewards.reshape(groups, -1)
     assert (np.ptp(rewards, axis=1) > 0).mean() > 0.5
-    for domain in range(len(batch.domains)):
-        assert 0.05 <= rewards[batch.domain_of_group == domain].mean() <= 0.6
+    for i in range(len(domain.names)):
+        assert 0.05 <= batch.rewards[domain.of == i].mean() <= 0.6
     assert 0.05 <= np.abs(batch.log_probs - batch.old_log_probs).mean() <= 0.3
-    assert batch.provenance["success"].keys() == set(batch.domains)
+    assert batch.provenance["success"].keys() == set(domain.names)
 
 
 def test_the_shipped_batch_leaves_the_trust_region_on_every_level() -> None:
     batch = load_rollouts()
     operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
-    index = operator.index(offsets=batch.offsets, prompt_group=batch.prompt_group_labels, domain=batch.domain_labels)
+    index = operator.index(offsets=batch.offsets, **{stratum: given.each for stratum, given in batch.labels.items()})
     log_probs, old_log_probs, advantages = map(
         torch.from_numpy, (batch.log_probs, batch.old_log_probs, batch.advantages)
     )

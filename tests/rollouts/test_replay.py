@@ -1,5 +1,7 @@
 """The batch that ships, gated by losses that make advantages of its rewards."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import support
@@ -13,15 +15,23 @@ def test_advantages_are_made_of_the_rewards_that_were_recorded():
     op, r = support.operator(support.spec("rloo")), load_rollouts()
     found = gate(op, build_index(op, r), r, {})
     rewards = r.rewards.astype(float)
-    same = r.prompt_group[:, None] == r.prompt_group
+    group = r.labels["prompt_group"].of
+    same = group[:, None] == group
     expected = rewards - (same @ rewards - rewards) / (same.sum(1) - 1)
     assert np.ptp(expected) > 1 and not np.allclose(expected, r.advantages)
     assert found.advantages.numpy() == pytest.approx(expected, abs=1e-12)
     assert max(disagreement(found).values()) < 1e-12
 
 
-def test_rewards_of_tokens_are_not_recorded():
+def test_rewards_that_are_added_up_over_tokens_are_those_of_tokens():
+    """The sum of what comes from a token on: of one reward per row, each of its tokens would have it."""
     h = support.spec("rloo")
     op = support.operator(h.replace(name="to_go", advantages=reward + after(reward, over=h.rows), groups=[]))
+    r = load_rollouts()
     with pytest.raises(RolloutsError, match="nothing about the rewards of tokens, which 'to_go' adds up"):
-        build_index(op, load_rollouts())
+        gate(op, build_index(op, r), r, {})
+    rewards = np.random.default_rng(0).normal(size=r.n_tokens)
+    found = gate(op, build_index(op, r), replace(r, rewards=rewards), {})
+    to_go = np.concatenate([np.cumsum(x[::-1])[::-1] for x in np.split(rewards, r.offsets[1:-1])])
+    assert found.advantages.numpy() == pytest.approx(to_go, abs=1e-12)
+    assert max(disagreement(found).values()) < 1e-12

@@ -1,0 +1,141 @@
+"""What holds of every batch of recorded rollouts: each rule, and what breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.errors import RolloutsError, SpecError, shown
+from fibration.language.policies import Policy
+from fibration.rollouts.labels import NONE
+from fibration.rollouts.layout import POSITIVE
+
+if TYPE_CHECKING:
+    from fibration.rollouts.file import Rollouts
+
+FLOATS = (np.dtype("float32"), np.dtype("float64"))
+WRITE = "Rollouts.from_batch(...) makes such rollouts of a trainer's tensors"
+_CUMULATE = "'offsets' are the cumulative lengths of the trajectories, after a 0"
+_PER_TOKEN, _EITHER = "one per token", "one per trajectory or one per token"
+
+
+def check(r: Rollouts) -> None:
+    """Raise RolloutsError for the first rule that does not hold; it names the column, and a token or trajectory."""
+    _vector("offsets", r.offsets, (np.dtype("int64"),))
+    _vector("log_probs", r.log_probs, FLOATS)
+    _check_offsets(r)
+    each = {"old_log_probs": r.old_log_probs, **{f"policies['{p}']": given for p, given in r.policies.items()}}
+    for name in r.policies:
+        _check_policy(name)
+    for name, column in {"log_probs": r.log_probs, **each}.items():
+        _vector(name, column, FLOATS)
+        _length(r, name, column, _PER_TOKEN)
+        _all(r, name, column, np.isfinite, "of finite values", "find out where it came from")
+        _all(r, name, column, lambda x: x <= POSITIVE, "of at most 0", "give natural logs of probabilities")
+    numbers = {"advantages": r.advantages, "rewards": r.rewards}
+    for name, given in {**numbers, **{f"attributes['{a}']": g for a, g in r.attributes.items()}}.items():
+        if given is not None:
+            _vector(name, given, FLOATS)
+            _length(r, name, given, _EITHER)
+            _all(r, name, given, np.isfinite, "of finite values", "find out where it came from")
+    if r.token_ids is not None:
+        _vector("token_ids", r.token_ids, (np.dtype("int32"),))
+        _length(r, "token_ids", r.token_ids, _PER_TOKEN)
+        _all(r, "token_ids", r.token_ids, lambda x: x >= 0, "of at least 0", "give the tokenizer's, and no padding")
+    for leaf, mask in r.masks.items():
+        _vector(f"masks['{leaf}']", mask, (np.dtype("bool"),))
+        _length(r, f"masks['{leaf}']", mask, _PER_TOKEN)
+    for stratum, labels in r.labels.items():
+        _check_labels(r, f"labels['{stratum}']", labels.of, labels.names)
+
+
+def _check_labels(r: Rollouts, what: str, of: NDArray[Any], names: tuple[Any, ...]) -> None:
+    seen: set[Any] = set()
+    for name in names:
+        if not _is_name(name):
+            _fail(f"names of {what} that are strings, numbers, or tuples of these", shown(name), "name it otherwise")
+        if name in seen:
+            _fail(f"different names in {what}", f"{name!r} twice", "elements of one name would merge")
+        seen.add(name)
+    _vector(what, of, (np.dtype("int32"),))
+    _length(r, what, of, _EITHER)
+    rule = f"in 0 ... {len(names) - 1}, positions in its names, or {NONE} for none"
+    _all(r, what, of, lambda x: (x >= NONE) & (x < len(names)), rule, "count from 0")
+
+
+def _is_name(name: Any) -> bool:
+    if isinstance(name, tuple):
+        return all(_is_name(part) or part is None for part in name)
+    return isinstance(name, (str, int)) or (isinstance(name, float) and np.isfinite(name))
+
+
+def _check_offsets(r: Rollouts) -> None:
+    offsets = r.offsets
+    if len(offsets) < 2:
+        _fail("'offsets' of at least one trajectory", f"{len(offsets)} entries", _CUMULATE)
+    if offsets[0] != 0:
+        _fail("'offsets' that start at 0", f"{offsets[0]}", _CUMULATE)
+    for t in np.flatnonzero(np.diff(offsets) < 0)[:1]:
+        found = f"{offsets[t]}, then {offsets[t + 1]} at trajectory {t}"
+        _fail("'offsets' that never decrease", found, _CUMULATE)
+    if offsets[-1] != r.n_tokens:
+        _fail(f"'offsets' that end at {r.n_tokens}, the length of 'log_probs'", f"{offsets[-1]}", _CUMULATE)
+
+
+def _check_policy(name: str) -> None:
+    try:
+        is_passed = Policy(name).is_passed
+    except SpecError as error:
+        _fail(f"policies of other names: {error.required}", f"'{name}'", "call the policy otherwise")
+    if not is_passed:
+        _fail("policies beside current and old", f"'{name}'", "those are 'log_probs' and 'old_log_probs'")
+
+
+def _vector(name: str, column: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
+    if not isinstance(column, np.ndarray) or column.dtype not in dtypes:
+        found = str(column.dtype) if isinstance(column, np.ndarray) else type(column).__name__
+        _fail(f"'{name}': an array of {' or '.join(map(str, dtypes))}", found, WRITE)
+    if column.ndim != 1:
+        _fail(f"'{name}' with one dimension", f"shape {list(column.shape)}", WRITE)
+
+
+def _length(r: Rollouts, name: str, column: NDArray[Any], per: str) -> None:
+    counts = (r.n_trajectories, r.n_tokens) if per == _EITHER else (r.n_tokens,)
+    if len(column) not in counts:
+        _fail(f"'{name}' with {' or '.join(map(str, counts))} entries, {per}", f"{len(column)}", WRITE)
+
+
+def _all(
+    r: Rollouts,
+    name: str,
+    column: NDArray[Any],
+    good: Callable[[NDArray[Any]], NDArray[np.bool_]],
+    rule: str,
+    remedy: str,
+) -> None:
+    for k in np.flatnonzero(~good(column))[:1]:
+        _fail(f"'{name}' {rule}", f"{column[k]} at {_place(r, column, int(k))}", remedy)
+
+
+def _place(r: Rollouts, column: NDArray[Any], k: int) -> str:
+    """Where entry `k` of a column lies."""
+    if len(column) != r.n_tokens:
+        return f"trajectory {k}"
+    trajectory = int(np.searchsorted(r.offsets, k, side="right")) - 1
+    return f"token {k}, number {k - int(r.offsets[trajectory])} of trajectory {trajectory}"
+
+
+def _fail(required: str, found: str, remedy: str) -> NoReturn:
+    raise RolloutsError("these are no rollouts", required=required, found=found, remedy=remedy)
+
+
+def check_mapping(name: str, given: object) -> Mapping[str, Any]:
+    """`given`, if it is a mapping from names, or nothing where it is None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise RolloutsError(f"{name}={shown(given)}", required=f"a mapping from names, {name}={{'...': ...}}")
+    return given

@@ -1,0 +1,362 @@
+"""A trainer's tensors → packed arrays: padded with a mask, packed with offsets, or a list of rows.
+
+What a user gives may be torch's, numpy's, or lists, of any float dtype, on any device and with a graph; no torch is
+needed to read it. Every message has the user's name of what is wrong, and its place there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.errors import RolloutsError, an, listed, shown
+from fibration.rollouts.labels import Labels
+
+Array = NDArray[Any]
+POSITIVE = 1e-6  # float32 arithmetic leaves a probability of 1 within this of log 1 = 0
+
+
+class Layout:
+    """Where the unmasked tokens of a batch lie in what a user holds, and how they are packed.
+
+    Rows without an unmasked token are left out.
+    """
+
+    def __init__(self, log_probs: Any, mask: Any, offsets: Any) -> None:
+        read = _read(log_probs, "log_probs")
+        alone = mask is None and offsets is None and isinstance(log_probs, (list, tuple))
+        given = list(read) if isinstance(read, np.ndarray) and read.ndim == 2 and alone else read
+        self.in_rows = isinstance(given, list)
+        self.shape: tuple[int, ...]
+        if isinstance(given, list):
+            if offsets is not None:
+                raise RolloutsError(
+                    "offsets are given, and log_probs is a list of rows",
+                    required="one of them: packed log_probs [N] with offsets [n + 1], or a list of rows",
+                    remedy="leave offsets out",
+                )
+            lengths = [len(_flat(row, f"log_probs[{i}]")) for i, row in enumerate(given)]
+            bounds = np.cumsum([0, *lengths])
+            self.shape = (int(bounds[-1]),)
+        elif offsets is not None:
+            self.shape = given.shape
+            bounds = self._offsets(offsets)
+        else:
+            self.shape = given.shape
+            bounds = self._padded(mask)
+        self.bounds: NDArray[np.int64] = bounds.astype(np.int64)
+        self.n_given = len(bounds) - 1
+        kept = np.ones(int(bounds[-1]), bool) if mask is None else self._mask(mask, "mask")
+        if not kept.any():
+            raise RolloutsError(
+                "the batch has no unmasked token",
+                required="at least one token",
+                found=f"log_probs of shape {self._shown()}",
+            )
+        before = np.concatenate([[0], np.cumsum(kept)])[self.bounds]
+        self.rows = np.flatnonzero(np.diff(before))  # those that have a token
+        self.kept = np.flatnonzero(kept)
+        self.offsets = np.append(before[self.rows], before[-1]).astype(np.int64)
+
+    # ------------------------------------------------------------ what tells the layout
+
+    def _offsets(self, offsets: Any) -> Array:
+        if len(self.shape) != 1:
+            raise RolloutsError(
+                f"log_probs of shape {list(self.shape)}, and offsets",
+                required="packed log_probs [N] with offsets [n + 1], or padded ones [B, T] with mask=",
+                remedy="drop the axis of length 1: .squeeze(0)" if self.shape[:1] == (1,) else "give one of the two",
+            )
+        array = _read(offsets, "offsets")
+        rule = f"cu_seqlens: whole numbers [n + 1] from 0 to {self.shape[0]}, the length of log_probs, never decreasing"
+        if isinstance(array, list) or array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 2:
+            found = "rows" if isinstance(array, list) else f"dtype {array.dtype}, shape {list(array.shape)}"
+            raise RolloutsError("offsets delimit no rows", required=rule, found=found)
+        array = array.astype(np.int64)
+        wrong = np.flatnonzero(np.diff(array) < 0)
+        if array[0] or array[-1] != self.shape[0] or len(wrong):
+            lengths = int(array.sum()) == self.shape[0]
+            found = f"they go from {array[0]} to {array[-1]}" + (
+                f", and from {array[wrong[0]]} to {array[wrong[0] + 1]} at {wrong[0]}" if len(wrong) else ""
+            )
+            remedy = (
+                "these are lengths: numpy.cumsum([0, *lengths]) are the offsets"
+                if lengths
+                else "cut what lies behind the last row off: log_probs[:offsets[-1]], and so everything per token"
+                if array[-1] < self.shape[0] and not len(wrong)
+                else ""
+            )
+            raise RolloutsError("offsets do not fit log_probs", required=rule, found=found, remedy=remedy)
+        return array
+
+    def _padded(self, mask: Any) -> Array:
+        if len(self.shape) != 2 or mask is None:
+            raise RolloutsError(
+                f"log_probs of shape {list(self.shape)}, with {'no mask and no' if mask is None else 'a mask and no'} "
+                "offsets",
+                required="padded [B, T] with mask=[B, T], packed [N] with offsets=cu_seqlens, or a list of rows",
+                remedy="mask=torch.ones_like(log_probs), if every token was sampled"
+                if len(self.shape) == 2
+                else "drop the axis of length 1: .squeeze(-1)"
+                if self.shape[-1:] == (1,) and len(self.shape) == 3
+                else "",
+            )
+        return np.arange(self.shape[0] + 1) * self.shape[1]
+
+    def _shown(self) -> str:
+        return f"{self.n_given} rows" if self.in_rows else f"{list(self.shape)}"
+
+    # ------------------------------------------------------------ what is packed
+
+    def _every(self, array: Array | list[Array], name: str) -> Array:
+        """One entry per token as it was given, masked or not, one after the other."""
+        if self.in_rows:
+            return self._joined(array, name)
+        if isinstance(array, list):
+            lengths = sorted({len(row) for row in array})
+            raise RolloutsError(
+                f"{name} has rows of {listed(lengths)} entries",
+                required=f"shape {list(self.shape)}, that of log_probs",
+                remedy="pad it, or give log_probs as a list of rows too",
+            )
+        if array.shape != self.shape:
+            raise RolloutsError(
+                f"{name} has shape {list(array.shape)}",
+                required=f"{list(self.shape)}, that of log_probs",
+                remedy=self._cut(array.shape, name),
+            )
+        return array.reshape(-1)
+
+    def _cut(self, shape: tuple[int, ...], name: str) -> str:
+        if len(shape) == len(self.shape) == 2 and shape[0] == self.shape[0] and shape[1] > self.shape[1]:
+            what = "attention_mask is of prompt and completion" if "mask" in name else "it has the prompt's tokens too"
+            return f"{what}: of the completion alone, {name}[:, -{self.shape[1]}:]"
+        if len(shape) == len(self.shape) == 2 and shape == (self.shape[0], self.shape[1] - 1):
+            return f"one token less: shift log_probs and {name} alike"
+        if shape[:-1] == self.shape and len(shape) == len(self.shape) + 1:
+            return f"drop the last axis: .{'squeeze(-1)' if shape[-1] == 1 else 'select(-1, 0), the first of each'}"
+        return "one entry for each token, in the order of log_probs"
+
+    def _joined(self, rows: Array | list[Array], name: str) -> Array:
+        if not isinstance(rows, list) and rows.ndim < 2 and (rows.size or self.n_given != len(rows)):
+            raise RolloutsError(
+                f"{name} has shape {list(rows.shape)}",
+                required=f"a list of {self.n_given} rows, as log_probs is one",
+            )
+        found = [_flat(row, f"{name}[{i}]") for i, row in enumerate(rows)]
+        lengths = np.diff(self.bounds).tolist()
+        if len(found) != len(lengths):
+            raise RolloutsError(f"{name} has {len(found)} rows", required=f"{len(lengths)}, as log_probs has")
+        for i, (row, length) in enumerate(zip(found, lengths, strict=True)):
+            if len(row) != length:
+                raise RolloutsError(
+                    f"{name}[{i}] has {len(row)} entries", required=f"{length}, as log_probs[{i}] has, one per token"
+                )
+        return np.concatenate(found)
+
+    def _mask(self, value: Any, name: str) -> NDArray[np.bool_]:
+        array = self._every(_read(value, name), name)
+        if array.dtype == np.bool_:
+            return array
+        wrong = ~np.isin(array, (0, 1)) if array.dtype.kind in "iuf" else np.ones(array.shape, bool)
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise RolloutsError(
+                f"{name}{self._at(i)} is {shown(array[i].item() if hasattr(array[i], 'item') else array[i])}",
+                required="booleans, or 0 and 1",
+                found=f"dtype {array.dtype}",
+                remedy=f"{name}=... > 0, if what is above 0 is a token" if array.dtype.kind in "iuf" else "",
+            )
+        return array.astype(bool)
+
+    def of_leaf(self, value: Any, name: str) -> NDArray[np.bool_]:
+        """Whether each unmasked token is one of a leaf: bool [N]."""
+        return self._mask(value, name)[self.kept]
+
+    def log_probs(self, value: Any, name: str) -> Array:
+        """Log-probs of the unmasked tokens: float32, or float64 where they were: [N]."""
+        found = self.finite(_floats(self._every(_read(value, name), name), name)[self.kept], name, True)
+        above = np.flatnonzero(found > POSITIVE)
+        if len(above):
+            k = int(above[0])
+            wide = "half precision rounds a probability of 1 above it: work log-probs out in float32, or .clamp(max=0)"
+            raise RolloutsError(
+                f"{name}{self._at(int(self.kept[k]))} is {found[k]:g}",
+                required="log-probs, natural logs of probabilities: at most 0",
+                found=f"{len(above)} of {len(found)} tokens above 0",
+                remedy=f"these look like negative log-likelihoods: give -{name}"
+                if (found >= 0).all()
+                else wide
+                if found.max() < 0.1
+                else "look whether these are log-probs of the sampled tokens, and not logits or ratios",
+            )
+        return found
+
+    def ids(self, value: Any, name: str) -> NDArray[np.int32]:
+        """The tokenizer's numbers of the unmasked tokens: int32 [N]."""
+        found = self._every(_read(value, name), name)[self.kept]
+        if found.dtype.kind not in "iu":
+            raise RolloutsError(f"{name} has dtype {found.dtype}", required="whole numbers, the tokenizer's")
+        wrong = np.flatnonzero((found < 0) | (found > np.iinfo(np.int32).max))
+        if len(wrong):
+            k = int(wrong[0])
+            raise RolloutsError(
+                f"{name}{self._at(int(self.kept[k]))} is {found[k]}",
+                required="the tokenizer's numbers, at least 0, of every unmasked token",
+                remedy="mask what is padding",
+            )
+        return found.astype(np.int32)
+
+    def numbers(self, value: Any, name: str) -> Array:
+        """A number per token [N] or per row [n]: float32, or float64 where it was."""
+        array = _read(value, name)
+        if self._is_per_row(array, name):
+            return self.finite(_floats(array, name)[self.rows], name, False)
+        return self.finite(_floats(self._every(array, name), name)[self.kept], name, True)
+
+    def labels(self, value: Any, name: str) -> Labels:
+        """The labels of a stratum, per token or per row."""
+        what = f"labels of '{name}'"
+        given = _objects(value, what, self._ways())
+        if self._is_per_row(given, what):
+            return Labels.of_each(given[self.rows], what)  # type: ignore[call-overload]
+        return Labels.of_each(self._every(given, what)[self.kept], what)
+
+    def _ways(self) -> str:
+        if self.in_rows:
+            return f"one per row, {self.n_given}, or a list of rows, one per token"
+        return f"one per row, [{self.n_given}], or one per token, {list(self.shape)}"
+
+    def _is_per_row(self, array: Array | list[Array], name: str) -> bool:
+        """Whether these are per row and not per token; refuses what is neither, and what may be both."""
+        if isinstance(array, list) or (self.in_rows and array.ndim > 1):
+            return False
+        per_row, per_token = array.shape == (self.n_given,), not self.in_rows and array.shape == self.shape
+        if per_row and per_token and len(self.rows) < self.n_given:  # else each row is one token
+            raise RolloutsError(
+                f"{name} of shape {list(array.shape)} may be per token or per row: there are as many of each",
+                required="a shape that tells which",
+                remedy="leave the rows without tokens out of the offsets",
+            )
+        if not per_row and not per_token:
+            squeezed = array.shape == (self.n_given, 1)
+            raise RolloutsError(
+                f"{name}: shape {list(array.shape)}",
+                required=self._ways(),
+                remedy=".squeeze(-1) makes one per row of it"
+                if squeezed
+                else "one number for the whole batch says nothing of its rows: repeat it"
+                if array.ndim == 0
+                else self._cut(array.shape, name),
+            )
+        return per_row
+
+    def provenance(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What a batch is made of, for one of which its maker says nothing."""
+        kind = "a list of rows" if self.in_rows else "padded" if len(self.shape) == 2 else "packed"
+        return {
+            "made by": "Rollouts.from_batch",
+            "layout": kind if self.in_rows else f"{kind} {list(self.shape)}",
+            "dtypes": {name: str(getattr(value, "dtype", type(value).__name__)) for name, value in given.items()},
+            "rows": self.n_given,
+            "rows without tokens": self.n_given - len(self.rows),
+        }
+
+    def finite(self, found: Array, name: str, per_token: bool) -> Array:
+        """`found`, if all of it is finite; else an error that names the first that is not."""
+        bad = np.flatnonzero(~np.isfinite(found))
+        if len(bad):
+            k = int(bad[0])
+            place = self._at(int(self.kept[k])) if per_token else f"[{self.rows[k]}]"
+            raise RolloutsError(
+                f"{name}{place} is {found[k]:g}",
+                required=f"finite values of every {'unmasked token' if per_token else 'row that has a token'}",
+                found=f"{len(bad)} of {len(found)} are not finite",
+                remedy="mask the token, or look for an overflow where it was worked out"
+                if per_token
+                else "look for a division by 0 where it was worked out",
+            )
+        return found
+
+    def _at(self, place: int) -> str:
+        """Where a token lies in what the user gave, as an index into it."""
+        if len(self.shape) == 2:
+            return f"[{place // self.shape[1]}, {place % self.shape[1]}]"
+        row = int(np.searchsorted(self.bounds, place, side="right")) - 1
+        within = place - int(self.bounds[row])
+        return f"[{row}][{within}]" if self.in_rows else f"[{place}] (row {row}, its token {within})"
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(value: Any, name: str) -> Array | list[Array]:
+    """A tensor, an array or lists as an array, or as a list of arrays where there are rows of several lengths."""
+    if hasattr(value, "detach"):  # torch's
+        if getattr(value, "is_nested", False):
+            return [_read(row, name) for row in value.unbind()]  # type: ignore[misc]
+        value = value.detach().cpu()
+        half = str(value.dtype) == "torch.bfloat16"  # which numpy has not
+        return (value.float() if half else value).numpy()  # type: ignore[no-any-return]
+    if isinstance(value, (list, tuple)):
+        return _of_parts(value, name)
+    array = np.asarray(value)
+    return _of_parts(array.tolist(), name) if array.dtype == object and array.ndim == 1 else array
+
+
+def _of_parts(parts: Sequence[Any], name: str) -> Array | list[Array]:
+    if not any(isinstance(p, (list, tuple, np.ndarray)) or hasattr(p, "detach") for p in parts):
+        return np.asarray(parts)
+    rows = [_read(part, name) for part in parts]
+    if any(isinstance(row, list) for row in rows):
+        raise RolloutsError(f"{name} is nested more than twice", required="one value per token or per row")
+    if len({row.shape for row in rows}) == 1:  # type: ignore[union-attr]
+        return np.stack(rows)  # type: ignore[arg-type]
+    return rows  # type: ignore[return-value]
+
+
+def _flat(row: Any, name: str) -> Array:
+    array: Array = np.asarray(row)
+    if array.ndim != 1:
+        raise RolloutsError(f"{name} has shape {list(array.shape)}", required="one entry per token of the row")
+    return array
+
+
+def _floats(array: Array | list[Array], name: str) -> Array:
+    assert isinstance(array, np.ndarray)
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise RolloutsError(
+            f"{name} has dtype {array.dtype}",
+            required="floating-point numbers: float64, float32, bfloat16 or float16",
+            found=shown(array.reshape(-1)[0]) if array.size else "",
+        )
+    return array.astype(np.float64 if array.dtype in (np.float64, np.longdouble) else np.float32)
+
+
+def _objects(value: Any, what: str, required: str) -> Array | list[Array]:
+    """Labels as they are, in an array of objects, or of whole numbers or booleans, or in a list of such arrays."""
+    if hasattr(value, "detach"):
+        value = _read(value, what)
+    if isinstance(value, (str, bytes, dict)) or not (hasattr(value, "__array__") or isinstance(value, (list, tuple))):
+        one = f"for the same of all rows, [{value!r}] times their number" if isinstance(value, (str, bytes)) else ""
+        raise RolloutsError(f"{what}: {an(type(value).__name__)}", required=required, remedy=one)
+    if not isinstance(value, (list, tuple)):
+        array = np.asarray(value)
+        if array.dtype.kind in "iub" or array.ndim == 0:
+            return array
+        value = array.tolist()
+    parts = [p.tolist() if getattr(p, "ndim", 0) else p for p in value]
+    if not parts or not all(isinstance(p, list) for p in parts):
+        return _array_of(parts)
+    rows = [_array_of(part) for part in parts]
+    return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
+
+
+def _array_of(objects: Sequence[Any]) -> Array:
+    array = np.empty(len(objects), object)
+    for i, one in enumerate(objects):  # numpy would make more axes of tuples
+        array[i] = one
+    return array
