@@ -60,6 +60,8 @@ def fibre_block(sources, targets):
     return 16 if sources <= 64 * targets else 256
 '''
 
+CALLED = re.compile(r"(?<![\w.])(\w+)[(\[]|combine_fn=(\w+)")
+
 EXTRA = {
     "tokens": "how many tokens there are, if that is known: the launch's shape depends on it",
     "shape": "or that shape itself: (BLOCK_R, BLOCK_T, warps)",
@@ -107,12 +109,8 @@ def _used(text: str) -> list[str]:
     found: set[str] = set()
     frontier = [text]
     while frontier:
-        here = frontier.pop()
-        new = [
-            name
-            for name in HELPERS
-            if name not in found and re.search(rf"(?<![\w.]){name}[(\[]|combine_fn={name}\b", here)
-        ]
+        called = {name for names in CALLED.findall(frontier.pop()) for name in names}
+        new = [name for name in HELPERS if name in called and name not in found]
         found.update(new)
         frontier += [HELPERS[name] for name in new]
     return [part for name, part in HELPERS.items() if name in found]

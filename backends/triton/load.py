@@ -24,6 +24,7 @@ from fibration.runtime.batch import Batch, Outputs, Run
 from fibration.runtime.calling import Caller
 
 MODULE = "kernels.py"
+VERSION = metadata.version("fibration")
 one_at_a_time = Lock()  # the interpreter changes the language while it runs, for all threads
 
 
@@ -76,7 +77,7 @@ def interpreted() -> bool:
 
 def import_from_cache(name: str, source: str) -> ModuleType:
     """The module, from a file that stays: no byte code is kept beside it."""
-    key = hashlib.sha256(f"{metadata.version('fibration')}\0{source}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{VERSION}\0{source}".encode()).hexdigest()[:32]
 
     def make(workshop: Path) -> None:
         (workshop / MODULE).write_text(source)
