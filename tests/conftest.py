@@ -1,10 +1,12 @@
 """Deterministic property tests, an import path for helpers, and Triton's interpreter where there is no GPU."""
 
 import gc
+import hashlib
 import os
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out already; read when numpy and torch are imported
@@ -26,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thorough import ALL
 
+CHOSEN_CC = os.environ.get("CC")
+
 gc.set_threshold(20_000, 20, 20)  # a test makes little garbage, and much that stays for the next
 
 settings.register_profile(
@@ -45,22 +49,36 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session")
-def _as_it_stands(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A compiler that does not optimise, as one word: Triton takes `CC` for a path, where it builds its launchers."""
-    from fibration.backends.c.build import compiler
+@pytest.fixture(autouse=True, scope="session")
+def quick_c() -> Iterator[None]:
+    """C is built as it stands, which takes a quarter of the time; where it matters, `shipped_c` optimises it.
 
-    script = tmp_path_factory.mktemp("compiler") / "cc"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(compiler())} "$@" -O0\n')
-    script.chmod(0o755)
-    return str(script)
+    By a compiler of one word, at a place that stays: Triton takes `CC` for a path, where it builds its launchers.
+    """
+    from fibration.backends.c.build import compiler
+    from fibration.cache import entry
+    from fibration.errors import BackendError
+
+    def make(workshop: Path) -> None:
+        (workshop / "cc").write_text(script)
+
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(BackendError):  # of who has no compiler
+            if not ALL:
+                script = f'#!/bin/sh\nexec {shlex.join(compiler())} "$@" -O0\n'
+                place = entry(f"cc-{hashlib.sha256(script.encode()).hexdigest()[:32]}", make) / "cc"
+                place.chmod(0o755)
+                patch.setenv("CC", str(place))
+        yield
 
 
 @pytest.fixture
-def quick_c(monkeypatch: pytest.MonkeyPatch, _as_it_stands: str) -> None:
-    """C of hierarchies drawn at random is built as it stands, which takes a quarter of the time."""
-    if not ALL:
-        monkeypatch.setenv("CC", _as_it_stands)
+def shipped_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C is optimised as users get it."""
+    if CHOSEN_CC is None:
+        monkeypatch.delenv("CC", raising=False)
+    else:
+        monkeypatch.setenv("CC", CHOSEN_CC)
 
 
 @pytest.fixture(autouse=True, scope="session")

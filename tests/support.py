@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -95,9 +96,13 @@ def spec(name: str) -> Hierarchy:
     return load(name)
 
 
-@functools.cache
 def compiled(hierarchy: Hierarchy, backend: str) -> Operator:
-    """`fibration.compile`, one operator per hierarchy."""
+    """`fibration.compile`, one operator per hierarchy and C compiler."""
+    return _compiled(hierarchy, backend, os.environ.get("CC"))
+
+
+@functools.cache
+def _compiled(hierarchy: Hierarchy, backend: str, _cc: str | None) -> Operator:
     return compile(hierarchy, backend=backend)
 
 
@@ -107,9 +112,13 @@ def programs(hierarchy: Hierarchy) -> Mapping[str, Program]:
     return compiling.programs(hierarchy)
 
 
-@functools.cache
 def operator(hierarchy: Hierarchy, backend: str = "torch") -> Operator:
     """Compile without asking the verifier: numbers are tested here, also those of hierarchies that break a law."""
+    return _operator(hierarchy, backend, os.environ.get("CC"))
+
+
+@functools.cache
+def _operator(hierarchy: Hierarchy, backend: str, _cc: str | None) -> Operator:
     made = compiling.emit(hierarchy, backend, programs(hierarchy))
     report = Report(hierarchy, ())
     load = compiling.load(made)

@@ -25,7 +25,10 @@ from fibration.errors import BackendError
 from fibration.pipeline import generate, programs
 from fibration.runtime.batch import Batch
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+pytestmark = [
+    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler"),
+    pytest.mark.usefixtures("shipped_c"),
+]
 TINY = "int answer(void) { return ANSWER; }"
 
 

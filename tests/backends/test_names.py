@@ -39,7 +39,6 @@ from fibration.compiler.arguments import signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.lower import lower
 
-pytestmark = pytest.mark.usefixtures("quick_c")
 LENGTHS = (3, 7, 1, 5, 6, 4)
 ROW = np.repeat(np.arange(6), LENGTHS)
 

@@ -129,7 +129,7 @@ def test_gates_close_in_these_batches(unseen):
 
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo", "fiberpo_modal"])
 @pytest.mark.parametrize("backend", HERE[1:], ids=str)
-def test_kernels_say_so_too(unseen, quick_c, backend, name):
+def test_kernels_say_so_too(unseen, backend, name):
     case = Case(spec(name), backend)
     for tensor, value in BAD[::4]:
         given = case.spoiled(tensor, value, case.tokens)
@@ -151,7 +151,7 @@ def bits(tensor):
     ("name", "backend"),
     [*((n, "torch") for n in some(OF_EVERY_KIND, 2)), ("fiberpo_domain", "c"), ("ppo", "c"), ("gspo", "c")],
 )
-def test_no_finite_result_changes_in_any_bit(monkeypatch, quick_c, name, backend):
+def test_no_finite_result_changes_in_any_bit(monkeypatch, name, backend):
     """Beside programs that mark nothing; 0.0 and -0.0 are told apart, and both are among the coefficients."""
     if backend not in [b.name for b in HERE]:
         pytest.skip(f"{backend} does not run here")
@@ -180,7 +180,7 @@ def test_no_finite_result_changes_in_any_bit(monkeypatch, quick_c, name, backend
 
 
 @pytest.mark.parametrize("backend", HERE, ids=str)
-def test_advantages_that_vary_within_a_trajectory(unseen, quick_c, backend):
+def test_advantages_that_vary_within_a_trajectory(unseen, backend):
     """No token's is taken for that of all: objective and gradient are NaN in the trajectory, and elsewhere as they were."""
     case = Case(spec("gspo"), backend)
     row = int(case.batch.row[case.tokens[0]])

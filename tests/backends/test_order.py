@@ -129,6 +129,7 @@ WAYS = (("trajectory", 1.0, True), ("trajectory", 0.5, False), ("trajectory", 0.
 EVERYWHERE = [(packed, F64), (padded, F32), (padded, torch.bfloat16)]
 
 
+@pytest.mark.usefixtures("shipped_c")
 @pytest.mark.parametrize(("lay", "dtype", "backend"), [
     (*met, b) for b in CPU for met in EVERYWHERE if not b.slow or met[1] == F32
 ], ids=named)  # fmt: skip
@@ -381,7 +382,6 @@ def drawn(seed: int, dtype, small: bool, direct: bool = False) -> Case:
 SEEDS = {"torch": (0, 3), "c": (1, 7, 42), "triton": (2,)}
 
 
-@pytest.mark.usefixtures("quick_c")
 @pytest.mark.parametrize(
     ("seed", "backend"), [(s, b) for b in CPU for s in (range(60) if ALL else SEEDS[b.name])], ids=str
 )

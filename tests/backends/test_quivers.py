@@ -121,7 +121,6 @@ def test_dense_slopes_are_those_of_dense_values(seed):
 # ---------------------------------------------------------------- every backend
 
 
-@pytest.mark.usefixtures("quick_c")
 @on_backends()
 def test_random_quivers_match_dense_matrices(seed, backend):
     """Value and coefficients; metrics and gates of each on torch, and of every third where building takes time."""

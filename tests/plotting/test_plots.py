@@ -50,8 +50,6 @@ from fibration.rollouts import replay as recorded_module
 from fibration.rollouts.file import Labels, Rollouts, save_rollouts
 from fibration.rollouts.replay import Gated, build_index, disagreement, gate
 
-pytestmark = pytest.mark.usefixtures("quick_c")  # pictures, and of C's numbers nothing new
-
 
 def recorded(
     spread: float = 0.1, domains: tuple[str, ...] = ("arithmetic", "logic", "with $ and much too long")

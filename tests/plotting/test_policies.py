@@ -39,7 +39,6 @@ from fibration.rollouts import save_rollouts
 from fibration.rollouts.replay import Gated, build_index, gate
 from fibration.runtime.weights import effective
 
-pytestmark = pytest.mark.usefixtures("quick_c")
 current, old, rollout = policies("current old rollout")
 CEILING, FAR = 1.04, 0.05
 

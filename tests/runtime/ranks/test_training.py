@@ -7,7 +7,6 @@ import training
 from thread_ranks import on_ranks
 from training import budgets, distance, every_regime, example, importance, operator, policy, wanted
 
-pytestmark = pytest.mark.usefixtures("quick_c")
 F64, F32 = torch.float64, torch.float32
 EXACT = {F64: 1e-13, F32: 1e-6}
 
