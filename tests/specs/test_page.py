@@ -15,7 +15,6 @@ from support import spec
 from thorough import ALL
 
 from fibration.language.loading import shipped, shipped_file
-from fibration.laws import LAWS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
@@ -23,13 +22,6 @@ FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order
 TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
 FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
 WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()
-# What the README has of the table: losses of which papers argue, and the laws that decide it.
-SHORT = (
-    *("grpo_rewards", "dr_grpo_rewards", "rloo", "opo", "reinforce_pp", "ppo_gae"),
-    *("grpo_k3", "grpo_k2", "grpo_rk3", "ppo_entropy", "prime_rl"),
-    *("tis", "mis", "ctpo", "fipo", "prefix_is"),
-)
-DECIDED = ("baseline", "kl_gradient", "agreement", "causal")
 MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
 
 
@@ -81,32 +73,11 @@ def trainers(name: str) -> str:
     return ", ".join(t for t in TRAINERS if re.search(rf"\b{t}\b", text_of(name)))
 
 
-def short() -> str:
-    """Whose each loss is, who ships it, and what the laws that decide it say by the table of all of them."""
-    rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    table = {row[0].strip(): [cell.strip() for cell in row] for row in rows if len(row) == 1 + len(LAWS)}
-    lines = [f"| loss | of | shipped by | {' | '.join(DECIDED)} |", f"|---|---|---|{':-:|' * len(DECIDED)}"]
-    for name in SHORT:
-        summary = text_of(name).splitlines()[0]
-        signs = dict(zip(table["hierarchy"], table[name], strict=True))
-        cells = (f"`{name}`", re.split(r" \(|:", summary)[0], trainers(name), *(signs[law] for law in DECIDED))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(["", *lines, ""])
-
-
 def parts(text: str) -> tuple[str, str, str]:
     before, start, rest = text.partition("<!-- losses -->")
     found, end, after = rest.partition("<!-- /losses -->")
     assert start and end, "a page has lost the comments around what is written by a test"
     return before + start, found, end + after
-
-
-def test_the_readme_has_the_short_form():
-    before, found, after = parts((ROOT / "README.md").read_text())
-    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
-        found = short()
-        (ROOT / "README.md").write_text(f"{before}{found}{after}")
-    assert short() == found, "README.md is out of date: renew it with FIBRATION_UPDATE_GOLDEN=1"
 
 
 def test_the_page_is_what_specs_say():
