@@ -1420,6 +1420,30 @@ RUNTIME = (
         "if known or looks_like(str(one), str(label))]", "if known]",
     ),
     slip(
+        "a part of a batch has the elements of the whole in their order there", "runtime/test_index_parts",
+        "    order = used[np.argsort(first)]\n    number =", "    order = used\n    number =",
+    ),
+    slip(
+        "a part of a batch has its rows in their order there", "runtime/test_index_parts",
+        "        mine = number[chosen][filled]", "        mine = np.sort(number[chosen][filled])",
+    ),
+    slip(
+        "a part of a batch has the attributes of the first tokens", "runtime/test_index_parts",
+        "(np.cumsum(is_of) - 1)[tokens[is_of[tokens]]]", "np.arange(is_of[tokens].sum())",
+    ),
+    slip(
+        "a part of a batch forgets what rows are called", "runtime/test_index_parts",
+        "    if index.has_row_names:\n        names", "    if False:\n        names",
+    ),
+    slip(
+        "a part of a batch forgets in which order its tokens come", "runtime/test_index_parts",
+        "positions = None if index.given_positions is None else index.given_positions[tokens]", "positions = None",
+    ),
+    slip(
+        "an index that moved keeps what was worked out elsewhere", "runtime/test_index_parts",
+        "values=values, device=target, _cache={})", "values=values, device=target)",
+    ),
+    slip(
         "metrics of micro-batches are averaged", "metrics",
         "return Mean(self.sum + other.sum, self.count + other.count)",
         "return Mean(self.sum / self.count + other.sum / other.count, torch.tensor(2.0))",

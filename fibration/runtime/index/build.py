@@ -16,10 +16,11 @@ from fibration.errors import HierarchyIndexError, located, shown
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
+from fibration.runtime.devices import usable
 from fibration.runtime.index.assumed import alone_with_rewards, check
 from fibration.runtime.index.attributes import Numbers, to_numpy
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.labels import Encoder, Places
+from fibration.runtime.index.labels import Encoded, Encoder, Places
 from fibration.runtime.index.positions import check_order, read_positions
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Runs, Spans, place_of
@@ -66,18 +67,8 @@ class Builder:
                 "neither mask nor offsets", required="mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones"
             )
         given = mask if mask is not None else offsets
-        self.device = (
-            torch.device(device)
-            if device is not None
-            else given.device
-            if isinstance(given, Tensor)
-            else torch.device("cpu")
-        )
-        try:
-            self.device = torch.empty(0, device=self.device).device  # "cuda" means the current one: "cuda:0"
-        except (AssertionError, RuntimeError) as error:
-            first = str(error).splitlines()[0]
-            raise HierarchyIndexError(f"device={device!r} cannot be used", found=first) from None
+        here = given.device if isinstance(given, Tensor) else "cpu"
+        self.device = usable(here if device is None else device)
         keep = None if mask is None else self._mask(mask, "the mask")
         if offsets is None:
             assert keep is not None
@@ -175,15 +166,43 @@ class Builder:
                 found=f"the attributes of the hierarchy: {', '.join(self.h.attributes) or 'none'}",
             )
         wanted = self._wanted(labels)
-        is_of = self._is_of(labels)
-        spans = {leaf: self._spans(is_of[leaf]) for leaf in is_of} or {self.leaves[0]: self.every}
-        places = Places(self.h, self.shape, self.n_rows, self.row_numbers, self.every, spans, is_of)
-        wished = {name: labels[name] for name in wanted}
-        self.encoded = encoded = Encoder(places, self.spread).encode(wished, labels.get(self.rows))
-        names = {k: v for k, v in encoded.names.items() if k not in self.leaves}
+        places = self.places(self._is_of(labels))
+        wished, named = {name: labels[name] for name in wanted}, labels.get(self.rows) is not None
+        self.encoded = Encoder(places, self.spread).encode(wished, labels.get(self.rows))
+        size = self._sizes(self.encoded)
+        read = Numbers(places, self.encoded, size, self.spread, keyed=named)
+        values = {a.name: read.attribute(a, attributes) for a in self.h.attributes.values()}
+        for name in attributes:
+            if name not in values:
+                raise HierarchyIndexError(
+                    f"unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
+                )
+        given = read_positions(positions, self.shape, self.every, self.keep, self._token)
+        return self.assemble(self.encoded, values, device, given, named)
 
-        size = {leaf: len(spans[leaf]) for leaf in self.leaves}
-        size |= {self.rows: len(encoded.names[self.rows]), BATCH: 1, **{s: len(names[s]) for s in wanted}}
+    def _sizes(self, encoded: Encoded) -> dict[str, int]:
+        size = {leaf: len(encoded.places.spans[leaf]) for leaf in self.leaves}
+        return (
+            size
+            | {self.rows: len(encoded.names[self.rows]), BATCH: 1}
+            | {s: len(names) for s, names in encoded.names.items() if s not in self.leaves}
+        )
+
+    def places(self, is_of: Mapping[str, NDArray[np.bool_]]) -> Places:
+        """`is_of`: per leaf, which unmasked tokens are its elements; nothing where there is one leaf."""
+        spans = {leaf: self._spans(mine) for leaf, mine in is_of.items()} or {self.leaves[0]: self.every}
+        return Places(self.h, self.shape, self.n_rows, self.row_numbers, self.every, spans, is_of)
+
+    def assemble(
+        self,
+        encoded: Encoded,
+        values: Mapping[str, NDArray[np.float64]],
+        device: torch.device,
+        positions: Codes | None,
+        named: bool,
+    ) -> Index:
+        """What was read, or taken of another index, as an index."""
+        places, size = encoded.places, self._sizes(encoded)
         edges = [(f.source.name, f.target.name) for f in self.h.fibrations if f.target.name != BATCH]
         for leaf in self.h.leaves:  # the objective sums over rows
             if self.h.rows not in (leaf, *self.h.coarser(leaf)):
@@ -192,13 +211,6 @@ class Builder:
         parents = {
             (a, b): encoded.of_leaf(a, b) if a in self.leaves else encoded.parent(a, b, size[a]) for a, b in edges
         }
-        read = Numbers(places, encoded, size, self.spread, keyed=labels.get(self.rows) is not None)
-        values = {a.name: read.attribute(a, attributes) for a in self.h.attributes.values()}
-        for name in attributes:
-            if name not in values:
-                raise HierarchyIndexError(
-                    f"unknown attribute '{name}'", required=f"one of {', '.join(values) or 'none'}"
-                )
 
         def move(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -210,15 +222,17 @@ class Builder:
             n_rows=self.n_rows,
             row_numbers=self.row_numbers,
             every=self.every,
-            spans=spans,
-            numbers={leaf: Runs.of(mine) for leaf, mine in is_of.items()},
+            spans=places.spans,
+            numbers={leaf: Runs.of(mine) for leaf, mine in places.is_of.items()},
             edges={edge: move(parent) for edge, parent in parents.items()},
             by_row=frozenset(edge for edge in edges if edge[0] in self.leaves and edge[1] in encoded.per_row),
             size=size,
-            labels=names,
+            labels={s: names for s, names in encoded.names.items() if s not in self.leaves},
             values={k: torch.from_numpy(v).to(device) for k, v in values.items()},
             device=device,
-            given_positions=read_positions(positions, self.shape, self.every, self.keep, self._token),
+            bounds=self.bounds,
+            has_row_names=named,
+            given_positions=positions,
         )
 
     def _wanted(self, labels: Mapping[str, Any]) -> list[str]:

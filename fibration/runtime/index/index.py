@@ -11,9 +11,9 @@ where someone asks for them, unless labels were given per token.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes, Layout, Members, Ordering
+from fibration.runtime.devices import usable
 from fibration.runtime.index import sequence
 from fibration.runtime.index.derived import Edge, Parents, Summed, once
 from fibration.runtime.index.spans import Runs, Spans, lay_out, place_of
@@ -61,11 +62,57 @@ class Index:
     labels: Mapping[str, tuple[Hashable, ...]]  # per labelled stratum, by element number
     values: Mapping[str, Tensor]  # float64 attributes, per element of their stratum
     device: torch.device
+    bounds: Codes  # [rows of the batch + 1]: the places in the flattened shape where each begins, and their number
+    has_row_names: bool  # whether the caller has said what rows are called
     given_positions: Codes | None = None  # [tokens]: what they are ordered by where their places do not say it
     projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
     ranks: Ranks | None = None  # that the batch is spread over
     refuses_rewards: HierarchyIndexError | None = None  # where advantages need others, and an element is alone
     _cache: dict[Any, Any] = field(default_factory=dict)
+
+    # What `index[rows]` returns; given by `part.py`, which builds indexes.
+    _part: ClassVar[Callable[[Index, Any], Index]]
+
+    def __len__(self) -> int:
+        """The rows of the batch."""
+        return self.n_rows
+
+    __iter__ = None  # parts have no rows to go through: an index of each would be one of another batch
+
+    def __getitem__(self, rows: Any) -> Index:
+        """The index of some rows, as a batch of their own: what `op.index(...)` returns for these rows of all that it
+        was given.
+
+        `rows`: a slice, or a list, an array or a tensor of row numbers (negative ones count from the end, and a row may
+        come twice if rows have no names) or of one boolean per row. They come in the order given; packed tokens one row
+        after the other.
+
+        Everything coarser than a row is of these rows alone: counts, aggregates and means, statistics and `μ`, as are
+        `index.labels` and the order of elements. So gradients of slices do not add up to that of the whole batch. For
+        micro-batches ask for `op.coefficients(..., index)` of the whole batch once, and slice its `values`.
+
+        Raises HierarchyIndexError for rows that are not there, where nothing is unmasked, for a batch that breaks what
+        the hierarchy assumes without the other rows, and for an index over ranks.
+        """
+        return self._part(rows)
+
+    def to(self, device: torch.device | str) -> Index:
+        """The same index on another device; itself where it lies there. What was worked out is worked out again.
+
+        Raises HierarchyIndexError for a device that cannot be used, and for an index over ranks.
+        """
+        target = usable(device)
+        if target == self.device:
+            return self
+        if self.ranks is not None:
+            raise HierarchyIndexError(
+                f"the index of rank {self.ranks.group.rank} cannot move to {target}",
+                required="one device, from the start on",
+                remedy=f"build it there: op.index(..., device='{target}')",
+            )
+        edges = {edge: parent.to(target) for edge, parent in self.edges.items()}
+        values = {name: value.to(target) for name, value in self.values.items()}
+        return replace(self, edges=edges, values=values, device=target, _cache={})
 
     @property
     def group(self) -> Ranked | None:

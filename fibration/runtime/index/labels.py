@@ -16,7 +16,7 @@ from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.runtime.batch import Codes
-from fibration.runtime.index.numbering import Names, numbered
+from fibration.runtime.index.numbering import Names, numbered, renumbered
 from fibration.runtime.index.spans import Spans, place_of
 
 
@@ -300,12 +300,9 @@ class Encoder:
                     remedy=f"mend one of the mappings for '{name}'",
                 )
             codes[here], origin[here] = mine, number
-        used, first = np.unique(codes[codes >= 0], return_index=True)
-        order = used[np.argsort(first)]
-        renumbered = np.full(len(numbers) + 1, -1, np.int64)  # the last is that of what lies over no element
-        renumbered[order] = np.arange(len(order))
+        found_codes, order = renumbered(codes)
         labels = list(numbers)
-        return renumbered[codes], tuple(labels[i] for i in order), by_row
+        return found_codes, tuple(labels[i] for i in order), by_row
 
     def _maps(self, stratum: Stratum, given: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
         """A mapping for every fibration into `stratum`."""

@@ -33,6 +33,15 @@ def numbered(labels: Sequence[Any] | NDArray[Any], per_token: bool) -> tuple[Cod
     return np.fromiter(map(numbers.__getitem__, labels), np.int64, len(labels)), tuple(numbers)
 
 
+def renumbered(codes: Codes) -> tuple[Codes, Codes]:
+    """Codes from 0 on in the order in which they first come, -1 being none, and which each was before."""
+    used, first = np.unique(codes[codes >= 0], return_index=True)
+    order = used[np.argsort(first)]
+    number = np.full(codes.max(initial=-1) + 2, -1)  # the last is that of none
+    number[order] = np.arange(len(order))
+    return number[codes], order
+
+
 def _is_doubtful(label: Any, per_token: bool) -> bool:
     """Not a label, or not one of tokens: none, NaN, a tensor, or a number that may equal a negative integer."""
     if label is None or isinstance(label, Tensor) or label != label:

@@ -85,7 +85,7 @@ EMPTY = dict(**NOTHING, prompt_group=[], domain=[])
         ({"offsets": [0, 2, 1]}, "the offsets do not delimit rows"),
         ({"color": ["red"]}, "unknown label 'color'"),
         ({"attributes": {"weight": 1}}, "unknown attribute 'weight'"),
-        ({"device": "abacus"}, "device"),
+        ({"device": "abacus"}, "device='abacus' cannot be used"),
     ],
     ids=lambda x: "" if isinstance(x, str) else " ".join(x),
 )
@@ -93,13 +93,17 @@ def test_what_one_rank_cannot_read(rank, bad, what):
     given = [ONE, EMPTY, ONE]
     given[rank] = {**ONE, **bad}
     errors = try_index(CHAIN, *given).errors
-    if "device" in bad:  # torch's own error, on that rank alone
-        assert type(errors[rank]) is RuntimeError
-        errors[rank] = None
-        assert {type(e) for e in errors if e} == {RanksError}
-        return
     for error in errors:
         check(error, HierarchyIndexError, what=(f"rank {rank}: index of 'h'", what))
+
+
+def test_an_error_of_a_label_is_itself_on_its_rank_alone():
+    class Broken:
+        def __hash__(self):
+            raise ZeroDivisionError
+
+    errors = try_index(CHAIN, ONE, {**ONE, "domain": ["math", Broken()]}, ONE).errors
+    assert [type(e) for e in errors] == [RanksError, ZeroDivisionError, RanksError]
 
 
 def test_labels_that_mean_something_in_one_process_alone():

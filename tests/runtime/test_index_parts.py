@@ -1,0 +1,319 @@
+"""`index[rows]` is what `op.index(...)` makes of these rows of what it was given; `index.to(device)` is the same index."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+from support import domain, operator, prompt_group, refuses, spec, token, trajectory, turn
+
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    HierarchyIndexError,
+    MarkovKernel,
+    clip_gate,
+    count,
+    exp,
+    log_ratio,
+    position,
+    proportional,
+    residual,
+    strata,
+    total,
+    trajectory_mean,
+    uniform,
+)
+from fibration.compiler.diagnostics import levels
+
+text, image, stem, modality, batch = strata("text image stem modality batch")
+B, T = 7, 6
+WIDTHS = [6, 3, 5, 2, 6, 1, 4]  # of packed rows: what lies behind is left out
+GENERATOR = np.random.default_rng(3)
+MASK = GENERATOR.random((B, T)) < 0.75
+MASK[:, 0] = True
+MASK[3] = False  # a row without tokens
+PLACES = np.arange(B * T).reshape(B, T)
+IMAGE = GENERATOR.random((B, T)) < 0.4
+IMAGE[5, 0] = False
+GROUPS = [1, 0, 1, 2, 0, 2, 1]
+OF_GROUPS = {"prompt_group": [f"g{g}" for g in GROUPS], "domain": [["math", "code", "math"][g] for g in GROUPS]}
+TURNS = np.empty((B, T), object)
+for r, c in np.ndindex(B, T):
+    TURNS[r, c] = (r, c // 2)
+
+
+def weights(shape):
+    return GENERATOR.uniform(0.5, 2, shape)
+
+
+@functools.cache
+def tree():
+    """Two leaves over turns and rows, labels of labels, an order, and attributes of all kinds of elements."""
+    weight, hard, size, all_of = (
+        Attribute(name, on=s) for name, s in (("w", text), ("hard", trajectory), ("size", prompt_group), ("all", batch))
+    )
+    h = Hierarchy(
+        name="everything",
+        fibrations=[
+            Fibration(text, turn, uniform()),
+            Fibration(turn, trajectory, uniform()),
+            Fibration(image, trajectory, uniform()),
+            Fibration(trajectory, prompt_group, proportional(total(hard))),
+            Fibration(prompt_group, stem, uniform()),
+            Fibration(stem, batch, uniform()),
+        ],
+        gates={
+            text: Gate(clip_gate(0.2).expression * weight),
+            image: clip_gate(0.3),
+            turn: clip_gate(0.2),
+            trajectory: Gate(clip_gate(0.4).expression * hard),
+            prompt_group: Gate(residual / (1 + size)),
+            stem: clip_gate(0.5),
+            batch: Gate(residual * all_of),
+        },
+        decomposition=log_ratio(),
+        objective=trajectory_mean().weigh(exp(-0.1 * position(over=trajectory))),
+    )
+    given = {"per_token": {"image": IMAGE, "turn": TURNS}, "per_row": {"prompt_group": OF_GROUPS["prompt_group"]}}
+    given["mapped"] = {"stem": {"g0": "exact", "g1": "exact", "g2": "other"}}
+    given["attributes"] = {
+        "w": weights((B, T)),
+        "hard": weights(B),
+        "size": {"g0": 1.0, "g1": 0.5, "g2": 2.0},
+        "all": 0.75,
+    }
+    return operator(h), given
+
+
+@functools.cache
+def ordered():
+    """Groups whose rows are interleaved by positions, and rows with names."""
+    h = Hierarchy(
+        name="ordered",
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())],
+        gates={s: clip_gate(0.3) for s in (token, trajectory, prompt_group)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean().weigh(exp(-0.1 * position(over=prompt_group))),
+    )
+    per_row = {"prompt_group": OF_GROUPS["prompt_group"]}
+    return operator(h), {"per_row": per_row, "per_token": {"positions": np.ascontiguousarray(PLACES.reshape(T, B).T)}}
+
+
+@functools.cache
+def projected():
+    """A quiver whose effects are told apart by a projection."""
+    share = lambda a, b: MarkovKernel(count(token, over=a) / count(token, over=b))  # noqa: E731
+    h = Hierarchy(
+        name="projected",
+        fibrations=[
+            Fibration(token, trajectory, uniform()),
+            Fibration(trajectory, domain, share(trajectory, domain)),
+            Fibration(trajectory, modality, share(trajectory, modality)),
+            Fibration(domain, batch, share(domain, batch)),
+            Fibration(modality, batch, share(modality, batch)),
+        ],
+        gates={s: clip_gate(0.3) for s in (token, trajectory, domain, modality, batch)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean(),
+        orthogonalise="projection",
+    )
+    return operator(h), {"per_row": {"domain": list("abaabba"), "modality": list("xxyxyyy")}}
+
+
+WORLDS = {
+    "a chain whose rows have names": lambda: (
+        operator(spec("fiberpo_domain")),
+        {"per_row": {**OF_GROUPS, "trajectory": [f"t{r}" for r in range(B)]}},
+    ),
+    "experts beside the rows": lambda: (
+        operator(spec("fiberpo_experts")),
+        {"per_token": {"expert": PLACES * 7 % 3}},
+    ),
+    "groups beside tokens, with rewards": lambda: (
+        operator(spec("grpo_rewards")),
+        {"per_row": {"prompt_group": OF_GROUPS["prompt_group"]}},
+    ),
+    "a tree with everything": tree,
+    "positions": ordered,
+    "a projection": projected,
+}  # fmt: skip
+ROWS = {
+    "slice": slice(1, 6),
+    "backwards": slice(None, None, -1),
+    "list": [5, 0, -1, 4],
+    "booleans": torch.tensor([True, False, True, True, True, False, True]),
+    "numbers": np.array([2, 3, 0, 1], np.int32),
+}
+
+
+def laid_out(given, rows, packed):
+    """What an index of these rows is built from, and where its places lie in the whole batch."""
+    rows = np.arange(B)[rows]
+    places = PLACES[rows]
+    if packed:
+        places = np.concatenate([PLACES[r, : WIDTHS[r]] for r in rows])
+    made = {k: [v[r] for r in rows] for k, v in given.get("per_row", {}).items()} | given.get("mapped", {})
+    made |= {k: v.reshape(-1)[places] for k, v in given.get("per_token", {}).items()}
+    made |= {k: v.tolist() for k, v in made.items() if isinstance(v, np.ndarray) and v.dtype.hasobject}
+    shapes = {k: np.shape(v) for k, v in given.get("attributes", {}).items()}
+    made["attributes"] = {
+        k: v.reshape(-1)[places] if shapes[k] == (B, T) else v[rows] if shapes[k] == (B,) else v
+        for k, v in given.get("attributes", {}).items()
+    }
+    if packed:
+        made["offsets"] = np.cumsum([0, *(WIDTHS[r] for r in rows)])
+    return {**made, "mask": MASK.reshape(-1)[places]}, places
+
+
+def facts(index):
+    """All that an index holds, and what it says of every two strata."""
+    skipped = ("hierarchy", "projection", "refuses_rewards", "_cache")
+    held = {f.name: getattr(index, f.name) for f in dataclasses.fields(index) if f.name not in skipped}
+    names = (*index.leaves, *index.labels)
+    for over in names:
+        for of in (s for s in names if s != over and index._reaches(s, over)):
+            held[of, over] = index.parent(of, over), index.count(of, over)
+    if index.projection:
+        held["matrices"] = [index.matrix(a, b) for a in index.projection.strata for b in index.projection.strata]
+    return held
+
+
+def same(one, other):
+    """Equal to the bit, and in order."""
+    if dataclasses.is_dataclass(one):
+        return type(one) is type(other) and same(vars(one), vars(other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
+GIVEN = {name: torch.from_numpy(GENERATOR.normal(size=B * T)) * 0.5 for name in ("x", "a")}
+REWARDS = torch.arange(B, dtype=torch.float64) ** 2
+
+
+def results(op, index, rows, places):
+    """Of calls off policy, in every regime."""
+    old = torch.full(index.shape, -1.0, dtype=torch.float64)
+    x, a = (GIVEN[name][torch.from_numpy(places)] for name in ("x", "a"))
+    if op.hierarchy.advantages is not None:
+        a = None
+    rewards = REWARDS[torch.from_numpy(np.arange(B)[rows].copy())] if a is None else None
+    called = op.coefficients(old + x, old, a, index, rewards=rewards)
+    metrics = {k: torch.stack([v.sum, v.count]) if hasattr(v, "sum") else v.value for k, v in called.metrics.items()}
+    ratio = op.gate(x, index, advantages=a, rewards=rewards)
+    found = [op.levels(x, index, advantages=a, rewards=rewards)] if levels(op.hierarchy) else []
+    return [
+        called.values,
+        called.objective,
+        ratio,
+        *[getattr(f, k) for f in found for k in ("residual", "gated")],
+    ], metrics
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_part_is_the_index_of_its_rows(world, packed):
+    op, given = WORLDS[world]()
+    whole = op.index(**laid_out(given, slice(None), packed)[0])
+    for rows in ROWS.values():
+        arguments, places = laid_out(given, rows, packed)
+        expected, found = op.index(**arguments), whole[rows]
+        assert same(facts(found), facts(expected))
+        numbers, metrics = results(op, expected, rows, places)
+        again, theirs = results(op, found, rows, places)
+        assert same(numbers, again) and list(metrics) == list(theirs)
+        assert all(torch.equal(metrics[k].nan_to_num(), theirs[k].nan_to_num()) for k in metrics)
+    assert same(facts(whole[[6, 0, 3, 4, 1, 2]][[5, 4, -3, 2, 1]]), facts(whole[[2, 1, 4, 3, 0]]))
+    assert len(whole[[3, 1]]) == 2 and len(whole) == B
+
+
+def test_a_row_may_come_twice_unless_rows_have_names():
+    op, _ = WORLDS["a chain whose rows have names"]()
+    whole = op.index(mask=MASK, **OF_GROUPS)
+    twice = whole[[0, 0, 2]]
+    assert twice.size["trajectory"] == 3 and twice.labels["prompt_group"] == ("g1",)
+    named = op.index(mask=MASK, **OF_GROUPS, trajectory=list("abcdefg"))
+    refuses(HierarchyIndexError, lambda: named[[0, 0, 2]], what="two rows are called 'a'")
+
+
+def test_what_is_coarser_is_of_these_rows_alone():
+    """Coefficients of parts are those of batches of their own, and no parts of the whole's."""
+    op, _ = WORLDS["a chain whose rows have names"]()
+    whole = op.index(mask=MASK, **OF_GROUPS)
+    old = torch.full((B, T), -1.0, dtype=torch.float64)
+    x, a = (GIVEN[name].view(B, T) for name in ("x", "a"))
+    every = op.coefficients(old + x, old, a, whole).values
+    part = op.coefficients((old + x)[:3], old[:3], a[:3], whole[:3]).values
+    assert not torch.allclose(every[:3], part * 3 / 6, rtol=1e-3)
+
+
+REFUSED = {
+    "a number": (2, dict(what="rows are an int: 2", required="a slice, or a list", remedy="index[2:3]")),
+    "several dimensions": ((slice(2), 0), dict(what="rows are a tuple")),
+    "floats": ([0.0, 1.0], dict(what="rows of shape [2] and dtype float64", required="row numbers below 7")),
+    "two dimensions": (torch.zeros(7, 6, dtype=torch.bool), dict(what="rows of shape [7, 6]", required="[7] booleans")),
+    "too few booleans": ([True, False], dict(what="2 booleans say which rows")),
+    "beyond the end": ([0, 7], dict(what="there is no row 7", required="below 7")),
+    "before the start": ([-8], dict(what="there is no row -8")),
+    "no rows": ([], dict(what="the batch is empty")),
+    "rows without tokens": (slice(3, 4), dict(what="the batch is empty", remedy="skip")),
+}
+
+
+@pytest.mark.parametrize("which", REFUSED)
+def test_rows_that_are_none(which):
+    rows, expected = REFUSED[which]
+    whole = operator(spec("fiberpo")).index(mask=MASK)
+    refuses(HierarchyIndexError, lambda: whole[rows], **expected)
+
+
+def test_an_index_has_no_rows_to_go_through():
+    with pytest.raises(TypeError, match="not iterable"):
+        list(operator(spec("fiberpo")).index(mask=MASK))
+
+
+def test_an_index_of_ranks_stays_as_it_is():
+    pieces = operator(spec("fiberpo")).index(mask=MASK, trajectory=list("abcdefa"), positions=PLACES)
+    refuses(
+        HierarchyIndexError, lambda: pieces[:2], what="spread over ranks, or has rows in pieces", remedy="op.index(...)"
+    )
+    assert pieces.to("cpu") is pieces
+
+
+def test_an_index_that_moves_shares_nothing(monkeypatch):
+    """On a device of its own it works everything out again, and to the same bits."""
+    op, given = tree()
+    whole = op.index(**laid_out(given, slice(None), False)[0])
+    assert whole.to("cpu") is whole is whole.to(torch.device("cpu"))
+    results(op, whole, slice(None), PLACES)
+    moved = dataclasses.replace(whole, device=torch.device("cpu", 0)).to("cpu")
+    assert moved is not whole and not moved._cache and same(facts(moved), facts(whole))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "nonsense", "meta"])
+def test_a_device_that_cannot_be_used(device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    index = operator(spec("fiberpo")).index(mask=MASK)
+    what = "cannot lie on the device 'meta'" if device == "meta" else f"device='{device}' cannot be used"
+    refuses(HierarchyIndexError, lambda: index.to(device), what=what)
+    refuses(HierarchyIndexError, lambda: operator(spec("fiberpo")).index(mask=MASK, device=device), what=what)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("world", WORLDS)
+def test_on_a_gpu_it_is_the_index_that_was_built_there(world):
+    op, given = WORLDS[world]()
+    arguments, _ = laid_out(given, slice(None), False)
+    here, there = op.index(**arguments), op.index(**arguments, device="cuda")
+    moved, back = here.to("cuda"), there.to("cpu")
+    assert moved.device == there.device and same(facts(moved), facts(there)) and same(facts(back), facts(here))
+    assert same(facts(there[[2, 0, 1]]), facts(here[[2, 0, 1]].to("cuda")))
