@@ -45,7 +45,7 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
     """
     cc = compiler()
     flags = [*FLAGS, *_target(cc), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
-    parts = [source, *flags, *cc, _version(cc), _processor()]
+    parts = [source, *flags, *cc, version(cc), _processor()]
     key = "c-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def make(workshop: Path) -> None:
@@ -69,7 +69,8 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
 
 
 @cache
-def _version(cc: tuple[str, ...]) -> str:
+def version(cc: tuple[str, ...]) -> str:
+    """What a compiler says of itself."""
     return _run([*cc, "--version"]).stdout
 
 

@@ -15,11 +15,9 @@ import torch
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """The machine in words: what a reader needs to judge the numbers, and nothing that names the machine itself."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processor = _from_file("/proc/cpuinfo", r"model name\s*:\s*(.+)")
     return {
-        "processor": processor or platform.processor() or platform.machine(),
-        "cores": cores,
+        "processor": processor(),
+        "cores": usable_cores(),
         "caches": _caches(),
         "memory_bytes": int(_from_file("/proc/meminfo", r"MemTotal:\s*(\d+)") or 0) * 1024,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor",
@@ -31,6 +29,15 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "cpp_compiler": _compiler(),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
     }
+
+
+def processor() -> str:
+    return _from_file("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _from_file(path: str, pattern: str) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from fibration.cli.arguments import Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
 from fibration.cli.outcome import to_its_end
 from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import write_file
@@ -57,20 +56,6 @@ app = typer.Typer(
 )
 
 
-VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
-ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
-Spec = Annotated[
-    str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
-]
-Timeout = Annotated[
-    float, typer.Option(metavar="S", help="Seconds for the laws and facts of a hierarchy; inf for no limit.")
-]
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
-]
-
-
 def console() -> Console:
     """Made per command, for whatever stdout is then. Numbers and brackets are not to be coloured or read as markup."""
     return Console(highlight=False, markup=False, emoji=False)
@@ -92,6 +77,38 @@ def root(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="this folder, if left out", show_default=False)
+    ] = Path("."),
+) -> None:
+    """Begin a project: a loss of your own, a test of it, and CI.
+
+    All of them pass as they are. Nothing that is there is overwritten.
+    """
+    from fibration.cli.project import init as begin
+
+    typer.echo(begin(folder))
+
+
+@app.command()
+def doctor(
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="what to try backends on; fiberpo, if left out")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what works on this machine, and which backend runs.
+
+    Versions, processor, threads, GPU, C compiler, the cache folder; every backend that should work is built, run and
+    compared. Exit code 0: usable. 1: something is broken, or SPEC breaks a law.
+    """
+    from fibration.cli.doctor import doctor as examine
+
+    raise typer.Exit(examine(console(), spec, json))
 
 
 @app.command()
@@ -354,32 +371,6 @@ def bench(
     run = command.bench_words if words else command.bench_small if small else command.bench
     run = command.bench_laws if laws else command.bench_ranks if ranks else run
     raise typer.Exit(run(console(), settings))
-
-
-def parameters(given: Sequence[str]) -> dict[str, Any]:
-    """`NAME=VALUE` pairs; whether the names and values fit is for the operator to say."""
-    from fibration.errors import ParameterError
-    from fibration.language.read_document import GivenTwice, once
-
-    result: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        wrong = f"--param {text!r} cannot be read"
-        try:
-            with suppress(ValueError):  # what Python reads as a float is one: `.1` is, and is no JSON
-                result[name.strip()] = float(value)
-                continue
-            result[name.strip()] = json.loads(value, object_pairs_hook=once)
-        except GivenTwice as error:
-            raise ParameterError(wrong, required="every key once", found=str(error)) from None
-        except ValueError:
-            raise ParameterError(
-                wrong,
-                required="NAME=VALUE, where VALUE is a number or JSON",
-                found=f"the value {value!r}" if equals else "no '='",
-                remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
-            ) from None
-    return result
 
 
 def main() -> None:

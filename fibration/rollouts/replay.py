@@ -115,7 +115,7 @@ def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tenso
     return {name: _double(rollouts.policies[name]) for name in read}
 
 
-def build_index(op: Operator, rollouts: Rollouts) -> Index:
+def build_index(op: Operator, rollouts: Rollouts, device: torch.device | str | None = None) -> Index:
     """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
     h, known = op.hierarchy, rollouts.labels
     have = f"labels for {', '.join(known) or 'nothing'}; every segment is one {h.rows}"
@@ -148,7 +148,7 @@ def build_index(op: Operator, rollouts: Rollouts) -> Index:
         given[h.rows.name] = known[h.rows.name].each
     given |= {leaf: rollouts.masks[leaf] for leaf in leaves if leaf in rollouts.masks}
     attributes = {a.name: _attribute(a, rollouts, h) for a in h.attributes.values()}
-    return op.index(offsets=rollouts.offsets, attributes=attributes, **given)
+    return op.index(offsets=rollouts.offsets, attributes=attributes, device=device, **given)
 
 
 def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:

@@ -1,0 +1,50 @@
+"""What several commands take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from fibration.errors import ParameterError
+from fibration.language.read_document import GivenTwice, once
+
+VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
+ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
+Spec = Annotated[
+    str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
+]
+Timeout = Annotated[
+    float, typer.Option(metavar="S", help="Seconds for the laws and facts of a hierarchy; inf for no limit.")
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),
+]
+
+
+def parameters(given: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` pairs; whether the names and values fit is for the operator to say."""
+    result: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        wrong = f"--param {text!r} cannot be read"
+        try:
+            with suppress(ValueError):  # what Python reads as a float is one: `.1` is, and is no JSON
+                result[name.strip()] = float(value)
+                continue
+            result[name.strip()] = json.loads(value, object_pairs_hook=once)
+        except GivenTwice as error:
+            raise ParameterError(wrong, required="every key once", found=str(error)) from None
+        except ValueError:
+            raise ParameterError(
+                wrong,
+                required="NAME=VALUE, where VALUE is a number or JSON",
+                found=f"the value {value!r}" if equals else "no '='",
+                remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
+            ) from None
+    return result

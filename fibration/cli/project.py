@@ -1,0 +1,147 @@
+"""`fibration init`: the beginning of a project, with a loss whose laws hold, a test of it, and CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fibration.errors import BackendError, FibrationError
+from fibration.files import unwritable, write_file
+
+SPEC = '''"""A loss of your own: a budget on the drift of every trajectory, and a clip on what each token adds to it.
+
+Change it, and ask what became of it: fibration show specs/my_loss.py, fibration verify specs/
+"""
+
+from fibration import (
+    Fibration,
+    Hierarchy,
+    Parameter,
+    aggregate_gate,
+    clip_gate,
+    count,
+    signed_log_ratio,
+    strata,
+    trajectory_mean,
+    uniform,
+)
+
+token, trajectory = strata("token trajectory")
+length = count(token, over=trajectory)  # tokens of a trajectory
+budget = Parameter("budget", per_channel=True, default={"+": 0.2, "-": 0.1})  # of a trajectory's mean log ratio
+epsilon = Parameter("epsilon", default=0.05)  # of a token's log ratio beyond that mean
+
+my_loss = Hierarchy(
+    name="my_loss",
+    fibrations=[Fibration(token, trajectory, kernel=uniform())],
+    gates={
+        trajectory: aggregate_gate(budget, rollback=1).inward(),
+        token: clip_gate(epsilon).per(1 / length).inward(),
+    },
+    decomposition=signed_log_ratio(scale=1 / length),
+    objective=trajectory_mean(),
+)
+'''
+
+TEST = '''"""What the loss does to a small batch. What laws say of every batch, `fibration_specs` in pytest.ini asks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fibration
+
+OFFSETS = torch.tensor([0, 3, 5])  # a trajectory of 3 tokens, and one of 2
+ADVANTAGES = torch.tensor([1.0, -1.0])
+OLD = torch.full((5,), -1.0)
+
+
+@pytest.fixture(scope="module")
+def op():
+    return fibration.compile(fibration.load(Path(__file__).parents[1] / "specs" / "my_loss.py"))
+
+
+def coefficients(op, log_ratio):
+    """The derivative of the objective by each token's log-prob."""
+    return op.coefficients(OLD + log_ratio, OLD, ADVANTAGES, op.index(offsets=OFFSETS)).values
+
+
+def test_on_policy_it_is_the_plain_policy_gradient(op):
+    expected = torch.tensor([1 / 6, 1 / 6, 1 / 6, -1 / 4, -1 / 4])  # advantage / (2 trajectories * tokens of this one)
+    torch.testing.assert_close(coefficients(op, torch.zeros(5)), expected)
+
+
+def test_a_trajectory_beyond_its_budget_is_pushed_no_further(op):
+    log_ratio = torch.tensor([0.5, 0.5, 0.5, 0.01, -0.02])
+    found = coefficients(op, log_ratio)
+    torch.testing.assert_close(found[:3], torch.zeros(3))
+    assert (found[3:] < 0).all()
+'''
+
+CONFIGURATION = """[pytest]
+fibration_specs = specs/
+"""
+
+WORKFLOW = """name: laws
+on: [push, pull_request]
+jobs:
+  laws:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      - run: pip install fibration pytest
+      - run: fibration verify specs/ --format github
+      - run: fibration verify specs/ --format markdown >> "$GITHUB_STEP_SUMMARY"
+        if: always()
+      - run: python -m pytest
+"""
+
+PYTEST = "pytest.ini"
+FILES = {
+    "specs/my_loss.py": (SPEC, "a hierarchy: declare your own in its place"),
+    "tests/test_my_loss.py": (TEST, "what it does to a small batch"),
+    PYTEST: (CONFIGURATION, "makes a test of every hierarchy in specs/"),
+    ".github/workflows/laws.yml": (WORKFLOW, "all of it on every push"),
+}
+CONFIGURED = {"pytest.ini": "", "pyproject.toml": "tool.pytest", "tox.ini": "[pytest]", "setup.cfg": "tool:pytest"}
+
+
+def init(folder: Path) -> str:
+    """Write the files of a new project, all or none; what to say of it.
+
+    Raises BackendError where one of them is there already, or nothing can be written.
+    """
+    configured = next((n for n, words in CONFIGURED.items() if _holds(folder / n, words)), None)
+    files = {name: texts for name, texts in FILES.items() if name != PYTEST or not configured}
+    there = [name for name in files if (folder / name).exists()]
+    if there:
+        raise BackendError(
+            f"the folder '{folder}' holds {', '.join(there)} already",
+            required="a folder without them: nothing is overwritten, and nothing was written",
+            remedy="name another one: fibration init DIR",
+        )
+    found = unwritable(folder)
+    if found:
+        raise FibrationError(f"a project cannot be written to '{folder}'", required="a folder", found=found)
+    for name, (contents, _) in files.items():
+        write_file(folder / name, contents)
+    width = max(map(len, files))
+    lines = [f"  {name:{width}}  {meaning}" for name, (_, meaning) in files.items()]
+    if configured:
+        lines.append(f'{configured} configures pytest: add fibration_specs = ["specs/"] to what it says of it')
+    go = [] if folder.resolve() == Path.cwd() else [f"  cd {folder}"]
+    return "\n".join([f"written to {folder}:", *lines, "next:", *go, *(f"  {line}" for line in NEXT)])
+
+
+NEXT = (
+    "fibration verify specs/             which laws hold, on batches of every size",
+    "python -m pytest                    the same as tests, and yours",
+    "fibration run specs/my_loss.py      what it does to recorded rollouts, with pictures in out/",
+)
+
+
+def _holds(file: Path, words: str) -> bool:
+    return file.is_file() and words in file.read_text(errors="replace")

@@ -1,0 +1,165 @@
+"""`fibration doctor`: it says of each thing whether it works, and what is broken decides the exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fibration import cache
+from fibration.cli import doctor
+from fibration.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def found(*arguments: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """The exit code, what is said of all, and the findings by name."""
+    code, output = invoke(*arguments, "--json")
+    said = json.loads(output)
+    return code, said, {f["name"]: f for f in said["findings"]}
+
+
+def test_a_machine_that_works() -> None:
+    code, said, by_name = found()
+    assert (code, said["usable"]) == (0, True)
+    assert {f["state"] for f in said["findings"]} <= {"fine", "note", "look"}
+    assert by_name["torch"]["value"] == metadata.version("torch")
+    assert by_name["cache"]["value"].startswith(str(cache.folder()))
+    assert f"{torch.get_num_threads()} in torch and C" in by_name["threads"]["value"]
+    assert (
+        by_name["backend torch"]["state"] == by_name["backend c"]["state"] == by_name["C compiler"]["state"] == "fine"
+    )
+    assert "agrees with torch to " in by_name["backend c"]["value"]
+    if not torch.cuda.is_available():
+        assert said["backend"] == "c" and said["why"].startswith("compiled by /")
+
+
+def test_the_table_has_every_finding_and_ends_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    code, output = invoke("gspo")
+    assert code == 1
+    words = " ".join(output.split())
+    assert "✗ broken C compiler there is no C compiler: CC=no-such-compiler required: cc, gcc or clang" in words
+    assert "· backend c not tried without a compiler" in words
+    assert "broken: C compiler; fibration.compile takes the torch backend: " in words
+
+
+def test_a_machine_without_a_compiler_is_slow_and_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    code, said, by_name = found("ppo")
+    assert (code, said["usable"]) == (0, True)
+    assert by_name["C compiler"]["state"] == "look"
+    assert torch.cuda.is_available() or said["backend"] == "torch"
+
+
+def test_a_cache_that_others_may_write_is_broken_if_it_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fibration").mkdir()
+    (tmp_path / "fibration").chmod(0o777)
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "fibration"))
+    code, said, by_name = found("ppo")
+    assert (code, said["usable"]) == (1, False)
+    assert by_name["cache"]["state"] == by_name["backend c"]["state"] == "broken"
+    assert "can be written by everybody" in by_name["cache"]["value"]
+    assert by_name["cache"]["remedy"].startswith(f"chmod go-w '{tmp_path / 'fibration'}', or set FIBRATION_CACHE")
+    monkeypatch.delenv("FIBRATION_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, said, by_name = found("ppo")
+    assert (code, said["usable"]) == (0, True)
+    assert by_name["cache"]["state"] == "look" and "temporary folder" in by_name["cache"]["remedy"]
+    assert by_name["backend c"]["state"] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("differs", "differs from torch by 1e-03"),
+        ("raises", "ZeroDivisionError: division by zero"),
+        ("not a number", "differs from torch by nan"),
+    ],
+)
+def test_a_backend_that_computes_something_else_is_broken(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = doctor._coefficients
+
+    def wrong(hierarchy: Any, backend: str, device: str) -> torch.Tensor:
+        values = right(hierarchy, "torch", device)
+        if backend == "torch":
+            return values
+        if way == "raises":
+            raise ZeroDivisionError("division by zero")
+        values[values.abs().argmax()] *= 1.001 if way == "differs" else float("nan")
+        return values
+
+    monkeypatch.setattr(doctor, "_coefficients", wrong)
+    code, _, by_name = found("ppo")
+    assert code == 1
+    assert by_name["backend c"]["state"] == "broken" and said in by_name["backend c"]["value"]
+    assert by_name["backend torch"]["state"] == "fine"
+
+
+def test_versions_are_held_against_what_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+    versions = {"trl": "1.99.0", "verl": "0.9.2", "numpy": "1.0", "transformers": "5.0"}
+
+    def version(name: str) -> str:
+        if name in ("networkx", "triton"):
+            raise metadata.PackageNotFoundError(name)
+        return versions.get(name) or real(name)
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = (f"{r} ; extra == {e!r}" for e, rs in project["optional-dependencies"].items() for r in rs if ";" not in r)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*project["dependencies"], *extras])
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    by_name = {f.name: f for f in doctor._software()}
+    assert by_name["trl"].state == "look" and by_name["trl"].remedy.startswith("pip install 'trl")
+    assert by_name["verl"].state == "fine" and "series that is supported" in by_name["verl"].value
+    assert by_name["numpy"].state == by_name["networkx"].state == "broken"
+    assert by_name["transformers"].state == "fine"
+    assert "triton" not in by_name and "hypothesis" not in by_name
+
+
+def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "usable_cores", lambda: torch.get_num_threads() - 1)
+    threads = next(f for f in doctor._hardware() if f.name == "threads")
+    assert threads.state == "look" and "OMP_NUM_THREADS=" in threads.remedy
+
+
+def test_a_driver_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "DRIVERS", {"NVIDIA": Path(__file__)})
+    gpu = doctor._gpu()
+    assert gpu.state == "look" and gpu.value.startswith("NVIDIA has a driver here") and gpu.remedy
+
+
+def test_a_spec_that_needs_other_rollouts_says_nothing_of_the_machine() -> None:
+    code, _, by_name = found("fiberpo_crossed")
+    assert code == 0
+    for name in ("backend torch", "backend c"):
+        assert by_name[name]["state"] == "note" and by_name[name]["value"].startswith(
+            "not tried: the rollouts say nothing"
+        )
+
+
+def test_a_spec_that_breaks_a_law_or_is_none(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from fibration import load\nwrong = load('ppo').replace(gives_up={'positivity': 'no reason'})\n")
+    code, output = invoke(str(wrong))
+    assert code == 1 and "gives up" in output
+    assert invoke(str(tmp_path / "nothing.py"))[0] == 2

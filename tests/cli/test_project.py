@@ -1,0 +1,130 @@
+"""`fibration init`: what it writes passes as it is, and nothing that was there is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from thorough import ALL
+from typer.testing import CliRunner
+
+import fibration
+from fibration.cli.main import app
+from fibration.cli.project import FILES, WORKFLOW
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def written(folder: Path) -> dict[str, str]:
+    return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_what_is_written_passes_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "deep" / "project"
+    code, output = invoke("init", folder)
+    assert code == 0
+    assert written(folder) == {name: text for name, (text, _) in FILES.items()}
+    assert all(name in output for name in FILES)
+    assert output.splitlines()[5:7] == ["next:", f"  cd {folder}"]
+    monkeypatch.chdir(folder)
+    assert all(f"  {word}" in output for word in ("fibration verify specs/ ", "python -m pytest ", "fibration run "))
+    code, output = invoke("verify", "specs/")
+    assert (code, output.splitlines()[-1]) == (0, "1 of 1 hierarchy verified")
+    tests = runpy.run_path("tests/test_my_loss.py")
+    op = fibration.compile(fibration.load("specs/my_loss.py"))
+    for function in TESTS:
+        tests[function](op)
+
+
+TESTS = re.findall(r"^def (test_\w+)\(op\):$", FILES["tests/test_my_loss.py"][0], re.MULTILINE)
+
+
+def test_its_test_sees_a_loss_that_is_another(tmp_path: Path) -> None:
+    (tmp_path / "test.py").write_text(FILES["tests/test_my_loss.py"][0])
+    tests = runpy.run_path(str(tmp_path / "test.py"))
+    token_means, unclipped = fibration.load("dapo"), fibration.load("reinforce")
+    for hierarchy, function in ((token_means, TESTS[0]), (unclipped, TESTS[1])):
+        with pytest.raises(AssertionError):
+            tests[function](fibration.compile(hierarchy, backend="torch"))
+
+
+@pytest.mark.skipif(not ALL, reason="a process of its own, with torch")
+def test_what_is_written_passes_as_pytest_runs_it(tmp_path: Path) -> None:
+    invoke("init", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-p", "_fibration_pytest", "-W", "error", "-v"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stdout
+    assert "specs/my_loss.py::my_loss PASSED" in run.stdout
+    assert f"{len(TESTS) + 1} passed" in run.stdout
+
+
+def test_its_configuration_names_its_specs() -> None:
+    configuration = ConfigParser()
+    configuration.read_string(FILES["pytest.ini"][0])
+    assert dict(configuration["pytest"]) == {"fibration_specs": "specs/"}
+
+
+def test_the_workflow_is_that_of_the_page_and_runs_the_tests_too() -> None:
+    (page,) = re.findall(r"```yaml\n(name: laws\non:.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
+    more = "      - run: python -m pytest\n"
+    assert page.replace("install fibration", "install fibration pytest") + more == WORKFLOW
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "pytest.ini"])
+def test_nothing_is_overwritten_and_then_nothing_is_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    code, output = invoke("init", tmp_path)
+    assert code == 2
+    assert f"holds {name} already" in output
+    assert written(tmp_path) == {name: "mine"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_configured"),
+    [
+        ("pytest.ini", "", True),
+        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '-q'\n", True),
+        ("tox.ini", "[pytest]\n", True),
+        ("setup.cfg", "[tool:pytest]\n", True),
+        ("pyproject.toml", "[project]\nname = 'mine'\n", False),
+    ],
+)
+def test_a_configuration_of_pytest_stays_the_only_one(
+    name: str, text: str, is_configured: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    code, output = invoke("init", tmp_path)
+    assert code == 0
+    made = written(tmp_path)
+    assert made[name] == text
+    assert ("pytest.ini" in made.keys() - {name}) != is_configured
+    assert (f'{name} configures pytest: add fibration_specs = ["specs/"]' in output) == is_configured
+
+
+def test_here_needs_no_cd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output = invoke("init")
+    assert code == 0
+    assert "cd " not in output
+    assert written(tmp_path).keys() == FILES.keys()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, output = invoke("init", tmp_path / "file" / "project")
+    assert code == 2
+    assert f"'{tmp_path / 'file'}' is a file" in output
