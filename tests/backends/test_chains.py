@@ -241,7 +241,7 @@ def mistakes(backend: Backend):
         "no advantages where they are read": lambda: reads.gate(now, of_reads),
         "unknown parameter": lambda: op.gate(now, index, {"epsilom": 0.1}),
         "parameter on its bound": lambda: op.gate(now, index, {"epsilon": 0.0}),
-        "parameter for no element": lambda: op.gate(now, index, {"C_trajectory": {"nobody": 0.1}}),
+        "parameter by labels of what has none": lambda: op.gate(now, index, {"epsilon": {"nobody": 0.1}}),
     }
 
 
