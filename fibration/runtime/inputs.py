@@ -140,7 +140,9 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
             raise BatchError(f"{name}: {found}", required="a tensor of float32, bfloat16, float16 or float64")
         if tuple(tensor.shape) != index.shape:
             raise BatchError(
-                f"{name} has shape {list(tensor.shape)}", required=f"{list(index.shape)}, as the index was built for"
+                f"{name} has shape {list(tensor.shape)}",
+                required=f"{list(index.shape)}, as the index was built for",
+                remedy="an index is of one batch: build that of this one, op.index(...), or take its rows, index[rows]",
             )
         if tensor.device != index.device:
             raise BatchError(

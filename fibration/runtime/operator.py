@@ -19,6 +19,7 @@ from fibration.runtime.calls import Backend, Calls
 from fibration.runtime.gradients import Gated, Share
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.keywords import refuse_positional
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
 from fibration.runtime.results import Coefficients, Levels, Loss
@@ -65,7 +66,7 @@ class Operator:
     def index(
         self,
         /,  # a stratum may be called so
-        *,
+        *positional: Any,
         mask: Any = None,
         offsets: Any = None,
         attributes: Mapping[str, Any] | None = None,
@@ -104,6 +105,7 @@ class Operator:
         that breaks what the hierarchy assumes, crossed effects that no projection tells apart. With a group, all ranks
         raise what one of them does; and RanksError where they are in different calls, or one of them is lost.
         """
+        refuse_positional(self.hierarchy, positional)
         ranks, labels = ranks_or_labels(self.hierarchy, group, labels, positions is not None)
         if ranks is None:
             return build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions)

@@ -1,6 +1,8 @@
 """Labels, masks, offsets and attributes that do not fit are refused where the index is built."""
 
 import math
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from support import operator, prompt_group, refuses, spec, token, trajectory
 
 from fibration import (
     Attribute,
+    BatchError,
     Fibration,
     Gate,
     Hierarchy,
@@ -47,6 +50,33 @@ LABELS = {
         {"prompt_group": ["p", "q"]},
         dict(what=("'fiberpo_domain'", "2 labels for 'prompt_group'"), required="one per row, 3, or one per token, shape [3, 3]"),
     ),
+    "one per place": (
+        {"prompt_group": ["p"] * 9},
+        dict(what="9 labels for 'prompt_group'", remedy="one per token of padded rows has their shape: .reshape(3, 3)"),
+    ),
+    "one per row with tokens": ({"domain": ["m", "c"]}, dict(what="2 labels for 'domain'", remedy="rows without tokens have a place too")),
+    "a column of its own": (
+        {"prompt_group": torch.tensor([[0], [1], [2]])},
+        dict(what="the labels for 'prompt_group' have shape [3, 1]", remedy=".squeeze(-1)"),
+    ),
+    "a table": ({"domain": SimpleNamespace(columns=["domain"])}, dict(what="are a SimpleNamespace", remedy="pass one of its columns")),
+    "a generator": ({"domain": (d for d in "mcm")}, dict(what="are a generator", remedy="as a list")),
+    "several per token": (
+        {"prompt_group": torch.zeros(3, 3, 2, dtype=torch.int64)},
+        dict(
+            what="token [0, 0] has 2 labels for 'prompt_group': [0, 0]", required="one prompt_group for each token, shape [3, 3]",
+            remedy=("x[..., 0]", "tuple(sorted(...))", "x.argmax(-1)"),
+        ),
+    ),
+    "one in a list per token": (
+        {"prompt_group": torch.zeros(3, 3, 1, dtype=torch.int64)},
+        dict(what="token [0, 0] has 1 labels for 'prompt_group': [0]", remedy=".squeeze(-1)"),
+    ),
+    "a mistake in the word": ({"Domain": ["m"] * 3}, dict(what="unknown label 'Domain'", remedy="did you mean 'domain'?")),
+    "all of them": ({"labels": GOOD}, dict(what="unknown label 'labels'", remedy="every stratum has a keyword of its own, domain=..., prompt_group=...")),
+    "a mask of attention": ({"attention_mask": MASK}, dict(what="unknown keyword 'attention_mask'", remedy="mask=..., True on response tokens alone")),
+    "positions": ({"position_ids": MASK}, dict(what="unknown keyword 'position_ids'", remedy="pass it as positions=...")),
+    "of a call": ({"advantages": [1.0] * 3}, dict(what="unknown keyword 'advantages'", remedy="op.loss(...) takes it")),
     "too many": ({"domain": ["m"] * 4}, dict(what="4 labels for 'domain'", required="one per row, 3")),
     "missing": (
         {"domain": None},
@@ -57,7 +87,7 @@ LABELS = {
         dict(what="unknown label 'prompt_groups'", required="labels for domain, prompt_group", found="token → trajectory → prompt_group → domain"),
     ),
     "for tokens": ({"token": ["p", "q", "r"]}, dict(what="unknown label 'token'")),
-    "none": ({"domain": ["m", None, "m"]}, dict(what=("row 1 has no label for 'domain'", "None"), required="exactly one domain")),
+    "none": ({"domain": ["m", None, "m"]}, dict(what=("row 1 has no label for 'domain'", "None"), required="exactly one domain", remedy="mask it, or give it a domain of its own")),
     "nan": ({"domain": ["m", math.nan, "m"]}, dict(what=("row 1 has no label for 'domain'", "nan"))),
     "unhashable": (
         {"prompt_group": [["p"], {"q": 1}, "r"]},
@@ -111,6 +141,8 @@ def test_rows_that_are_elements_need_no_labels():
 
 # ---------------------------------------------------------------- masks and offsets
 
+with warnings.catch_warnings(action="ignore"):  # a prototype, says torch
+    NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 INDEXES = {
     "nothing": ({}, dict(what=("index of 'fiberpo'", "neither mask nor offsets"), required="mask=[B, T] for padded tokens")),
     "twos": ({"mask": torch.tensor([[1, 2]])}, dict(what="the mask holds values other than 0 and 1", required="booleans, or 0 and 1", found="dtype int64, 2 at [0, 1]")),
@@ -142,8 +174,20 @@ INDEXES = {
     "two-dimensional offsets": ({"offsets": [[0, 2]]}, dict(what="offsets of shape [1, 2]")),
     "ragged offsets": ({"offsets": [[0, 2], [1]]}, dict(what="the offsets: rows of several lengths")),
     "lengths that disagree": ({"offsets": [0, 3], "mask": [1, 1]}, dict(what="the mask has shape [2]", required="[3], as the offsets say")),
+    "the mask by another name": ({"response_mask": MASK}, dict(what="unknown keyword 'response_mask'", remedy="pass it as mask=...")),
+    "offsets by another name": ({"cu_seqlens": [0, 2]}, dict(what="unknown keyword 'cu_seqlens'", remedy="pass it as offsets=...")),
+    "lengths": ({"lengths": [2, 3]}, dict(what="unknown keyword 'lengths'", remedy="[0, *itertools.accumulate(lengths)]")),
+    "lengths for offsets": ({"offsets": [3, 1, 2]}, dict(what="the offsets do not delimit rows", remedy="of lengths pass [0, 3, 4, 6]")),
+    "ends or lengths": ({"offsets": torch.tensor([2, 3])}, dict(what="the offsets do not delimit rows", remedy="of lengths pass [0, 2, 5], of ends of rows [0, 2, 3]")),
+    "both, padded": ({"mask": MASK, "offsets": [0, 3, 9]}, dict(what="the mask has shape [3, 3]", required="[9], as the offsets say", remedy="leave offsets out")),
+    "a last dimension": ({"mask": MASK[..., None]}, dict(what="the mask has shape [3, 3, 1]", remedy="mask.squeeze(-1)")),
+    "labels of a loss": ({"mask": torch.tensor([[7, -100]])}, dict(what="the mask holds values other than 0 and 1", remedy="labels != -100")),
+    "a mask that is added": ({"mask": torch.tensor([[0.0, -math.inf]])}, dict(what="the mask holds values other than 0 and 1", remedy="== 0")),
+    "token ids": ({"mask": torch.tensor([[7, 0]])}, dict(what="the mask holds values other than 0 and 1", remedy="ids != pad_token_id")),
+    "a nested tensor": ({"mask": NESTED}, dict(what="the mask: a nested tensor", remedy="x.to_padded_tensor(0)")),
+    "a sparse tensor": ({"mask": MASK.to_sparse()}, dict(what="the mask: a tensor of the layout torch.sparse_coo", remedy="x.to_dense()")),
     "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="unknown label 'domain'", required="labels for nothing", found="token → trajectory")),
-    "ranks by another name": ({"mask": MASK, "process_group": None}, dict(what="unknown label 'process_group'", remedy="the ranks that a batch is spread over are group=")),
+    "ranks by another name": ({"mask": MASK, "process_group": None}, dict(what="unknown keyword 'process_group'", remedy="the ranks that a batch is spread over are group=")),
     "unknown attribute": ({"mask": MASK, "attributes": {"weight": 1}}, dict(what="unknown attribute 'weight'", required="one of none")),
 }  # fmt: skip
 
@@ -152,6 +196,31 @@ INDEXES = {
 def test_indexes(which):
     arguments, expected = INDEXES[which]
     refuses(HierarchyIndexError, lambda: FIBERPO.index(**arguments), **expected)
+
+
+def test_arguments_have_keywords():
+    refuses(
+        HierarchyIndexError, lambda: DOMAIN.index(MASK, ["p"]), what="'fiberpo_domain': a Tensor and a list without a keyword",
+        required=("mask=[B, T]", "labels for domain, prompt_group"), remedy="op.index(mask=mask, domain=..., prompt_group=...)",
+    )  # fmt: skip
+
+
+def test_columns_of_tables_are_labels():
+    """As pandas, polars and pyarrow have them."""
+    expected = labelled()().labels
+    for way in ("tolist", "to_list", "to_pylist"):
+        columns = {name: SimpleNamespace(**{way: lambda values=values: values}) for name, values in GOOD.items()}
+        assert labelled(**columns)().labels == expected
+
+
+def test_an_index_is_of_one_batch():
+    index, other = labelled()(), torch.zeros(4, 3)
+    refuses(
+        BatchError,
+        lambda: DOMAIN.loss(other, other, torch.zeros(4), index),
+        what="has shape [4, 3]",
+        remedy="index[rows]",
+    )
 
 
 # ---------------------------------------------------------------- attributes

@@ -120,6 +120,12 @@ def _out_of_range(attribute: Attribute) -> str:
 
 def to_numpy(value: Any, what: str) -> NDArray[Any]:
     if isinstance(value, Tensor):
+        if value.is_nested or value.layout != torch.strided:
+            kind = "a nested tensor" if value.is_nested else f"a tensor of the layout {value.layout}"
+            remedy = "x.to_padded_tensor(0) for padded rows, or x.values() and x.offsets() for packed ones"
+            raise HierarchyIndexError(
+                f"{what}: {kind}", required="a dense tensor", remedy=remedy if value.is_nested else "x.to_dense()"
+            )
         value = value.detach().cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # type: ignore[no-any-return]
     try:

@@ -18,13 +18,14 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes
 from fibration.runtime.devices import usable
 from fibration.runtime.index.assumed import alone_with_rewards, check
-from fibration.runtime.index.attributes import Numbers, to_numpy
+from fibration.runtime.index.attributes import Numbers
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.keywords import WAYS, refuse_others, takes_labels
 from fibration.runtime.index.labels import Encoded, Encoder, Places
+from fibration.runtime.index.masks import as_mask, as_offsets, every_place
 from fibration.runtime.index.positions import check_order, read_positions
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Runs, Spans, place_of
-from fibration.runtime.ranks.group import is_group
 
 
 def build_index(
@@ -38,6 +39,7 @@ def build_index(
 ) -> Index:
     """See `Operator.index`."""
     with located(f"index of '{hierarchy.name}'"):
+        refuse_others(hierarchy, labels)
         builder = Builder(hierarchy, mask, offsets, device)
         index = builder.build(labels, attributes, builder.device, positions)
         check_order(index)
@@ -63,31 +65,33 @@ class Builder:
         self.leaves = [s.name for s in hierarchy.leaves]
         self.rows = hierarchy.rows.name
         if mask is None and offsets is None:
-            raise HierarchyIndexError(
-                "neither mask nor offsets", required="mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones"
-            )
+            raise HierarchyIndexError("neither mask nor offsets", required=WAYS)
         given = mask if mask is not None else offsets
         here = given.device if isinstance(given, Tensor) else "cpu"
         self.device = usable(here if device is None else device)
-        keep = None if mask is None else self._mask(mask, "the mask")
+        keep = None if mask is None else as_mask(mask, "the mask")
         if offsets is None:
             assert keep is not None
             self.shape: tuple[int, ...] = tuple(keep.shape)
             if keep.ndim != 2:
                 raise HierarchyIndexError(
-                    f"the mask has shape {list(keep.shape)}", required="[B, T], or a packed [N] together with offsets"
+                    f"the mask has shape {list(keep.shape)}",
+                    required="[B, T], or a packed [N] together with offsets",
+                    remedy="mask.squeeze(-1)" if keep.shape[2:] == (1,) else "",
                 )
             self.n_rows = self.shape[0]
             self.bounds = np.arange(self.n_rows + 1) * self.shape[1]
         else:
-            self.bounds = self._offsets(offsets)
+            self.bounds = as_offsets(offsets, 1 - spread)
             self.shape, self.n_rows = (int(self.bounds[-1]),), len(self.bounds) - 1
             if keep is not None and keep.shape != self.shape:
                 raise HierarchyIndexError(
-                    f"the mask has shape {list(keep.shape)}", required=f"{list(self.shape)}, as the offsets say"
+                    f"the mask has shape {list(keep.shape)}",
+                    required=f"{list(self.shape)}, as the offsets say",
+                    remedy="leave offsets out where tensors are padded, [B, T]" if keep.ndim == 2 else "",
                 )
         self.keep = None if keep is None else keep.reshape(-1)
-        runs = self._all_tokens() if self.keep is None else Runs.of(self.keep)
+        runs = every_place(self.shape[0]) if self.keep is None else Runs.of(self.keep)
         if not len(runs) and not spread:
             raise HierarchyIndexError(
                 "the batch is empty",
@@ -98,56 +102,6 @@ class Builder:
         before = runs.before_places(self.bounds)
         self.row_numbers = np.flatnonzero(np.diff(before))
         self.every = Spans.of(runs, np.append(before[self.row_numbers], before[-1]))
-
-    def _all_tokens(self) -> Runs:
-        try:
-            np.empty(self.shape, np.bool_)
-        except (MemoryError, ValueError):
-            raise HierarchyIndexError(
-                f"the offsets end at {self.shape[0]}",
-                required="as many tokens as fit into memory",
-                remedy="give cu_seqlens: their last entry is the number of tokens",
-            ) from None
-        return Runs.first(self.shape[0])
-
-    def _mask(self, mask: Any, what: str) -> NDArray[np.bool_]:
-        array = to_numpy(mask, what)
-        if array.dtype == np.bool_:
-            return array
-        wrong = ~np.isin(array, (0, 1)) if array.dtype.kind in "iuf" else np.ones(array.shape, np.bool_)
-        if array.dtype.kind == "O":
-            wrong = np.vectorize(lambda v: not isinstance(v, (bool, int)) or v not in (0, 1), otypes=[bool])(array)
-        if wrong.any() or array.dtype.kind not in "iuf":
-            raise HierarchyIndexError(
-                f"{what} holds values other than 0 and 1",
-                required="booleans, or 0 and 1",
-                found=f"dtype {array.dtype}{self._first(array, wrong)}",
-            )
-        return array.astype(np.bool_)
-
-    @staticmethod
-    def _first(array: NDArray[Any], wrong: NDArray[np.bool_]) -> str:
-        if not wrong.any():
-            return ""
-        place = tuple(map(int, np.argwhere(wrong)[0]))
-        return f", {shown(array.item(place))}" + (f" at {list(place)}" if place else "")
-
-    def _offsets(self, offsets: Any) -> Codes:
-        array = to_numpy(offsets, "the offsets")
-        rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
-        if array.ndim != 1 or len(array) < 2 - self.spread or array.dtype.kind not in "iu":
-            raise HierarchyIndexError(f"offsets of shape {list(array.shape)} and dtype {array.dtype}", required=rule)
-        if int(array.max()) > np.iinfo(np.int64).max:
-            raise HierarchyIndexError(f"the offsets reach {array.max()}", required=rule)
-        steps = np.diff(array.astype(np.int64))
-        if array[0] != 0 or (steps < 0).any():
-            bad = (
-                f"they start at {array[0]}"
-                if array[0]
-                else f"offsets[{int(np.argmax(steps < 0)) + 1}] is smaller than the one before"
-            )
-            raise HierarchyIndexError("the offsets do not delimit rows", required=rule, found=bad)
-        return array.astype(np.int64)
 
     # ------------------------------------------------------------ assembly
 
@@ -236,30 +190,9 @@ class Builder:
         )
 
     def _wanted(self, labels: Mapping[str, Any]) -> list[str]:
-        """The strata that take labels; refuses labels for others, and those that lack."""
+        """The strata that take labels; refuses those that lack."""
         strata, groups = [s.name for s in self.h.order], [s.name for s in self.h.groups]
-        wanted = [s for s in strata if s not in (*self.leaves, self.rows, BATCH)] + groups
-        accepted = [*wanted, *([self.rows] if self.rows not in self.leaves else [])]
-        accepted += self.leaves if len(self.leaves) > 1 else []
-        for name in labels:
-            if name not in accepted:
-                shape = self.h.shape
-                fibrations = ", ".join(f.name for f in self.h.fibrations)
-                found = " → ".join(reversed(strata)) if shape.is_chain else f"{{{fibrations}}}"
-                found += f", with groups by {', '.join(groups)}" * bool(groups)
-                if name == BATCH and BATCH in strata:
-                    raise HierarchyIndexError(
-                        f"labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out"
-                    )
-                raise HierarchyIndexError(
-                    f"unknown label '{name}'",
-                    required=f"labels for {', '.join(wanted) or 'nothing'}"
-                    + (f", and masks for {', '.join(self.leaves)}" if len(self.leaves) > 1 else ""),
-                    found=f"the hierarchy is {found}",
-                    remedy="the ranks that a batch is spread over are group="
-                    if is_group(labels[name]) or name in ("groups", "process_group")
-                    else "",
-                )
+        wanted = takes_labels(self.h)
         for name in wanted:
             if labels.get(name) is None:
                 given = [k for k, v in labels.items() if v is not None]
@@ -305,7 +238,7 @@ class Builder:
         for leaf in self.leaves:
             if leaf in lacking:
                 continue
-            mine = self._mask(labels[leaf], f"the mask of '{leaf}'")
+            mine = as_mask(labels[leaf], f"the mask of '{leaf}'")
             if mine.shape != self.shape and (mine.size or math.prod(self.shape)):
                 raise HierarchyIndexError(
                     f"the mask of '{leaf}' has shape {list(mine.shape)}",

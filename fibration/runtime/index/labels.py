@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, an
+from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.runtime.batch import Codes
+from fibration.runtime.index.columns import chosen, is_nested, listed, plain, to_list
 from fibration.runtime.index.numbering import Names, numbered, renumbered
 from fibration.runtime.index.spans import Spans, place_of
 
@@ -157,13 +157,15 @@ class Encoder:
 
     def _read(self, name: str, given: Any) -> tuple[Codes, Names, bool]:
         """Per row, or per token where the labels have the tokens' shape."""
-        given = _listed(given, self.places.shape)
+        given = listed(given, self.places.shape)
         if not isinstance(given, (Sequence, np.ndarray)) or isinstance(given, (str, bytes)):
             raise HierarchyIndexError(
-                f"the labels for '{name}' are {an(type(given).__name__)}", required="one label per row"
+                f"the labels for '{name}' are {an(type(given).__name__)}",
+                required="one label per row",
+                remedy="pass one of its columns" if hasattr(given, "columns") else f"[{name} of each row], as a list",
             )
         shape, n_rows = self.places.shape, self.places.n_rows
-        nested = len(shape) == 2 and len(given) == n_rows > 0 and _is_nested(given)
+        nested = len(shape) == 2 and len(given) == n_rows > 0 and is_nested(given)
         # Where there are as many tokens as rows: what lies above the rows is labelled by row, what is between by token.
         between = self.h.rows in self.h.coarser(Stratum(name))
         per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
@@ -185,12 +187,14 @@ class Encoder:
                 raise HierarchyIndexError(
                     f"the labels for '{name}' {found}",
                     required=f"shape {list(shape)}, or one hashable label per row (a tuple, not a list)",
+                    remedy=".squeeze(-1) makes [B] of [B, 1]" if lengths == {1} else "",
                 )
             given = given.reshape(-1) if isinstance(given, np.ndarray) else list(chain.from_iterable(given))
         if not per_token and len(given) != n_rows:
             raise HierarchyIndexError(
-                f"{len(given)} labels for '{name}'",
+                f"{len(given)} label{'s' * (len(given) != 1)} for '{name}'",
                 required=f"one per row, {n_rows}, or one per token, shape {list(shape)}",
+                remedy=self._length_of(given),
             )
         all_places = self.places.every.runs.places() if per_token else self.places.row_numbers
         # only tokens and rows that lie over it need a label
@@ -200,22 +204,27 @@ class Encoder:
         if len(needed) and (differs or not either):
             self.kinds[name] = "token" if per_token else "row"
         codes = np.full(len(all_places), -1, np.int64)
-        right = numbered(_chosen(given, all_places[needed]), per_token)
+        right = numbered(chosen(given, all_places[needed]), per_token)
         if right is not None:
             codes[needed] = right[0]
             return codes, right[1], not per_token
-        given = _to_list(given)
+        given = to_list(given)
         numbers: dict[Hashable, int] = {}
         for i in needed:
-            label = _plain(given[all_places[i]])
+            label = plain(given[all_places[i]])
             try:
                 missing = label is None or label != label
                 codes[i] = numbers.setdefault(label, len(numbers))
             except TypeError:
                 at = f"{'token' if per_token else 'row'} {all_places[i]}"
-                raise HierarchyIndexError(
-                    f"the label {label!r} of {at} for '{name}' is not hashable",
-                    required="strings, numbers, tuples, or other hashable values",
+                raise (
+                    self._of_several(name, int(i), label)
+                    if per_token and isinstance(label, list)
+                    else HierarchyIndexError(
+                        f"the label {label!r} of {at} for '{name}' is not hashable",
+                        required="strings, numbers, tuples, or other hashable values",
+                        remedy="a list becomes a label by tuple(...)" if isinstance(label, list) else "",
+                    )
                 ) from None
             if per_token and isinstance(label, (int, np.integer)) and label < 0:
                 raise HierarchyIndexError(
@@ -230,8 +239,30 @@ class Encoder:
                 raise HierarchyIndexError(
                     f"{place} has no label for '{name}': {label!r}",
                     required=f"every unmasked element lies over exactly one {name}",
+                    remedy=f"mask it, or give it {an(name)} of its own, such as 'none'",
                 )
         return codes, tuple(numbers), not per_token
+
+    def _length_of(self, given: Any) -> str:
+        """What so many labels may be of."""
+        shape, places = self.places.shape, self.places
+        if len(shape) == 2 and len(given) == shape[0] * shape[1] != shape[1]:
+            return f"one per token of padded rows has their shape: .reshape({shape[0]}, {shape[1]})"
+        if len(shape) == 2 and len(given) == shape[1] and np.ndim(given[0]) == 1 and len(given[0]) == shape[0]:
+            return "transpose them"
+        if len(given) == len(places.row_numbers):
+            return "rows without tokens have a place too, with any label or None"
+        return "masked tokens have a place too, with any label or None" if len(given) == len(places.every) else ""
+
+    def _of_several(self, name: str, token: int, label: list[Any]) -> HierarchyIndexError:
+        return HierarchyIndexError(
+            f"{self.places.token(token)} has {len(label)} labels for '{name}': {shown(label)}",
+            required=f"one {name} for each token, shape {list(self.places.shape)}",
+            remedy=".squeeze(-1)"
+            if len(label) == 1
+            else "of the top k give the first, x[..., 0], or all of them as one label, tuple(sorted(...)); of one-hot "
+            "rows x.argmax(-1)",
+        )
 
     def _is_either(self, stratum: Stratum) -> bool:
         """Whether labels per token and per row both make sense, so that only their shape tells which they are."""
@@ -243,10 +274,10 @@ class Encoder:
 
     def _differs(self, name: str, given: Any) -> str | None:
         """Where labels of as many tokens as rows mean another thing per token than per row, if anywhere."""
-        given = _to_list(given)
+        given = to_list(given)
         positions, rows = self.places.every.runs.places(), self.places.every.row_of_token()
         for token in self.places.tokens_over(name):
-            one, other = _plain(given[positions[token]]), _plain(given[self.places.row_numbers[rows[token]]])
+            one, other = plain(given[positions[token]]), plain(given[self.places.row_numbers[rows[token]]])
             if one is not other and one != other:
                 return f"{one!r} and {other!r} for {self.places.token(int(token))}"
         return None
@@ -331,7 +362,7 @@ class Encoder:
     def _entry(
         self, name: str, source: str, label: Hashable, mapping: Mapping[Any, Any], numbers: dict[Hashable, int]
     ) -> int:
-        value = _plain(mapping.get(label))
+        value = plain(mapping.get(label))
         try:
             if value is None or value != value:
                 raise HierarchyIndexError(
@@ -365,36 +396,3 @@ def nothing_over(h: Hierarchy, row: Hashable) -> HierarchyIndexError:
         found="tokens of other leaves alone",
         remedy=f"let every leaf lie over {h.rows.name}, or mask that row",
     )
-
-
-def _plain(label: Any) -> Any:
-    """A label that equals its equals: a tensor hashes by identity, so a 0-d one is read and any other is no label."""
-    if isinstance(label, (Tensor, np.ndarray)):
-        return label.item() if label.ndim == 0 else label.tolist()
-    return label
-
-
-def _listed(value: Any, shape: tuple[int, ...]) -> Any:
-    """As lists, but integers and booleans per row or per token as the array that they are in."""
-    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and (value.ndim == 1 or value.shape == shape):
-        return value
-    return _to_list(value)
-
-
-def _is_nested(given: Any) -> bool:
-    return given.ndim > 1 if isinstance(given, np.ndarray) else all(isinstance(g, list) for g in given)
-
-
-def _chosen(given: Any, places: Codes) -> Any:
-    """Those at these places, which ascend."""
-    if len(places) == len(given):
-        return given
-    return given[places] if isinstance(given, np.ndarray) else [given[i] for i in places.tolist()]
-
-
-def _to_list(value: Any) -> Any:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return value.tolist()
-    return value

@@ -24,6 +24,7 @@ from fibration.runtime.batch import Codes
 from fibration.runtime.index.build import Builder, finished
 from fibration.runtime.index.derived import Edge, Summed, once
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.keywords import refuse_others
 from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.index.positions import KEYWORD as POSITIONS
 from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
@@ -78,6 +79,7 @@ def build_spread_index(
         said["keys for the rows"] = "given" if keyed else "not given"
         said[POSITIONS] = "not given" if positions is None else "given"
         with located(here):
+            refuse_others(hierarchy, labels)
             builder = Builder(hierarchy, mask, offsets, device, spread=True)
             local = builder.build(labels, attributes, torch.device("cpu"), positions)
             check_order(local)

@@ -97,7 +97,7 @@ def as_group(given: Any) -> Ranked:
         raise RanksError(
             f"the group is {an(type(given).__name__)}",
             required="a group of torch.distributed, or an object with rank, size, all_gather and all_gather_object",
-            remedy="pass dist.group.WORLD where every rank has a part of the batch",
+            remedy="pass dist.group.WORLD where every rank has a part of the batch, and labels by their stratum's name",
         )
     if isinstance(given, Ranked):
         return given

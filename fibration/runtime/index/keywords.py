@@ -1,0 +1,69 @@
+"""The keywords of `op.index(...)`: which strata take one, and what those of other libraries are called here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fibration.errors import HierarchyIndexError, an, listed, suggest
+from fibration.language.atoms import BATCH
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.ranks.group import is_group
+
+WAYS = "mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones"
+RESPONSE = "pass it as mask=..., True on response tokens"
+LENGTHS = "pass offsets=..., their sums with a 0 before them: [0, *itertools.accumulate(lengths)]"
+RANKS = "the ranks that a batch is spread over are group="
+OF_CALLS = "op.loss(...) takes it, with the index"
+MEANT = {
+    **dict.fromkeys(("response_mask", "loss_mask", "completion_mask", "action_mask", "token_mask", "masks"), RESPONSE),
+    **dict.fromkeys(("attention_mask", "padding_mask"), f"{RESPONSE} alone: an attention mask is True on prompts too"),
+    **dict.fromkeys(("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seq_lens_q", "starts"), "pass it as offsets=..."),
+    **dict.fromkeys(("lengths", "seq_lens", "seqlens", "seq_lengths", "sequence_lengths", "response_lengths"), LENGTHS),
+    "position_ids": "pass it as positions=..., where rows are pieces of something longer",
+    **dict.fromkeys(("groups", "process_group"), RANKS),
+    **dict.fromkeys(("log_probs", "old_log_probs", "advantages", "rewards", "policies", "parameters"), OF_CALLS),
+}
+
+
+def takes_labels(h: Hierarchy) -> list[str]:
+    """The strata that need labels."""
+    rest = (*h.leaves, h.rows)
+    return [s.name for s in h.order if s not in rest and s.name != BATCH] + [s.name for s in h.groups]
+
+
+def refuse_positional(h: Hierarchy, given: tuple[Any, ...]) -> None:
+    if given:
+        words = listed(an(type(value).__name__) for value in given)
+        labels = "".join(f", {name}=..." for name in takes_labels(h))
+        raise HierarchyIndexError(
+            f"index of '{h.name}': {words} without a keyword",
+            required=WAYS + (f", and labels for {', '.join(takes_labels(h))}" if labels else ""),
+            remedy=f"op.index(mask=mask{labels})",
+        )
+
+
+def refuse_others(h: Hierarchy, labels: Mapping[str, Any]) -> None:
+    """Refuse labels for what takes none."""
+    wanted, leaves = takes_labels(h), [s.name for s in h.leaves]
+    accepted = [*wanted, *([h.rows.name] if h.rows not in h.leaves else []), *(leaves if len(leaves) > 1 else [])]
+    for name in labels:
+        if name in accepted:
+            continue
+        if name == BATCH and h.order and any(s.name == BATCH for s in h.order):
+            raise HierarchyIndexError(f"labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out")
+        remedy = RANKS if is_group(labels[name]) else suggest(name.lower(), [*accepted, "mask", "offsets", "positions"])
+        if name == "labels":
+            remedy = "every stratum has a keyword of its own" + "".join(f", {s}=..." for s in wanted[:2])
+        if name in leaves:
+            remedy = f"leave it out: every unmasked token is {an(name)}"
+        fibrations = ", ".join(f.name for f in h.fibrations)
+        shape = " → ".join(s.name for s in reversed(h.order)) if h.shape.is_chain else f"{{{fibrations}}}"
+        raise HierarchyIndexError(
+            f"unknown {'keyword' if name in MEANT else 'label'} '{name}'",
+            required=f"labels for {', '.join(wanted) or 'nothing'}"
+            + (f", and masks for {', '.join(leaves)}" if len(leaves) > 1 else ""),
+            found=f"the hierarchy is {shape}"
+            + (f", with groups by {', '.join(s.name for s in h.groups)}" if h.groups else ""),
+            remedy=MEANT.get(name, remedy),
+        )
