@@ -20,10 +20,13 @@ extensions = [
     "sphinx_copybutton",
     "docstrings",
     "front_page",
+    "gallery",
+    "mathml",
     "source_pages",
     "trainers",
 ]
 exclude_patterns = ["_*"]
+source_suffix = {".md": "markdown", ".myst": "markdown"}  # the latter of the gallery, for nobody but the site
 nitpicky = True
 
 # GitHub's anchors, so that a link holds in both places.
@@ -36,9 +39,11 @@ python_use_unqualified_type_names = True
 nitpick_ignore_regex = [("py:class", r"(?!fibration\.\w+$)[\w.]+\.\w+")]
 maximum_signature_line_length = 80
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/mark.svg"
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "friendly"

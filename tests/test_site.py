@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import fibration
+from fibration.language.loading import shipped, shipped_file
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -56,6 +59,34 @@ def test_the_readme_is_the_front_page(extension):
     assert (
         front.to_front("[a](../../README.md) [b](../README.md)", "trainers/trl") == "[a](../index.md) [b](../README.md)"
     )
+
+
+def test_links_by_the_name_of_a_file_take_its_title(extension):
+    front = extension("front_page")
+    text = (
+        "[laws.md](laws.md#facts) [docs/a-b.md](a-b.md) [`x.md`](y/x.md) [why](laws.md) [x.py](../x.py) ![a.md](b.png)"
+    )
+    said = "[](laws.md#facts) [](a-b.md) [](y/x.md) [why](laws.md) [x.py](../x.py) ![a.md](b.png)"
+    assert front.titled(text) == said
+
+
+def test_every_loss_has_a_page_and_what_it_says_to_write_runs(extension):
+    gallery = extension("gallery")
+    page = (ROOT / "docs" / "losses.md").read_text()
+    found = gallery.losses(page)
+    assert list(found) == [n for folder in dict.fromkeys(f.family for f in found.values()) for n in shipped()
+                           if shipped_file(n).parent.name == folder]  # fmt: skip
+    assert all(loss.summary and loss.formula and loss.said for loss in found.values())
+    site = gallery.on_site(page, found)
+    assert "[gspo](gallery/gspo.myst)" in site and "gallery/gspo\n" in site and "](#gspo)" not in site
+    assert "What their files say" not in site and "Which laws they give up" in site
+    for name in ("fiberpo_crossed", "fiberpo_modal", "fiberpo_turns", "ppo_gae"):
+        h = fibration.load(name)
+        gallery.run(h, fibration.compile(h, "torch"))
+    assert gallery.use(h).splitlines()[1:] == [
+        'index = op.index(mask=mask, attributes={"value": value})',
+        "op.loss(log_probs, old_log_probs, rewards=rewards_of_tokens, index=index).loss.backward()",
+    ]
 
 
 def test_every_page_is_reached_from_the_front_page():

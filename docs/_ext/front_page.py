@@ -8,6 +8,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
+NAMED = re.compile(r"(?<!!)\[`?(?:[\w.-]+/)*[\w.-]*\.md`?\]\((?=[^)#\s]+\.md(?:#[^)\s]*)?\))")
 HERE = "<!-- README.md -->"
 
 
@@ -23,12 +24,17 @@ def to_front(text: str, docname: str) -> str:
     return LINK.sub(lambda m: front if posixpath.normpath(posixpath.join(folder, m[1])) == "README.md" else m[1], text)
 
 
+def titled(text: str) -> str:
+    """A page whose links by the name of a file have its title instead, which MyST puts where there is no text."""
+    return NAMED.sub("[](", text)
+
+
 def read(app: Any, docname: str, source: list[str]) -> None:
     text = source[0]
     if HERE in text:
         text = text.replace(HERE, of_docs((ROOT / "README.md").read_text()))
         app.env.note_dependency(os.fspath(ROOT / "README.md"))
-    source[0] = to_front(text, docname)
+    source[0] = titled(to_front(text, docname))
 
 
 def setup(app: Any) -> dict[str, bool]:
