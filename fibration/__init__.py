@@ -82,6 +82,7 @@ from fibration.laws.equivalent import equivalent
 from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 
 if TYPE_CHECKING:
+    from fibration.cli.run import run
     from fibration.language.loading import load
     from fibration.pipeline import compile
     from fibration.rollouts.file import Rollouts, load_rollouts
@@ -93,6 +94,7 @@ _LAZY = {
     "Operator": "fibration.runtime.operator",
     "Rollouts": "fibration.rollouts",
     "load_rollouts": "fibration.rollouts",
+    "run": "fibration.cli.run",
 }
 
 __all__ = [
@@ -104,7 +106,7 @@ __all__ = [
     "decomposition", "density", "deviation", "dual_clip_gate", "equal", "equivalent", "exp", "expm1", "gated",
     "identity_gate", "largest", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_prob", "log_ratio",
     "mass", "maximum", "mean", "minimum", "on_policy", "one", "pessimistic_clip_gate", "policies", "populated",
-    "position", "proportional", "pull", "quantile", "ratio_deviation", "residual", "reward", "same", "sigmoid",
+    "position", "proportional", "pull", "quantile", "ratio_deviation", "residual", "reward", "run", "same", "sigmoid",
     "sign", "signed_log_ratio", "softplus", "some", "sqrt", "standardised", "stop", "strata", "tanh",
     "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
 ]  # fmt: skip

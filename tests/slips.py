@@ -1932,6 +1932,22 @@ TRAINERS = (
         "Labels(domain[group], domains)", "Labels(domain[group * 0], domains)",
     ),
     slip(
+        "names of narrow strips stand on each other", "plotting/test_own",
+        "while groups and groups[-1][0] >= mean:", "while False:",
+    ),
+    slip(
+        "the parts that are told apart are the smallest", "plotting/test_own",
+        "rank = np.argsort(np.argsort(-counts", "rank = np.argsort(np.argsort(counts",
+    ),
+    slip(
+        "attributes of coarser elements may differ over their tokens", "plotting/test_own",
+        "np.flatnonzero((of != NONE) & (numbers[of] != values))", "np.flatnonzero((of == NONE) & (numbers[of] != values))",
+    ),
+    slip(
+        "without advantages coefficients are compared, and are 0", "plotting/test_own",
+        "    if gated.advantages is None:  # they are all 0", "    if False:  # they are all 0",
+    ),
+    slip(
         "what is dropped keeps its weight in tables", "plotting/test_policies",
         "return np.where(self.kept, reduce(np.multiply, self.each, np.ones(len(self.kept))), 0.0)",
         "return reduce(np.multiply, self.each, np.ones(len(self.kept)))",

@@ -265,6 +265,10 @@ def run(
     out: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Where the pictures go.")] = Path(
         "out"
     ),
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="STRATUM", help="Whose labels are told apart; domain, or the coarsest, if left out."),
+    ] = None,
     param: Parameters = None,
     timeout: Timeout = BUDGET,
 ) -> None:
@@ -272,9 +276,9 @@ def run(
 
     Verifies, compiles, gates, compares with the float64 interpreter, prints tables and draws pictures.
     """
-    from fibration.cli.run import run as run_batch
+    from fibration.cli.run import command
 
-    raise typer.Exit(run_batch(console(), spec, rollouts, verify or [], out, parameters(param or []), timeout))
+    raise typer.Exit(command(console(), spec, rollouts, verify or [], out, parameters(param or []), timeout, by))
 
 
 @app.command()

@@ -1,4 +1,6 @@
-"""`fibration run`: verify, compile, gate a recorded batch, compare with the interpreter, show what every level did."""
+"""`fibration run`, and `fibration.run`: verify, compile, gate a recorded batch, compare with the interpreter, show what
+every level did.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fibration.compiler.diagnostics import UNCHANGED, levels, report_of
+from fibration.errors import BackendError
 from fibration.files import check_writable
 from fibration.language.expressions import as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import load
 from fibration.language.objectives import Objective
 from fibration.language.report import BUDGET, Fact, Report
 from fibration.laws import LAWS
@@ -28,7 +32,7 @@ from fibration.pipeline import compile as compile_operator
 from fibration.printing import reports
 from fibration.printing.law_table import KINDS, Kind, Overview, columns, kind
 from fibration.printing.regimes import CHANNELS, REGIMES, Regime, unit
-from fibration.printing.text import graph, layers
+from fibration.printing.text import graph, layers, shortened
 from fibration.rollouts.file import Rollouts, load_rollouts
 from fibration.rollouts.replay import Gated, build_index, disagreement, gate
 from fibration.runtime.index.index import Index
@@ -36,10 +40,45 @@ from fibration.runtime.weights import effective
 
 PER_LEAF = "log 𝒢 on "  # how facts about the tokens of one of several leaves begin
 GROUPS = "prompt_group"  # labels of this name are counted
+MOST = 10  # elements of a coarsest stratum that every level names: those that drift furthest there
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
 
 
 def run(
+    hierarchy: Hierarchy | str | Path,
+    rollouts: Rollouts | str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    by: str | None = None,
+) -> Gated:
+    """What `fibration run` does, from Python: verify, compile, gate a batch, compare with the interpreter, print what
+    every level did, and draw pictures to the folder `out`, or none.
+
+    `hierarchy`, `rollouts`: the object, or what names it; `None` is the batch that comes with fibration. `by`: the
+    stratum whose labels tables and pictures tell apart; left out, `domain`, or the coarsest with few. Returns the gated
+    batch, with its `op`, `index`, `ratio`, `levels`, and `result`. Raises what compiling and indexing raise,
+    RolloutsError for what a hierarchy needs and the rollouts lack, and BackendError for results that differ.
+    """
+    if out is not None:
+        check_writable(Path(out), "out=")
+    h = hierarchy if isinstance(hierarchy, Hierarchy) else load(hierarchy)
+    say = _Steps(Console(highlight=False, markup=False, emoji=False))
+    spec = None if isinstance(hierarchy, Hierarchy) else str(hierarchy)
+    gated, differs = _gate(say, h, spec, rollouts, parameters or {}, BUDGET, by)
+    if differs:
+        raise BackendError(
+            f"what the {gated.op.backend} backend computes of '{h.name}' is not what its formulas say",
+            required=f"a relative difference of at most {AGREEMENT:g} from the float64 interpreter",
+            found=differs,
+            remedy="this is a defect of fibration: please report it with the spec and the rollouts",
+        )
+    if out is not None:
+        _draw(say, gated, Path(out))
+    return gated
+
+
+def command(
     console: Console,
     spec: str,
     rollouts: Path | None,
@@ -47,6 +86,7 @@ def run(
     out: Path,
     parameters: Mapping[str, Any],
     timeout: float | None = BUDGET,
+    by: str | None = None,
 ) -> int:
     """The whole of `fibration run`; the exit code. `timeout` is for each hierarchy that is verified."""
     say, hierarchy = _Steps(console), reports.load_quietly(spec)
@@ -62,22 +102,40 @@ def run(
                 say.body(reports.refusals(o.report))
         if reports.exit_code(outcomes):
             return reports.exit_code(outcomes)
+    gated, differs = _gate(say, hierarchy, spec, rollouts, parameters, timeout, by)
+    if differs:
+        return 1
+    _draw(say, gated, out)
+    return 0
 
+
+def _gate(
+    say: _Steps,
+    hierarchy: Hierarchy,
+    spec: str | None,
+    rollouts: Rollouts | str | Path | None,
+    parameters: Mapping[str, Any],
+    timeout: float | None,
+    by: str | None,
+) -> tuple[Gated, str]:
+    """Everything but the pictures; with the gated batch, how far it is from the interpreter if that is too far."""
     with say.step("compile", hierarchy.name):
         op = compile_operator(hierarchy, best(gpu=False)[0], timeout)  # a recorded batch is small, and lies on the CPU
     say.body(_proof(op.report))
-    say.line(f"every argument: fibration verify {spec}")
-    say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: fibration compile {spec}")
+    say.line(f"every argument: {f'fibration verify {spec}' if spec else 'print(hierarchy.verify())'}")
+    source = f"fibration compile {spec}" if spec else "fibration.compile(hierarchy).source"
+    say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: {source}")
 
     engine = any(policy.is_passed for policy in hierarchy.policies.values())
     shipped = "the rollouts that come with fibration" + (", sampled by an engine in bfloat16" if engine else "")
-    with say.step("read", str(rollouts or shipped)):
-        recorded = load_rollouts(rollouts, engine=engine)
+    given = isinstance(rollouts, Rollouts)
+    with say.step("read", "rollouts" if given else str(rollouts or shipped)):
+        recorded = rollouts if isinstance(rollouts, Rollouts) else load_rollouts(rollouts, engine=engine)
         index = build_index(op, recorded)
     say.line(_batch(recorded, index))
 
     with say.step("gate", "every token, in float64"):
-        gated = gate(op, index, recorded, parameters)
+        gated = gate(op, index, recorded, parameters, by)
     for part in _findings(gated):
         say.body(part)
 
@@ -87,16 +145,16 @@ def run(
     shown = ", ".join(f"{name} {d:.1e}" for name, d in differences.items())
     word, style = (f"✓ at most {AGREEMENT:g}", "green") if agrees else (f"✗ more than {AGREEMENT:g}", "bold red")
     say.line(f"largest relative difference: {shown} ({word})", style)
-    if not agrees:
-        return 1
+    return gated, "" if agrees else shown
 
+
+def _draw(say: _Steps, gated: Gated, out: Path) -> None:
     with say.step("draw", str(out)) as tick:
         from fibration.plotting import recorded_batch
 
         pictures = recorded_batch.draw(gated, out, tick)
     for path, title in pictures:
         say.line(f"{path}: {title}")
-    return 0
 
 
 # ---------------------------------------------------------------- what is printed
@@ -231,7 +289,9 @@ def _weights(g: Gated) -> Table:
 
 
 def _regimes(g: Gated) -> Table:
-    """Per level and, of every coarsest stratum with few named elements, per element of it: drift and regimes."""
+    """Per level and, of every coarsest stratum with few named elements, per element of it: drift and regimes. Of more
+    than `MOST`, those that drift furthest at that level.
+    """
     h, metrics = g.op.hierarchy, g.result.metrics
     report = report_of(h)
     regimes = _shown(g)
@@ -252,10 +312,16 @@ def _regimes(g: Gated) -> Table:
             if len(coarsest) > 1:
                 table.add_row(level, Text(over, "italic"))
                 level = ""
-            counts = g.index.count(stratum, over)
-            for i, name in enumerate(g.index.labels[over]):
-                row(level, str(name), key, f"[{over}={name}]", float(counts[i]))
+            counts, names = g.index.count(stratum, over), g.index.labels[over]
+            far = [float(metrics[f"{key}/drift[{over}={name}]"]) for name in names]
+            shown = list(range(len(names)))
+            if len(names) > MOST:
+                shown = sorted(sorted(shown, key=lambda i: -far[i] if far[i] == far[i] else 0.0)[: MOST - 1])
+            for i in shown:
+                row(level, shortened(str(names[i]), 14), key, f"[{over}={names[i]}]", float(counts[i]))
                 level = ""
+            if len(names) > MOST:
+                table.add_row("", Text(f"{len(names) - len(shown)} others", "dim"))
         row(level, "all" if coarsest else "", key, "", float(g.index.size[stratum]))
         table.add_section()
     return table

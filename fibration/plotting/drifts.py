@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fibration.plotting.canvas import INK, PALETTE
+from fibration.printing.text import shortened
 
 if TYPE_CHECKING:
     from fibration.rollouts.replay import Gated
@@ -27,6 +28,17 @@ class Colours:
     def colour(self, i: int) -> str:
         return PALETTE[i % len(PALETTE)] if i < len(self.names) else INK
 
+    def leading(self, most: int = 6) -> list[tuple[tuple[int, ...], str, str]]:
+        """Numbers of parts, their name and colour: of many, those with the most tokens, and all others together."""
+        every = range(len(self.names))
+        if len(every) <= most + 1:
+            return [((i,), self.names[i], self.colour(i)) for i in every]
+        counts = np.bincount(self.tokens, minlength=len(every))
+        shown = sorted(np.argsort(-counts, kind="stable")[:most].tolist())
+        others = tuple(i for i in every if i not in shown)
+        alone = [((i,), self.names[i], PALETTE[k]) for k, i in enumerate(shown)]  # colours that differ
+        return [*alone, (others, f"{len(others)} others", INK)]
+
     def rows(self, stratum: str) -> tuple[str, ...]:
         """Names of the parts, and of several together where an element of the stratum has them."""
         return (*self.names, *(["several"] if (self.of[stratum] == len(self.names)).any() else []))
@@ -44,9 +56,8 @@ def colours(gated: Gated) -> Colours:
         several = np.zeros(size, bool)
         several[parent[mine][found[parent[mine]] != tokens[mine]]] = True
         of[stratum.name] = np.where(several, len(names), found)
-    # Long names are cut, and a $ would start mathematics.
-    short = (name if len(name) <= 14 else f"{name[:13]}…" for name in names)
-    return Colours(tuple(name.replace("$", r"\$") for name in short), of, tokens)
+    short = (shortened(name, 16).replace("$", r"\$") for name in names)  # a $ would start mathematics
+    return Colours(tuple(short), of, tokens)
 
 
 def under(gated: Gated, stratum: str) -> NDArray[np.int64]:

@@ -16,7 +16,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.plotting.canvas import CODE, INK, character, plate, title
-from fibration.plotting.drifts import colours, drift, under
+from fibration.plotting.drifts import Colours, colours, drift, under
+from fibration.plotting.strips import Names
 from fibration.printing.regimes import unit
 from fibration.printing.text import graph, layers
 
@@ -24,15 +25,19 @@ if TYPE_CHECKING:
     from fibration.rollouts.replay import Gated
 
 TOP, BOTTOM = 0.14, 0.79  # of a box, within its row: where arrows start and end
+WIDE = 6.1  # inches of the batch beside the boxes
 SMALL = 7.5  # points: kernels beside each other
 
 
 def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     """Strata with their gates as boxes, fibrations with their kernels as arrows; beside them, a batch's drift."""
     rows = layers(graph(h))
-    high = 1.2 + (1.75 if all(len(row) == 1 for row in rows) else 2.05) * len(rows)
+    who = colours(gated) if gated else None
+    names = Names.of(who, WIDE) if who else None
+    head = names.head if names else 0.0
+    high = head + 1.2 + (1.75 if all(len(row) == 1 for row in rows) else 2.05) * len(rows)
     figure = Figure(figsize=(13 if gated else 6.5, high))
-    margins = {"left": 0.015, "right": 0.92 if gated else 0.985, "top": 1 - 0.75 / high, "bottom": 0.75 / high}
+    margins = {"left": 0.015, "right": 0.92 if gated else 0.985, "top": 1 - (0.75 + head) / high, "bottom": 0.75 / high}
     grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], wspace=0.05, **margins)
     axes = figure.add_subplot(grid[0, 0])
     axes.set(xlim=(0, 1), ylim=(len(rows), 0))
@@ -43,8 +48,9 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
         _box(axes, x, y, 0.94 / len(rows[y]), inches, h, s, gated)
     _arrows(axes, h, place, rows, inches)
     title(figure, f"{h.name}: gates on strata, kernels on fibrations", 0.03, 0.22)
-    if gated is not None:
-        _icicle(figure.add_subplot(grid[0, 1]), gated, rows)
+    if gated is not None and who is not None and names is not None:
+        inch = len(rows) / (axes.get_position().height * high)  # of the vertical axis
+        _icicle(figure.add_subplot(grid[0, 1]), gated, rows, who, names, inch)
     return figure
 
 
@@ -119,12 +125,12 @@ def wrapped(code: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]]) -> None:
+def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]], who: Colours, names: Names, inch: float) -> None:
     """The batch to scale, a band per stratum, each element as wide as its tokens, coloured by its mean drift.
 
     Strata that share a row of boxes share its height.
     """
-    h, who = gated.op.hierarchy, colours(gated)
+    h = gated.op.hierarchy
     parents = {s.name: under(gated, s.name) for row in rows for s in row}
     order = np.lexsort((*reversed(parents.values()), who.tokens))
     drifts = {name: drift(gated, name) for name in parents}
@@ -144,12 +150,9 @@ def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]]) -> None:
             if len(row) > 1:
                 words: dict[str, Any] = {"va": "center", "fontsize": 9, "bbox": plate(0.75, 1.5)}
                 axes.text(0.01 * len(order), (top + low) / 2, stratum.name, **words)
-    bounds = np.searchsorted(who.tokens[order], np.arange(len(who.names) + 1))
-    for i, (name, start, stop) in enumerate(zip(who.names, bounds, bounds[1:], strict=False)):
-        if stop - start > 0.012 * len(name) * len(order):  # else it would run into its neighbours
-            axes.text((start + stop) / 2, 0.06, name, ha="center", va="center", color=who.colour(i), fontweight="bold")
     axes.set(xlim=(0, len(order)), ylim=(len(rows), 0), yticks=[], xlabel="tokens, ordered by what they lie over")
     axes.spines[:].set_visible(False)
-    axes.set_title("the batch: mean drift of every element", fontsize=11, loc="left", pad=8)
+    names.draw(axes, who, 0.13, inch)
+    axes.set_title("the batch: mean drift of every element", fontsize=11, loc="left", pad=8 + 72 * names.head)
     bar = axes.figure.colorbar(ScalarMappable(**look), cax=axes.inset_axes((1.02, 0.1, 0.02, 0.8)), extend="both")
     bar.set_label(f"mean drift ({unit(h)})")

@@ -94,16 +94,19 @@ def regimes(gated: Gated) -> Figure:
     h, who = gated.op.hierarchy, colours(gated)
     channels, rows = h.decomposition.channels, len(h.order)
     most = max(len(who.rows(s.name)) for s in h.order)
-    panel, gap = 1.7 + 0.18 * most, 0.9  # inches
+    each = 0.18 if most <= 16 else 0.13
+    panel, gap = 1.7 + each * most, 0.9  # inches
     high = (panel + gap) * rows + 1.6
-    wide = 6.2 * len(channels) + (0.6 if len(channels) > 1 else 3.2)
+    side = max(1.0, 0.3 + 0.078 * max(map(len, who.names)))  # for names
+    broad = 5.0 if len(channels) > 1 else 7.8
+    wide = (side + broad) * len(channels) + 0.45
     figure = Figure(figsize=(wide, high))
-    margins = {"left": 1.5 / wide, "right": 0.985, "top": 1 - 1.6 / high, "bottom": 0.55 / high}
-    outer = figure.add_gridspec(rows, len(channels), hspace=gap / panel, wspace=0.27, **margins)
+    margins = {"left": (side + 0.25) / wide, "right": 1 - 0.2 / wide, "top": 1 - 1.6 / high, "bottom": 0.55 / high}
+    outer = figure.add_gridspec(rows, len(channels), hspace=gap / panel, wspace=side / broad, **margins)
     seen: set[str] = set()
     for i, stratum in enumerate(h.order):
         for j, channel in enumerate(channels):
-            inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 0.22 * most + 0.7], hspace=0.05)
+            inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 1.22 * each * most + 0.7], hspace=0.05)
             upper = figure.add_subplot(inner[0])
             lower = figure.add_subplot(inner[1], sharex=upper)
             seen |= _level(gated, who, stratum.name, channel, upper, lower)
@@ -169,7 +172,7 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     upper.set(xlim=(left, limit), ylim=(min(heights) - margin, max(heights) + margin), ylabel="gated drift")
     upper.tick_params(labelbottom=False)
     lower.set(ylim=(len(names) - 0.4, -0.6), yticks=range(len(names)))
-    lower.set_yticklabels(names, fontsize=9)
+    lower.set_yticklabels(names, fontsize=9 if len(names) <= 16 else 7.5)
     for axes in (upper, lower):
         axes.grid(alpha=0.2)
     return shown
@@ -224,9 +227,12 @@ def ratios(gated: Gated) -> Figure:
     main.set(xlim=(-limit, limit), ylim=(-reach, reach), xlabel="log r, before gating (nats)")
     main.set_ylabel(r"log $\mathcal{G}(r)$, after gating (nats)")
     main.legend(loc="upper left")
-    for i in np.unique(domain):
-        mine = domain == i
-        line: dict[str, Any] = {"histtype": "step", "color": who.colour(i), "linewidth": 1.4}
+    named = who.leading()
+    for numbers, _, colour in named:
+        mine = np.isin(domain, numbers)
+        if not mine.any():
+            continue
+        line: dict[str, Any] = {"histtype": "step", "color": colour, "linewidth": 1.4}
         top.hist(x[mine], bins=list(bins_x[::4]), **line)
         right.hist(y[mine], bins=list(bins_y[::4]), orientation="horizontal", **line)
     for axes, which in ((top, "y"), (right, "x")):
@@ -237,9 +243,9 @@ def ratios(gated: Gated) -> Figure:
     right.tick_params(labelleft=False)
     corner = figure.add_subplot(grid[0, 1])
     corner.axis("off")
-    names = [Line2D([], [], color=who.colour(i), label=name) for i, name in enumerate(who.names)]
-    many = {"ncols": 2, "fontsize": 8} if len(names) > 6 else {}
-    corner.legend(handles=names[:12], loc="upper left", frameon=False, columnspacing=1, handlelength=1.5, **many)
+    if len(named) > 1:
+        names = [Line2D([], [], color=colour, label=name) for _, name, colour in named]
+        corner.legend(handles=names, loc="upper left", frameon=False, handlelength=1.5, labelspacing=0.3, fontsize=9)
     bar = figure.colorbar(mesh, cax=corner.inset_axes((0.08, 0.2, 0.85, 0.08)), orientation="horizontal")
     bar.set_label("tokens per cell")
     outside = int((np.abs(x) > limit).sum())

@@ -50,13 +50,14 @@ def _against(gated: Gated) -> dict[str, Vector]:
 
 
 def _tokens(axes: Axes, who: Colours, x: Vector, w: Vector, kept: NDArray[np.bool_], name: str) -> None:
-    colour = np.array([who.colour(i) for i in who.tokens])
+    colour, named = np.empty(len(x), object), who.leading()
+    for numbers, _, one in named:
+        colour[np.isin(who.tokens, numbers)] = one
     size = 12 if len(x) < 2000 else 4
     axes.scatter(x[kept], w[kept], s=size, c=colour[kept], alpha=0.55, linewidths=0, zorder=3)
     dropped = Line2D([], [], linestyle="", marker="x", color=INK, label=f"{int((~kept).sum())} of {len(x)} dropped")
-    handles: list[Any] = [
-        Line2D([], [], linestyle="", marker="o", color=who.colour(i), label=label) for i, label in enumerate(who.names)
-    ]
+    look: dict[str, Any] = {"linestyle": "", "marker": "o"}
+    handles = [Line2D([], [], **look, color=c, label=label) for _, label, c in named if len(named) > 1]
     if not kept.all():
         axes.scatter(x[~kept], w[~kept], s=2 * size, c=colour[~kept], marker="x", linewidths=0.8, zorder=2)
         handles.append(dropped)
@@ -73,8 +74,9 @@ def _tokens(axes: Axes, who: Colours, x: Vector, w: Vector, kept: NDArray[np.boo
 
 def _domains(axes: Axes, who: Colours, w: Vector, kept: NDArray[np.bool_]) -> None:
     """Per domain and of all: the share that is kept, of these the effective share, and their mean weight."""
-    names = [*who.names, "all"]
-    masks = [who.tokens == i for i in range(len(who.names))] + [np.ones(len(w), bool)]
+    each = range(len(who.names)) if len(who.names) > 1 else ()
+    names = [*(who.names[i] for i in each), "all"]
+    masks = [who.tokens == i for i in each] + [np.ones(len(w), bool)]
     place = np.arange(len(names))
     bars = {
         "kept": [float(kept[m].mean()) if m.any() else 0.0 for m in masks],
@@ -85,8 +87,8 @@ def _domains(axes: Axes, who: Colours, w: Vector, kept: NDArray[np.bool_]) -> No
         at = place + 0.26 * (k - 1)
         axes.barh(at, values, 0.24, label=label, color=("#44546A", "#8FA6BF", "#E69F00")[k])
         for y, value in zip(at, values, strict=True):
-            axes.text(value + 0.01, y, f"{value:.3g}", va="center", fontsize=7.5)
-    axes.set_yticks(place, names, fontsize=9)
+            axes.text(value + 0.01, y, f"{value:.3g}", va="center", fontsize=min(7.5, 130 / len(names)))
+    axes.set_yticks(place, names, fontsize=min(9, 180 / len(names)))
     axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.18 * max(1.0, *bars["mean w"])))
     axes.axvline(1, color="grey", linewidth=0.6)
     axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), fontsize=8.5, frameon=False, ncols=3, columnspacing=1)

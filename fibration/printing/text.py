@@ -201,3 +201,9 @@ def mermaid(hierarchy: Hierarchy) -> str:
 
 
 _ENTITIES = str.maketrans({c: f"#{ord(c)};" for c in '#&"<>`'})
+
+
+def shortened(name: str, most: int) -> str:
+    """A name in at most `most` characters. Many begin alike, so it is the middle that is left out."""
+    end = (most - 1) // 2
+    return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"

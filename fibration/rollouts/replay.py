@@ -50,17 +50,24 @@ def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Pa
             required=f"one of {', '.join(known)}" if known else "labels, to tell parts of the batch apart",
             remedy=f"give them: Rollouts.from_batch(..., {by}=labels), one per row or per token",
         )
-    few = [name for name, given in known.items() if 1 <= len(given.names) <= MOST]
+    few = [name for name, given in known.items() if len(given.names) <= MOST]
     own = [s.name for s in reversed(hierarchy.order) if s.name in few]
-    stratum = by or next((name for name in ("domain", *own, *few) if name in few), "")
-    if not stratum:
+    stratum = by or next((name for name in ("domain", *own, *few) if name in known), "")
+    if not stratum or not known[stratum].names:
         return Parts("", (), np.zeros(rollouts.n_tokens, np.int64))
     labels = known[stratum]
-    of_token = rollouts.of_tokens(labels.of).astype(np.int64)
-    names = tuple(map(str, labels.names))
+    names, of_token = [str(name) for name in labels.names], rollouts.of_tokens(labels.of).astype(np.int64)
+    if len(names) > MOST:
+        counts = np.bincount(of_token[of_token != NONE], minlength=len(names))
+        rank = np.argsort(np.argsort(-counts, kind="stable"))
+        kept = np.flatnonzero(rank < MOST - 1)
+        number = np.full(len(names) + 1, NONE)  # the last is that of none
+        number[:-1], number[kept] = MOST - 1, np.arange(MOST - 1)
+        names, of_token = [*(names[i] for i in kept), f"{len(names) - MOST + 1} others"], number[of_token]
     if (of_token == NONE).any():
-        return Parts(stratum, (*names, f"no {stratum}"), np.where(of_token == NONE, len(names), of_token))
-    return Parts(stratum, names, of_token)
+        of_token[of_token == NONE] = len(names)
+        names.append(f"no {stratum}")
+    return Parts(stratum, tuple(names), of_token)
 
 
 @dataclass(frozen=True)

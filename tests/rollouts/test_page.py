@@ -19,10 +19,12 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def test_the_first_block_leads_to_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(BLOCKS[0], {})
+    pictures = {p.name: p.read_bytes() for p in (tmp_path / "pictures").iterdir()}
     batch = load_rollouts("batch.safetensors")
     assert len(set(batch.labels["prompt_group"].each)) == 8 and batch.labels["domain"].names == ("math", "code", "chat")
     (command,) = re.findall(r"# fibration (run .*)$", BLOCKS[0], re.MULTILINE)
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
     assert "✓ at most 1e-09" in " ".join(result.output.split())
-    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"hierarchy.png", "regimes.png", "ratios.png"}
+    assert set(pictures) == {"hierarchy.png", "regimes.png", "ratios.png"}
+    assert all((tmp_path / "pictures" / name).read_bytes() == page for name, page in pictures.items())

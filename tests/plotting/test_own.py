@@ -1,0 +1,251 @@
+"""Batches of a user's own: strata of any names, many parts or none, no advantages; and `fibration.run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from support import operator
+
+import fibration
+from fibration import (
+    Attribute,
+    BackendError,
+    Fibration,
+    Gate,
+    Hierarchy,
+    Rollouts,
+    RolloutsError,
+    aggregate_gate,
+    clip_gate,
+    count,
+    residual,
+    strata,
+    uniform,
+)
+from fibration.errors import FibrationError
+from fibration.plotting.drifts import colours
+from fibration.plotting.hierarchy import hierarchy
+from fibration.plotting.recorded_batch import ratios, regimes
+from fibration.plotting.strips import apart
+from fibration.plotting.token_weights import weights
+from fibration.rollouts import replay
+from fibration.rollouts.replay import MOST, Gated, build_index, disagreement, gate, parts
+
+pytestmark = pytest.mark.usefixtures("quick_c")
+ROWS, LENGTH = 24, 6
+rng = np.random.default_rng(5)
+OLD = -rng.exponential(1, (ROWS, LENGTH)) - 3
+NEW = OLD + 0.15 * rng.normal(size=(ROWS, 1)) + 0.15 * rng.normal(size=OLD.shape)
+MASK = np.arange(LENGTH) < rng.integers(2, LENGTH + 1, (ROWS, 1))
+ADVANTAGES = rng.normal(size=ROWS)
+
+
+def batch(advantages: Any = ADVANTAGES, **labels: Any) -> Rollouts:
+    return Rollouts.from_batch(NEW, OLD, advantages, mask=MASK, **labels)
+
+
+@functools.cache
+def own() -> Hierarchy:
+    """Tokens in samples, by other names, and nothing coarser."""
+    step, sample = strata("step sample")
+    mine = 1 / count(step, over=sample)
+    return Hierarchy(
+        name="own",
+        rows=sample,
+        fibrations=[Fibration(step, sample, kernel=uniform())],
+        gates={sample: aggregate_gate(0.1, rollback=count(step)), step: clip_gate(0.1).per(mine)},
+        decomposition=fibration.signed_log_ratio(scale=mine),
+        objective=fibration.trajectory_mean(),
+        gives_up={"inward": "as published"},
+    )
+
+
+def gated(h: Hierarchy, r: Rollouts, by: str | None = None) -> Gated:
+    op = operator(h)
+    return gate(op, build_index(op, r), r, {}, by)
+
+
+def drawn(figure: Figure) -> list[Any]:
+    """Every text that is shown, with where; nothing reaches over the edge of the page."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    box = figure.get_tightbbox(canvas.get_renderer())
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.get_figwidth() and box.y1 <= figure.get_figheight()
+    return [(t.get_text(), t.get_window_extent()) for axes in figure.axes for t in axes.texts]
+
+
+# ---------------------------------------------------------------- fibration.run
+
+
+def test_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = fibration.run(own(), batch(), tmp_path / "pictures")
+    words = " ".join(capsys.readouterr().out.split())
+    assert "elements: " in words and f"{ROWS} sample" in words and "labels: none" in words
+    assert f"{float(found.result.objective):+.6f}" in words and "✓ at most 1e-09" in words
+    assert "How far the batch has moved" in words and "tokens |log r|" in words
+    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"hierarchy.png", "regimes.png", "ratios.png"}
+    batch().save(tmp_path / "batch")
+    again = fibration.run(own(), tmp_path / "batch")
+    assert again.result.values.equal(found.result.values) and len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_differs_from_the_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = replay.interpret
+    monkeypatch.setattr(replay, "interpret", lambda *a: {k: v * 1.0001 for k, v in real(*a).items()})
+    with pytest.raises(BackendError, match="'own' is not what its formulas say"):
+        fibration.run(own(), batch())
+
+
+# ---------------------------------------------------------------- without advantages
+
+
+def test_without_advantages_all_else_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    without, known = gated(own(), batch(None, rewards=ADVANTAGES)), gated(own(), batch())
+    assert without.advantages is None and without.ratio.equal(known.ratio)
+    shared = [k for k in known.result.metrics if "/" in k]
+    assert shared and all(float(without.result.metrics[k]) == float(known.result.metrics[k]) for k in shared)
+    assert list(disagreement(without)) == ["ratio"] and set(disagreement(known)) > {"ratio"}
+    fibration.run(own(), without.rollouts, tmp_path)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "objective J · " in words and "the rollouts have none, so the objective is not known" in words
+    assert "tokens reward |log r|" in words
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["grpo", "fiberpo_inward"])
+def test_gates_that_read_advantages_need_them(name: str) -> None:
+    given = batch(None, prompt_group=[i // 4 for i in range(ROWS)])
+    with pytest.raises(RolloutsError, match=rf"have no advantages, and the gate on .* of '{name}' reads them"):
+        gated(fibration.load(name), given)
+
+
+def test_advantages_of_rewards_need_rewards() -> None:
+    h = fibration.load("rloo")
+    groups = [i // 4 for i in range(ROWS)]
+    with pytest.raises(RolloutsError, match="the rewards, of which 'rloo' makes advantages"):
+        gated(h, batch(prompt_group=groups))
+    found = gated(h, batch(None, rewards=ADVANTAGES, prompt_group=groups))
+    mean_of_others = (ADVANTAGES.reshape(-1, 4).sum(1).repeat(4) - ADVANTAGES) / 3
+    assert found.advantages is not None
+    assert found.advantages.numpy() == pytest.approx(ADVANTAGES - mean_of_others, abs=1e-6)
+
+
+# ---------------------------------------------------------------- attributes
+
+
+def test_attributes_are_of_tokens_rows_and_labels() -> None:
+    token, trajectory, domain = strata("token trajectory domain")
+    made = fibration.signed_log_ratio(scale=1 / count(token, over=trajectory))
+
+    def weighed(on: Any) -> Hierarchy:
+        weight = Attribute("weight", on=on)
+        gates = {s: fibration.identity_gate() for s in (token, trajectory, domain)}
+        return Hierarchy(
+            name=f"by_{on}",
+            fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, domain, uniform())],
+            gates={**gates, on: Gate(fibration.where(weight > 1.5, 0, residual))},
+            decomposition=made,
+            objective=fibration.trajectory_mean(),
+            gives_up={law: "a test" for law in ("identity", "first_order", "gradient", "inward")},
+        )
+
+    labels = ["a"] * 10 + ["b"] * 14
+    per_row = np.where(np.arange(ROWS) < 10, 1.0, 2.0)
+    per_token = rng.uniform(1, 2, OLD.shape)
+    of_token = gated(weighed(token), batch(domain=labels, attributes={"weight": per_token}))
+    zeroed = of_token.levels.gated["token", "+"].numpy() == 0
+    assert zeroed[per_token[MASK] > 1.5].all() and not zeroed.all()
+    for on in (trajectory, domain):
+        found = gated(weighed(on), batch(domain=labels, attributes={"weight": per_row}))
+        after = found.levels.gated[on.name, "+"].numpy()
+        above = per_row > 1.5 if on is trajectory else np.array([False, True])
+        np.testing.assert_array_equal(after == 0, above | (found.levels.residual[on.name, "+"].numpy() == 0))
+        with pytest.raises(RolloutsError, match=rf"attribute 'weight' of {on} .* has two values"):
+            gated(weighed(on), batch(domain=labels, attributes={"weight": per_token}))
+    with pytest.raises(RolloutsError, match="attribute 'weight' of 'by_token'"):
+        gated(weighed(token), batch(domain=labels))
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_what_is_told_apart() -> None:
+    modality, turns = ["text", "image"] * 12, np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 3
+    assert parts(batch(), own()).names == ()
+    assert parts(batch(modality=modality), own()).stratum == "modality"
+    both = batch(user=list(range(ROWS)), prompt_group=[i // 4 for i in range(ROWS)], turn=turns)
+    assert parts(both, own()).stratum == "user"
+    assert parts(both, fibration.load("fiberpo_domain")).stratum == "prompt_group"
+    assert parts(batch(modality=modality, domain=modality[::-1]), own()).stratum == "domain"
+    by = parts(both, own(), by="turn")
+    np.testing.assert_array_equal(np.array(by.names).astype(int)[by.of_token], turns[MASK])
+    some = parts(batch(domain=["a", None] * 12), own())
+    assert some.names == ("a", "no domain") and set(some.of_token) == {0, 1}
+    with pytest.raises(RolloutsError, match=r"no labels for 'expert'(.|\n)*one of user, prompt_group, turn"):
+        gated(own(), both, by="expert")
+
+
+def test_of_many_parts_the_largest_are_named() -> None:
+    each = np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) // 2
+    found = parts(batch(domain=each), own())
+    assert len(found.names) == MOST and found.names[-1].endswith("others")
+    sizes = np.bincount(each[MASK])
+    named = [int(name) for name in found.names[:-1]]
+    assert sizes[named].min() >= np.delete(sizes, named).max()
+    for name, size in zip(found.names, np.bincount(found.of_token), strict=True):
+        assert size == (sizes.sum() - sizes[named].sum() if name.endswith("others") else sizes[int(name)])
+
+
+@pytest.mark.parametrize("many", [3, 6, 24])
+def test_every_part_is_named_above_its_strip(many: int) -> None:
+    """Narrow strips too: beside each other, or upright, and no name over another."""
+    wide = [min(i, many - 1) for i in range(ROWS)]  # one token-rich part, the others are narrow
+    names = [f"a data set of number {i}" for i in wide]
+    g = gated(own(), batch(domain=names))
+    texts = drawn(hierarchy(g.op.hierarchy, g))
+    shown = [(text, box) for text, box in texts if text.startswith("a data")]
+    assert sorted(text for text, _ in shown) == sorted(colours(g).names) and len(shown) == many
+    assert not any(a.overlaps(b) for (_, a), (_, b) in itertools.combinations(shown, 2))
+    assert not any(a.overlaps(box) for _, a in shown for text, box in texts if text not in dict(shown) and text)
+
+
+@given(st.data())
+def test_names_keep_apart_and_near(data: st.DataObject) -> None:
+    widths = np.array(data.draw(st.lists(st.floats(0.01, 1), max_size=12)))
+    widths = widths / max(widths.sum() * data.draw(st.floats(1, 3)), 1e-9)
+    wanted = np.sort(data.draw(st.lists(st.floats(0, 1), min_size=len(widths), max_size=len(widths))))
+    found = apart(wanted, widths)
+    low, high = found - widths / 2, found + widths / 2
+    assert (low >= -1e-9).all() and (high <= 1 + 1e-9).all() and (low[1:] >= high[:-1] - 1e-9).all()
+    free = (wanted - widths / 2 >= 0) & (wanted + widths / 2 <= 1)
+    if free.all() and ((wanted - widths / 2)[1:] >= (wanted + widths / 2)[:-1]).all():
+        np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_pictures_of_many_parts_and_of_none() -> None:
+    names = [f"a data set of number {i}" for i in range(ROWS)]
+    h = own().replace(objective=fibration.trajectory_mean().weigh(1 + fibration.absolute(fibration.token_log_ratio)))
+    for r in (batch(domain=names), batch()):
+        g = gated(h, r)
+        for figure in (regimes(g), ratios(g), weights(g)):
+            drawn(figure)
+    legend = next(axes.get_legend() for axes in ratios(gated(h, batch(domain=names))).axes[3:] if axes.get_legend())
+    said = [text.get_text() for text in legend.get_texts()]
+    assert len(said) == 7 and said[-1] == "18 others"
+    assert len({line.get_color() for line in legend.get_lines()}) == 7
+
+
+def test_errors_are_of_one_kind() -> None:
+    for wrong in ({"by": "nothing"}, {"parameters": {"nothing": 1}}, {"out": Path(__file__)}):
+        with pytest.raises(FibrationError):
+            fibration.run(own(), dataclasses.replace(batch()), **wrong)
