@@ -6,7 +6,7 @@ Declarations and laws are imported at once; what needs torch is imported when it
 from __future__ import annotations
 
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fibration.errors import (
     BackendError,
@@ -110,6 +110,16 @@ __all__ = [
     "sign", "signed_log_ratio", "softplus", "some", "sqrt", "standardised", "stop", "strata", "tanh",
     "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
 ]  # fmt: skip
+
+
+def _shown_by(function: str) -> Any:
+    """A method that notebooks call, from the room that prints; which is imported then."""
+    return lambda self: getattr(import_module("fibration.printing.notebooks"), function)(self)
+
+
+Hierarchy._repr_markdown_ = _shown_by("hierarchy")  # type: ignore[attr-defined]
+Hierarchy._repr_latex_ = _shown_by("formulas")  # type: ignore[attr-defined]
+Report._repr_markdown_ = _shown_by("report")  # type: ignore[attr-defined]
 
 
 def __getattr__(name: str) -> object:

@@ -1457,6 +1457,15 @@ RUNTIME = (
         "            workshop.rename(place)\n", "            shutil.copytree(workshop, place)\n",
     ),
     slip(
+        "a reason is markup in a notebook", "test_notebooks",
+        "{' | '.join(map(_cell, row))}", "{' | '.join(row)}",
+    ),
+    slip(
+        "a notebook shows refusals alone", "test_notebooks",
+        "    if v.accepted:\n        return f\"given up: {v.given_up}\" if v.status != \"proved\" else v.argument\n    said = {\n        \"required\"",
+        "    if v.accepted:\n        return \"\"\n    said = {\n        \"required\"",
+    ),
+    slip(
         "a command that never came to its end went well", "test_outcome",
         "    return left or UNUSABLE\n", "    return left\n",
     ),

@@ -59,7 +59,15 @@ _STRENGTHS = {
 
 def latex(hierarchy: Hierarchy) -> str:
     """An `align*` environment (amsmath): strata, kernels, masses, decomposition, gates, recovery, objective."""
-    h = hierarchy
+    return f"\\begin{{align*}}\n% {hierarchy.name}\n{_lines(hierarchy)}\n\\end{{align*}}"
+
+
+def displayed(hierarchy: Hierarchy) -> str:
+    """The same between `$$`, as MathJax and KaTeX read it in notebooks and in Markdown."""
+    return f"$$\n\\begin{{aligned}}\n{_lines(hierarchy)}\n\\end{{aligned}}\n$$"
+
+
+def _lines(h: Hierarchy) -> str:
     two = len(h.decomposition.channels) > 1
     rows = [f"&{_strata(h)}"]
     rows += [rf"K({_name(f.source)} \mid {_name(f.target)}) &= {tex(f.weight)}" for f in h.fibrations]
@@ -78,8 +86,7 @@ def latex(hierarchy: Hierarchy) -> str:
             rows.append(rf"&\qquad\text{{with }} {_atom(pull)} = {tex(h.pull(s))}")
     rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
     rows += _objective(h)
-    lines = " \\\\\n".join(rows)
-    return f"\\begin{{align*}}\n% {h.name}\n{lines}\n\\end{{align*}}"
+    return " \\\\\n".join(rows)
 
 
 def _channels(gate: Gate) -> list[tuple[str, Gate]]:

@@ -86,15 +86,15 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
     for reason, laws in reasons.items():
         holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in laws and v.status == "proved"]
         still = f" (still proved: {'; '.join(holds)})" if holds else ""
-        yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(laws)}: {_line(reason)}{still}"
+        yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(laws)}: {line(reason)}{still}"
     for v in report.causes:
         what, along = report.error(v).what, report.so_too(v)
         if v.law in LAWS:  # else a declaration that is wrong, which says all
-            what += f": {_line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
+            what += f": {line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
         yield MARKS[v.status], what
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
     """A reason is any text: here without line breaks and control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
@@ -142,18 +142,18 @@ def markdown(reports: Sequence[Report]) -> str:
     rows += [[r.hierarchy.name, *(m.sign for m in marks(r))] for r in reports]
     table = [f"| {' | '.join(row)} |" for row in rows]
     below = [", ".join(f"{m.sign} {m.word}" for m in legend(reports))]
-    below += [f"{mark.sign} {_escaped(text)}" for r in reports for mark, text in notes(r)]
+    below += [f"{mark.sign} {escaped(text)}" for r in reports for mark, text in notes(r)]
     return "\n".join([*table, *(f"\n{line}" for line in below if line)])
 
 
 def compared(report: Report) -> str:
     """What was found of two losses, and why."""
     (v,) = report.verdicts
-    why = _line(v.argument or str(v.counterexample or v.found))
+    why = line(v.argument or str(v.counterexample or v.found))
     said = f"'{report.hierarchy.name}' is {report.outcome}: {why}"
-    return f"{MARKS[v.status].sign} {_escaped(said)}"
+    return f"{MARKS[v.status].sign} {escaped(said)}"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text in which Markdown and HTML find no markup. An underscore inside a word is none."""
     return re.sub(r"([\\`*\[\]<>|#&~$]|(?<!\w)_|_(?!\w))", r"\\\1", text)

@@ -18,7 +18,7 @@ from fibration.cli.main import app
 from fibration.language.loading import shipped
 from fibration.language.report import Report, Verdict
 from fibration.laws import LAWS
-from fibration.printing.law_table import KINDS, MARKS, Overview, _escaped, legend, markdown, marks, notes
+from fibration.printing.law_table import KINDS, MARKS, Overview, escaped, legend, markdown, marks, notes
 from fibration.printing.reports import Outcome, as_markdown, rendered
 
 WRONG = {**zoo.wrong(), **zoo.undecidable()}
@@ -192,7 +192,7 @@ def test_markdown_is_one_table_with_all_cells() -> None:
         assert row[1:] == [m.sign for m in marks(report(name))]
     assert shown == "✓ proved, † given up, ↳ follows from a law that fails, ✗ refuted, · does not apply"
     assert below == [
-        f"{mark.sign} {_escaped(note)}" for name in ("gspo", "padded length") for mark, note in notes(report(name))
+        f"{mark.sign} {escaped(note)}" for name in ("gspo", "padded length") for mark, note in notes(report(name))
     ]
     assert as_markdown([Outcome("a", report("ppo"))]) == markdown([report("ppo")])
 
