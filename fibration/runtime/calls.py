@@ -31,6 +31,7 @@ from fibration.runtime.inputs import (
     refuse_sums,
     refuse_terms,
 )
+from fibration.runtime.measured import Collector
 from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.collect import Ranks
 
@@ -66,6 +67,7 @@ class Calls:
     ) -> None:
         """`on_cpu` makes the backend of batches that lie there, where `backend` is a GPU's alone."""
         self.hierarchy, self.programs = hierarchy, programs
+        self.collector = Collector(hierarchy, programs)
         self._backend, self._on_cpu = backend, on_cpu
         self._cpu: Backend | None = None
 
@@ -141,13 +143,17 @@ class Calls:
         dtype: torch.dtype,
         graph: bool,
         fill: float = 0.0,
+        metrics: object = False,
     ) -> tuple[Outputs, Batch]:
-        """The outputs of a program. `graph`: whether the call is made while gradients are recorded."""
+        """The outputs of a program. `graph`: whether the call is made while gradients are recorded; `metrics`: which
+        are asked for.
+        """
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS[program]) as said:
             if graph:
                 refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)
+            asked = self.collector.asked(metrics)
             read, declared = self.programs[program], self.programs["evaluate"]
             tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
             index = check_tokens(self.hierarchy, index, **tokens)
@@ -158,6 +164,7 @@ class Calls:
                 rows = said_of_rows(batch, index, "advantage") if has_some else None
                 said |= {"the backend": self.on(index.device).name, "the dtype of results": str(dtype)}
                 said |= in_words(self.hierarchy, declared, index, ranks, parameters)
+                said |= {"the metrics asked for": ", ".join(sorted(asked)) or "none"}
         if ranks is not None and rows is not None:
             batch = agree_on_rows(batch, index, ranks, "advantage", rows)
         outputs = self._evaluate(program, batch, ranks)

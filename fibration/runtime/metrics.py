@@ -1,9 +1,10 @@
-"""Diagnostics that add up exactly over batches: sums with their counts, and extremes."""
+"""Diagnostics that add up exactly over batches, sums with counts and extremes, and which of them are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,11 +12,9 @@ from torch import Tensor
 from fibration.compiler.diagnostics import REGIMES, levels, report_of
 from fibration.compiler.ir import part
 from fibration.compiler.keys import Key
+from fibration.errors import BatchError, an, shown
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.index.index import Index
-
-FEW = 32  # a coarsest stratum with more elements than this is reported as a whole only
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,9 @@ class Mean:
 
     def __repr__(self) -> str:
         return f"{float(self):.6g}"
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec or ".6g")
 
 
 @dataclass(frozen=True)
@@ -52,84 +54,109 @@ class Extreme:
     def __repr__(self) -> str:
         return f"{float(self):.6g}"
 
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec or ".6g")
+
 
 Metric = Mean | Extreme
 
 
-def collect(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -> dict[str, Metric]:
-    """Name the metric outputs of a program.
+# ---------------------------------------------------------------- what there is, and what is asked for
 
-    `{stratum}/{channel}/{regime}` is the share of elements in a regime, `.../drift` and `.../drift_max` the absolute
-    residual in intensive units (nats per token for log ratios); one channel has no `/{channel}`. Each also comes per
-    element of the coarsest strata, `...[domain=math]`, where these are few and not the rows; of an element with nothing
-    over it means are NaN and maxima -inf. `{leaf}/clipped` is the share of tokens that any channel's gate changed,
-    `ratio/min` and `ratio/max` the range of the gated ratio, `tv` and `kl` the means over trajectories of eq:dhat_traj
-    and eq:dhat_kl_traj. `kept` is the share of tokens that are kept; of these `weight/mean`, `weight/mean_square` and
-    `weight/max` (of several weights `weight_1/mean`, ...); of every further policy `{policy}/log_ratio`, the mean over
-    tokens of `log π_old - log π`, and `{policy}/kl`, that of `exp(d) - 1 - d` of it: an estimate of their divergence,
-    where it is the policy that sampled. `penalty/{name}` is what a penalty takes off the objective: batches that are
-    added up count by their rows, or by the elements that it is read over.
+ALL, WHOLE = "all", "levels"  # everything; everything but single elements
+Asked = frozenset[str]  # of these words, of names of strata, and of `GROUPS`
+GROUPS = ("ratio", "divergences", "weights", "penalties")  # what is of no level
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric, or one per element of `over`, of a program's outputs.
+
+    `how` is "sum" or "max" of the elements of `over`, "each" of them, "one" number of the batch, or "least", a maximum
+    that was negated. Several `keys`, one for each leaf, are one maximum. A mean's count is that of the elements of
+    `count[0]` over `count[1]`, or an output. Some sums come as a mean, which is multiplied by its count.
     """
-    report = report_of(hierarchy)
-    values: dict[str, Tensor] = {}  # 0-d
-    counts: dict[str, Tensor] = {}  # 0-d, of means
-    whole: dict[tuple[str, bool], dict[str, Tensor]] = {}  # added up, or the largest of, over a stratum
 
-    def named(over: str) -> list[tuple[int, Hashable]]:
-        names = () if over == hierarchy.rows.name else index.labels.get(over, ())  # rows differ from batch to batch
-        return list(enumerate(names)) if 1 < len(names) <= FEW else []
+    name: str
+    group: str
+    keys: tuple[Key, ...]
+    how: str
+    over: str = BATCH
+    count: tuple[str, str] | Key | None = None
+    is_mean: bool = False
 
-    def share(key: str, word: str, stratum: str, channel: str) -> None:
+
+@cache
+def rows(hierarchy: Hierarchy) -> tuple[Row, ...]:
+    """Every metric of a hierarchy."""
+    return tuple(_rows(hierarchy))
+
+
+def _rows(h: Hierarchy) -> Iterator[Row]:
+    report, leaves, every = report_of(h), tuple(s.name for s in h.leaves), h.rows.name
+
+    def of_level(name: str, word: str, stratum: str, channel: str) -> Iterator[Row]:
         largest = word == "peak"
         for i, over in enumerate(report.over(stratum)):
-            # a constant comes as a single number
-            found = outputs[report.key(word, stratum, channel, over)].expand(index.size[over])
-            here = {f"{key}[{over}={label}]": k for k, label in named(over)}
-            values.update({name: found[k] for name, k in here.items()})
-            if not largest:
-                counts.update({name: index.count(stratum, over)[k] for name, k in here.items()})
+            keys = (report.key(word, stratum, channel, over),)
             if i == 0:  # each of them adds up to the same
-                whole.setdefault((over, largest), {})[key] = found
-                if not largest:
-                    counts[key] = index.count(stratum, BATCH)[0]
+                yield Row(name, stratum, keys, "max" if largest else "sum", over, None if largest else (stratum, BATCH))
+            if over != every:  # rows differ from batch to batch
+                yield Row(name, stratum, keys, "each", over, None if largest else (stratum, over))
 
-    for stratum, channel in levels(hierarchy):
+    def most(word: str) -> tuple[Key, ...]:
+        return tuple(part(word, leaf, leaves) for leaf in leaves)
+
+    for stratum, channel in levels(h):
         key = f"{stratum}/{channel}" if channel else stratum
         for regime in (*REGIMES, "drift"):
-            share(f"{key}/{regime}", regime, stratum, channel)
-        share(f"{key}/drift_max", "peak", stratum, channel)
-    for leaf in (s.name for s in hierarchy.leaves):
-        share(f"{leaf}/clipped", "clipped", leaf, "")
-    leaves = tuple(s.name for s in hierarchy.leaves)
-
-    def most(word: str) -> Tensor:
-        return torch.stack([outputs[part(word, leaf, leaves)][0] for leaf in leaves]).max()
-
-    for (_, largest), found in whole.items():  # all at once: a device takes as long for a hundred numbers as for one
-        stacked = torch.stack(list(found.values()))
-        values.update(zip(found, stacked.amax(1) if largest else stacked.sum(1), strict=True))
-    values["ratio/max"], values["ratio/min"] = most("ratio_max"), -most("ratio_min_negated")
+            yield from of_level(f"{key}/{regime}", regime, stratum, channel)
+        yield from of_level(f"{key}/drift_max", "peak", stratum, channel)
+    for leaf in leaves:
+        yield from of_level(f"{leaf}/clipped", "clipped", leaf, "")
+    yield Row("ratio/max", "ratio", most("ratio_max"), "one")
+    yield Row("ratio/min", "ratio", most("ratio_min_negated"), "least")
     for word in ("tv", "kl"):
-        values[word], counts[word] = outputs[Key(word)][0], index.count(hierarchy.rows.name, BATCH)[0]
-    tokens = torch.stack([index.count(leaf, BATCH)[0] for leaf in leaves]).sum()
-    kept = outputs[Key("kept")][0] if hierarchy.objective.kept else tokens
-    if hierarchy.objective.kept:
-        values["kept"], counts["kept"] = kept, tokens
-    for i in range(1, len(hierarchy.objective.weighed) + 1):
-        word, name = f"weight_{i}", f"weight_{i}" if len(hierarchy.objective.weighed) > 1 else "weight"
-        values[f"{name}/mean"], counts[f"{name}/mean"] = outputs[Key(word)][0], kept
-        values[f"{name}/mean_square"], counts[f"{name}/mean_square"] = outputs[Key(f"{word}_square")][0], kept
-        values[f"{name}/max"] = most(f"{word}_max")
-    for name, penalty in hierarchy.penalties.items():
-        read_at = (hierarchy.rows if penalty.over is None else penalty.over).name
-        number = index.count(read_at, BATCH)[0]
-        values[f"penalty/{name}"], counts[f"penalty/{name}"] = outputs[Key("penalty", name)][0] * number, number
-    for name in (p.name for p in hierarchy.policies.values() if p.is_passed):
-        if Key(f"{name}_log_ratio") not in outputs:  # advantages alone read it, in a program of their own
-            continue
+        yield Row(word, "divergences", (Key(word),), "one", count=(every, BATCH))
+    kept = Key("kept") if h.objective.kept else (ALL, BATCH)
+    if h.objective.kept:
+        yield Row("kept", "weights", (Key("kept"),), "one", count=(ALL, BATCH))
+    for i in range(1, len(h.objective.weighed) + 1):
+        word, name = f"weight_{i}", f"weight_{i}" if len(h.objective.weighed) > 1 else "weight"
+        yield Row(f"{name}/mean", "weights", (Key(word),), "one", count=kept)
+        yield Row(f"{name}/mean_square", "weights", (Key(f"{word}_square"),), "one", count=kept)
+        yield Row(f"{name}/max", "weights", most(f"{word}_max"), "one")
+    for name, penalty in h.penalties.items():
+        read_at = (h.rows if penalty.over is None else penalty.over).name
+        yield Row(f"penalty/{name}", "penalties", (Key("penalty", name),), "one", count=(read_at, BATCH), is_mean=True)
+    for name in (p.name for p in h.policies.values() if p.is_passed):
         for word in ("log_ratio", "kl"):
-            values[f"{name}/{word}"], counts[f"{name}/{word}"] = outputs[Key(f"{name}_{word}")][0], tokens
-    # of their own: who adds them up in place over ranks must not change what the index knows
-    own = dict(zip(values, torch.stack(list(values.values())), strict=True))
-    count = dict(zip(counts, torch.stack(list(counts.values())), strict=True))
-    return {k: Mean(v, count[k]) if k in count else Extreme(v, k != "ratio/min") for k, v in own.items()}
+            yield Row(f"{name}/{word}", "divergences", (Key(f"{name}_{word}"),), "one", count=(ALL, BATCH))
+
+
+def asked_for(hierarchy: Hierarchy, metrics: object) -> Asked:
+    """What `metrics=` names: True, False, one name or several. Raises BatchError for one that there is not."""
+    if isinstance(metrics, bool):
+        return frozenset({ALL} if metrics else ())
+    words = [metrics] if isinstance(metrics, str) else metrics
+    known = list(dict.fromkeys([s.name for s in hierarchy.order] + [g for g in GROUPS if g in _groups(hierarchy)]))
+    required = f"True, False, or some of {', '.join(map(repr, (*known, WHOLE, ALL)))}"
+    if not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
+        raise BatchError(f"metrics={shown(metrics)}", required=required, found=an(type(metrics).__name__))
+    for word in words:
+        if word not in (*known, WHOLE, ALL):
+            raise BatchError(f"'{hierarchy.name}' has no metrics called {word!r}", required=required)
+    return frozenset(words)
+
+
+def _groups(hierarchy: Hierarchy) -> set[str]:
+    return {row.group for row in rows(hierarchy)}
+
+
+def chosen(row: Row, asked: Asked) -> bool:
+    """Single elements of a stratum come where both are asked for: what is measured of them, and they."""
+    if ALL in asked:
+        return True
+    if row.how == "each":
+        return row.group in asked and row.over in asked
+    return row.group in asked or WHOLE in asked

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fibration.compiler.diagnostics import levels
 from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
-from fibration.runtime import metrics as diagnostics
 from fibration.runtime.batch import Runs, inputs_of
 from fibration.runtime.calls import Backend, Calls
 from fibration.runtime.gradients import Gated, Share
@@ -121,7 +121,7 @@ class Operator:
         *,
         rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
-        metrics: bool = True,
+        metrics: bool | str | Sequence[str] = True,
     ) -> Loss:
         """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob; `J` is less
         the hierarchy's penalties.
@@ -129,14 +129,16 @@ class Operator:
         `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
         per token, or per row `[B]`; or `rewards=` in their place, of which the hierarchy's formula makes them. `index`
         is needed always. `policies`: log-probs of the further policies that formulas name, by name,
-        `{"rollout": log_probs}`. For batches that do not fit, use `coefficients`.
+        `{"rollout": log_probs}`. `metrics`: True for all, False for none, or names of strata and of `"ratio"`,
+        `"divergences"`, `"weights"`, `"penalties"`; `"levels"` are all but those of single elements. For batches that
+        do not fit, use `coefficients`.
         """
         result = self.coefficients(
             log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
         )
         assert index is not None
         share = result.objective / -index.gradient_scale
-        return Loss(Share.apply(log_probs, result.values, share), result.metrics)
+        return Loss(Share.apply(log_probs, result.values, share), result.measured)
 
     def coefficients(
         self,
@@ -148,28 +150,29 @@ class Operator:
         *,
         rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
-        metrics: bool = True,
+        metrics: bool | str | Sequence[str] = True,
     ) -> Coefficients:
         """`c_i = ∂J/∂log π_θ(i)` for the whole batch, without a graph: `∇J = Σ c_i ∇log π_θ(i)` (eq:grad_decomp).
 
         Back-propagate `-(coefficients.values * log_probs).sum()`, in as many micro-batches as you like.
         """
+        dtype, collector = _wide(log_probs), self.calls.collector
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         graph = torch.is_grad_enabled()
         with torch.no_grad():
-            program = "evaluate" if metrics else "objective"
+            program = collector.program(metrics)
             if rewards is not None:
                 advantages = self.calls.advantages(
                     program, rewards, index, tokens, advantages, parameters, policies, graph
                 )
             outputs, _ = self.calls.call(
-                program, index, tokens, advantages, parameters, policies, _wide(log_probs), graph
+                program, index, tokens, advantages, parameters, policies, dtype, graph, metrics=metrics
             )
             assert index is not None
             return Coefficients(
                 values=outputs[Key("coefficients")],
-                objective=outputs[Key("objective")].reshape(()).to(_wide(log_probs)),
-                metrics=diagnostics.collect(self.hierarchy, outputs, index) if metrics else {},
+                objective=outputs[Key("objective")].reshape(()).to(dtype),
+                measured=collector.collect(program, outputs, index, collector.asked(metrics)),
             )
 
     def gate(
@@ -216,7 +219,7 @@ class Operator:
 
         def pick(word: str) -> dict[tuple[str, str], Tensor]:
             found = {}
-            for stratum, channel in diagnostics.levels(self.hierarchy):
+            for stratum, channel in levels(self.hierarchy):
                 value = outputs[Key(word, stratum, channel)]
                 if stratum in index.leaves:
                     value = value.reshape(-1)[index.positions_of(stratum)]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
+from fibration.runtime.measured import Measured
 from fibration.runtime.metrics import Metric
 
 
+class _Result:
+    measured: Measured
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """By name, as docs/operator.md lists them: a `Mean` or an `Extreme` each, tensors that wait for nothing."""
+        return self.measured.metrics()
+
+
 @dataclass(frozen=True)
-class Loss:
-    """`loss` is `-J`, a differentiable scalar; `metrics` as in `fibration.runtime.metrics.collect`.
+class Loss(_Result):
+    """`loss` is `-J`, a differentiable scalar; `metrics` are those that were asked for.
 
     Where the batch is spread over ranks, `loss` is this rank's share, `-J` by their number, with the gradient of its
     own tokens; metrics are the whole batch's. DDP and FSDP average gradients over ranks, where their sum is wanted:
@@ -19,11 +30,17 @@ class Loss:
     """
 
     loss: Tensor
-    metrics: dict[str, Metric]
+    measured: Measured = field(default=Measured(), repr=False)
+
+    def scalars(self, prefix: str = "") -> dict[str, float]:
+        """`loss` and the metrics as plain floats, for a logger, in one copy from the device; `prefix` is put before
+        every name. A metric over no element at all is left out.
+        """
+        return self.measured.scalars(prefix, loss=self.loss)
 
 
 @dataclass(frozen=True)
-class Coefficients:
+class Coefficients(_Result):
     """`values` is `∂J/∂log π` per token, shaped like the log-probs and 0 under the mask; `objective` is `J`.
 
     Where the batch is spread over ranks, `values` are of this rank's tokens, and all else is the whole batch's.
@@ -31,7 +48,11 @@ class Coefficients:
 
     values: Tensor
     objective: Tensor
-    metrics: dict[str, Metric]
+    measured: Measured = field(default=Measured(), repr=False)
+
+    def scalars(self, prefix: str = "") -> dict[str, float]:
+        """`objective` and the metrics as plain floats, as those of `Loss`."""
+        return self.measured.scalars(prefix, objective=self.objective)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class Window:
             self.advantages = self.made_of_rewards(old)
         if self.index is None:
             nothing = torch.zeros_like(now, dtype=now.dtype if now.dtype == torch.float64 else torch.float32)
-            self.coef = Coefficients(nothing, nothing.new_zeros(()), {})
+            self.coef = Coefficients(nothing, nothing.new_zeros(()))
         else:
             try:
                 self.coef = self.op.coefficients(

@@ -29,7 +29,9 @@ from fibration.compiler.program import Program
 from fibration.compiler.scalars import MEANING
 from fibration.language.report import Report
 from fibration.pipeline import BACKENDS
-from fibration.runtime.metrics import Mean, collect
+from fibration.runtime.batch import Outputs
+from fibration.runtime.measured import EVERYTHING, Collector
+from fibration.runtime.metrics import Mean
 from fibration.runtime.operator import Operator
 
 # ---------------------------------------------------------------- which backends
@@ -477,9 +479,10 @@ def holds_training(backend: Backend, c: Case, kind: str, metrics: bool = True) -
 
     def gathered(what: str) -> dict[str, float]:
         called = raw_programs(c.hierarchy)["evaluate"].called
-        outputs = {k: torch.tensor(getattr(expected[name], what)) for k, name in called.items()}
+        outputs = Outputs({k: torch.tensor(getattr(expected[name], what)) for k, name in called.items()})
         index = layout.index if backend.device == "cpu" else c.layout(TORCH, kind).index
-        return {k: float(v) for k, v in collect(c.hierarchy, outputs, index).items()}
+        found = Collector(c.hierarchy, {}).collect("evaluate", outputs, index, EVERYTHING).metrics()
+        return {k: float(v) for k, v in found.items()}
 
     values, errors = (gathered("value"), gathered("error")) if metrics else ({}, {})
     assert result.metrics.keys() == values.keys()

@@ -28,7 +28,8 @@ from fibration import (
     uniform,
     zero_gate,
 )
-from fibration.runtime.metrics import FEW, Extreme, Mean
+from fibration.runtime.measured import FEW
+from fibration.runtime.metrics import Extreme, Mean
 
 old, rollout = policies("old rollout")
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
