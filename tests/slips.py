@@ -1562,8 +1562,21 @@ RUNTIME = (
         "if not devices.may_look(index.device):\n            same", "if devices.may_look(index.device):\n            same",
     ),
     slip(
-        "metrics are views of what the index knows", "test_metrics",
-        "count = dict(zip(counts, torch.stack(list(counts.values())), strict=True))", "count = counts",
+        "maxima of elements are added up", "test_metrics",
+        "parts.append(block.amax(1) if largest else block.sum(1))", "parts.append(block.sum(1))",
+    ),
+    slip(
+        "the smallest ratio is shown negated", "test_metrics",
+        "            numbers[self.negated : self.negated + 1].neg_()\n", "            pass\n",
+    ),
+    slip(
+        "single elements come where their level alone is asked for", "test_asked",
+        "return row.group in asked and row.over in asked", "return row.group in asked",
+    ),
+    slip(
+        "means over nothing are logged as 0", "test_asked",
+        "            elif numbers[p.count]:\n                found[prefix + p.name] = value / numbers[p.count]",
+        "            else:\n                found[prefix + p.name] = value / max(numbers[p.count], 1)",
     ),
     slip(
         "an error on one rank is raised there alone", "test_agreement",
@@ -2111,7 +2124,7 @@ PENALTIES = (
     ),
     slip(
         "penalties of elements are counted by rows", "test_penalties",
-        "read_at = (hierarchy.rows if penalty.over is None else penalty.over).name", "read_at = hierarchy.rows.name",
+        "read_at = (h.rows if penalty.over is None else penalty.over).name", "read_at = h.rows.name",
     ),
     slip(
         "what a penalty does not keep is divided by behind its sums", "test_penalties",

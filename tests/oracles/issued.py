@@ -40,9 +40,9 @@ class Issued:
 
 
 class _Counting(TorchDispatchMode):
-    def __init__(self, found: Issued) -> None:
+    def __init__(self, found: Issued, device: str) -> None:
         super().__init__()
-        self.found = found
+        self.found, self.device = found, device
 
     def __torch_dispatch__(self, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,14 +51,14 @@ class _Counting(TorchDispatchMode):
         name = operation.overloadpacket.__name__
         if len(devices) > 1:
             self.found.copies.append(name)
-        if not operation.is_view and name not in ("empty", "empty_like", "detach") and "meta" in devices:
+        if not operation.is_view and name not in ("empty", "empty_like", "detach") and self.device in devices:
             self.found.work[name] += 1
         return result
 
 
 @contextmanager
-def counted(patch: pytest.MonkeyPatch) -> Iterator[Issued]:
-    """Count what is issued meanwhile. Tensors that are made of the host's numbers are copies, which no mode sees."""
+def counted(patch: pytest.MonkeyPatch, device: str = "meta") -> Iterator[Issued]:
+    """Count what is issued meanwhile on a device. Tensors that are made of the host's numbers are copies, which no mode sees."""
     found = Issued()
 
     def noted(name: str, make: Any) -> Any:
@@ -71,7 +71,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Issued]:
 
     for name in ("tensor", "as_tensor", "asarray", "scalar_tensor"):
         patch.setattr(torch, name, noted(name, getattr(torch, name)))
-    with _Counting(found):
+    with _Counting(found, device):
         yield found
     patch.undo()
 

@@ -1,0 +1,162 @@
+"""Which metrics a call collects, and how results are logged: one copy, plain floats, recipes of the manual."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles.issued import counted
+from support import operator, packed, spec, spread_batch
+
+from fibration import BatchError, log_prob, policies
+from fibration.runtime.metrics import Extreme, Mean
+
+
+def called(op, batch, metrics=True, call="coefficients"):
+    layout = packed(op, batch)
+    zero = layout.tensor(np.zeros(batch.tokens))
+    x, a = layout.tensor(batch.x), layout.tensor(batch.advantages)
+    return getattr(op, call)(x, zero, a, layout.index, batch.parameters, metrics=metrics)
+
+
+def floats(metrics):
+    return {k: float(m) for k, m in metrics.items()}
+
+
+REST = {"ratio/max", "ratio/min", "tv", "kl"}
+ASKED = {
+    "trajectory": lambda k: k.startswith("trajectory/") and "[" not in k,
+    "token": lambda k: k.startswith("token/") and "[" not in k,
+    "domain": lambda k: k.startswith("domain/"),
+    ("token", "domain"): lambda k: k.startswith(("token/", "domain/")),
+    ("divergences", "ratio"): lambda k: k in REST,
+    "levels": lambda k: "[" not in k,
+    ("levels", "domain"): lambda k: "[" not in k or k.startswith("domain/"),
+    "all": lambda k: True,
+    (): lambda k: False,
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "c"])
+def test_what_is_asked_for_is_what_all_of_them_say_of_it(backend):
+    op, batch = operator(spec("fiberpo_domain"), backend), spread_batch(scale=0.3)
+    every = floats(called(op, batch).metrics)
+    assert len(every) == 4 * 2 * 7 * 3 + 3 + len(REST)
+    for asked, belongs in ASKED.items():
+        wanted = {k: v for k, v in every.items() if belongs(k)}
+        given = asked if isinstance(asked, str) else list(asked)
+        assert floats(called(op, batch, given).metrics) == wanted, asked
+        assert floats(called(op, batch, given, "loss").metrics) == wanted, asked
+
+
+def test_penalties_alone_cost_no_metrics(monkeypatch):
+    """They are part of the objective: the program without metrics has them."""
+    current, rollout = policies("current rollout")
+    kl = 0.25 * (log_prob(current) - log_prob(rollout)) ** 2
+    op = operator(spec("grpo").replace(penalties={"kl": kl}), "torch")
+    batch = spread_batch(scale=0.3)
+    layout = packed(op, batch)
+    x, zero, a = map(layout.tensor, (batch.x, np.zeros(batch.tokens), batch.advantages))
+    ran = []
+    run = op.calls._evaluate
+    monkeypatch.setattr(op.calls, "_evaluate", lambda program, *more: ran.append(program) or run(program, *more))
+    whole = op.coefficients(x, zero, a, layout.index, policies={"rollout": zero}).metrics
+    found = op.coefficients(x, zero, a, layout.index, policies={"rollout": zero}, metrics=["penalties"]).metrics
+    assert ran == ["evaluate", "objective"]
+    assert found.keys() == {"penalty/kl"}
+    rows = [(batch.x[batch.row == r] ** 2).mean() for r in range(len(batch.lengths)) if batch.lengths[r]]
+    assert float(found["penalty/kl"]) == pytest.approx(0.25 * np.mean(rows), rel=1e-12)
+    assert float(found["penalty/kl"].sum) == float(whole["penalty/kl"].sum)
+    assert float(found["penalty/kl"].count) == len(rows)
+
+
+@pytest.mark.parametrize("wrong", ["tokens", ["token", "prompt"], "weights", 1, None, ["token", 3], {"token": True}])
+def test_what_there_is_not_is_refused_with_what_there_is(wrong):
+    op, batch = operator(spec("fiberpo")), spread_batch()
+    with pytest.raises(BatchError) as error:
+        called(op, batch, wrong)
+    text = str(error.value)
+    assert "'trajectory', 'token', 'ratio', 'divergences', 'levels', 'all'" in text
+    assert "'weights'" not in text.partition("required")[2]
+
+
+def test_scalars_are_floats_of_every_metric_and_the_loss():
+    op, batch = operator(spec("fiberpo_domain"), "torch"), spread_batch(scale=0.3)
+    result = called(op, batch, call="loss")
+    found = result.scalars("train/")
+    assert found["train/loss"] == float(result.loss)
+    expected = {f"train/{k}": float(m) for k, m in result.metrics.items()}
+    assert {k: v for k, v in found.items() if k != "train/loss"} == expected
+    assert all(type(v) is float for v in found.values())
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    plain = called(op, batch, metrics=False)
+    assert plain.scalars() == {"objective": float(plain.objective)}
+
+
+def test_scalars_are_one_copy(monkeypatch):
+    op, batch = operator(spec("fiberpo_domain"), "torch"), spread_batch(scale=0.3)
+    result = called(op, batch, call="loss")
+    reads = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: reads.append(len(self)) or tolist(self))
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda self: pytest.fail("a number by itself"))
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a number by itself"))
+    assert len(result.scalars()) > 170
+    assert len(reads) == 1
+
+
+def test_what_is_over_nothing_is_not_logged():
+    """Of a domain whose rows have no image tokens, means are NaN and maxima -inf: neither is a number to draw."""
+    op = operator(spec("fiberpo_modal"))
+    batch = spread_batch()
+    layout = packed(op, batch, image_token=np.zeros(batch.tokens, bool))
+    x, zero, a = map(layout.tensor, (batch.x, np.zeros(batch.tokens), batch.advantages))
+    result = op.coefficients(x, zero, a, layout.index)
+    lacking = {k for k, m in result.metrics.items() if not math.isfinite(float(m))}
+    assert lacking and all(k.startswith("image_token/") for k in lacking)
+    assert result.scalars().keys() == {"objective", *result.metrics} - lacking
+
+
+@pytest.mark.parametrize("metric", [Mean(torch.tensor(1.0), torch.tensor(3.0)), Extreme(torch.tensor(1 / 3), True)])
+def test_metrics_format_as_numbers(metric):
+    assert f"{metric:.3f}" == "0.333"
+    assert f"{metric:>8.2%}" == "  33.33%"
+    assert f"{metric}" == repr(metric) == "0.333333"
+
+
+def test_metrics_are_read_where_they_lie():
+    """A CUDA graph that is replayed writes there: what was handed out before says the new numbers."""
+    op, batch = operator(spec("fiberpo"), "torch"), spread_batch(scale=0.3)
+    result = called(op, batch)
+    before = floats(result.metrics)
+    result.measured.values.mul_(2)
+    for name, m in result.metrics.items():
+        assert float(m.sum if isinstance(m, Mean) else m.value) == pytest.approx(
+            2 * before[name] * (float(m.count) / 2 if isinstance(m, Mean) else 1), rel=1e-12
+        )
+
+
+def test_every_metric_has_memory_of_its_own():
+    """Added up over ranks in place, one after the other: no count is added up twice."""
+    op, batch = operator(spec("fiberpo_domain"), "torch"), spread_batch(scale=0.3)
+    metrics = called(op, batch).metrics
+    tensors = [t for m in metrics.values() for t in ((m.sum, m.count) if isinstance(m, Mean) else (m.value,))]
+    assert len({t.data_ptr() for t in tensors}) == len(tensors)
+
+
+@pytest.mark.parametrize(("name", "most"), [("ppo", 4), ("gspo", 10), ("fiberpo_domain", 10)])
+def test_metrics_are_a_few_operations(name, most):
+    """However many they are: what a program computed is taken, added up, and named."""
+    op, batch = operator(spec(name), "c"), spread_batch(scale=0.3, per_row=name == "gspo")
+    layout = packed(op, batch)
+    x, zero, a = map(layout.tensor, (batch.x, np.zeros(batch.tokens), batch.advantages))
+    seen = []
+    for metrics in (False, True):
+        op.coefficients(x, zero, a, layout.index, metrics=metrics)
+        with pytest.MonkeyPatch.context() as patch, counted(patch, "cpu") as issued:
+            op.coefficients(x, zero, a, layout.index, metrics=metrics)
+        seen.append(issued.work.total())
+    assert 0 < seen[1] - seen[0] <= most, seen
