@@ -265,6 +265,13 @@ def test_the_tutorial_says_what_its_blocks_print(capsys):
     assert len(scope["pieces"]) == len(scope["whole"]) and "domain/+/drift[domain=code]" in scope["result"].metrics
 
 
+def test_the_page_of_micro_batches_says_what_its_blocks_print(capsys):
+    """On one process; `processes/worker.py` runs its loop on several."""
+    page = (ROOT / "docs" / "how-to" / "ddp.md").read_text()
+    scope = run_blocks(page, capsys, lambda line: re.sub(r"\d+", "#", line))
+    assert scope["check"]() > 0.05
+
+
 def test_the_page_of_adaptive_budgets_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "how-to" / "adaptive_budgets.md").read_text()
     scope = run_blocks(page, capsys, lambda line: re.sub(r"[\d.]+", "#", line))

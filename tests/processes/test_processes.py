@@ -72,6 +72,13 @@ def test_the_examples_print_what_one_process_does(found, ranks):
     assert all(other == {**first, "ddp": "", "fsdp2": ""} for other in others)
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_page_of_micro_batches_has_the_gradient_of_one_process(found, ranks):
+    for rank, one in enumerate(found(ranks)):
+        assert one["page"]["distance"] <= 1e-6
+        assert one["page"]["printed"].count("update") == (0 if rank else 4)
+
+
 @pytest.mark.skipif(not ALL, reason="each start takes seconds; `make test-ranks` does it")
 @pytest.mark.parametrize("name", ["micro_batches", "ddp", "fsdp2", "twins"])
 def test_the_examples_run_as_they_stand(found, name):

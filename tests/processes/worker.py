@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -67,6 +68,29 @@ def printed() -> dict[str, str]:
             example(name).main()
         found[name] = out.getvalue()
     return found
+
+
+def page() -> dict[str, Any]:
+    """What the loop of `docs/how-to/ddp.md` leaves, beside the same loop on the whole batch in one process."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    text = (Path(training.EXAMPLES).parent / "how-to" / "ddp.md").read_text()
+    scope: dict[str, Any] = {"__name__": "page"}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), scope)
+        scope["train"]()
+    torch.manual_seed(1)
+    model = scope["Policy"]()
+    batch = scope["rollouts"](model)
+    mine = {name: column[24 * rank // ranks : 24 * (rank + 1) // ranks] for name, column in batch.items()}
+    with torch.no_grad():
+        model.net[1].weight.mul_(3)
+    found = []
+    for wrapped, rows, part, group in ((model, 24, batch, None), (ddp(model), 3, mine, dist.group.WORLD)):
+        model.zero_grad()
+        coef = scope["backward"](wrapped, part, rows, group)
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        assert all(float(coef.metrics[f"{s}/-/zeroed"]) > 0 for s in ("domain", "trajectory"))
+    return {"printed": out.getvalue(), "distance": float((found[1] - found[0]).norm() / found[0].norm())}
 
 
 def twins() -> dict[str, Any]:
@@ -139,7 +163,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     path, found = Path(sys.argv[1]) / f"{dist.get_rank()}.json", {}
-    for part in (distances, printed, twins, errors, left_alone):
+    for part in (distances, printed, page, twins, errors, left_alone):
         path.write_text(json.dumps(found))  # the last rank does not come back from the last one
         found[part.__name__] = part()
     path.write_text(json.dumps(found))
