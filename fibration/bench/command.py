@@ -21,6 +21,7 @@ from fibration.errors import BackendError, BatchError
 from fibration.files import unwritable, write_file
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import BUDGET
+from fibration.printing.progress import working
 from fibration.printing.reports import load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
@@ -96,10 +97,10 @@ def bench(console: Console, settings: Settings) -> int:
     for hierarchy in hierarchies:
         rows = candidates(hierarchy, backends, compiled)
         for shape in shapes:
-            with console.status(f"{hierarchy.name}: {shape} ...") as status:
+            with working(f"{hierarchy.name}: {shape}") as tell:
 
-                def say(what: str, h: Hierarchy = hierarchy, s: Shape = shape, status: Any = status) -> None:
-                    status.update(f"{h.name}: {s}: {what} ...")
+                def say(what: str, h: Hierarchy = hierarchy, s: Shape = shape, tell: Any = tell) -> None:
+                    tell(f"{h.name}: {s}: {what}")
 
                 # Fresh processes cost seconds each, and minutes where they compile: one shape has to do.
                 alone = not settings.quick and shape == (_centre(settings) if settings.sweep else shapes[0])
@@ -142,8 +143,10 @@ def check(settings: Settings) -> list[Hierarchy]:
         parse_count(text)
     _check_outputs(settings)
     found = [load_quietly(spec) for spec in settings.specs or _usual(settings)]
-    for hierarchy in found:
-        hierarchy.verify(settings.timeout).raise_for_status()
+    with working("laws") as tell:
+        for hierarchy in found:
+            tell(f"laws of {hierarchy.name}")
+            hierarchy.verify(settings.timeout).raise_for_status()
     return found
 
 
@@ -157,8 +160,8 @@ def bench_laws(console: Console, settings: Settings) -> int:
     found = list(laws.cases(settings.specs, settings.quick))
     machine = describe_machine(torch.device("cpu"))
     console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores")
-    with console.status("laws ...") as status:
-        results = laws.measure(found, settings.rounds, settings.timeout, lambda what: status.update(f"{what} ..."))
+    with working("laws") as tell:
+        results = laws.measure(found, settings.rounds, settings.timeout, tell)
     law_report.emit_table(console, results)
     if settings.json is not None:
         document = laws.document(settings.command, machine, settings.timeout, results)
@@ -189,10 +192,10 @@ def bench_ranks(console: Console, settings: Settings) -> int:
     sizes = ranks.SIZES[:2] if settings.quick else ranks.SIZES
     for hierarchy in hierarchies:
         for backend in dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)):
-            with console.status(hierarchy.name) as status:
+            with working(hierarchy.name) as tell:
 
-                def say(what: str, h: Hierarchy = hierarchy, status: Any = status) -> None:
-                    status.update(f"{h.name}: {what} ...")
+                def say(what: str, h: Hierarchy = hierarchy, tell: Any = tell) -> None:
+                    tell(f"{h.name}: {what}")
 
                 given = hierarchy, backend, shape, settings.rounds, sizes, settings.dtype, settings.seed
                 results += ranks.measure(*given, say)
@@ -223,7 +226,7 @@ def bench_words(console: Console, settings: Settings) -> int:
     results: list[words.Measured] = []
     for hierarchy in hierarchies:
         for backend in dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)):
-            with console.status(hierarchy.name):
+            with working(hierarchy.name):
                 given = hierarchy, backend, shape, settings.rounds, settings.dtype, settings.device, settings.seed
                 results += words.measure(*given)
     words.emit_tables(console, results)
@@ -249,7 +252,7 @@ def bench_small(console: Console, settings: Settings) -> int:
     plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
     results: list[small.OnThreads] = []
     for hierarchy in hierarchies:
-        with console.status(hierarchy.name):
+        with working(hierarchy.name):
             results += small.measure_small(hierarchy, backends, tokens, length, plan)
     small.emit_tables(console, results, backends)
     if settings.json is not None:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -131,8 +132,11 @@ def verify(
     input is unusable, as is one that declares no hierarchy (without --if-any).
     """
     from fibration.printing import reports
+    from fibration.printing.progress import working
 
-    outcomes = reports.check(specs, if_any=if_any, timeout=timeout)
+    done = count()
+    with working("reading specs") as tell:
+        outcomes = reports.check(specs, lambda h: tell(f"laws of {h}; {next(done)} decided"), if_any, timeout)
     raise typer.Exit(say(outcomes, format, output))
 
 
@@ -167,8 +171,11 @@ def compare(
     """
     from fibration.cli.compare import compare as compare_specs
     from fibration.cli.compare import matches
+    from fibration.printing.progress import working
 
-    outcomes = compare_specs(first, second, when or (), matches(param or (), parameters), timeout)
+    matched = matches(param or (), parameters)
+    with working(f"comparing {first} with {second}"):
+        outcomes = compare_specs(first, second, when or (), matched, timeout)
     raise typer.Exit(say(outcomes, format, output))
 
 
@@ -231,9 +238,11 @@ def compile(
     from fibration.cli.certificate import certificate, kernel_table
     from fibration.pipeline import choose, export, generate
     from fibration.printing import reports
+    from fibration.printing.progress import working
 
     hierarchy, chosen = reports.load_quietly(spec), choose(backend)
-    report = hierarchy.verify(timeout)
+    with working(f"laws of {hierarchy.name}"):
+        report = hierarchy.verify(timeout)
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
     if arch and chosen != "triton":
@@ -243,7 +252,8 @@ def compile(
             raise BackendError("machine code is no text to print", required="a folder for it", remedy="add -o DIR")
         typer.echo(artifact.source, nl=False)
         return
-    exported = export(artifact, arch)
+    with working(f"compiling kernels for {arch}" if arch else "writing"):
+        exported = export(artifact, arch)
     proof = f"{hierarchy.name}_certificate.json"
     files = {**exported.files, proof: certificate(artifact, report, exported)}
     for name, contents in files.items():
@@ -322,11 +332,13 @@ def record(
 
     It answers questions, is scored, and is updated a few times on its own answers. Takes minutes.
     """
+    from fibration.printing.progress import working
     from fibration.rollouts.record import record as record_batch
 
     out.parent.mkdir(parents=True, exist_ok=True)
     sizes: Any = {"prompts_per_domain": prompts_per_domain, "samples_per_prompt": samples, "updates": updates}
-    record_batch(out, **sizes, seed=seed, engine=engine, progress=typer.echo)
+    with working("sampling and training: minutes"):
+        record_batch(out, **sizes, seed=seed, engine=engine, progress=typer.echo)
     typer.echo(f"written to {out}")
 
 
