@@ -1444,6 +1444,14 @@ RUNTIME = (
         "values=values, device=target, _cache={})", "values=values, device=target)",
     ),
     slip(
+        "a number of few bits is the binary that it is", "test_declarations",
+        "value = float(str(value))  # numpy's", "value = float(value)  # numpy's",
+    ),
+    slip(
+        "numpy's numbers on the left change sides", "test_declarations",
+        "            return apply(sign, *args)\n", "            return apply(sign, *args[::-1])\n",
+    ),
+    slip(
         "metrics of micro-batches are averaged", "metrics",
         "return Mean(self.sum + other.sum, self.count + other.count)",
         "return Mean(self.sum / self.count + other.sum / other.count, torch.tensor(2.0))",

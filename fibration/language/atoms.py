@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from numbers import Real
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -76,6 +77,17 @@ def of_strata(of: object, what: str) -> Stratum | Place:
     raise SpecError(f"{what} takes a stratum, not {of!r}", remedy=remedy)
 
 
+def of_stratum(on: object, what: str) -> Any:
+    """A stratum, or what JSON has for one."""
+    if isinstance(on, (Stratum, Mapping)):
+        return on
+    raise SpecError(
+        f"{what}: on={on!r}",
+        required="a Stratum",
+        remedy="declare it: token, trajectory = strata('token trajectory')",
+    )
+
+
 class Gathered(Expression):
     """What is one number of all that lies over an element of `over`; None is the element at hand."""
 
@@ -131,8 +143,9 @@ class Attribute(_Named):
         lower: float | None = None,
         upper: float | None = None,
     ) -> None:
+        check_name(name, "an attribute")
         super().__init__(  # type: ignore[call-arg]
-            name=check_name(name, "an attribute"), on=on, positive=positive, lower=lower, upper=upper
+            name=name, on=of_stratum(on, f"attribute '{name}'"), positive=positive, lower=lower, upper=upper
         )
         least = max(b for b in (self.lower, 0.0 if positive else None, -math.inf) if b is not None)
         if not all(b is None or math.isfinite(b) for b in (self.lower, self.upper)):
@@ -201,12 +214,23 @@ class Total(Gathered):
 def _as_default(value: object) -> object:
     try:
         if isinstance(value, Mapping):
-            return FrozenMap({str(k): float(v) for k, v in value.items()})
-        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-            return None if value is None else float(value)
+            return FrozenMap({str(k): _as_float(v) for k, v in value.items()})
+        return None if value is None else _as_float(value)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise SpecError(f"a parameter's default is a number, or one per channel, not {shown(value)}")
+    pair = isinstance(value, (list, tuple)) and len(value) == 2
+    raise SpecError(
+        f"a parameter's default is a number, or one per channel, not {shown(value)}",
+        remedy="Parameter(..., per_channel=True, default={'+': ..., '-': ...})" if pair else "",
+    )
+
+
+def _as_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError
+    return (
+        float(value) if isinstance(value, (int, float, Fraction)) else float(str(value))
+    )  # of fewer bits, its decimal
 
 
 Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)]
@@ -237,13 +261,14 @@ class Parameter(_Named):
         per_channel: bool = False,
         on: Stratum | None = None,
     ) -> None:
+        check_name(name, "a parameter")
         super().__init__(  # type: ignore[call-arg]
-            name=check_name(name, "a parameter"),
+            name=name,
             default=default,
             lower=lower,
             upper=upper,
             per_channel=per_channel,
-            on=on,
+            on=None if on is None else of_stratum(on, f"parameter '{name}'"),
         )
         if self.lower is not None and self.upper is not None and not self.lower < self.upper:
             raise SpecError(f"parameter '{name}' has the empty range {self.range}", required="lower < upper")
@@ -364,8 +389,8 @@ class Gated(Expression):
         return f'gated("{self.channel}")'
 
 
-def gated(channel: str) -> Gated:
-    """What the recovery map gets back on `channel`."""
+def gated(channel: str = "") -> Gated:
+    """What the recovery map gets back on `channel`, which is "" where there is one."""
     return Gated(_channel(channel, "gated"))
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
+from numbers import Integral, Real
 from typing import Any
 
-from fibration.errors import SpecError, an
+from fibration.errors import SpecError, an, shown
 
 MAX_DEPTH = 100
 MAX_SIZE = 4_000
@@ -62,6 +63,13 @@ class Expression:
             )
         return apply("**", self, exponent)
 
+    def __rpow__(self, base: Operand) -> Expression:
+        raise SpecError(
+            f"cannot raise {base!r} to the power {self}",
+            required="a whole exponent from 1 to 16",
+            remedy="use exp(y*log(x))",
+        )
+
     def __neg__(self) -> Expression:
         return apply("neg", self)
 
@@ -93,7 +101,7 @@ class Expression:
         raise SpecError(
             f"'{self}' has no truth value while a hierarchy is declared",
             required="sizes, residuals and parameters are known only when a batch is gated",
-            remedy="write where(condition, value, otherwise); join conditions with & and |",
+            remedy="write where(condition, value, otherwise), maximum and minimum; join conditions with & and |",
         )
 
     def text(self) -> str:
@@ -107,20 +115,43 @@ class Expression:
         return str(self)
 
     def _foreign(self, *args: object, **kwargs: object) -> Any:
-        raise SpecError(
-            f"'{self}' is a formula, not a number or an array",
-            required="functions of this library, which keep the formula",
-            remedy="use fibration.exp, log, tanh, sqrt, absolute, sign, minimum, maximum, clip, where",
-        )
+        raise _no_array(self, "", args)
 
-    __float__ = __int__ = __array__ = __array_ufunc__ = _foreign
+    __float__ = __int__ = __array__ = _foreign
+
+    def __array_ufunc__(self, function: Any, method: str, *args: object, **kwargs: object) -> Any:
+        """numpy's numbers on the left of a sign come here."""
+        sign = _SIGNS.get(function.__name__)
+        if sign and method == "__call__":
+            return apply(sign, *args)
+        raise _no_array(self, function.__name__, args)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        next(a for a in args if isinstance(a, Expression))._foreign()
+        formula = next(a for a in args if isinstance(a, Expression))
+        raise _no_array(formula, getattr(function, "__name__", ""), args)
 
     def _sympy_(self) -> Any:
         return _adapter("sympy", "to_sympy")(self)
+
+
+_SIGNS = {
+    "add": "+", "subtract": "-", "multiply": "*", "divide": "/",
+    "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
+}  # fmt: skip
+_CALLED = {"fabs": "absolute", "abs": "absolute", "clamp": "clip", "max": "maximum", "min": "minimum"}
+
+
+def _no_array(formula: Expression, function: str, args: tuple[object, ...]) -> SpecError:
+    word = _CALLED.get(function, function)
+    words = "exp, log, tanh, sqrt, absolute, sign, minimum, maximum, clip, where"
+    known = word in SYNTAX or word in words.split(", ")
+    number = next((a for a in args if getattr(a, "ndim", None) == 0 and not isinstance(a, Expression)), None)
+    return SpecError(
+        f"'{formula}' is a formula, not a number or an array",
+        required="functions of this library, which keep the formula",
+        remedy=f"use fibration.{word if known else words}" if number is None else f"write float(...) of {number!r}",
+    )
 
 
 def check_size(expression: Expression) -> None:
@@ -204,7 +235,19 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, bool):
-        raise SpecError(f"{what} cannot be {value!r}", required="a number or an expression in the language's atoms")
+        raise SpecError(
+            f"{what} cannot be {value!r}",
+            required="a number or an expression in the language's atoms",
+            remedy="== and != compare what was written: write conditions with <, <=, > and >=",
+        )
+    if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
+        return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
+    if package == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value[()]  # type: ignore[index]  # of an array without dimensions
+    if isinstance(value, Integral):
+        value = int(value)
+    elif isinstance(value, Real) and not isinstance(value, (float, Fraction)):
+        value = float(str(value))  # numpy's of fewer bits: the decimal that it prints as, too
     if isinstance(value, (int, Fraction)):
         number = Fraction(value)
         if number and not SMALLEST < abs(number) < LARGEST:
@@ -218,14 +261,23 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
         if not math.isfinite(value):
             raise SpecError(f"{what} cannot hold {value!r}", required="finite numbers")
         return as_expression(Fraction(repr(float(value))), what)
-    if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
-        return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
-    atoms = "use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip"
     raise SpecError(
-        f"{what} cannot be {an(type(value).__name__)}: {value!r}",
+        f"{what} cannot be {an(type(value).__name__)}: {shown(value)}",
         required="a number or an expression in the language's atoms",
-        remedy="leave the quotes out; texts are for JSON" if isinstance(value, str) else atoms,
+        remedy=_instead(value),
     )
+
+
+def _instead(value: object) -> str:
+    if isinstance(value, str):
+        return "leave the quotes out; texts are for JSON"
+    if hasattr(value, "ndim"):
+        return "one number is float(...); numbers of elements are an Attribute's, given with the index"
+    if type(value).__name__ == "Stratum":
+        return f"how many there are is count({value})"
+    if callable(value):
+        return "call it: a formula is made of what it returns"
+    return "use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip"
 
 
 # Where other systems' expressions are translated; imported only when one of them is met.

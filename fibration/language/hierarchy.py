@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from fibration.errors import SpecError, located
+from fibration.errors import SpecError, located, suggest
 from fibration.language.atoms import Stratum, in_channel
 from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
@@ -84,7 +84,10 @@ class Hierarchy(Outline):
         given = dict(
             fibrations=fibrations, gates=gates, decomposition=decomposition, objective=objective, assume=assume
         )
-        given |= {"gives_up": gives_up or {}, "rows": rows or Stratum("trajectory")}
+        given |= {
+            "gives_up": {} if gives_up is None else gives_up,
+            "rows": Stratum("trajectory") if rows is None else rows,
+        }
         given |= {"groups": groups, "penalties": {} if penalties is None else penalties}
         check_arguments(name, given)
         given["gates"] = {s: as_gate(g, f"hierarchy '{name}': the gate on {s}") for s, g in gates.items()}
@@ -118,7 +121,9 @@ class Hierarchy(Outline):
             if law in FOUNDATIONS:
                 raise SpecError(f"{gives_up}, on which all the others rest", remedy="mend the hierarchy instead")
             if law not in CAN_BE_GIVEN_UP:
-                raise SpecError(gives_up, required=f"one of {', '.join(CAN_BE_GIVEN_UP)}")
+                raise SpecError(
+                    gives_up, required=f"one of {', '.join(CAN_BE_GIVEN_UP)}", remedy=suggest(law, CAN_BE_GIVEN_UP)
+                )
             if not why.strip():
                 raise SpecError(f"{gives_up} without a reason", required="a sentence that the report can show")
 

@@ -54,11 +54,17 @@ class Fibration(Declared):
     target: Stratum
     kernel: MarkovKernel
 
-    def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel) -> None:
+    def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel | None = None) -> None:
         ends = {"source": (source, Stratum), "target": (target, Stratum), "kernel": (kernel, MarkovKernel)}
         for end, (value, kind) in ends.items():
             if not isinstance(value, kind):
-                remedy = "write uniform(), proportional(m) or MarkovKernel(weight)" if end == "kernel" else ""
+                remedy = "write uniform(), proportional(m) or MarkovKernel(weight)"
+                if kind is Stratum:
+                    remedy = "declare it: token, trajectory = strata('token trajectory')"
+                elif value is None:
+                    raise SpecError(
+                        f"the fibration {source} → {target} has no kernel", required="a MarkovKernel", remedy=remedy
+                    )
                 raise SpecError(f"a fibration's {end} is {value!r}", required=an(kind.__name__), remedy=remedy)
         super().__init__(source=source, target=target, kernel=kernel)  # type: ignore[call-arg]
 

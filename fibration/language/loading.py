@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from fibration.errors import FibrationError, NoHierarchy, SpecError
+from fibration.errors import FibrationError, NoHierarchy, SpecError, suggest
 from fibration.language.document import HierarchyDocument
 from fibration.language.hierarchy import Hierarchy
 
@@ -63,7 +63,7 @@ def load(spec: str | Path) -> Hierarchy:
     raise SpecError(
         f"cannot load '{text}': {problem}",
         required="path.py, path.py:NAME, path.json, or a shipped name",
-        remedy=f"shipped: {', '.join(shipped())}",
+        remedy=suggest(text, shipped()) or f"shipped: {', '.join(shipped())}",
     )
 
 

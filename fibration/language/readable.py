@@ -11,6 +11,7 @@ from typing import Any
 from fibration.errors import SpecError, an, located, suggest
 from fibration.language.assumptions import Assumption, Balanced, Populated
 from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Place, Stratum, Total, pull, read_at
+from fibration.language.declared import Declared
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
@@ -40,7 +41,12 @@ _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
 def check_arguments(name: str, given: Mapping[str, Any]) -> None:
     """Every argument of a hierarchy is of its type."""
     for argument, (what, kind, example) in _ARGUMENTS.items():
-        _expect(name, what, given[argument], kind, example)
+        value = given[argument]
+        if kind is Iterable and isinstance(value, (Declared, str, Mapping)):
+            raise SpecError(
+                f"hierarchy '{name}': {argument}={value!r}", required="a list", remedy=f"for example {example}"
+            )
+        _expect(name, what, value, kind, example)
 
 
 def check_elements(name: str, given: Mapping[str, Any]) -> None:
@@ -56,8 +62,19 @@ def check_elements(name: str, given: Mapping[str, Any]) -> None:
     for f in given["fibrations"]:
         _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
     for stratum, gate in given["gates"].items():
-        _expect(name, "gated stratum", stratum, Stratum, "a Stratum as the key")
-        _expect(name, f"gate on {stratum}", gate, Gate, "Gate(expression), or a gate made by one of the functions")
+        _expect(name, "gated stratum", stratum, Stratum, "gates={token: ...}, with the stratum and not its name")
+        _expect(
+            name,
+            f"gate on {stratum}",
+            gate,
+            Gate,
+            "Gate(formula), or what one of the functions returns: clip_gate(0.2)",
+        )
+    for law, why in given["gives_up"].items():
+        if not isinstance(law, str) or not isinstance(why, str):
+            raise SpecError(
+                f"hierarchy '{name}': gives_up={{{law!r}: {why!r}}}", required="a law's name, and why it is given up"
+            )
 
 
 def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:

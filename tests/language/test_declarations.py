@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 from support import check, domain, operator, spec, token, trajectory, turn
 
@@ -22,6 +24,7 @@ from fibration import (
     SpecError,
     advantage,
     aggregate_gate,
+    balanced,
     clip_gate,
     constant_normaliser,
     count,
@@ -39,6 +42,7 @@ from fibration import (
     total,
     trajectory_mean,
     uniform,
+    where,
 )
 from fibration.language.atoms import Stratum
 
@@ -89,7 +93,7 @@ SPEC_ERRORS = {
         two_levels(gates={trajectory: identity_gate(), token: Gate(residual * Parameter("w") * Attribute("w", on=token))}),
         dict(what="uses the name 'w' for two things"),
     ),
-    "gate of the wrong type": (two_levels(gates={trajectory: residual, token: identity_gate()}), dict(what=("hierarchy 'mine': the gate on trajectory is residual",), required="a Gate", remedy="Gate(expression)")),
+    "gate of the wrong type": (two_levels(gates={trajectory: residual, token: identity_gate()}), dict(what=("hierarchy 'mine': the gate on trajectory is residual",), required="a Gate", remedy="Gate(formula)")),
     "gates of the wrong type": (two_levels(gates=[identity_gate()]), dict(what=("hierarchy 'mine'", "gates"), remedy="gates={token: identity_gate()}")),
     "gated by name": (two_levels(gates={"token": identity_gate(), trajectory: identity_gate()}), dict(what="the gated stratum is 'token'", required="a Stratum")),
     "fibration of the wrong type": (two_levels(fibrations=[(token, trajectory)]), dict(what="the fibration is (token, trajectory)", required="a Fibration", remedy="Fibration(token, trajectory")),
@@ -139,6 +143,31 @@ SPEC_ERRORS = {
     "a text as a default of a channel": (lambda: Parameter("p", default={"+": "x", "-": 1}, per_channel=True), dict(what="a parameter's default is a number")),
     "a number as strata": (lambda: strata(3), dict(what="strata(3)", required="one or more different names")),
     "a text as a default": (lambda: Parameter("p", default="0.1"), dict(what="a parameter's default is a number")),
+    "a comparison by sign": (lambda: where(residual == 0, residual, 0), dict(what="an argument of 'where' cannot be False", remedy="== and != compare what was written")),
+    "the larger by Python": (lambda: max(residual, 0), dict(what="'residual < 0' has no truth value", remedy="maximum and minimum")),
+    "a function of math": (lambda: math.exp(residual), dict(what="'residual' is a formula", remedy="use fibration.exp, log")),
+    "a function of numpy": (lambda: np.maximum(residual, 0), dict(what="'residual' is a formula", remedy="use fibration.maximum")),
+    "a function of torch": (lambda: torch.clamp(residual, -1, 1), dict(what="'residual' is a formula", remedy="use fibration.clip")),
+    "a power of a formula": (lambda: 2**residual, dict(what="cannot raise 2 to the power residual", remedy="exp(y*log(x))")),
+    "a tensor": (lambda: residual * torch.tensor(0.5), dict(what="cannot be a Tensor", remedy="one number is float(...); numbers of elements are an Attribute's")),
+    "a tensor on the left": (lambda: torch.tensor(0.5) * residual, dict(what="'residual' is a formula", remedy="write float(...) of tensor(0.5000)")),
+    "an array on the left": (lambda: np.ones(2) * residual, dict(what="cannot be a ndarray", remedy="one number is float(...)")),
+    "a stratum as a number": (lambda: residual / token, dict(what="cannot be a Stratum: token", remedy="count(token)")),
+    "a function as a gate": (lambda: Gate(identity_gate), dict(what="a gate cannot be a function", remedy="call it")),
+    "no kernel": (lambda: Fibration(token, trajectory), dict(what="the fibration token → trajectory has no kernel", remedy="write uniform()")),
+    "a fibration of names": (lambda: Fibration("token", "trajectory", uniform()), dict(what="a fibration's source is 'token'", remedy="strata('token trajectory')")),
+    "gates on names": (two_levels(gates={"token": identity_gate()}), dict(what="the gated stratum is 'token'", remedy="the stratum and not its name")),
+    "one group": (two_levels(groups=domain), dict(what="hierarchy 'mine': groups=domain", required="a list", remedy="groups=[prompt_group]")),
+    "one fibration": (two_levels(fibrations=Fibration(token, trajectory, uniform())), dict(what="fibrations=Fibration(token, trajectory", required="a list")),
+    "one assumption": (two_levels(assume=balanced(domain, turn)), dict(what="assume=balanced(domain, turn)", required="a list")),
+    "a text of groups": (two_levels(groups="domain"), dict(what="groups='domain'", required="a list")),
+    "rows that are a formula": (two_levels(rows=count(token)), dict(what="the stratum of the rows is count(token)", required="a Stratum")),
+    "a law given up for nothing": (two_levels(gives_up={"inward": None}), dict(what="gives_up={'inward': None}", required="why")),
+    "a slip in a law": (two_levels(gives_up={"inwards": "why"}), dict(what="gives up 'inwards'", remedy="did you mean 'inward'?")),
+    "a parameter on a name": (lambda: Parameter("p", on="token"), dict(what="parameter 'p': on='token'", required="a Stratum", remedy="strata(")),
+    "an attribute on a name": (lambda: Attribute("p", on="token"), dict(what="attribute 'p': on='token'", required="a Stratum")),
+    "a pair as a default": (lambda: Parameter("p", per_channel=True, default=(0.2, 0.1)), dict(what="a parameter's default is a number", remedy="default={'+': ..., '-': ...}")),
+    "a slip in a shipped name": (lambda: load("fiberpo_domian"), dict(what="cannot load 'fiberpo_domian'", remedy="did you mean 'fiberpo_domain'?")),
     "no truth value": (lambda: bool(residual < 1), dict(what="'residual < 1' has no truth value", remedy="where(")),
     "a scale that is a condition": (lambda: clip_gate(1).per(count(token) > 1), {}),
 }  # fmt: skip
@@ -151,6 +180,25 @@ def test_declarations(which):
         call()
     check(caught, type(caught.value), **expected)
     assert isinstance(caught.value, (SpecError, ParameterError))
+
+
+@pytest.mark.parametrize("value", [np.float64(0.2), np.float32(0.2), np.float16(0.2)], ids=lambda v: v.dtype.name)
+def test_numbers_of_numpy_are_the_decimals_that_they_print_as(value):
+    assert clip_gate(value) == clip_gate(0.2) and Parameter("p", default=value) == Parameter("p", default=0.2)
+    assert Parameter("p", default={"+": value, "-": 1}, per_channel=True).default["+"] == 0.2
+    assert (value * residual, residual - value) == (0.2 * residual, residual - 0.2)
+    assert (value - residual, value / residual, str(value < residual)) == (
+        0.2 - residual,
+        0.2 / residual,
+        "0.2 < residual",
+    )
+
+
+def test_whole_numbers_of_numpy_are_numbers():
+    two = np.int64(2)
+    assert np.array(0.5) * residual == residual.__rmul__(np.array(0.5)) == 0.5 * residual
+    assert (two * residual, residual**2, two + count(token)) == (2 * residual, residual**2, 2 + count(token))
+    assert gated() == gated("")
 
 
 NAMES = [
@@ -224,9 +272,7 @@ def test_loading_what_is_not_there(spec_text):
 
 def test_a_type_annotation_violation_is_pydantic_s():
     with pytest.raises(ValidationError):
-        Hierarchy(
-            name="mine", gates={token: identity_gate()}, decomposition=log_ratio(), objective=trajectory_mean(), gives_up={"first_order": 3}
-        )  # fmt: skip
+        Parameter("p", per_channel="perhaps")
 
 
 def test_an_unused_stratum_is_no_name():
