@@ -258,11 +258,27 @@ def run_blocks(page, capsys, seen=str):
     return scope
 
 
-def test_the_tutorial_says_what_its_blocks_print(capsys):
+def test_the_tutorial_says_what_its_blocks_print(capsys, monkeypatch):
     """But for digits: what a policy samples may hang on the last bit of a processor's exponential."""
+    from fibration.rollouts.replay import build_index, gate
+
     page = (ROOT / "docs" / "tutorial.md").read_text()
+    drawn = []
+
+    def run(spec, batch, out, parameters):
+        """As `fibration.run`, which test_page.py of rollouts asks for its pictures, without them."""
+        drawn.append(out)
+        op = fibration.compile(fibration.load(spec))
+        return gate(op, build_index(op, batch), batch, parameters).result.metrics
+
+    monkeypatch.setattr(fibration, "run", run)
     scope = run_blocks(page, capsys, lambda line: re.sub(r"[\d.]+|True|False", "#", line))
     assert len(scope["pieces"]) == len(scope["whole"]) and "domain/+/drift[domain=code]" in scope["result"].metrics
+    assert drawn == ["pictures"]
+    shown, wanted = (
+        {name: float(m) for name, m in found.items()} for found in (scope["gated"], scope["result"].metrics)
+    )
+    assert shown == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
 def test_the_page_of_micro_batches_says_what_its_blocks_print(capsys):
@@ -278,6 +294,31 @@ def test_the_page_of_adaptive_budgets_says_what_its_blocks_print(capsys):
     algebra, code, logic = (scope["budgets"][name] for name in scope["DOMAINS"])
     assert min(code) > 2 * max(algebra) > 4 * max(logic)
     assert len(set(scope["budgets"].values())) == 4
+
+
+def test_the_page_of_loggers_says_what_its_blocks_print(capsys, tmp_path, monkeypatch):
+    """With stand-ins for loggers, which keep what they are given; names as MLflow takes them."""
+    import sys
+    from types import SimpleNamespace
+
+    kept = {"wandb": {}, "tensorboard": {}, "mlflow": {}}
+    run = SimpleNamespace(log=lambda numbers, step: kept["wandb"].update(numbers), finish=lambda: None)
+    writer = SimpleNamespace(add_scalar=lambda n, v, step: kept["tensorboard"].update({n: v}), close=lambda: None)
+    for name, words in {
+        "wandb": {"init": lambda project, mode: run},
+        "torch.utils.tensorboard": {"SummaryWriter": lambda folder: writer},
+        "mlflow": {"log_metrics": lambda numbers, step: kept["mlflow"].update(numbers)},
+    }.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**words))
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "how-to" / "logging.md").read_text()
+    scope = run_blocks(page, capsys, lambda line: re.sub(r"\d+%", "#", line))
+    *_, last = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert last == {"step": 2, **scope["numbers"]} and last["fibration/token/clipped"] > 0
+    assert kept["wandb"] == kept["tensorboard"] == scope["numbers"]
+    assert list(kept["mlflow"].values()) == list(scope["numbers"].values())
+    assert all(re.fullmatch(r"[\w/. :-]+", name) for name in kept["mlflow"])
+    assert "fibration/domain/up/drift/code" in kept["mlflow"]
 
 
 def test_the_page_of_what_goes_wrong_says_what_its_blocks_print(capsys):
