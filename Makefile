@@ -82,4 +82,4 @@ $(TRAINERS:%=.venv-%/.ready): .venv-%/.ready: pyproject.toml constraints-%.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TRAINERS:%=.venv-%) out build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS:%=.venv-%) out build dist docs/gallery *.egg-info

@@ -2,9 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
-
-from pygments.lexers.special import TextLexer
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 from source_pages import resolve as linkcode_resolve  # noqa: F401
@@ -19,6 +16,7 @@ extensions = [
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
     "docstrings",
+    "flowchart",
     "front_page",
     "gallery",
     "mathml",
@@ -31,6 +29,7 @@ nitpicky = True
 
 # GitHub's anchors, so that a link holds in both places.
 myst_heading_anchors = 6
+myst_fence_as_directive = ["mermaid"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -49,7 +48,3 @@ html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 copybutton_exclude = ".linenos, .gp, .go"
-
-
-def setup(app: Any) -> None:
-    app.add_lexer("mermaid", TextLexer)

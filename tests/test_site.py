@@ -110,7 +110,9 @@ def test_every_public_name_is_in_the_reference_once(module):
     said = re.findall(r"^\.\. auto\w+:: (fibration[\w.]*)", pages, re.MULTILINE)
     tree = ast.parse((ROOT / module.replace(".", "/") / "__init__.py").read_text())
     (names,) = [
-        ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__"
+        ast.literal_eval(n.value)
+        for n in tree.body
+        if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"
     ]
     of_others = {"Rollouts", "load_rollouts"} if module == "fibration.rollouts" else set()
     assert {n: said.count(f"{module}.{n}") for n in names} == {n: int(n not in of_others) for n in names}
@@ -125,7 +127,7 @@ def test_docstrings_become_what_sphinx_reads(extension):
     x = "`*`"
     ```
     - Then `a|b`."""
-    assert list(docstrings.restructured(said.split("\n"))) == [
+    assert list(docstrings.restructured(said.split("\n"), language=True)) == [
         r"A gate \ ``g(x)``\  in \ :py:obj:`residual <fibration.residual>`\  or "
         r"\ :py:obj:`Operator.loss(...) <fibration.Operator.loss>`\ s, \|x\| \* 2 of \*all\*, **bold words** a\_ and \ ``[B, T]``\ ; "
         r"\ ``Operator.none``\  is none.",
@@ -137,3 +139,20 @@ def test_docstrings_become_what_sphinx_reads(extension):
         "",
         r"    - Then \ ``a|b``\ .",
     ]
+    runs = (
+        "`residual`, `clip(...)`, `Operator.loss(x, y)`, `fibration.load(name)`, `Hierarchy`, `Operator.none()`, `Loss`"
+    )
+    links = re.findall(r"<(.*?)>", "".join(docstrings.restructured([runs])))
+    assert links == ["fibration.clip", "fibration.Operator.loss", "fibration.load", "fibration.Hierarchy"]
+
+
+def test_a_flowchart_has_every_box_above_what_it_leads_to(extension):
+    flowchart = extension("flowchart")
+    drawn = flowchart.svg("flowchart TD\n  a --> b\n  a --> c\n  b --> d\n  c --> e\n  e --> d\n")
+    where = {n: float(y) for y, n in re.findall(r'y="(\d+)">(\w)<', drawn)}
+    assert drawn.count("<rect") == 5 and drawn.count('<path d="M') == 6  # and the head of arrows
+    assert where["a"] < where["c"] < where["e"] < where["d"] and where["b"] == where["e"]
+    with pytest.raises(Exception, match="an arrow"):
+        flowchart.svg("flowchart LR\n  a --> b")
+    with pytest.raises(Exception, match="an arrow"):
+        flowchart.svg("flowchart TD\n  a -.-> b")
