@@ -1570,6 +1570,14 @@ RUNTIME = (
         "if not devices.may_look(index.device):\n            same", "if devices.may_look(index.device):\n            same",
     ),
     slip(
+        "a gradient that another pass needs is handed out", "test_backward",
+        "result = known.to(dtype, copy=_graph_is_kept())", "result = known.to(dtype)",
+    ),
+    slip(
+        "an incoming gradient is taken for 1", "test_backward",
+        "if ctx.looks and float(gradient) == 1.0:", "if ctx.looks:",
+    ),
+    slip(
         "maxima of elements are added up", "test_metrics",
         "parts.append(block.amax(1) if largest else block.sum(1))", "parts.append(block.sum(1))",
     ),

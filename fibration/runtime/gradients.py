@@ -10,22 +10,46 @@ from torch import Tensor
 
 from fibration.compiler.keys import Key
 from fibration.errors import BatchError
+from fibration.runtime import devices
 from fibration.runtime.index.index import Index
 
 
 class Share(torch.autograd.Function):
-    """A rank's share of `-J`, whose gradient is known already: minus its tokens' coefficients."""
+    """A rank's share of `-J`, whose gradient is known already: minus its tokens' coefficients.
+
+    They are nobody else's. Where a value may be looked at, they are turned round in place while they are in the cache,
+    and handed out as they are where the incoming gradient is 1, as that of `loss.backward()` is; autograd has let go of
+    them by then, unless it keeps the graph. Elsewhere they are multiplied once.
+    """
 
     @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, share: Tensor) -> Tensor:
-        ctx.save_for_backward(coefficients)
+    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, objective: Tensor, scale: float) -> Tensor:
+        ctx.looks = devices.may_look(coefficients.device)
+        ctx.save_for_backward(coefficients.neg_() if ctx.looks else coefficients)
         ctx.source = log_probs
-        return share.clone()
+        return objective / -scale
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (coefficients,) = ctx.saved_tensors
-        return _once((-gradient * coefficients).to(ctx.source.dtype), ctx.source), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (known,) = ctx.saved_tensors
+        dtype = ctx.source.dtype
+        with torch.no_grad():
+            if ctx.looks and float(gradient) == 1.0:
+                result = known.to(dtype, copy=_graph_is_kept())
+            else:
+                times = gradient if ctx.looks else -gradient
+                result = (
+                    known * times
+                    if known.dtype == dtype
+                    else torch.mul(known, times, out=known.new_empty(0, dtype=dtype))
+                )
+        return _once(result, ctx.source), None, None, None
+
+
+def _graph_is_kept() -> bool:
+    """Whether the pass that is running keeps what it needs for another one; if torch does not say, it may."""
+    says = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return says is None or bool(says())
 
 
 class Gated(torch.autograd.Function):

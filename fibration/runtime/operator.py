@@ -137,8 +137,8 @@ class Operator:
             log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
         )
         assert index is not None
-        share = result.objective / -index.gradient_scale
-        return Loss(Share.apply(log_probs, result.values, share), result.measured)
+        share = Share.apply(log_probs, result.values, result.objective, index.gradient_scale)
+        return Loss(share, result.measured)
 
     def coefficients(
         self,

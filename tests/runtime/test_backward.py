@@ -1,0 +1,120 @@
+"""What `backward()` hands out: the forward's own numbers where nothing scales them, and never memory that others have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracles.issued import counted
+from support import operator, padded, spec, spread_batch
+
+from fibration import BatchError
+from fibration.runtime import devices
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def case(dtype=torch.float64):
+    """`loss(log_probs)`, log-probs that require grad, and the gradient that a plain call says: minus its coefficients."""
+    op, batch = operator(spec("fiberpo"), "torch"), spread_batch(scale=0.3)
+    layout = padded(op, batch)
+    x, a = (layout.tensor(v).to(dtype) for v in (batch.x, batch.advantages))
+    old = torch.zeros_like(x)
+    values = op.coefficients(x, old, a, layout.index, metrics=False).values
+    assert len(values.unique()) > 4
+    return lambda now: op.loss(now, old, a, layout.index).loss, x.requires_grad_(), values
+
+
+def same(found, expected):
+    """To the bit, signs of zeros too."""
+    return found.dtype == expected.dtype and torch.equal(found, expected) and torch.equal(
+        found.signbit(), expected.signbit()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("look", [True, False], ids=["looked at", "not looked at"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 3.0, -0.5])
+def test_a_gradient_is_minus_the_coefficients_times_what_comes_in(scale, dtype, look, monkeypatch):
+    loss, x, values = case(dtype)
+    value = loss(x)
+    monkeypatch.setattr(devices, "may_look", lambda device: look) if not look else None
+    value = loss(x)
+    (scale * value).backward()
+    assert same(x.grad, (-torch.tensor(scale, dtype=values.dtype) * values).to(dtype))
+
+
+def test_the_usual_backward_is_no_operation():
+    """`loss.backward()` hands out what is there, and a leaf keeps that very memory."""
+    loss, x, values = case()
+    value = loss(x)
+    with pytest.MonkeyPatch.context() as patch, counted(patch, "cpu") as issued:
+        value.backward()
+    assert set(issued.work) <= {"ones_like", "_local_scalar_dense"}, issued.work
+    assert same(x.grad, -values)
+
+
+def test_a_kept_graph_gives_memory_of_its_own_every_time():
+    """Accumulation adds to `x.grad` in place: had a pass handed out what the next one needs, that would add to it."""
+    loss, x, values = case()
+    value = loss(x)
+    for times in (1, 2, 3):
+        value.backward(retain_graph=times < 3)
+        assert torch.equal(x.grad, -times * values), times
+    with pytest.raises(RuntimeError, match="second time"):
+        value.backward()
+
+
+def test_what_a_user_holds_is_never_written_to():
+    loss, x, values = case()
+    value = loss(x)
+    first = torch.autograd.grad(value, x, retain_graph=True)[0]
+    second = torch.autograd.grad(value, x, retain_graph=True)[0]
+    first.zero_()
+    assert torch.equal(second, -values)
+    value.backward()
+    held = x.grad
+    loss(x).backward()
+    assert x.grad is held and torch.equal(held, -2 * values)
+    assert torch.equal(second, -values)
+
+
+def test_several_ways_into_one_tensor_add_up():
+    """Inside a graph too, where autograd adds in place to what is its own."""
+    loss, x, values = case()
+    inside = x * 1.0
+    kept = []
+    inside.register_hook(lambda g: kept.append(g.clone()))
+    one, other = loss(inside), loss(inside)
+    (one + other).backward(retain_graph=True)
+    (one + inside.sum()).backward()
+    assert torch.equal(kept[0], -2 * values)
+    assert torch.equal(kept[1], 1 - values)
+    assert torch.equal(x.grad, -2 * values + (1 - values))
+
+
+def test_saved_tensor_hooks_change_nothing():
+    loss, x, values = case()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        value = loss(x)
+    value.backward(retain_graph=True)
+    value.backward()
+    assert torch.equal(x.grad, -2 * values)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_second_derivative_is_an_error(scale):
+    loss, x, values = case()
+    (gradient,) = torch.autograd.grad(scale * loss(x), x, create_graph=True)
+    assert torch.equal(gradient, -scale * values)
+    with pytest.raises(BatchError, match="differentiated again"):
+        gradient.sum().backward()
+
+
+def test_without_word_from_torch_the_graph_may_be_kept(monkeypatch):
+    loss, x, values = case()
+    monkeypatch.delattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
+    value = loss(x)
+    value.backward(retain_graph=True)
+    value.backward()
+    assert np.array_equal(x.grad, -2 * values)
