@@ -1574,6 +1574,10 @@ RUNTIME = (
         "result = known.to(dtype, copy=_graph_is_kept())", "result = known.to(dtype)",
     ),
     slip(
+        "parameters of the last call serve every other", "test_parameters",
+        "return type(given), given or repr(given)", "return type(given), 0",
+    ),
+    slip(
         "an incoming gradient is taken for 1", "test_backward",
         "if ctx.looks and float(gradient) == 1.0:", "if ctx.looks:",
     ),
@@ -1644,7 +1648,7 @@ RUNTIME = (
     ),
     slip(
         "every rank's loss is that of the whole batch", "test_calls",
-        "share = result.objective / -index.gradient_scale", "share = -result.objective",
+        "result.objective, index.gradient_scale)", "result.objective, 1.0)",
     ),
     slip(
         "a rank's gradient is scaled as that of one process", "ranks/test_training",

@@ -21,7 +21,7 @@ from fibration.language.traversal import atoms
 from fibration.runtime.batch import Batch
 from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, refuse_infinite
 from fibration.runtime.index.index import Index
-from fibration.runtime.parameters import parameter_values, parameter_vectors
+from fibration.runtime.parameters import parameter_values, parameter_vectors_of
 from fibration.runtime.ranks.collect import Ranks
 
 
@@ -41,9 +41,8 @@ def make_batch(
     Of a program that makes advantages, `advantages` are the rewards.
     """
     tokens = {name: t.detach() for name, t in tokens.items()}
-    given_values = parameter_values(hierarchy, declared, index, {} if parameters is None else parameters)
-    values = parameter_vectors(given_values, index)
-    vectors: dict[Input | Matrix, Tensor] = {}
+    vectors = dict(index.kept(("inputs", id(program)), lambda: _of_index(hierarchy, program, index))[1])
+    vectors.update(parameter_vectors_of(hierarchy, declared, index, {} if parameters is None else parameters).items())
     given: Tensor | None = None
     per_row = False
     for node in program.inputs:
@@ -52,17 +51,20 @@ def make_batch(
                 given, per_row = checked(hierarchy, index, node.kind, advantages)
             if node.over not in program.leaves:
                 vectors[node] = at_elements(node.over, index, node.kind, given, per_row)
-        elif node.kind == "count":
-            vectors[node] = index.count(*node.key)
-        elif node.kind == "total":
-            vectors[node] = index.total(hierarchy.attributes[node.key[0]], node.key[1])
-        elif node.kind == "attribute":
-            vectors[node] = index.values[node.key[0]]
-        elif node.kind == "parameter":
-            vectors[node] = values[node]
-    for m in program.matrices:
-        vectors[m] = index.matrix(m.into, m.of)
     return Batch(index, tokens, given, per_row, vectors, dtype, fill)
+
+
+def _of_index(hierarchy: Hierarchy, program: Program, index: Index) -> tuple[Program, Mapping[Input | Matrix, Tensor]]:
+    """What a program reads of the index, whatever the call; with the program, whose `id` nothing else then has."""
+    found: dict[Input | Matrix, Tensor] = {m: index.matrix(m.into, m.of) for m in program.matrices}
+    for node in program.inputs:
+        if node.kind == "count":
+            found[node] = index.count(*node.key)
+        elif node.kind == "total":
+            found[node] = index.total(hierarchy.attributes[node.key[0]], node.key[1])
+        elif node.kind == "attribute":
+            found[node] = index.values[node.key[0]]
+    return program, found
 
 
 def policy_tensors(

@@ -67,6 +67,36 @@ def given_values(hierarchy: Hierarchy, program: Program, given: Mapping[str, Any
     return result
 
 
+def parameter_vectors_of(
+    hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]
+) -> Mapping[Input, Tensor]:
+    """The vectors of every parameter input, checked: of plain numbers not again where the last call had the same."""
+
+    def make() -> dict[Input, Tensor]:
+        return parameter_vectors(parameter_values(hierarchy, program, index, given), index)
+
+    numbers = None if devices.is_recording() else _plain(given)
+    if numbers is None:
+        return make()
+    last: dict[object, tuple[Program, Mapping[Input, Tensor]]]
+    last = index.kept(("parameters", id(program)), dict)  # with the program, whose id nothing else then has
+    if numbers not in last:
+        found = make()
+        last.clear()
+        last[numbers] = program, found
+    return last[numbers][1]
+
+
+def _plain(given: object) -> object:
+    """What tells plain numbers and mappings of them from any others; None for anything else."""
+    if type(given) in (float, int):
+        return type(given), given or repr(given)  # a zero has a sign
+    if type(given) is not dict:
+        return None
+    found = tuple((key, _plain(value)) for key, value in given.items())
+    return None if any(value is None for _, value in found) else found
+
+
 _MADE: Recent[tuple[Tensor, ...]] = Recent(32)
 
 
