@@ -1399,7 +1399,7 @@ RUNTIME = (
         "        wrong = self.parameter.is_outside(found)\n", "        wrong = np.zeros(len(found), bool)\n",
     ),
     slip(
-        "numbers of a list are not checked", "runtime/test_parameters",
+        "numbers by label are not checked", "runtime/test_parameters",
         "if not self.parameter.is_outside(found).any():", "if found is not None:",
     ),
     slip(

@@ -155,6 +155,8 @@ class Wanted:
                     f"parameter '{self.parameter.name}': {what} is {shown(value)}", required=self._accepted
                 )
             return np.array([in_channel(self.parameter, self.channel, value, what)])
+        if _is_list(value) and set(map(type, value)) == {float}:
+            value = np.array(value)
         ranks, size = self.index.ranks, self.index.size[self.stratum]
         if ranks is not None:
             raise ParameterError(

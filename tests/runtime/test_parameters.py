@@ -215,6 +215,7 @@ PARAMETERS = {
     "column out of bounds": ({"C_domain": np.array([[0.1, 0.2], [0.3, 0]])}, dict(what=("parameter 'C_domain': the value of domain 'c' of channel '-' is 0",))),
     "channel's tensor": ({"C_domain": {"+": torch.tensor([0.1, math.nan]), "-": 0.1}}, dict(what=("the value of domain 'c' of channel '+' is nan",))),
     "infinite among others": ({"C_prompt_group": np.array([math.inf, 1])}, dict(what=("the value of prompt_group 'p' is inf",))),
+    "number by label": ({"C_domain": {"m": 0.1, "c": -0.3}}, dict(what=("the value of domain 'c' is -0.3",))),
     "number of a list": ({"C_domain": [0.1, -0.3]}, dict(what=("the value of domain 'c' is -0.3",))),
     "booleans": ({"C_domain": torch.tensor([True, True])}, dict(what="'C_domain': the value has dtype torch.bool")),
     "complex": ({"C_domain": torch.tensor([1j, 1])}, dict(what="dtype torch.complex64")),
