@@ -34,24 +34,30 @@ import torch
 import triton
 import triton.language as tl
 
-# The program that arrives last does the coarse work of a sweep. Not on ROCm: a barrier there does not wait for other
-# waves' stores, so that another launch does it.
+# Whether a program may go on with what others of its launch have written. Not on ROCm: a barrier there does not wait
+# for other waves' stores.
 ONE_LAUNCH = torch.version.hip is None
 
 
 def shape_for(mean_length):
     """BLOCK_R rows and BLOCK_T tokens of a tile, and the warps of a program, for rows of this many tokens."""
     if mean_length <= 8:
-        return 32, 4, 4
+        return 16, 4, 1
+    if mean_length <= 32:
+        return 4, 32, 1
     if mean_length <= 64:
-        return 4, 32, 4
+        return 2, 64, 1
     if mean_length <= 512:
-        return 1, 256, 4
+        return 1, 128, 1
+    if mean_length <= 1024:
+        return 1, 256, 2
+    if mean_length <= 2048:
+        return 1, 512, 2
     if mean_length <= 8192:
-        return 1, 1024, 8
-    return 1, 2048, 16
+        return 1, 1024, 4
+    return 1, 4096, 16
 
-{fibre_block}
+{blocks}
 {functions}'''
 
 FIBRE_BLOCK = '''
@@ -61,6 +67,11 @@ def fibre_block(sources, targets):
 '''
 
 CALLED = re.compile(r"(?<![\w.])(\w+)[(\[]|combine_fn=(\w+)")
+SHARE = '''
+def share(elements):
+    """How many of them a program of a coarse stage begins with."""
+    return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
+'''
 
 EXTRA = {
     "tokens": "how many tokens there are, if that is known: the launch's shape depends on it",
@@ -84,24 +95,20 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         arguments = launched(one, itertools.chain(*sections))
         for function, made in zip(one.functions(name), sections, strict=True):
             if made:
-                parts += [k.text for k in _with_tails(made) if k.text]
+                parts += [k.text for k in made if k.text]
                 parts.append(_launcher(function, one, titles[name], made, arguments))
     texts = "\n\n\n".join(parts)
     helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
-    fibre = FIBRE_BLOCK if "fibre_block(" in texts else ""
+    blocks = "\n".join(text for word, text in (("fibre_block(", FIBRE_BLOCK), ("share(", SHARE)) if word in texts)
     body = helpers.removeprefix("\n") + "\n\n" + texts + "\n"
-    module = SKELETON.replace("{fibre_block}\n", fibre).replace("{functions}", body)
+    module = SKELETON.replace("{blocks}\n", blocks).replace("{functions}", body)
     return module.replace("{header}", header.rstrip())  # free text comes last
 
 
 def launched(plan: Plan, made: Iterable[Kernel]) -> tuple[Argument, ...]:
     """The arguments of a launcher: what a kernel uses, and the workspace, which coarse results lie in."""
-    used = {a.name for kernel in _with_tails(made) for a in kernel.arguments}
+    used = {a.name for kernel in made for a in kernel.arguments}
     return tuple(a for a in signature(plan).arguments if a.name in used or a.kind == "work")
-
-
-def _with_tails(made: Iterable[Kernel]) -> list[Kernel]:
-    return [k for kernel in made for k in (kernel, kernel.tail) if k]
 
 
 def _used(text: str) -> list[str]:
@@ -142,7 +149,7 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
         floats = [a.name for a in arguments if a.kind == "token" and a.key != ("cotangent",)] + results[:1]
         lines.append(f"    wide = torch.float64 in [{', '.join(f'{f}.dtype' for f in floats)}]")
     lines.append("    with torch.cuda.device_of(work):")
-    if any(k.tail for k in made):
+    if any(k.shared for k in made):
         lines.append("        counter = torch.zeros(1, dtype=torch.int32, device=work.device)")
     here = None
     for kernel in made:
@@ -153,11 +160,12 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
             lines.append(f"        grid = (triton.cdiv({size}, block_r),)")
         if kernel.segments:
             lines += _launch(kernel, "grid", "warps", given)
+        elif kernel.shared:
+            size = given.size(kernel.shared)
+            lines.append(f"        own = share({size})")
+            lines += _launch(kernel, f"triton.cdiv({size}, own),", "8", given)
         else:
             lines += _launch(kernel, "(1,)", "8", given)
-        if kernel.tail:
-            lines.append("        if not ONE_LAUNCH:")
-            lines += [f"    {line}" for line in _launch(kernel.tail, "(1,)", "8", given)]
     return "\n".join(lines)
 
 
@@ -181,12 +189,11 @@ def constants(kernel: Kernel, warps: str, given: Signature) -> list[str]:
         elif c.startswith("F_"):
             found.append(f"{c}=fibre_block({', '.join(map(given.size, _edge(kernel, c)))})")
         else:
-            found.append(f"{c}={'ONE_LAUNCH' if c == 'TAIL' else c.lower()}")
+            found.append(f"{c}={c.lower()}")
     return found
 
 
 def _edge(kernel: Kernel, constant: str) -> tuple[str, str]:
     """The fibration whose tile this is: its order is an argument."""
-    every = (*kernel.arguments, *(kernel.tail.arguments if kernel.tail else ()))
-    ((source, target),) = {a.key for a in every if a.kind == "order" and constant == f"F_{a.name}"}
+    ((source, target),) = {a.key for a in kernel.arguments if a.kind == "order" and constant == f"F_{a.name}"}
     return source, target

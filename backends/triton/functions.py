@@ -109,18 +109,36 @@ def atan(x):
 
 
 @triton.jit
-def place(positions, first, start, i, m):
-    """Where the i-th token of each row lies: int64 [BLOCK_R, BLOCK_T]. Rows are whole where `positions` is None."""
-    at = start[:, None] + i
-    if positions is not None:
-        at = tl.load(positions + first[:, None] + i, mask=m, other=0)
-    return at
+def left(size, t, most: tl.constexpr):
+    """How many of each row's places there are from the t-th on, as far as a tile goes: int32 [BLOCK_R, 1]."""
+    return tl.maximum(tl.minimum(size - t, most), 0).to(tl.int32)[:, None]
 
 
 @triton.jit
-def number(tokens, first, i, m):
-    """The number of the i-th token of each row: int64 [BLOCK_R, BLOCK_T]."""
-    k = first[:, None] + i
+def tile(size, t, columns: tl.constexpr):
+    """Columns of a tile that begins at the t-th token of each row, int32; which of them are tokens; the tokens to read,
+    a row's last one beyond its end, so that one predicate serves a row that has any left. With one for each token a
+    thread runs out of predicates, and waits for some of its loads before it asks for others."""
+    i = tl.arange(0, columns)[None, :]
+    n = left(size, t, columns)
+    return i, i < n, tl.minimum(i, n - 1), n > 0
+
+
+@triton.jit
+def place(positions, first, start, t, i, m):
+    """Where the tokens from the t-th on of each row lie, as two numbers to add up: int64 [BLOCK_R, 1], and what of each
+    token [BLOCK_R, BLOCK_T]. Rows are whole where `positions` is None."""
+    base = (start + t)[:, None]
+    if positions is not None:
+        i = tl.load(positions + (first + t)[:, None] + i, mask=m, other=0)
+        base = tl.zeros_like(base)
+    return base, i
+
+
+@triton.jit
+def number(tokens, first, t, i, m):
+    """The numbers of the tokens from the t-th on of each row: int64 [BLOCK_R, BLOCK_T]."""
+    k = (first + t)[:, None] + i
     if tokens is not None:
         k = tl.load(tokens + k, mask=m, other=0)
     return k

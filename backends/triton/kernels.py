@@ -1,13 +1,13 @@
 """Fused plan → the text of its kernels: one per sweep, and a function per coarse stage.
 
 A program of a sweep's grid has `BLOCK_R` segments, whose tokens it goes over in tiles `[BLOCK_R, BLOCK_T]`. Values of
-segments and everything coarser are float64. The coarse stage after a sweep is run by the program that arrives last.
+segments and everything coarser are float64. A coarse stage is a launch of its own: sums over segments, of which there
+are many, are shared by its programs, and what needs the results of all is done by the one that arrives last.
 """
 
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
@@ -18,8 +18,6 @@ from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
 
-# Values of a coarse stage that goes along with a sweep; a larger one would take registers from all of its programs.
-SMALL = 32
 TOGETHER = 4  # sums over the same fibres that one loop takes
 SPREAD = 4  # sums in float64 that stay spread over a tile until the loop ends
 
@@ -53,33 +51,45 @@ class _Stages(Writer):
             if isinstance(stage, Coarse):
                 found.append(self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
                 continue
-            tail = None
-            if stages and isinstance(stages[0], Coarse) and _is_small(stages[0]):
-                tail = self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stages.pop(0))  # type: ignore[arg-type]
-            found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage, tail))
+            found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage))
         return found
 
     # ------------------------------------------------------------ coarse stages
 
     def _coarse(self, name: str, stage: Coarse) -> Kernel:
-        self.tail = True
-        blocks: dict[str, None] = {"BLOCK_C": None, "BLOCK_S": None}
-        for i, group in enumerate(stage.groups):
+        self.coarse = True
+        blocks: dict[str, None] = {"BLOCK_C": None, "BLOCK_S": None, "BLOCK_B": None}
+        strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
+        doc, shared = f'"""Values over {strata}, by one program."""', _shared(stage)
+        rest = [g for g in stage.groups if g not in shared]
+        if shared:
+            doc = f'"""Values over {strata}.\n\nAll programs begin, and the last to arrive goes on alone.\n"""'
+            self.line(1, "low = tl.program_id(0).to(tl.int64) * own")
+            self.line(1, f"high = tl.minimum(low + own, {self.size(shared[0].stratum)})")
+            self.groups(shared, stage, ("low", "high"), blocks)
+        if shared and rest:
+            self.line(1, "if last_to_arrive(counter):")
+            self.inside = 1
+        self.groups(rest, stage, None, blocks)
+        self.coarse, self.inside = False, 0
+        return self.wrapped(name, list(blocks), None, shared[0].stratum if shared else None, doc)
+
+    def groups(self, groups: list[Group], stage: Coarse, ends: tuple[str, str] | None, blocks: dict[str, None]) -> None:
+        """One after the other, of the elements between `ends`, or of all."""
+        for i, group in enumerate(groups):
             if i:
                 self.line(1, "tl.debug_barrier()")
                 self.line(0)
+            within = ends or ("0", self.size(group.stratum))
             if isinstance(group.values[0], Mix):
                 for node in group.values:
                     if isinstance(node, Mix):
                         self.product(node, blocks)
             elif group.source:
                 for at in range(0, len(group.values), TOGETHER):
-                    self.sums(group, group.values[at : at + TOGETHER], blocks)
+                    self.sums(group, group.values[at : at + TOGETHER], within, blocks)
             else:
-                self.elements(group, stage)
-        self.tail = False
-        strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
-        return self.wrapped(name, list(blocks), None, None, f'"""Values over {strata}, by one program."""')
+                self.elements(group, stage, within)
 
     def quantile(self, node: Quantile) -> Kernel:
         """Of the values that sweeps have set aside."""
@@ -113,7 +123,7 @@ class _Stages(Writer):
         start = self.offsets[self.slots[node]].removeprefix("work").removeprefix(" + ") or "0"
         return f"work[{start} :][: {self.size(node.stratum)}]"
 
-    def sums(self, group: Group, pushes: Iterable[Node], blocks: dict[str, None]) -> None:
+    def sums(self, group: Group, pushes: Iterable[Node], within: tuple[str, str], blocks: dict[str, None]) -> None:
         """Sums and maxima over the fibres of one fibration, in a fixed order."""
         a, b = str(group.source), group.stratum
         chosen = [p for p in pushes if isinstance(p, Push)]
@@ -127,14 +137,14 @@ class _Stages(Writer):
         self.line(1, f"# over the {a} elements of {'the batch' if whole else f'each {b}'}")
         since = len(self.lines)
         if whole:
-            shape, axis, depth = "[BLOCK_S]", 0, 1
+            shape, axis, depth = "[BLOCK_B]", 0, 1
         else:
             order, before = (self.called(kind, a, b) for kind in ("order", "members"))
             rows, columns = f"Y_{order}", f"F_{order}"
             blocks["BLOCK_S"] = blocks[columns] = None
             shape, axis, depth = f"[{rows}, {columns}]", 1, 2
-            self.line(1, f"for y in range(0, {self.size(b)}, {rows}):")
-            self.line(2, f"b, live, first, size = fibres({before}, y, {self.size(b)}, {rows})")
+            self.line(1, f"for y in range({within[0]}, {within[1]}, {rows}):")
+            self.line(2, f"b, live, first, size = fibres({before}, y, {within[1]}, {rows})")
         parts = {p: self.free(f"{self.names[p]}_tile") for p in chosen}
         starts = {r: f"tl.full({shape}, {NEUTRAL[r]}, tl.float64)" for r in dict.fromkeys(p.reduce for p in chosen)}
         if not whole:
@@ -145,8 +155,8 @@ class _Stages(Writer):
         for push, part in parts.items():
             self.line(depth, f"{part} = {starts[push.reduce]}")
         if whole:
-            self.line(1, f"for f in range(0, {self.size(a)}, BLOCK_S):")
-            self.line(2, "a = f + tl.arange(0, BLOCK_S)")
+            self.line(1, f"for f in range(0, {self.size(a)}, BLOCK_B):")
+            self.line(2, "a = f + tl.arange(0, BLOCK_B)")
             self.line(2, f"m = a < {self.size(a)}")
         else:
             self.line(2, f"for f in range(0, tl.max(size, axis=0), {columns}):")
@@ -178,16 +188,16 @@ class _Stages(Writer):
         self.line(1, f"product({', '.join((*given, *strides, 'BLOCK_S'))})")
         self.name_arrays(since)
 
-    def elements(self, group: Group, stage: Coarse) -> None:
+    def elements(self, group: Group, stage: Coarse, within: tuple[str, str]) -> None:
         """Scalar work on every element of a stratum."""
         s = group.stratum
         depth = 1 if s == BATCH else 2
         self.line(1, "# the batch" if s == BATCH else f"# each {s}")
         since = len(self.lines)
         if s != BATCH:
-            self.line(1, f"for y in range(0, {self.size(s)}, BLOCK_C):")
+            self.line(1, f"for y in range({within[0]}, {within[1]}, BLOCK_C):")
             self.line(2, "b = y + tl.arange(0, BLOCK_C)")
-            self.line(2, f"live = b < {self.size(s)}")
+            self.line(2, f"live = b < {within[1]}")
         self.known, self.lone, self.local = set(), set(), set()
         for node in group.values:
             self.value(depth, node)
@@ -197,19 +207,28 @@ class _Stages(Writer):
 
     # ------------------------------------------------------------ sweeps
 
-    def _sweep(self, name: str, sweep: Sweep, tail: Kernel | None) -> Kernel:
+    def _sweep(self, name: str, sweep: Sweep) -> Kernel:
         s = sweep.segments
         self.line(1, "b = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)", f"[BLOCK_R] {s} elements")
         self.line(1, f"live = b < {self.size(s)}")
         several = len(sweep.leaves) > 1
         if not several:
             self.segments(self.signature.layouts[s, sweep.leaves[0]], any(not p.stores for p in sweep.passes))
+            if any(p.stores for p in sweep.passes):
+                self.reach(s, self.signature.layouts[s, sweep.leaves[0]])
         if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
             rows = self.called("rows", s)
             self.line(1, f"if {rows} is not None:")
             self.line(2, f"row = tl.load({rows} + b, mask=live, other=0)")
             here = "live & (row >= 0)" if self.plan.spread else "live"
             self.line(2, f"row_advantage = tl.load({self.called('advantage')} + row, mask={here}, other=0.0)[:, None]")
+        self.line(0)
+        self.line(1, "# what is known before: asked for together, since a program has few other things to wait for")
+        since = len(self.lines)
+        for node in _known_before(sweep):
+            if node not in self.known:
+                self.need(1, node)
+        self.name_arrays(since)
         narrow: dict[Node, str] = {}
         saved = set(sweep.saved)
         number = 0
@@ -219,7 +238,8 @@ class _Stages(Writer):
                 self.line(1, f"# each {s}, in float64: [BLOCK_R]")
                 since = len(self.lines)
                 for node in step.values:
-                    self.value(1, node)
+                    if node not in self.known:
+                        self.value(1, node)
                     if node in saved:
                         self.save(1, node)
                 self.name_arrays(since)
@@ -237,17 +257,10 @@ class _Stages(Writer):
             self.line(2, "if tl.program_id(0) == 0:")
             for k in stored:
                 self.line(3, f"fill_before({self.out(k)}, tl.load({w}_starts), fill)")
-        if tail:
-            self.line(0)
-            self.line(1, "if TAIL:  # what lies above is for the program that arrives last")
-            self.line(2, "if last_to_arrive(counter):")
-            given = textwrap.wrap(", ".join([*tail.names, *tail.constants]) + ",", 100)
-            self.line(3, "\n".join([f"{tail.name}(", *(f"    {w}" for w in given), ")"]))
         body = "\n".join(self.lines)
         if uses(body, "REAL"):
             self.lines.insert(0, "    REAL: tl.constexpr = tl.float64 if WIDE else tl.float32")
-        constants = ["BLOCK_R", "BLOCK_T", *(["TAIL", *tail.constants] if tail else [])]
-        return self.wrapped(name, constants, s, tail, f'"""Sweep over {s}: {_passes(sweep)}."""')
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T"], s, None, f'"""Sweep over {s}: {_passes(sweep)}."""')
 
     def segments(self, word: str, longest: bool) -> None:
         """Where the tokens of a program's segments lie."""
@@ -281,13 +294,10 @@ class _Stages(Writer):
         end = "longest"
         if step.stores:
             end = "tl.max(reach, axis=0)"
-            if len(self.plan.program.leaves) == 1:
+            if len(sweep.leaves) > 1:
                 self.reach(s, word)
-            else:  # results were filled before: no leaf's tokens are whole rows
-                self.line(1, "reach = size")
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
-        self.line(2, "i = t + tl.arange(0, BLOCK_T)[None, :]")
-        self.line(2, "m = i < size[:, None]")
+        self.line(2, "i, m, j, some = tile(size, t, BLOCK_T)")
         start_of_body = len(self.lines)
         for node in step.values:
             self.token_value(node, s, node in precise, names)
@@ -297,15 +307,17 @@ class _Stages(Writer):
         for node in step.aside:
             value = typed(names[True][node], "tl.float64")
             self.line(2, f"tl.store({self.slots[node]} + k, {value}, mask=m)")
+        if step.stores:
+            self.line(2, f"base, to = place({word}_positions, first, start, t, i, m)")
         for k, node in step.stores:
             value = f"tl.where(m, {typed(names[node in precise][node], precision)}, fill)"
-            self.line(2, f"tl.store({self.out(k)} + at, {value}, mask=i < reach[:, None])")
+            self.line(2, f"tl.store({self.out(k)} + base + to, {value}, mask=i < left(reach, t, BLOCK_T))")
         body = "\n".join(self.lines[start_of_body:])
         before = []
         if uses(body, "at"):
-            before.append(f"        at = place({word}_positions, first, start, i, m)")
+            before.append(f"        base, at = place({word}_positions, first, start, t, j, some)")
         if uses(body, "k"):
-            before.append(f"        k = number({word}_tokens, first, i, m)")
+            before.append(f"        k = number({word}_tokens, first, t, j, some)")
         self.lines[start_of_body:start_of_body] = before
         for push, part in parts.items():
             if spread:
@@ -322,6 +334,8 @@ class _Stages(Writer):
     def reach(self, s: str, word: str) -> None:
         """How far a row's stores go."""
         self.line(1, "reach = size")
+        if len(self.plan.program.leaves) > 1:  # results were filled before: no leaf's tokens are whole rows
+            return
         self.line(1, f"if {word}_positions is None and {word}_tokens is None:")
         self.line(2, "# masked places after a row's tokens are its own to fill")
         self.line(2, f"following = tl.load({word}_starts + b + 1, mask=b + 1 < {self.size(s)}, other=places)")
@@ -370,19 +384,21 @@ class _Stages(Writer):
         name = names[node]
         if isinstance(node, Input) and node.kind in GIVEN:
             self.line(2, f"if {self.called('rows', s)} is None:")
-            self.line(3, f"{name} = tl.load({self.called('advantage')} + at, mask=m, other=0.0).to({precision})")
+            self.line(
+                3, f"{name} = tl.load({self.called('advantage')} + base + at, mask=some, other=0.0).to({precision})"
+            )
             self.line(2, "else:")
             self.line(3, f"{name} = row_advantage.to({precision})")
         elif isinstance(node, Input) and node.kind in TOKENS:
             tensor = self.called("token", node.kind, *node.key)
-            self.line(2, f"{name} = tl.load({tensor} + at, mask=m, other=0.0).to({precision})")
+            self.line(2, f"{name} = tl.load({tensor} + base + at, mask=some, other=0.0).to({precision})")
         elif isinstance(node, Scan):
-            self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=m, other=0.0).to({precision})")
+            self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=some, other=0.0).to({precision})")
         elif isinstance(node, Input):
-            self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=m, other=1.0).to({precision})")
+            self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=some, other=1.0).to({precision})")
         elif isinstance(node, Pull):
-            parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask=m, other=0)"
-            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'm')}.to({precision})")
+            parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask=some, other=0)"
+            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'some')}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
             before, text = language.write(node.body, operands, name, self.taken)
@@ -393,9 +409,36 @@ class _Stages(Writer):
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
 
 
-def _is_small(stage: Coarse) -> bool:
-    """Whether it goes along with a sweep."""
-    return sum(len(g.values) for g in stage.groups) <= SMALL and not _is_called(stage)
+def _shared(stage: Coarse) -> list[Group]:
+    """The groups that several programs begin with: sums over segments by the elements of one stratum, and what follows
+    from them at the same element."""
+    computed = {n for g in stage.groups for n in g.values}
+    shared: list[Group] = []
+    own: set[Node] = set()
+    for group in stage.groups:
+        reads = {o for n in group.values for o in n.operands if o in computed} - set(group.values)
+        alone = all(isinstance(n, Map) or not computed & {*n.operands} for n in group.values)
+        summed = bool(group.source) and group.stratum != BATCH and not isinstance(group.values[0], Mix)
+        if alone and reads <= own and (group.stratum == shared[0].stratum if shared else summed):
+            shared.append(group)
+            own |= {*group.values}
+    return shared
+
+
+def _known_before(sweep: Sweep) -> list[Node]:
+    """Of its segments and of the batch, what a sweep reads and does not compute."""
+    computed = {n for step in sweep.steps for n in (*step.values, *(step.pushes if isinstance(step, Pass) else ()))}
+    values = [n for step in sweep.steps for n in step.values]
+    gathered = [n for n in values if isinstance(n, Pull) and n.source == sweep.segments]
+    read = [o for n in values if n not in gathered for o in (n, *n.operands)] + gathered
+    own = (n for n in dict.fromkeys(read) if n.stratum in (sweep.segments, BATCH))
+    return [
+        n
+        for n in own
+        if isinstance(n, Input)
+        or (isinstance(n, (Push, Map)) and n not in computed)
+        or (n in gathered and n.operands[0] not in computed)
+    ]
 
 
 def _is_called(stage: Coarse) -> bool:

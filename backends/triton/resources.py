@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.writer import PER_WARP, Kernel
+from fibration.backends.triton.writer import PER_WARP, SHARED, Kernel
 from fibration.compiler.arguments import (
     FLOATS,
     HOLDS,
@@ -22,7 +22,7 @@ from fibration.compiler.arguments import (
 )
 from fibration.compiler.plan import Plan
 
-SHAPE = (1, 1024, 8)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
+SHAPE = (1, 128, 1)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
 COLUMNS = 16  # sources over one target that are summed at a time
 # Triton's words for what arguments hold; a number of its own is a constant of the kernel.
 TYPES = for_each("Triton types", HOLDS, {
@@ -84,7 +84,6 @@ def table(compiled: Iterable[Compiled]) -> str:
 
 def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
     """The kernels of a program, as its launcher launches them on such a device."""
-    one_launch = not arch.startswith("gfx")
     made = kernels(name, plan)
     scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])
     yield from (request for request in (QUANTILE, scan) if any(k.call and k.name == request.kernel for k in made))
@@ -92,21 +91,19 @@ def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHA
         if kernel.call:
             continue
         warps = shape[2] if kernel.segments else 8
-        yield _request(kernel, shape, warps, one_launch, fill_of(plan))
-        if kernel.tail and not one_launch:
-            yield _request(kernel.tail, shape, 8, one_launch, fill_of(plan))
+        yield _request(kernel, shape, warps, fill_of(plan))
 
 
-def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, one_launch: bool, fill: float) -> KernelRequest:
+def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, fill: float) -> KernelRequest:
     types = {a.name: TYPES[a.holds] for a in kernel.arguments if a.kind not in LACKING and TYPES[a.holds]}
     values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
-    values.update({c: fill if c == "fill" else _value(c, shape, warps, one_launch) for c in kernel.constants})
-    if kernel.tail:
-        types["counter"] = "*i32"
+    values.update({c: fill if c == "fill" else _value(c, shape, warps) for c in kernel.constants})
+    if kernel.shared:
+        types.update(zip(SHARED, ("i32", "*i32"), strict=True))
     return KernelRequest(kernel.name, types, values, num_warps=warps)
 
 
-def _value(constant: str, shape: tuple[int, int, int], warps: int, one_launch: bool) -> Constexpr:
-    known = {"BLOCK_R": shape[0], "BLOCK_T": shape[1], "TAIL": one_launch, "WIDE": False}
+def _value(constant: str, shape: tuple[int, int, int], warps: int) -> Constexpr:
+    known = {"BLOCK_R": shape[0], "BLOCK_T": shape[1], "WIDE": False}
     known |= {c: size * warps for c, size in PER_WARP.items()}
     return known.get(constant, COLUMNS)

@@ -15,28 +15,33 @@ from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
 # Elements that a program takes at once, for each of its warps: scalar work needs many registers, sums many loads.
-PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128}
+PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
 HARMLESS = "1.0"  # in a lane that is no element
+SHARED = (
+    "own",
+    "counter",
+)  # how many elements each of several programs begins with, and how many programs have done so
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """`segments` is what its grid goes over; None for a single program. `tail` is the coarse stage it ends with."""
+    """`segments` is what its grid goes over, whole tiles of them. `shared` is the stratum whose elements programs of a
+    coarse stage begin with, some each, before the one that arrives last goes on; one program does all without it.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
     constants: tuple[str, ...]
     segments: str | None
-    tail: Kernel | None
+    shared: str | None
     text: str
     call: str = ""  # of a function of functions.py, in place of a launch
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of its run-time arguments, in order."""
-        counter = ("counter",) if self.tail else ()
-        return (*(a.name for a in self.arguments if a.holds != REAL), *counter)
+        return (*(a.name for a in self.arguments if a.holds != REAL), *(SHARED if self.shared else ()))
 
 
 class Writer:
@@ -59,7 +64,8 @@ class Writer:
         # what conditions that are joined read: Triton's interpreter joins none of one number with those of a block
         self.joined = {o for n in plan.program.nodes() if isinstance(n, Map) and _joins(n.body) for o in n.inputs}
         self.local: set[str] = set()  # names of other things that are there already
-        self.tail = False  # whether these lines may read what other programs of the same launch have written
+        self.coarse = False  # whether these lines may read what the same launch has written
+        self.inside = 0  # how much further in than they say lines are
 
     def _offsets(self) -> dict[str, str]:
         """Where each vector starts in the workspace."""
@@ -72,18 +78,18 @@ class Writer:
         return found
 
     def line(self, depth: int, text: str = "", note: str = "") -> None:
-        self.lines += fitted(text, "    " * depth)
+        self.lines += fitted(text, "    " * (depth + self.inside))
         self.lines[-1] += f"  # {note}" if note else ""
 
-    def wrapped(self, name: str, constants: list[str], segments: str | None, tail: Kernel | None, doc: str) -> Kernel:
+    def wrapped(self, name: str, constants: list[str], segments: str | None, shared: str | None, doc: str) -> Kernel:
         """Wrap up the lines that were written: only what they use becomes an argument."""
         body = "\n".join(self.lines)
         used = tuple(a for a in self.arguments if uses(body, a.name))
         tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
-        sizes = [f"    {a.name} = {a.name}.to(tl.int64)" for a in used if a.holds == INTEGER]
+        numbers = [*(a.name for a in used if a.holds == INTEGER), *(SHARED[:1] if shared else ())]
+        sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
         constants = [c for c in [*constants, "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
-        names = [a.name for a in used if a.holds != REAL] + (["counter"] if tail else [])
-        numbers = [a.name for a in used if a.holds == INTEGER]
+        names = [*(a.name for a in used if a.holds != REAL), *(SHARED if shared else ())]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)
         decorator = f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])" if numbers else "@triton.jit"
@@ -91,13 +97,14 @@ class Writer:
         head = [*broken, f"def {name}(", *(f"    {w}" for w in wrapped), "):  # fmt: skip"]
         text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, *tiles, body])
         self.lines, self.known, self.lone, self.local = [], set(), set(), set()
-        return Kernel(name, used, tuple(constants), segments, tail, text.rstrip())
+        return Kernel(name, used, tuple(constants), segments, shared, text.rstrip())
 
     def name_arrays(self, since: int) -> None:
         """Say where in the workspace the vectors are that the lines from there on use: near them, to need no registers
         before."""
         body = "\n".join(self.lines[since:])
-        self.lines[since:since] = [f"    {a} = {offset}" for a, offset in self.offsets.items() if uses(body, a)]
+        indent = "    " * (1 + self.inside)
+        self.lines[since:since] = [f"{indent}{a} = {offset}" for a, offset in self.offsets.items() if uses(body, a)]
 
     # ------------------------------------------------------------ coarse values, in float64
 
@@ -108,7 +115,7 @@ class Writer:
 
     def loaded(self, node: Node, element: str, mask: str = "live", other: str = HARMLESS) -> str:
         """A vector's value at an element, from its array."""
-        fresh = self.tail and not isinstance(node, Input)
+        fresh = self.coarse and not isinstance(node, Input)
         if node.stratum == BATCH:
             return f"tl.load({self.arrays[node]}" + (', cache_modifier=".cg")' if fresh else ")")
         if fresh:
@@ -131,7 +138,9 @@ class Writer:
         """Compute one coarse value under its name."""
         name = self.names[node]
         if isinstance(node, Pull):
-            if node.target == BATCH and isinstance(node.operand, Const):
+            if node.target == BATCH and node.operand in self.known:
+                self.line(depth, f"{name} = {self.names[node.operand]}")
+            elif node.target == BATCH and isinstance(node.operand, Const):
                 self.line(depth, f"{name} = {typed(constant(node.operand.value), 'tl.float64')}")
             elif node.target == BATCH:
                 self.line(depth, f"{name} = {self.loaded(node.operand, '')}")

@@ -19,7 +19,7 @@ from ptx.device import Device, Edit
 from ptx.emit import Emitter
 from ptx.fault import Fault
 from spreading import part, whole_rows
-from support import OF_EVERY_KIND, Batch, compiled, operator, packed, spec, trajectory
+from support import OF_EVERY_KIND, Batch, _operator, compiled, packed, spec, trajectory
 from thorough import ALL, some
 from thread_ranks import ThreadGroup, on_ranks
 
@@ -55,7 +55,7 @@ class OnDevice(Backend):
 
     def operator(self, hierarchy: Hierarchy) -> Operator:
         if hierarchy not in self.made:
-            self.made[hierarchy] = operator.__wrapped__(hierarchy, "triton")
+            self.made[hierarchy] = _operator.__wrapped__(hierarchy, "triton", None)
         return self.made[hierarchy]
 
 
@@ -166,7 +166,7 @@ def test_kernels_between_collectives(emitter, name, cut):
     parts = [part(batch, pieces) for pieces in (halves if cut else whole_rows(batch, len(batch.lengths) // 3))]
     device = Device(emitter)
     with device.used():
-        op = operator.__wrapped__(spec(name), "triton")
+        op = _operator.__wrapped__(spec(name), "triton", None)
         wanted, whole = trained(op, batch, metrics=ALL)
         before = len(device.launches)
 

@@ -20,7 +20,8 @@ ACCESS = re.compile(r"(ld|st)\.(global|shared)(?:\.cg)?(?:\.v([24]))?\.([bsuf]\d
 MATRICES = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x[124]\.shared\.b16")
 ATOMIC = re.compile(r"atom\.global\.gpu(?:\.(relaxed|acquire|release|acq_rel))?\.add\.u32")
 SHARED = "global_smem"  # what Triton calls the start of it
-WHOLE_WARP = {"shfl.sync.bfly.b32": 31, "shfl.sync.up.b32": 0}  # shuffles, and what says that they are of all 32 lanes
+# Shuffles, and what says that they are of all 32 lanes.
+WHOLE_WARP = {"shfl.sync.bfly.b32": 31, "shfl.sync.idx.b32": 31, "shfl.sync.up.b32": 0}
 
 
 class Block:
@@ -68,6 +69,8 @@ class Block:
             try:
                 if opcode in OPCODES:
                     self.compute(instruction, active)
+                elif opcode.startswith("setp.") and opcode.endswith("x2"):
+                    self.compare_halves(instruction, active)
                 elif opcode == "ret":
                     self.together(active, "returns")
                     return
@@ -78,7 +81,7 @@ class Block:
                         here = stay
                     elif active.any():
                         at = target
-                elif opcode == "bar.sync":
+                elif opcode == "bar.sync" or (opcode == "bar.warp.sync" and self.kernel.threads == WARP):
                     self.together(active, "waits")
                     yield
                     self.view.barrier(self.kernel.threads)
@@ -142,6 +145,17 @@ class Block:
         made = opcode.compute(*given)
         self.put(into, bits(made, opcode.writes), active)
 
+    def compare_halves(self, instruction: Instruction, active: Mask) -> None:
+        """Of 32 bits, for a predicate each: the lower one's comes first."""
+        into, *operands = instruction.operands
+        opcode = OPCODES[instruction.opcode.removesuffix("x2")]
+        halves = [self.held(operand, 32).view(np.uint16).reshape(-1, 2).T for operand in operands]
+        if not isinstance(into, Group):
+            raise Fault(f"{into} is no group of registers")
+        for part, *given in zip(into.parts, *halves, strict=True):
+            numbers = [read(np.ascontiguousarray(g), kind) for g, kind in zip(given, opcode.reads, strict=True)]
+            self.put(part, bits(opcode.compute(*numbers), opcode.writes), active)
+
     def move(self, instruction: Instruction, active: Mask) -> None:
         """A register, or its halves: the lower one comes first."""
         kind = instruction.opcode.removeprefix("mov.")
@@ -165,6 +179,8 @@ class Block:
         by_lanes = self.number(by, "u32").astype(int) % WARP
         if instruction.opcode.startswith("shfl.sync.up."):  # the first lanes of a warp keep what is theirs
             source = np.where(self.lanes % WARP >= by_lanes, self.lanes - by_lanes, self.lanes)
+        elif instruction.opcode.startswith("shfl.sync.idx."):
+            source = self.lanes // WARP * WARP + by_lanes
         else:
             source = self.lanes ^ by_lanes
         self.put(into, self.number(given, "b32")[source], active)

@@ -55,6 +55,19 @@ def test_a_shuffle_upwards_leaves_the_first_lanes_what_they_have():
     assert found[:64].tolist() == [i - 4 * (i % 32 >= 4) for i in range(64)]
 
 
+def test_a_shuffle_from_one_lane():
+    found = run("shfl.sync.idx.b32 \t%r3, %r1, 5, 31, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
+    assert found[:64].tolist() == [5] * 32 + [37] * 32
+
+
+def test_halves_are_compared_by_themselves():
+    """1 and -2 with 0 and 0, as bfloat16: the lower half comes first."""
+    body = "mov.b32 %r3, -1073725568;\n\tmov.b32 %r4, 0;\n\tsetp.ge.bf16x2 %p1|%p2, %r3, %r4;\n\t{}"
+    for predicate, wanted in (("%p1", 7), ("%p2", 9)):
+        found = run(body.format(f"selp.b32 %r5, 7, 9, {predicate};\n\tst.global.b32 [ %rd3 + 0 ], {{ %r5 }};"))
+        assert (found[:64] == wanted).all()
+
+
 def test_a_parameter_is_widened_with_its_sign():
     body = "ld.param.s32 \t%rd5, [kernel_param_1];\n\tshr.s64 %rd5, %rd5, 40;\n\tcvt.u32.u64 %r5, %rd5;\n\tst.global.b32 [ %rd3 + 0 ], { %r5 };"
     assert run(body, more=[-7])[0] == 2**32 - 1
@@ -69,6 +82,7 @@ MISTAKEN = {
     "reads %r7, which holds nothing": "add.s32 \t%r3, %r7, 1;",
     "a part of the block shuffles": "@%p1 bra \t$L_end;\n\tshfl.sync.bfly.b32 %r3, %r1, 1, 31, -1;\n$L_end:",
     "a part of the block waits": "@%p1 bar.sync \t0;",
+    "the opcode bar.warp.sync is not known": "bar.warp.sync \t-1;",  # in a block of several warps
     "a part of the block returns": "@%p1 ret;",
     "is read as u64": "add.s64 \t%rd5, %rd1, %r1;",
     "does not fit": "cvt.u64.u32 \t%r5, %r1;",
