@@ -226,7 +226,9 @@ class _Stages(Writer):
         self.line(1, "# what is known before: asked for together, since a program has few other things to wait for")
         since = len(self.lines)
         for node in _known_before(sweep):
-            if node not in self.known:
+            if isinstance(node, Pull):  # which may be saved here, and is read elsewhere
+                self.value(1, node)
+            else:
                 self.need(1, node)
         self.name_arrays(since)
         narrow: dict[Node, str] = {}

@@ -56,7 +56,7 @@ def on_backends(seeds, slow=()):
 # ---------------------------------------------------------------- against the interpreter
 
 
-@on_backends([s for s in range(CHAINS) if ALL or s % 8 == 1], slow=range(0, CHAINS, 1 if ALL else 20))
+@on_backends([s for s in range(CHAINS) if ALL or s % 8 == 1], slow=range(CHAINS) if ALL else (33,))
 def test_random_chains_match_the_interpreter(seed, backend):
     """Value and coefficients of each; metrics and gates of each on torch, and of every third where building takes time."""
     kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")

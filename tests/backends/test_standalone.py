@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles.backends_here import triton_interprets
 from ptx.parse import Address, parse
 from support import compiled
 from thorough import ALL
@@ -148,6 +149,8 @@ def defaults(op):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
     """Chains, a tree, quivers; losses of a third policy."""
+    if backend == "triton" and not triton_interprets():
+        pytest.skip("kernels are compiled where there is a GPU")
     torch.manual_seed(1)
     tokens = {"log_probs": -torch.rand(N), "old_log_probs": -torch.rand(N), "advantages": torch.randn(N)}
     expected, data = {}, {}
@@ -201,7 +204,10 @@ def test_machine_code_comes_with_what_it_takes_of_the_chip(tmp_path):
         parameters = ast.literal_eval(kernel["parameters"])
         assert [f"u{8 * BYTES.get(kind, 8)}" for kind in parameters.values()] == list(written.parameters.values())
         *own, scratch, other = parameters
-        assert "places" in own and (scratch, other) == ("global_scratch", "profile_scratch")
+        assert ("places" in own or "coarse" in kernel["kernel"]) and (scratch, other) == (
+            "global_scratch",
+            "profile_scratch",
+        )
         read = [
             o.base.name
             for i in written.instructions
