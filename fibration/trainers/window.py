@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fibration.errors import BatchError, TrainerError, an, listed
+from fibration.errors import BatchError, TrainerError, an, listed, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
-from fibration.runtime.metrics import Extreme, Mean, Metric
+from fibration.runtime.metrics import asked_for
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
@@ -30,7 +30,6 @@ from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
 
 WARN_ABOVE = 0.01  # share of a stratum's elements that are in another regime in pass 2
 CHANGED = "pass/changed"
-METRICS = ("levels", "all")  # which of them a trainer logs
 
 
 class Window:
@@ -113,12 +112,13 @@ class Window:
         made = self.op.advantages(self._rewards, self.index, self.parameters, policies=policies)
         return _weighted(self.mask, made, self.weights)
 
-    def coefficients(self, log_probs: Tensor | None, *, metrics: bool = True) -> Coefficients:
+    def coefficients(self, log_probs: Tensor | None, *, metrics: bool | str | Sequence[str] = True) -> Coefficients:
         """`c_i = ∂J/∂log π(i)` of the whole step, for this rank's tokens `[B, T]`; kept as `coef`.
 
         `log_probs`: pass 1's, `[B, T]`. None: the weights that sampled all rows are the weights now, so that the ratio
         is 1 and no pass is needed; `objective` of a score estimator, which reads log-probs by themselves, is then that
-        of `old_log_probs`, or of zeros. A hierarchy that compares policies needs either of both.
+        of `old_log_probs`, or of zeros. A hierarchy that compares policies needs either of both. `metrics` as in
+        `op.coefficients`.
         """
         if log_probs is None and self.old_log_probs is None and self.op.hierarchy.policies:
             raise TrainerError(
@@ -213,23 +213,17 @@ class Window:
         return values[None] if self.ranks is None else self.ranks.all_gather(values, what)
 
 
-def named(metrics: Mapping[str, Metric | float], which: str = "levels") -> dict[str, float]:
-    """Metrics under the names that a trainer logs, `fibration/trajectory/+/rolled_back`; read from a device at once.
+def named(found: Mapping[str, float]) -> dict[str, float]:
+    """Numbers under the names that a trainer logs, `fibration/trajectory/+/rolled_back`, where they have a value."""
+    return {f"fibration/{name}": number for name, number in found.items() if math.isfinite(number)}
 
-    `which`: "levels", or "all" for those of single elements too (`...[domain=math]`). What has no value, as the
-    mean over no element, is left out.
-    """
-    if which not in METRICS:
-        raise TrainerError(f"metrics={which!r}", required=f"one of {', '.join(map(repr, METRICS))}")
-    chosen = {name: m for name, m in metrics.items() if which == "all" or "[" not in name}
-    measured = {name: m for name, m in chosen.items() if isinstance(m, Mean | Extreme)}
-    if measured:
-        parts = [
-            (m.sum, m.count) if isinstance(m, Mean) else (m.value, torch.ones_like(m.value)) for m in measured.values()
-        ]
-        sums, counts = torch.stack([torch.stack(part) for part in parts]).unbind(1)
-        chosen |= zip(measured, (sums / counts).tolist(), strict=True)
-    return {f"fibration/{name}": float(m) for name, m in chosen.items() if math.isfinite(float(m))}
+
+def check_metrics(hierarchy: Hierarchy, metrics: object, option: str = "metrics") -> None:
+    """Refuse metrics that the hierarchy has not, as a trainer's option names them."""
+    try:
+        asked_for(hierarchy, metrics)
+    except BatchError as error:
+        raise TrainerError(f"{option}={shown(metrics)}", required=error.required, found=error.what) from None
 
 
 def warned(found: Mapping[str, float], before: bool = False) -> bool:

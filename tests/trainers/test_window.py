@@ -38,7 +38,7 @@ from fibration import (
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import wanted
 from fibration.trainers.policies import check_policies
-from fibration.trainers.window import Window, named, warned
+from fibration.trainers.window import Window, check_metrics, named, warned
 
 B, T = 24, 10
 NAN = float("nan")
@@ -174,7 +174,8 @@ def test_a_step_without_a_token_has_no_gradient(ranks, rows):
         for log_probs in (nothing, None):
             found = window.coefficients(log_probs)
             assert found.values.shape == (rows, T) and not found.values.any() and found.objective == 0
-            assert named(found.metrics) == {} == window.compare(nothing)
+            assert found.metrics == {} == window.compare(nothing)
+            assert named(found.scalars()) == {"fibration/objective": 0}
 
     work(None) if ranks is None else on_ranks(ranks, work)
 
@@ -448,15 +449,22 @@ def test_a_warning_names_the_worst_stratum_once(share):
 def test_names_of_metrics():
     s = step()
     window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
-    metrics = window.coefficients(s["new"]).metrics
-    levels, every = (named(metrics, which) for which in ("levels", "all"))
-    assert every == {f"fibration/{k}": float(m) for k, m in metrics.items() if math.isfinite(float(m))}
-    assert levels == {k: v for k, v in every.items() if "[" not in k} != every
-    assert levels["fibration/trajectory/+/rolled_back"] > 0 and "fibration/trajectory/+/passed[domain=math]" in every
-    passes = {**window.compare(s["second"]), "extra_forwards": 3}
+    levels, every, some = (
+        window.coefficients(s["new"], metrics=asked) for asked in ("levels", "all", ["trajectory", "ratio"])
+    )
+    logged = named(every.scalars())
+    wanted = {f"fibration/{k}": float(m) for k, m in every.metrics.items() if math.isfinite(float(m))}
+    assert logged == {**wanted, "fibration/objective": float(every.objective)}
+    assert named(levels.scalars()) == {k: v for k, v in logged.items() if "[" not in k} != logged
+    assert logged["fibration/trajectory/+/rolled_back"] > 0 and "fibration/trajectory/+/passed[domain=math]" in logged
+    chosen = ("trajectory/", "ratio/", "objective")
+    assert some.scalars() == {k: v for k, v in levels.scalars().items() if k.startswith(chosen)} != levels.scalars()
+    passes = {**window.compare(s["second"]), "extra_forwards": 3.0}
     assert named(passes) == {f"fibration/{k}": v for k, v in passes.items()}
-    with pytest.raises(TrainerError, match="metrics='some'"):
-        named(metrics, "some")
+    assert named({"kl": math.nan, "most": -math.inf}) == {}
+    with pytest.raises(TrainerError, match=r"actor.metrics='some'") as error:
+        check_metrics(operator().hierarchy, "some", "actor.metrics")
+    assert "'domain'" in str(error.value) and "'levels', 'all'" in str(error.value)
 
 
 # ---------------------------------------------------------------- errors

@@ -17,7 +17,6 @@ from fibration.trainers.labels import as_label, option
 from fibration.trainers.noise import noise
 from fibration.trainers.parameters import check_labelled
 from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, corrected_twice, kept_near_twice
-from fibration.trainers.window import METRICS
 
 WINDOWS = ("step", "generation")
 
@@ -48,10 +47,9 @@ BOUNDS = (
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 
 
-def check_words(window: str, metrics: str) -> None:
-    for name, value, known in (("window", window, WINDOWS), ("metrics", metrics, METRICS)):
-        if value not in known:
-            raise TrainerError(f"{name}={shown(value)}", required=" or ".join(map(repr, known)))
+def check_window(window: str) -> None:
+    if window not in WINDOWS:
+        raise TrainerError(f"window={shown(window)}", required=" or ".join(map(repr, WINDOWS)))
 
 
 def label_option(stratum: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
-from fibration.trainers.window import Window, named, warned
+from fibration.trainers.window import Window, check_metrics, named, warned
 
 OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # in TRL
 SAMPLED = "sampling_per_token_logps"  # of what vLLM or a rollout function sampled with
@@ -106,7 +106,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
     generation, so that groups are whole. An optimizer step trains on its own rows' part of that batch's gradient, times
     the number of steps that go through a generation once: the mean of these is the whole's gradient.
 
-    `metrics`: `"levels"`, or `"all"` for single elements too (`fibration/domain/+/drift[domain=math]`).
+    `metrics`: as in `op.loss`, what is logged: `"levels"`, `"all"` for single elements too
+    (`fibration/domain/+/drift[domain=math]`), or names, `["trajectory", "ratio"]`.
 
     **Forward passes.** Where the weights that sampled a window are those that train on it, ratios are 1 and nothing is
     computed twice. Any other step begins with a pass over its window without a graph, in the same slices and padding as
@@ -146,12 +147,13 @@ class FibrationGRPOTrainer(GRPOTrainer):
         parameters: Mapping[str, Any] | None = None,
         window: str = "step",
         backend: str | None = None,
-        metrics: str = "levels",
+        metrics: bool | str | Sequence[str] = "levels",
         **kwargs: Any,
     ) -> None:
         given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
-        refusals.check_words(window, metrics)
+        refusals.check_window(window)
         self.operator = as_operator(hierarchy, backend)
+        check_metrics(self.operator.hierarchy, metrics)
         known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
         self.label_columns = sources(self.operator.hierarchy, labels, known, refusals.label_option)
         used = {} if parameters is None else parameters
@@ -267,7 +269,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
             passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
         computed = torch.cat([passes[i] for i in laid]) if passes else None
         window = self._window(given, computed)
-        coef = window.coefficients(None if fresh else computed)
+        coef = window.coefficients(None if fresh else computed, metrics=self.metrics_kind)
         first = window.old_log_probs if fresh else computed
         places = trained if self.window_kind == "generation" else list(range(length))
         scale = slices / length if self.window_kind == "generation" else 1.0
@@ -342,7 +344,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
             window = self._window([inputs], self._log_probs(model, inputs) if asks else None)
             if window.parameters:
                 window.parameters = at_ratio_one(window.parameters)
-            coef = window.coefficients(None)
+            coef = window.coefficients(None, metrics=False)
             return self._loss(model, inputs, coef.values, coef.objective)[0]
         if self._fibration_step is None or self._fibration_step.done:
             self._fibration_step = self._begin(model)
@@ -405,8 +407,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
         """Put the metrics of a step, and what pass 2 made of it, where TRL logs its own."""
         compared = step.compare()
         self._fibration_warned = warned(compared, self._fibration_warned)
-        more = {"objective": float(step.coef.objective), "extra_forwards": float(step.forwards), **compared}
-        for name, value in named({**step.coef.metrics, **more}, self.metrics_kind).items():
+        found = {**step.coef.scalars(), "extra_forwards": float(step.forwards), **compared}
+        for name, value in named(found).items():
             self._metrics["train"][name].append(value)
 
 

@@ -16,6 +16,7 @@ from fibration.trainers.labels import as_operator, sources
 from fibration.trainers.parameters import check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies
 from fibration.trainers.verl.loss import HERE, NAME
+from fibration.trainers.window import check_metrics
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # the fields in which verl has labels by itself
 
@@ -38,7 +39,8 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     - `reuse_old_log_probs`: where this worker computed a mini-batch's old log-probs with the weights that it has still,
       as for the first of each batch, take them for those of pass 1, and leave that pass out. verl computes them in
       other micro-batches and in evaluation mode; `actor/fibration/pass/...` says by how much they differ from pass 2's.
-    - `backend`: as in `fibration.compile`. `metrics`: `levels`, or `all` for those of single domains too.
+    - `backend`: as in `fibration.compile`. `metrics`: as in `op.loss`: `levels`, `all` for those of
+      single domains too, or names, `[trajectory, ratio]`.
 
     Building it raises what is wrong with the hierarchy and its parameters, before a model is loaded, and makes our
     worker the actor of this process.
@@ -51,7 +53,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     trajectory: Optional[list[str]] = None  # noqa: UP045  (omegaconf reads this annotation)
     reuse_old_log_probs: bool = False
     backend: Optional[str] = None  # noqa: UP045
-    metrics: str = "levels"
+    metrics: Any = "levels"
 
     def __post_init__(self) -> None:
         if self.loss_mode != NAME:
@@ -85,10 +87,9 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                     required="a mapping of " + {"parameters": "{name: value}", "labels": "{stratum: field}"}[option],
                     remedy="leave it out, or {}",
                 )
-        if self.metrics not in ("levels", "all"):
-            raise TrainerError(f"{HERE}.metrics={shown(self.metrics)}", required="'levels' or 'all'")
         with located(HERE):
             hierarchy = self.operator.hierarchy
+            check_metrics(hierarchy, self.metrics, f"{HERE}.metrics")
             if hierarchy.rows.name in self.labels:
                 raise TrainerError(
                     f"labels for '{hierarchy.rows.name}', the rows",

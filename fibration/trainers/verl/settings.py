@@ -25,7 +25,7 @@ class Settings(Protocol):
     parameters: Mapping[str, Any]
     trajectory: list[str] | None
     reuse_old_log_probs: bool
-    metrics: str
+    metrics: Any
 
     @property
     def operator(self) -> Operator: ...

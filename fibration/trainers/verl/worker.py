@@ -117,7 +117,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
             window = self._window(data)
             log_probs, forwards = (None, 0) if self._is_known(window, data) else self._log_probs(data)
-            coef = window.coefficients(log_probs)
+            coef = window.coefficients(log_probs, metrics=self.settings.metrics)
             step = self._step(window, coef.objective)
             own, self.loss_fn = self.loss_fn, partial(_seen, step, self.loss_fn)
             try:
@@ -131,8 +131,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             passes = window.compare(step.log_probs)
             self._warned = warned(passes, self._warned)
         if output is not None:
-            more = {"objective": float(coef.objective), "extra_forwards": float(forwards), **passes}
-            tu.get(output, key="metrics").update(named({**coef.metrics, **more}, self.settings.metrics))
+            found = {**coef.scalars(), "extra_forwards": float(forwards), **passes}
+            tu.get(output, key="metrics").update(named(found))
         return output
 
     def _complete(self, data: TensorDict) -> None:

@@ -117,7 +117,7 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "an unknown parameter": (configured(parameters={"C_family": 0.1}), ("C_family", "C_domain")),
     "a parameter out of bounds": (configured(parameters={"epsilon": -1.0}), ("epsilon", "-1")),
     "labels of no stratum": (configured(labels={"family": "uid"}), ("family", "domain")),
-    "unknown metrics": (configured(metrics="some"), ("'some'", "'levels' or 'all'")),
+    "unknown metrics": (configured(metrics="some"), ("'some'", "'levels', 'all'")),
     "another backend": (configured(backend="cobol"), ("cobol", "torch")),
     "another loss mode": (configured(loss_mode="gspo"), ("loss_mode=gspo", "loss_mode=fibration")),
     "bypass_mode": (configured(loss_mode="bypass_mode"), ("bypass_mode puts its own loss in the place of this one",)),
