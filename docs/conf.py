@@ -15,6 +15,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
+    "commands",
     "docstrings",
     "flowchart",
     "front_page",

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import fibration
+from fibration.cli.main import app
 from fibration.language.loading import shipped, shipped_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,7 +82,7 @@ def test_every_loss_has_a_page_and_what_it_says_to_write_runs(extension):
     site = gallery.on_site(page, found)
     assert "[gspo](gallery/gspo.myst)" in site and "gallery/gspo\n" in site and "](#gspo)" not in site
     assert "What their files say" not in site and "Which laws they give up" in site
-    for name in ("fiberpo_crossed", "fiberpo_modal", "fiberpo_turns", "ppo_gae"):
+    for name in ("fiberpo_modal", "ppo_gae"):
         h = fibration.load(name)
         gallery.run(h, fibration.compile(h, "torch"))
     assert gallery.use(h).splitlines()[1:] == [
@@ -156,3 +158,10 @@ def test_a_flowchart_has_every_box_above_what_it_leads_to(extension):
         flowchart.svg("flowchart LR\n  a --> b")
     with pytest.raises(Exception, match="an arrow"):
         flowchart.svg("flowchart TD\n  a -.-> b")
+
+
+def test_commands_are_shown_as_they_say_themselves(extension, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, said in extension("commands").helps().items():
+        printed = CliRunner().invoke(app, [*name.split()[1:], "--help"], prog_name="fibration").output
+        assert said.split() == printed.split()

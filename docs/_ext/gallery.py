@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 import fibration
-from fibration import Hierarchy, Operator, Report
+from fibration import Hierarchy, Operator, Report, TrainerError
 from fibration.files import write_file
 from fibration.language.loading import shipped_file
 from fibration.language.rewards import adds_up_tokens
@@ -24,7 +24,7 @@ from fibration.plotting.gate_curve import removes
 from fibration.printing.latex import latex
 from fibration.printing.law_table import legend, marks
 from fibration.printing.text import text as strata_and_gates
-from fibration.trainers.labels import wanted
+from fibration.trainers.labels import refuse_finer, wanted
 
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER = DOCS / "gallery"
@@ -144,8 +144,7 @@ def page(h: Hierarchy, loss: Loss, drawn: bool) -> str:
 {use(h)}
 ```
 
-In TRL, `FibrationGRPOTrainer(..., hierarchy="{name}")`; in verl, `hierarchy: {name}`:
-[in a trainer](../trainers/README.md).
+{_in_trainers(h)}
 {f"Shipped by {loss.trainers}: the text above has their names for it." if loss.trainers else ""}
 
 {_picture(name, drawn)}
@@ -190,6 +189,18 @@ As [JSON]({name}.json), and as [{file}](../../{file}) has it:
 {_tree(h)}
 ```
 """
+
+
+def _in_trainers(h: Hierarchy) -> str:
+    try:
+        refuse_finer(h)
+    except TrainerError as error:
+        return f"In a loop of one's own alone: {_plain(error.what)}."
+    if set(wanted(h)) - _of_rows(h):
+        return "In a loop of one's own alone: trainers have labels of rows, and none of tokens."
+    trl = "" if adds_up_tokens(h) else f'in TRL, `FibrationGRPOTrainer(..., hierarchy="{h.name}")`; '
+    said = f"{trl}in verl, `hierarchy: {h.name}`: [in a trainer](../trainers/README.md)."
+    return said[0].upper() + said[1:]
 
 
 def _picture(name: str, drawn: bool) -> str:
