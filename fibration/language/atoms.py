@@ -137,8 +137,8 @@ class Attribute(_Named):
     def __init__(
         self,
         name: str,
-        *,
         on: Stratum,
+        *,
         positive: bool = True,
         lower: float | None = None,
         upper: float | None = None,
@@ -254,8 +254,8 @@ class Parameter(_Named):
     def __init__(
         self,
         name: str,
-        *,
         default: float | Mapping[str, float] | None = None,
+        *,
         lower: float | None = 0.0,
         upper: float | None = None,
         per_channel: bool = False,

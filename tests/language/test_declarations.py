@@ -201,6 +201,10 @@ def test_whole_numbers_of_numpy_are_numbers():
     assert gated() == gated("")
 
 
+def test_what_every_declaration_says_needs_no_keyword():
+    assert Parameter("p", 0.2) == Parameter("p", default=0.2) and Attribute("w", token) == Attribute("w", on=token)
+
+
 NAMES = [
     "my stratum", "class", "lambda", "None", "True", "__import__", "_hidden", "a__b", "residual", "advantage", "token_log_ratio", "gated", "density",
     "count", "total", "where", "minimum", "maximum", "clip", "abs", "exp", "log", "sqrt", "source", "target", "torch", "objective", "coefficients",

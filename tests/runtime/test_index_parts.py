@@ -286,6 +286,10 @@ def test_an_index_of_ranks_stays_as_it_is():
         HierarchyIndexError, lambda: pieces[:2], what="spread over ranks, or has rows in pieces", remedy="op.index(...)"
     )
     assert pieces.to("cpu") is pieces
+    elsewhere = dataclasses.replace(pieces, device=torch.device("cpu", 0))
+    refuses(
+        HierarchyIndexError, lambda: elsewhere.to("cpu"), what="of rank 0 cannot move to cpu", remedy="device='cpu'"
+    )
 
 
 def test_an_index_that_moves_shares_nothing(monkeypatch):
