@@ -53,9 +53,10 @@ def listed(words: Iterable[object]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'clip_gate'?`, or nothing."""
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean '{close[0]}'?" if close else ""
+    """`did you mean 'clip_gate'?`, or nothing. `Clip-Gate` is near."""
+    written = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold().replace("-", "_"), written, 1)
+    return f"did you mean '{written[close[0]]}'?" if close else ""
 
 
 _DIGITS = re.compile(r"\d+")

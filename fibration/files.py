@@ -19,19 +19,34 @@ def write_file(path: Path, contents: str | bytes) -> None:
     try:
         unfinished.write_bytes(as_bytes(contents))
         os.replace(unfinished, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # whose name the user knows
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def check_writable(folder: Path, option: str) -> None:
+def check_writable(folder: Path, option: str, what: str = "the pictures") -> None:
     """Whether `folder` is there or can be made; nothing is made yet. `option` names it on the command line."""
     found = unwritable(folder)
     if found:
         raise BackendError(
-            f"the pictures cannot go to '{folder}'",
+            f"{what} cannot go to '{folder}'",
             required="a folder that can be written",
             found=found,
             remedy=f"name another with {option}",
+        )
+
+
+def check_writable_file(path: Path | None, suffix: str = "") -> None:
+    """Whether there can be such a file to write; nothing is made yet. It ends in `suffix`."""
+    if path is None:
+        return
+    if path.suffix != suffix and suffix:
+        raise BackendError(f"'{path}' cannot be written", required=f"a file that ends in {suffix}")
+    found = unwritable(path, file=True)
+    if found:
+        raise BackendError(
+            f"'{path}' cannot be written", required="a file in a folder that can be written", found=found
         )
 
 

@@ -1486,6 +1486,11 @@ RUNTIME = (
         "            workshop.rename(place)\n", "            shutil.copytree(workshop, place)\n",
     ),
     slip(
+        "a name in capitals is near to none", "test_main",
+        "difflib.get_close_matches(word.casefold().replace(\"-\", \"_\"), written, 1)",
+        "difflib.get_close_matches(word, written, 1)",
+    ),
+    slip(
         "a reason is markup in a notebook", "test_notebooks",
         "{' | '.join(map(_cell, row))}", "{' | '.join(row)}",
     ),

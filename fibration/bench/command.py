@@ -18,7 +18,7 @@ from fibration.bench.measure import bandwidth, clock
 from fibration.bench.rows import Measured, Plan, measure
 from fibration.bench.shapes import DTYPES, KI, MI, Shape, parse_count, sweep
 from fibration.errors import BackendError, BatchError
-from fibration.files import unwritable, write_file
+from fibration.files import check_writable_file, write_file
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import BUDGET
 from fibration.printing.progress import working
@@ -270,19 +270,8 @@ def _usual(settings: Settings) -> tuple[str, ...]:
 
 
 def _check_outputs(settings: Settings) -> None:
-    for path, suffix in ((settings.json, ".json"), (settings.plot, ".png")):
-        if path is not None:
-            _check_writable(path, suffix)
-
-
-def _check_writable(path: Path, suffix: str) -> None:
-    if path.suffix != suffix:
-        raise BackendError(f"'{path}' cannot be written", required=f"a file that ends in {suffix}")
-    found = unwritable(path, file=True)
-    if found:
-        raise BackendError(
-            f"'{path}' cannot be written", required="a file in a folder that can be written", found=found
-        )
+    check_writable_file(settings.json, ".json")
+    check_writable_file(settings.plot, ".png")
 
 
 def _shapes(settings: Settings) -> list[Shape]:

@@ -19,13 +19,24 @@ from typer.core import TyperGroup
 
 from fibration.cli.arguments import Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
 from fibration.cli.outcome import to_its_end
-from fibration.errors import BackendError, FibrationError, LawError
-from fibration.files import write_file
+from fibration.errors import BackendError, FibrationError, LawError, listed
+from fibration.files import check_writable, check_writable_file, write_file
+from fibration.language.loading import shipped, split
 from fibration.language.report import BUDGET
+
+UsageError: Any = typer.BadParameter.__base__  # click's, which some releases of typer have inside
 
 
 class Commands(TyperGroup):
     """What the library raises on purpose becomes a message and an exit code; a bug keeps its traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            if args[0] in shipped() or Path(split(args[0])[0]).exists():
+                error.message += f" A command comes first, such as: fibration verify {args[0]}"
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -117,7 +128,9 @@ def verify(
     specs: Annotated[
         list[str], typer.Argument(metavar="SPEC|DIR...", help="specs, or folders of them", show_default=False)
     ],
-    format: Annotated[VerifyFormat, typer.Option("--format", "-f", help="How to report.")] = VerifyFormat.text,
+    format: Annotated[
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="How to report.")
+    ] = VerifyFormat.text,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
     ] = None,
@@ -134,6 +147,7 @@ def verify(
     from fibration.printing import reports
     from fibration.printing.progress import working
 
+    check_writable_file(output)
     done = count()
     with working("reading specs") as tell:
         outcomes = reports.check(specs, lambda h: tell(f"laws of {h}; {next(done)} decided"), if_any, timeout)
@@ -154,7 +168,9 @@ def compare(
             metavar="NAME=NAME|FORMULA|NUMBER", help="Match two parameters, or fix one (inf: it never binds)."
         ),
     ] = None,
-    format: Annotated[VerifyFormat, typer.Option("--format", "-f", help="How to report.")] = VerifyFormat.text,
+    format: Annotated[
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="How to report.")
+    ] = VerifyFormat.text,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
     ] = None,
@@ -173,6 +189,7 @@ def compare(
     from fibration.cli.compare import matches
     from fibration.printing.progress import working
 
+    check_writable_file(output)
     matched = matches(param or (), parameters)
     with working(f"comparing {first} with {second}"):
         outcomes = compare_specs(first, second, when or (), matched, timeout)
@@ -199,7 +216,9 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None) -> i
 @app.command()
 def show(
     spec: Spec,
-    format: Annotated[ShowFormat, typer.Option("--format", "-f", help="How to show it.")] = ShowFormat.text,
+    format: Annotated[
+        ShowFormat, typer.Option("--format", "-f", case_sensitive=False, help="How to show it.")
+    ] = ShowFormat.text,
 ) -> None:
     """Print a hierarchy as text, mermaid, LaTeX or JSON.
 
@@ -241,6 +260,8 @@ def compile(
     from fibration.printing.progress import working
 
     hierarchy, chosen = reports.load_quietly(spec), choose(backend)
+    if output is not None:
+        check_writable(output, "--output", "what is compiled")
     with working(f"laws of {hierarchy.name}"):
         report = hierarchy.verify(timeout)
     report.raise_for_status()
@@ -335,6 +356,7 @@ def record(
     from fibration.printing.progress import working
     from fibration.rollouts.record import record as record_batch
 
+    check_writable_file(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     sizes: Any = {"prompts_per_domain": prompts_per_domain, "samples_per_prompt": samples, "updates": updates}
     with working("sampling and training: minutes"):
@@ -384,8 +406,16 @@ def bench(
         device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick,
         laws=laws, ranks=ranks, words=words, small=small, timeout=timeout,
     )  # fmt: skip
-    run = command.bench_words if words else command.bench_small if small else command.bench
-    run = command.bench_laws if laws else command.bench_ranks if ranks else run
+    kinds = {
+        "--laws": (laws, command.bench_laws),
+        "--ranks": (ranks, command.bench_ranks),
+        "--words": (words, command.bench_words),
+        "--small": (small, command.bench_small),
+    }
+    asked = {name: run for name, (wanted, run) in kinds.items() if wanted}
+    if len(asked) > 1:
+        raise BackendError(f"{listed(asked)} measure different things", remedy="ask for one at a time")
+    run = next(iter(asked.values()), command.bench)
     raise typer.Exit(run(console(), settings))
 
 

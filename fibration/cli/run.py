@@ -91,10 +91,13 @@ def command(
     """The whole of `fibration run`; the exit code. `timeout` is for each hierarchy that is verified."""
     say, hierarchy = _Steps(console), reports.load_quietly(spec)
     check_writable(out, "--out")  # before the work, not after it
+    if rollouts is not None:
+        load_rollouts(rollouts)
     if verify:
         with say.step("verify", ", ".join(verify)) as tick:
             outcomes = reports.check(verify, tick, timeout=timeout)
-        say.body(Overview([o.report for o in outcomes if o.report]))
+        if any(o.report for o in outcomes):
+            say.body(Overview([o.report for o in outcomes if o.report]))
         for o in outcomes:
             if o.error:
                 say.body(Text(f"error: {o.error}", "red"))

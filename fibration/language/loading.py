@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from textwrap import wrap
 from types import ModuleType
 from typing import NoReturn
 
@@ -59,12 +60,36 @@ def load(spec: str | Path) -> Hierarchy:
         return _pick(_import(path), path_text, name)
     if path.suffix == ".json" and path.is_file():
         return from_json(path)
-    problem = "there is no such file" if path.suffix in (".py", ".json") else "it is neither a file nor a shipped name"
-    raise SpecError(
+    raise _nowhere(text, path)
+
+
+def _nowhere(text: str, path: Path) -> SpecError:
+    """The error for a SPEC that leads to no hierarchy, and which one may have been meant."""
+    problem, remedy, otherwise = "it is neither a file nor a shipped name", "", _all_shipped()
+    if path.is_dir():
+        names = [str(file) for file in sorted(_below(path))[:3]]
+        problem = "it is a folder, and one hierarchy is asked for"
+        remedy = f"name a file in it: {', '.join(names)}" if names else "it holds no .py or .json file"
+    elif path.is_file():
+        problem, otherwise = "it is a file, and no .py or .json", "declare a hierarchy in one of those"
+    elif path.suffix in (".py", ".json") or len(path.parts) > 1:
+        problem, otherwise = "there is no such file", "a shipped one has no path: fibration show fiberpo"
+    remedy = remedy or suggest(text, (*shipped(), *_beside(path))) or otherwise
+    return SpecError(
         f"cannot load '{text}': {problem}",
         required="path.py, path.py:NAME, path.json, or a shipped name",
-        remedy=suggest(text, shipped()) or f"shipped: {', '.join(shipped())}",
+        remedy=remedy,
     )
+
+
+def _beside(path: Path) -> list[str]:
+    """Specs in the folder in which `path` would lie."""
+    folder = path.parent
+    return [str(f) for f in sorted(folder.iterdir()) if f.suffix in (".py", ".json")] if folder.is_dir() else []
+
+
+def _all_shipped() -> str:
+    return "\n    ".join(["shipped:", *wrap(", ".join(shipped()), 100)])
 
 
 def split(spec: str) -> tuple[str, str | None]:

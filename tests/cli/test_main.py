@@ -279,6 +279,88 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     assert "holds no spec" in output
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("pp0", "did you mean 'ppo'?"),
+        ("GSPO", "did you mean 'gspo'?"),
+        ("fiberpo-domain", "did you mean 'fiberpo_domain'?"),
+        ("myloss", "did you mean 'my_loss.py'?"),
+        ("my_los.py", "there is no such file"),
+        ("my_los.py", "did you mean 'my_loss.py'?"),
+        ("specs/mylos.json", "did you mean 'specs/my_loss.json'?"),
+        ("xyzzy", "shipped:\n    aipo, "),
+        ("no/such/path", "there is no such file"),
+        ("note.txt", "it is a file, and no .py or .json"),
+    ],
+)
+def test_who_names_nothing_is_told_what_may_be_meant(
+    asked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("specs").mkdir()
+    for name in ("my_loss.py", "specs/my_loss.json", "note.txt"):
+        Path(name).write_text("")
+    code, output = invoke("show", asked)
+    assert code == 2
+    assert said in output
+    assert max(map(len, output.splitlines())) <= 110
+
+
+def test_a_folder_is_no_hierarchy(specs: Path) -> None:
+    code, output = invoke("show", specs)
+    assert code == 2
+    assert "it is a folder, and one hierarchy is asked for\n  required: path.py" in output
+    assert f"name a file in it: {specs / 'a_good.py'}, {specs / 'b_broken.py'}" in output
+
+
+@pytest.mark.parametrize("word", ["ppo", "my_loss.py", "my_loss.py:name"])
+def test_a_spec_is_no_command(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_loss.py").write_text("")
+    code, output = invoke(word)
+    assert code == 2
+    assert f"fibration verify {word}" in " ".join(output.split())
+    assert "fibration verify" not in invoke("vverify")[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["verify", "ppo", "-f", "json", "-o"],
+        ["compare", "ppo", "gspo", "-o"],
+        ["compile", "ppo", "-b", "torch", "-o"],
+        ["record", "--out"],
+    ],
+)
+def test_where_nothing_can_be_written_is_told_before_the_work(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fibration.Hierarchy, "verify", None)
+    (tmp_path / "file").write_text("mine")
+    code, output = invoke(*command, tmp_path / "file" / "below")
+    assert code == 2
+    assert f"'{tmp_path / 'file'}' is a file" in output
+    if command[0] != "compile":
+        assert f"'{tmp_path}' is a folder" in invoke(*command, tmp_path)[1]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_format_may_be_written_in_capitals() -> None:
+    assert invoke("verify", "ppo", "-f", "JSON") == invoke("verify", "ppo", "-f", "json")
+
+
+def test_rollouts_that_are_not_there_are_told_before_the_work(tmp_path: Path) -> None:
+    code, output = invoke("run", "ppo", "--rollouts", tmp_path / "missing.safetensors", "--out", tmp_path)
+    assert code == 2
+    assert output.startswith("error: ") and "holds no rollouts" in output
+
+
+def test_a_benchmark_measures_one_thing() -> None:
+    code, output = invoke("bench", "ppo", "--laws", "--ranks")
+    assert (code, output) == (2, "error: --laws and --ranks measure different things\n  ask for one at a time\n")
+
+
 def test_wrong_usage() -> None:
     assert invoke("verify")[0] == 2
     assert invoke("verify", "ppo", "--format", "yaml")[0] == 2
@@ -347,12 +429,14 @@ def test_an_unknown_backend() -> None:
     assert output.startswith("error: no backend 'metal'")
 
 
-def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for command in (["compile", "ppo", "-o"], ["verify", "ppo", "-f", "json", "-o"]):
-        code, output = invoke(*command, tmp_path / "file" / "below")
-        assert code == 2
-        assert output.startswith("error: cannot read or write")
+def test_what_cannot_be_written_after_all_is_an_error_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fibration.files.unwritable", lambda path, file=False: "")
+    (tmp_path / "report").mkdir()
+    code, output = invoke("verify", "ppo", "-f", "json", "-o", tmp_path / "report")
+    assert code == 2
+    assert output == f"error: cannot read or write '{tmp_path / 'report'}': Is a directory\n"
 
 
 # ---------------------------------------------------------------- record
