@@ -284,6 +284,17 @@ class TestErrors:
         for error in raised(each(call)):
             check(error, RanksError, what="ranks differ in the dtype of results", found="float32 on rank 1")
 
+    def test_metrics_that_differ(self):
+        asked = (True, ["levels"], ["levels"])
+        for error in raised(each(lambda rank, mine: coefficients(FIBERPO, mine, metrics=asked[rank]))):
+            check(
+                error, RanksError, what="ranks differ in the metrics asked for",
+                found="all on rank 0; levels on ranks 1 and 2",
+            )  # fmt: skip
+        asked = (True, True, "tokens")
+        for error in raised(each(lambda rank, mine: coefficients(FIBERPO, mine, metrics=asked[rank]))):
+            check(error, BatchError, what="rank 2: 'fiberpo_domain' has no metrics called 'tokens'")
+
     @pytest.mark.parametrize("other", [[(0, 1), (), (2,)], [(0, 1), (), (2, 0)], [(1, 0), (), (2, 3)]])
     def test_indices_that_differ(self, other):
         """In how many elements they have, in who lies over whom, or in which of them are longer."""
