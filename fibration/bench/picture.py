@@ -25,41 +25,54 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+WORDS = {"tokens": "tokens of the batch", "length": "tokens per trajectory, mean"}
+
+
 def draw(results: Sequence[Measured], machine: Mapping[str, Any], path: Path) -> None:
     """Write the picture as PNG."""
     save(figure(results, machine), path)
 
 
 def figure(results: Sequence[Measured], machine: Mapping[str, Any]) -> Figure:
-    """A row of panels per hierarchy: over tokens, over length, over the other shapes. 1 is the floor."""
-    names = list(dict.fromkeys(r.hierarchy.name for r in results))
-    high = 1.5 + 3.2 * len(names)
-    page = Figure(figsize=(13, high))
+    """A row of panels per hierarchy: over tokens, over length, over the other shapes. 1 is the floor.
+
+    What was measured at one number of tokens, or at one length, has no panel over it.
+    """
+    by_name: dict[str, list[Measured]] = {}
+    for r in results:
+        by_name.setdefault(r.hierarchy.name, []).append(r)
+    along = [a for a in WORDS if any(len(_along(mine, _centre(mine), a)) > 1 for mine in by_name.values())]
+    high, columns = 1.5 + 3.2 * len(by_name), len(along) + 1
+    page = Figure(figsize=(max(8.5, 13 * columns / 3), high))
+    left = 0.91 / page.get_figwidth()
     grid = page.add_gridspec(
-        len(names), 3, left=0.07, right=0.985, top=1 - 0.95 / high, bottom=0.85 / high, hspace=0.42, wspace=0.16
+        len(by_name), columns, left=left, right=0.985, top=1 - 0.95 / high, bottom=0.85 / high, hspace=0.42, wspace=0.16
     )
     axes: list[list[Axes]] = []
-    for i, name in enumerate(names):
-        mine = [r for r in results if r.hierarchy.name == name]
+    for i, (name, mine) in enumerate(by_name.items()):
         line = [page.add_subplot(grid[i, 0])]
-        line += [page.add_subplot(grid[i, j], sharey=line[0]) for j in (1, 2)]
+        line += [page.add_subplot(grid[i, j], sharey=line[0]) for j in range(1, columns)]
         centre = _centre(mine)
-        _lines(line[0], _along(mine, centre, "tokens"), "tokens")
-        _lines(line[1], _along(mine, centre, "length"), "length")
-        _bars(line[2], _others(mine, centre))
+        fixed = {
+            "tokens": f"over tokens (length {count(centre.length)}, {centre.spread}, {centre.layout})",
+            "length": f"over the mean length ({count(centre.tokens)} tokens)",
+        }
+        for panel, axis in zip(line, along, strict=False):
+            _lines(panel, _along(mine, centre, axis), axis)
+            panel.set_title(fixed[axis], fontsize=9)
+        _bars(line[-1], _others(mine, centre))
+        alone = f"{count(centre.tokens)} tokens, length {count(centre.length)}"
+        line[-1].set_title("other shapes" if along else alone, fontsize=9)
         line[0].set_ylabel(f"{name}\ntime / copy", fontsize=10)
-        line[0].set_title(f"over tokens (length {count(centre.length)}, {centre.spread}, {centre.layout})", fontsize=9)
-        line[1].set_title(f"over the mean length ({count(centre.tokens)} tokens)", fontsize=9)
-        line[2].set_title("other shapes", fontsize=9)
         axes.append(line)
-    axes[-1][0].set_xlabel("tokens of the batch")
-    axes[-1][1].set_xlabel("tokens per trajectory, mean")
+    for panel, axis in zip(axes[-1], along, strict=False):
+        panel.set_xlabel(WORDS[axis])
     handles: dict[str, Any] = {}
-    for axis in (a for line in axes for a in line):
-        for handle, text in zip(*axis.get_legend_handles_labels(), strict=True):
+    for panel in (p for line in axes for p in line):
+        for handle, text in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(text, handle)
     low_left: Any = {"loc": "lower left", "bbox_to_anchor": (0.06, 0)}
-    page.legend(handles.values(), handles.keys(), ncols=6, frameon=False, fontsize=9, **low_left)
+    page.legend(handles.values(), handles.keys(), ncols=6 if columns == 3 else 3, frameon=False, fontsize=9, **low_left)
     on_cpu = machine["device"] == "the processor"
     where = f"{machine['processor' if on_cpu else 'device']}, {machine['torch_threads']} threads"
     what = "Value and gradient of a loss: time as a multiple of copying the bytes that must move"
@@ -130,7 +143,8 @@ def _bars(axes: Axes, results: Sequence[Measured]) -> None:
             else:
                 places.append(here)
                 values.append(value)
-        axes.bar(places, values, width * 0.9, color=style["color"], alpha=0.85)
+        if places:
+            axes.bar(places, values, width * 0.9, color=style["color"], alpha=0.85, label=candidate.name)
     axes.xaxis.set_major_locator(FixedLocator(list(range(len(results)))))
     words = {"equal": "equal\nlengths", "lognormal": "lognormal\nlengths", "giant": "short,\none giant"}
     axes.set_xticklabels([f"{words[r.shape.spread]}\n{r.shape.layout}" for r in results], fontsize=8)

@@ -226,6 +226,20 @@ def test_a_picture_shows_every_candidate_and_every_failure() -> None:
     assert picture.figure([replace(results[0], failed=Failed("x"), floor=None)], describe_machine(CPU)).axes
 
 
+def test_a_picture_of_one_size_has_no_lines_of_a_point() -> None:
+    """As of `--quick` without a sweep: packed and padded stand side by side, with a legend of their own."""
+    shapes = [Shape(1000, 20, layout=layout) for layout in ("packed", "padded")]
+    results = [replace(measured(torch=0.01, eager=0.005, compiled=0.004), shape=s) for s in shapes]
+    page = picture.figure(results, describe_machine(CPU))
+    (panel,) = page.axes
+    assert len(panel.patches) == 2 * 3
+    assert {t.get_text() for t in page.legends[0].get_texts()} == {"fibration torch", EAGER, COMPILED, FLOOR}
+    assert [t.get_text().split()[-1] for t in panel.get_xticklabels()] == ["packed", "padded"]
+    over_length = [replace(results[0], shape=Shape(1000, n)) for n in (10, 20)]
+    page = picture.figure(over_length, describe_machine(CPU))
+    assert [a.get_xlabel() for a in page.axes] == ["tokens per trajectory, mean", ""]
+
+
 # ---------------------------------------------------------------- unusable input
 
 
