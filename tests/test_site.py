@@ -85,6 +85,9 @@ def test_every_loss_has_a_page_and_what_it_says_to_write_runs(extension):
     for name in ("fiberpo_modal", "ppo_gae"):
         h = fibration.load(name)
         gallery.run(h, fibration.compile(h, "torch"))
+    assert "mask=mask, turn=turn_of_tokens, prompt_group=prompt_group_of_rows)" in gallery.use(
+        fibration.load("fiberpo_turns")
+    )
     assert gallery.use(h).splitlines()[1:] == [
         'index = op.index(mask=mask, attributes={"value": value})',
         "op.loss(log_probs, old_log_probs, rewards=rewards_of_tokens, index=index).loss.backward()",
