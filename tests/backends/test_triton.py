@@ -189,6 +189,23 @@ def test_a_module_stands_alone(name):
     assert not re.search(r"\.item\(|\.cpu\(|\.tolist\(|synchronize", source)
 
 
+@pytest.mark.parametrize("name", ["fiberpo_domain", "fiberpo_modal", "fiberpo_crossed"])
+def test_programs_that_share_a_stage_read_what_is_known_before_or_their_own(name):
+    """What other programs of the launch compute is for the one that arrives last: nobody waits for them."""
+    shared = 0
+    for plan_name, plan in triton_artifact(name).plans.items():
+        for kernel in kernels(plan_name, plan):
+            begin, arrived, _ = kernel.text.partition("if last_to_arrive(counter):")
+            if not kernel.shared:
+                assert not arrived
+                continue
+            shared += 1
+            stored, own = (set(re.findall(r"tl\.store\(\s*(\w+_of)\b", text)) for text in (kernel.text, begin))
+            for array, at in re.findall(r"(?:fresh|tl\.load)\(\s*(\w+_of)\b(?: \+ (\w+))?", begin):
+                assert array not in stored or (array in own and at == "b"), (kernel.name, array)
+    assert shared
+
+
 def test_literals_beside_nothing_are_tensors():
     assert is_literal("0.5") and is_literal("(-0.5)") and is_literal('float("-inf")') and is_literal('(float("nan"))')
     assert not is_literal("a") and not is_literal("0.5 + a") and not is_literal("f(0.5)")
