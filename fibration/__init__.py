@@ -17,6 +17,7 @@ from fibration.errors import (
     MissingDependency,
     NoHierarchy,
     ParameterError,
+    PrecisionWarning,
     RanksError,
     RolloutsError,
     SpecError,
@@ -100,15 +101,15 @@ _LAZY = {
 __all__ = [
     "Attribute", "BackendError", "BatchError", "Decomposition", "Fibration", "FibrationError", "Gate", "Hierarchy",
     "HierarchyIndexError", "LawError", "MarkovKernel", "MissingDependency", "NoHierarchy", "Objective", "Operator",
-    "Parameter", "ParameterError", "Penalty", "Policy", "RanksError", "Report", "Rollouts", "RolloutsError",
-    "SpecError", "Stratum", "TrainerError", "absolute", "advantage", "after", "aggregate_gate", "atan", "balanced",
-    "before", "centred", "channel_sign", "clip", "clip_gate", "compile", "constant_normaliser", "count",
-    "decomposition", "density", "deviation", "dual_clip_gate", "equal", "equivalent", "exp", "expm1", "gated",
-    "identity_gate", "largest", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_prob", "log_ratio",
-    "mass", "maximum", "mean", "minimum", "on_policy", "one", "pessimistic_clip_gate", "policies", "populated",
-    "position", "proportional", "pull", "quantile", "ratio_deviation", "residual", "reward", "run", "same", "sigmoid",
-    "sign", "signed_log_ratio", "softplus", "some", "sqrt", "standardised", "stop", "strata", "tanh",
-    "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
+    "Parameter", "ParameterError", "Penalty", "Policy", "PrecisionWarning", "RanksError", "Report", "Rollouts",
+    "RolloutsError", "SpecError", "Stratum", "TrainerError", "absolute", "advantage", "after", "aggregate_gate",
+    "atan", "balanced", "before", "centred", "channel_sign", "clip", "clip_gate", "compile", "constant_normaliser",
+    "count", "decomposition", "density", "deviation", "dual_clip_gate", "equal", "equivalent", "exp", "expm1",
+    "gated", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_prob",
+    "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one", "pessimistic_clip_gate", "policies",
+    "populated", "position", "proportional", "pull", "quantile", "ratio_deviation", "residual", "reward", "run",
+    "same", "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt", "standardised", "stop", "strata",
+    "tanh", "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
 ]  # fmt: skip
 
 

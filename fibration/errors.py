@@ -134,3 +134,7 @@ class FigureError(FibrationError):
 
 class MissingDependency(FibrationError):
     """An optional package is needed and not installed."""
+
+
+class PrecisionWarning(UserWarning):
+    """Log-probs are rounded so coarsely that a gate acts on the rounding."""

@@ -32,8 +32,11 @@ from fibration.runtime.inputs import (
     refuse_terms,
 )
 from fibration.runtime.measured import Collector
+from fibration.runtime.parameters import parameter_values
+from fibration.runtime.precision import HALF, warn_of_rounding
 from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.collect import Ranks
+from fibration.runtime.tracing import refuse_traces
 
 # What a rank says that it is calling.
 CALLS = {
@@ -70,6 +73,7 @@ class Calls:
         self.collector = Collector(hierarchy, programs)
         self._backend, self._on_cpu = backend, on_cpu
         self._cpu: Backend | None = None
+        self._knows_rounding = False  # whether log-probs in half precision were looked at
 
     def on(self, device: torch.device) -> Backend:
         """What runs batches of a device; that of the CPU is made when the first of them comes."""
@@ -95,6 +99,7 @@ class Calls:
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS["advantages"]):
+            refuse_traces()
             if graph:
                 refuse_graphs(program, parameters, policies, rewards=rewards, **tokens)
             refuse_both(self.hierarchy, advantages)
@@ -151,6 +156,7 @@ class Calls:
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS[program]) as said:
+            refuse_traces()
             if graph:
                 refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)
             asked = self.collector.asked(metrics)
@@ -165,6 +171,8 @@ class Calls:
                 said |= {"the backend": self.on(index.device).name, "the dtype of results": str(dtype)}
                 said |= in_words(self.hierarchy, declared, index, ranks, parameters)
                 said |= {"the metrics asked for": ", ".join(sorted(asked)) or "none"}
+        if not self._knows_rounding and "log_probs" in tokens:
+            self._warn_of_rounding(index, tokens["log_probs"], tokens["old_log_probs"], parameters)
         if ranks is not None and rows is not None:
             batch = agree_on_rows(batch, index, ranks, "advantage", rows)
         outputs = self._evaluate(program, batch, ranks)
@@ -189,6 +197,14 @@ class Calls:
                 required="terms that are added up exactly, whoever has them",
                 remedy="mask tokens of such log-probs or advantages, or give every rank whole rows",
             )
+
+    def _warn_of_rounding(
+        self, index: Index, log_probs: Tensor, old_log_probs: Tensor, parameters: Mapping[str, Any] | None
+    ) -> None:
+        if log_probs.dtype in HALF or old_log_probs.dtype in HALF:
+            self._knows_rounding = True
+            numbers = parameter_values(self.hierarchy, self.programs["evaluate"], index, parameters or {})
+            warn_of_rounding(self.hierarchy, index, log_probs, old_log_probs, numbers)
 
     def gate_adjoint(self, batch: Batch, ranks: Ranks | None) -> Tensor:
         if ranks is not None and not devices.is_recording():

@@ -19,6 +19,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.collect import UNSAID, Ranks
 from fibration.runtime.ranks.group import Ranked
+from fibration.runtime.tracing import refuse_kind
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -33,6 +34,7 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
             required=f"{word} per token or per row",
             remedy=ways if kind == "advantage" else f"pass {word}=...",
         )
+    refuse_kind(word, given)
     if not isinstance(given, Tensor) or given.dtype not in FLOATS:
         raise BatchError(
             f"{word}: {getattr(given, 'dtype', type(given).__name__)}",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.keys import Key
-from fibration.errors import BatchError
 from fibration.runtime import devices
+from fibration.runtime.graphs import differentiated_again
 from fibration.runtime.index.index import Index
 
 
@@ -104,8 +104,4 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        raise BatchError(
-            "a gradient of this operator is differentiated again",
-            required="first derivatives: the coefficients are constants of the backward pass",
-            remedy="call backward() without create_graph=True, or detach() the operator's gradient first",
-        )
+        raise differentiated_again()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fibration.errors import BatchError, ParameterError
+from fibration.errors import BatchError, FibrationError, ParameterError
 
 # What has a gradient, by program; of the others, nothing has.
 MOVING = {
@@ -22,23 +22,38 @@ def refuse_graphs(program: str, parameters: object, policies: object, **tensors:
 
     For calls that are made while gradients are recorded: under `torch.no_grad()` nobody expects any.
     """
+    dropped = has_graph(parameters, policies, **tensors)
+    if dropped:
+        raise refused_graph(program, *dropped)
+
+
+def has_graph(parameters: object, policies: object, **tensors: object) -> tuple[str, bool] | None:
+    """The first that requires grad and gets none, and whether it is a parameter."""
     named = {name: t for name, t in tensors.items() if name not in ("log_probs", "log_ratio")}
     if isinstance(policies, Mapping):
-        named |= {f"policies[{name!r}]": t for name, t in policies.items()}
+        named.update({f"policies[{name!r}]": t for name, t in policies.items()})
     for name, tensor in named.items():
         if requires_grad(tensor):
-            raise BatchError(
-                f"{name} {'require' if name.endswith('s') else 'requires'} grad",
-                required=f"a tensor that does not: {MOVING[program]}",
-                remedy=f"pass {name}.detach()",
-            )
-    for name, value in parameters.items() if isinstance(parameters, Mapping) else ():
-        if requires_grad(value):
-            raise ParameterError(
-                f"parameter '{name}' requires grad",
-                required=f"values that do not: {MOVING[program]}",
-                remedy="pass its .detach(), or a number",
-            )
+            return name, False
+    if isinstance(parameters, Mapping):
+        for name, value in parameters.items():
+            if requires_grad(value):
+                return name, True
+    return None
+
+
+def refused_graph(program: str, name: str, is_parameter: bool) -> FibrationError:
+    if is_parameter:
+        return ParameterError(
+            f"parameter '{name}' requires grad",
+            required=f"values that do not: {MOVING[program]}",
+            remedy="pass its .detach(), or a number",
+        )
+    return BatchError(
+        f"{name} {'require' if name.endswith('s') else 'requires'} grad",
+        required=f"a tensor that does not: {MOVING[program]}",
+        remedy=f"pass {name}.detach()",
+    )
 
 
 def requires_grad(value: object) -> bool:
@@ -47,4 +62,12 @@ def requires_grad(value: object) -> bool:
         return value.requires_grad
     if isinstance(value, Mapping):
         return any(map(requires_grad, value.values()))
-    return isinstance(value, list | tuple) and any(map(requires_grad, value))
+    return isinstance(value, (list, tuple)) and any(map(requires_grad, value))
+
+
+def differentiated_again() -> BatchError:
+    return BatchError(
+        "a gradient of this operator is differentiated again",
+        required="first derivatives: the coefficients are constants of the backward pass",
+        remedy="call backward() without create_graph=True, or detach() the operator's gradient first",
+    )

@@ -23,6 +23,7 @@ from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, ref
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors_of
 from fibration.runtime.ranks.collect import Ranks
+from fibration.runtime.tracing import refuse_kind
 
 
 def make_batch(
@@ -124,12 +125,8 @@ def _reader(hierarchy: Hierarchy, policy: str) -> str:
 
 def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -> Index:
     """Refuse an index of another hierarchy, and tensors of another shape, dtype or device than the index's."""
-    if index is None:
-        raise BatchError(
-            "no index is given", required="what operator.index(...) returned", remedy="pass it by its name: index=..."
-        )
     if not isinstance(index, Index):
-        raise BatchError(f"the index is {an(type(index).__name__)}", required="what operator.index(...) returned")
+        raise no_index(type(index).__name__)
     if index.hierarchy is not hierarchy and index.hierarchy != hierarchy:
         raise BatchError(
             f"the index was built for '{index.hierarchy.name}'",
@@ -137,6 +134,7 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
             remedy="build it with this operator's index(...)",
         )
     for name, tensor in tensors.items():
+        refuse_kind(name, tensor)
         if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
             found = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise BatchError(f"{name}: {found}", required="a tensor of float32, bfloat16, float16 or float64")
@@ -153,6 +151,14 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
                 remedy="pass device= to operator.index(...), or move the tensor",
             )
     return index
+
+
+def no_index(kind: str) -> BatchError:
+    return BatchError(
+        "no index is given" if kind == "NoneType" else f"the index is {an(kind)}",
+        required="what operator.index(...) returned",
+        remedy="pass it by its name: index=...",
+    )
 
 
 def refuse_both(hierarchy: Hierarchy, advantages: Tensor | None) -> None:

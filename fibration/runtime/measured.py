@@ -27,6 +27,11 @@ EVERYTHING, NOTHING = frozenset({ALL}), frozenset[str]()
 FEW = 32  # a coarsest stratum with more elements than this is reported as a whole only
 
 
+def room_of(hierarchy: Hierarchy) -> int:
+    """How many numbers the metrics of a call are at most, two for each, whatever the batch."""
+    return sum(2 * FEW if row.how == "each" else 2 for row in rows(hierarchy))
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a metric is among the numbers of all: its sum and its count, or its value."""

@@ -14,15 +14,19 @@ from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
+from fibration.runtime import compiled
 from fibration.runtime.batch import Runs, inputs_of
 from fibration.runtime.calls import Backend, Calls
 from fibration.runtime.gradients import Gated, Share
+from fibration.runtime.handles import OPERATORS
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.keywords import refuse_positional
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
+from fibration.runtime.measured import room_of
 from fibration.runtime.results import Coefficients, Levels, Loss
+from fibration.runtime.tracing import is_followed, outside
 
 
 class Operator:
@@ -53,6 +57,8 @@ class Operator:
         self.programs = programs
         self.calls = Calls(hierarchy, programs, Backend(backend, run), on_cpu)
         self._again = again
+        self.number = OPERATORS.number(self)  # by which operators of torch know it
+        self.room = room_of(hierarchy)  # for the numbers of a call's metrics, whatever the batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Generated functions do not pickle; another process compiles the same hierarchy again."""
@@ -63,6 +69,7 @@ class Operator:
     def __repr__(self) -> str:
         return f"Operator({self.hierarchy.name!r}, backend={self.backend!r})"
 
+    @outside
     def index(
         self,
         /,  # a stratum may be called so
@@ -133,6 +140,10 @@ class Operator:
         `"divergences"`, `"weights"`, `"penalties"`; `"levels"` are all but those of single elements. For batches that
         do not fit, use `coefficients`.
         """
+        if is_followed():
+            given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
+            values, objective, measured = compiled.of_coefficients(self, *given)
+            return Loss(compiled.of_share(log_probs, values, objective, index), measured)
         result = self.coefficients(
             log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
         )
@@ -156,6 +167,9 @@ class Operator:
 
         Back-propagate `-(coefficients.values * log_probs).sum()`, in as many micro-batches as you like.
         """
+        if is_followed():
+            given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
+            return Coefficients(*compiled.of_coefficients(self, *given))
         dtype, collector = _wide(log_probs), self.calls.collector
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         graph = torch.is_grad_enabled()
@@ -190,6 +204,8 @@ class Operator:
         `log_ratio`: log r = log π_θ - log π_old per token. `advantages`, or `rewards` in their place, and
         `policies` are needed only where a gate reads them; there `old` is one of the policies.
         """
+        if is_followed():
+            return compiled.of_gate(self, log_ratio, index, parameters, advantages, rewards, policies)
         graph = torch.is_grad_enabled()
         if rewards is not None:
             tokens = {"log_ratio": log_ratio}
@@ -197,6 +213,7 @@ class Operator:
         result: Tensor = Gated.apply(log_ratio, self.calls, index, advantages, parameters, policies, graph)
         return result
 
+    @outside
     def levels(
         self,
         log_ratio: Tensor,
@@ -228,6 +245,7 @@ class Operator:
 
         return Levels(pick("residual"), pick("gated"))
 
+    @outside
     def advantages(
         self,
         rewards: Tensor,

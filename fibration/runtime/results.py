@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from torch import Tensor
 
-from fibration.runtime.measured import Measured
 from fibration.runtime.metrics import Metric
 
 
+class Read(Protocol):
+    """What metrics are read from."""
+
+    def metrics(self) -> dict[str, Metric]: ...
+    def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]: ...
+
+
 class _Result:
-    measured: Measured
+    measured: Read
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -30,7 +37,7 @@ class Loss(_Result):
     """
 
     loss: Tensor
-    measured: Measured = field(default=Measured(), repr=False)
+    measured: Read = field(repr=False)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """`loss` and the metrics as plain floats, for a logger, in one copy from the device; `prefix` is put before
@@ -48,7 +55,7 @@ class Coefficients(_Result):
 
     values: Tensor
     objective: Tensor
-    measured: Measured = field(default=Measured(), repr=False)
+    measured: Read = field(repr=False)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """`objective` and the metrics as plain floats, as those of `Loss`."""

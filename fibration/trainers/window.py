@@ -21,6 +21,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
+from fibration.runtime.measured import Measured
 from fibration.runtime.metrics import asked_for
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
@@ -135,7 +136,7 @@ class Window:
             self.advantages = self.made_of_rewards(old)
         if self.index is None:
             nothing = torch.zeros_like(now, dtype=now.dtype if now.dtype == torch.float64 else torch.float32)
-            self.coef = Coefficients(nothing, nothing.new_zeros(()))
+            self.coef = Coefficients(nothing, nothing.new_zeros(()), Measured())
         else:
             try:
                 self.coef = self.op.coefficients(

@@ -26,6 +26,7 @@ from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.batch import Codes, Layout, Members, Ordering
 from fibration.runtime.devices import usable
+from fibration.runtime.handles import INDEXES
 from fibration.runtime.index import sequence
 from fibration.runtime.index.derived import Edge, Parents, Summed, once
 from fibration.runtime.index.spans import Runs, Spans, lay_out, place_of
@@ -44,7 +45,7 @@ class Fit(Protocol):
     def block(self, into: str, of: str) -> NDArray[np.float64]: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # frozen, torch.compile would read all of its fields
 class Index:
     """The concrete hierarchy of one batch. Made by `operator.index(...)`; belongs to that hierarchy and device."""
 
@@ -69,6 +70,16 @@ class Index:
     ranks: Ranks | None = None  # that the batch is spread over
     refuses_rewards: HierarchyIndexError | None = None  # where advantages need others, and an element is alone
     _cache: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.handle: Tensor = INDEXES.tensor(self)  # by which operators of torch know it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "handle"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # another object, perhaps in another process
+        self.__post_init__()
 
     # What `index[rows]` returns; given by `part.py`, which builds indexes.
     _part: ClassVar[Callable[[Index, Any], Index]]

@@ -96,7 +96,7 @@ def build_spread_index(
     return finished(_joined(group, local, whole, pieces, builder.device))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class SpreadIndex(Index):
     """The index of one rank. `size` of a leaf counts the tokens here, and everything coarser is the whole batch's."""
 

@@ -1,0 +1,337 @@
+"""Calls that torch.compile or torch.func follows, as operators of torch: `fibration::coefficients` and its like.
+
+To torch each is one step, of which it knows shapes and a gradient; the step makes the same call on the same tensors, so
+that its results are the same to the bit. An index and an operator are known by their numbers; what else is no tensor is
+spelt out in `words`. Functions called `of_*` are what torch.compile reads.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fibration.errors import ParameterError, an
+from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
+from fibration.runtime.handles import INDEXES, OPERATORS
+from fibration.runtime.index.index import Index
+from fibration.runtime.inputs import no_index
+from fibration.runtime.measured import Measured, Place
+from fibration.runtime.metrics import Metric
+from fibration.runtime.tracing import apart, is_followed
+
+# How calls are given, whichever they are.
+GIVEN = (
+    "Tensor? advantages, Tensor? rewards, Tensor[] policies, Tensor[] numbers, str words, Tensor index, int operator"
+)
+NONE = torch.zeros((), dtype=torch.int64, device="cpu")
+ONE = torch.ones((), dtype=torch.float64, device="cpu")
+
+
+# ---------------------------------------------------------------- what torch.compile reads
+
+
+def of_coefficients(
+    op: Any,
+    log_probs: Any,
+    old_log_probs: Any,
+    advantages: Any,
+    index: Any,
+    parameters: Any,
+    rewards: Any,
+    policies: Any,
+    metrics: Any,
+) -> tuple[Tensor, Tensor, Later]:
+    """Coefficients, the objective, and its metrics."""
+    given = _given(op, index, parameters, policies, metrics, advantages, rewards, old_log_probs=old_log_probs)
+    room = op.room if metrics is not False else 0
+    values, objective, numbers = _coefficients(log_probs.detach(), old_log_probs.detach(), room, *given)
+    return values, objective, Later(numbers, index, (op.number, _asked(metrics)))
+
+
+def of_share(log_probs: Tensor, values: Tensor, objective: Tensor, index: Any) -> Tensor:
+    """The loss of a rank."""
+    return _share(log_probs, values, objective, _handle(index))
+
+
+def of_gate(
+    op: Any, log_ratio: Any, index: Any, parameters: Any, advantages: Any, rewards: Any, policies: Any
+) -> Tensor:
+    return _gate(log_ratio, *_given(op, index, parameters, policies, False, advantages, rewards))
+
+
+class Later:
+    """The metrics of a call that torch.compile follows: which they are is asked of the index when they are read."""
+
+    def __init__(self, numbers: Tensor, index: Any, key: tuple[int, str]) -> None:
+        self.numbers, self.index, self.key = numbers, index, key
+
+    @apart
+    def metrics(self) -> dict[str, Metric]:
+        return self._measured().metrics()
+
+    @apart
+    def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]:
+        return self._measured().scalars(prefix, **more)
+
+    def _measured(self) -> Measured:
+        places, _ = _packing(self.index, self.key, Measured())
+        return Measured(self.numbers, places) if places else Measured()
+
+
+def _asked(metrics: Any) -> str:
+    return repr(metrics) if isinstance(metrics, (bool, str)) else repr(list(metrics))
+
+
+def _handle(index: Any) -> Tensor:
+    return index.handle if isinstance(index, Index) else NONE
+
+
+def _given(
+    op: Any, index: Any, parameters: Any, policies: Any, metrics: Any, advantages: Any, rewards: Any, **own: Any
+) -> tuple[Any, ...]:
+    """`GIVEN`. What is wrong is left for the step to say: torch.compile would hide an error that is raised here."""
+    both = {"advantages": advantages, "rewards": rewards}
+    dropped = has_graph(parameters, policies, **own, **both) if torch.is_grad_enabled() else None
+    kind = None if isinstance(index, Index) else type(index).__name__
+    numbers: list[Tensor] = []
+    named = {} if policies is None else policies
+    values = "None" if parameters is None else _spelt(parameters, numbers)
+    words = f"({[*named]!r}, {values}, {_asked(metrics)}, {dropped!r}, {kind!r})"
+    handed = [None if t is None else t.detach() for t in both.values()]
+    return (*handed, [t.detach() for t in named.values()], numbers, words, _handle(index), op.number)
+
+
+def _spelt(value: Any, numbers: list[Tensor]) -> str:
+    """A value of parameters, with the place of every number or tensor among `numbers` instead of it."""
+    if isinstance(value, Mapping):
+        for label in value:
+            if not isinstance(label, (str, int, float, tuple)):
+                raise ParameterError(
+                    f"parameters by labels that are {an(type(label).__name__)}, under torch.compile",
+                    required="labels that are text, numbers or tuples of these",
+                    remedy="pass a tensor in the order of elements",
+                )
+        return "{" + ", ".join([f"{label!r}: {_spelt(v, numbers)}" for label, v in value.items()]) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join([_spelt(v, numbers) for v in value]) + "]"
+    if value is None or isinstance(value, (str, bool)):
+        return f"({value!r},)"
+    if isinstance(value, (int, float)):
+        numbers.append(ONE * value)  # a tensor: a graph that holds the number itself is made anew for the next
+        return str(-len(numbers))
+    numbers.append(torch.as_tensor(value).detach())
+    return str(len(numbers))
+
+
+# ---------------------------------------------------------------- what is run
+
+
+@lru_cache(64)
+def _read(words: str) -> Any:
+    return ast.literal_eval(words)
+
+
+def _filled(value: Any, numbers: Sequence[Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {label: _filled(v, numbers) for label, v in value.items()}
+    if isinstance(value, list):
+        return [_filled(v, numbers) for v in value]
+    if isinstance(value, int):
+        return numbers[value - 1] if value > 0 else float(numbers[-value - 1])
+    return value[0] if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class _Call:
+    op: Any
+    index: Any
+    asked: Any
+    more: dict[str, Any]  # keywords of every call
+
+
+def _call(
+    program: str,
+    advantages: Tensor | None,
+    rewards: Tensor | None,
+    policies: Sequence[Tensor],
+    numbers: Sequence[Tensor],
+    words: str,
+    index: Tensor,
+    operator: int,
+) -> _Call:  # fmt: skip
+    names, values, asked, dropped, kind = _read(words)
+    if dropped is not None:
+        raise refused_graph(program, *dropped)
+    if kind is not None:
+        raise no_index(kind)
+    more = {
+        "parameters": _filled(values, numbers),
+        "advantages": advantages,
+        "rewards": rewards,
+        "policies": dict(zip(names, policies, strict=True)),
+    }
+    at = INDEXES.of(int(index))
+    return _Call(OPERATORS.of(operator), at, asked, {"index": at, **more})
+
+
+def _run_coefficients(
+    log_probs: Tensor, old_log_probs: Tensor, room: int, *given: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    call = _call("evaluate", *given)
+    result = call.op.coefficients(log_probs, old_log_probs, metrics=call.asked, **call.more)
+    measured: Measured = result.measured
+    numbers = torch.zeros(room, dtype=torch.float64, device=log_probs.device)
+    if measured.values is not None:
+        _, which = _packing(call.index, (call.op.number, _asked(call.asked)), measured)
+        numbers[: len(which)] = measured.values[which]
+    return result.values, result.objective.clone(), numbers
+
+
+def _packing(index: Any, key: tuple[int, str], measured: Measured) -> tuple[tuple[Place, ...], Tensor]:
+    """Where each metric of a call is among its numbers once only these are taken, and which they are: int64."""
+
+    def make() -> tuple[tuple[Place, ...], Tensor]:
+        found = measured.places
+        which = [i for p in found for i in (p.at, p.at if p.count is None else p.count)]
+        places = (replace(p, at=2 * i, count=None if p.count is None else 2 * i + 1) for i, p in enumerate(found))
+        return tuple(places), torch.tensor(which, dtype=torch.int64, device=index.device)
+
+    packing: tuple[tuple[Place, ...], Tensor] = index.kept(("packing", *key), make)
+    return packing
+
+
+def _run_gate(log_ratio: Tensor, *given: Any) -> Tensor:
+    call = _call("gate", *given)
+    made: Tensor = call.op.gate(log_ratio, **call.more)
+    return made
+
+
+def _run_gate_backward(gradient: Tensor, log_ratio: Tensor, *given: Any) -> Tensor:
+    call = _call("gate", *given)
+    with torch.enable_grad():
+        x = log_ratio.detach().requires_grad_()
+        gated = call.op.gate(x, **call.more)
+    return torch.autograd.grad(gated, x, gradient)[0]
+
+
+def _run_share(log_probs: Tensor, values: Tensor, objective: Tensor, index: Tensor) -> Tensor:
+    at: Any = INDEXES.of(int(index))
+    return objective / -at.gradient_scale
+
+
+def _run_share_backward(gradient: Tensor, values: Tensor, log_probs: Tensor) -> Tensor:
+    return (-gradient * values).to(log_probs.dtype)
+
+
+# ---------------------------------------------------------------- what torch knows of it
+
+
+def _wide(log_probs: Tensor) -> torch.dtype:
+    return torch.float64 if log_probs.dtype == torch.float64 else torch.float32
+
+
+def _operator(name: str, run: Any, schema: str, fake: Any) -> Any:
+    made = torch.library.custom_op(f"fibration::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(fake)
+    return made
+
+
+_coefficients = _operator(
+    "coefficients",
+    _run_coefficients,
+    f"(Tensor log_probs, Tensor old_log_probs, int room, {GIVEN}) -> (Tensor, Tensor, Tensor)",
+    lambda log_probs, old_log_probs, room, *given: (
+        log_probs.new_empty(log_probs.shape, dtype=_wide(log_probs)),
+        log_probs.new_empty((), dtype=_wide(log_probs)),
+        log_probs.new_empty((room,), dtype=torch.float64),
+    ),
+)
+
+
+class _Step:
+    """An operator of torch that has a gradient; as a `Function` for transforms of torch.func, which take no other."""
+
+    def __init__(self, name: str, run: Any, schema: str, fake: Any, keep: Any, gradient: Any) -> None:
+        self.operator = _operator(name, run, schema, fake)
+        self.operator.register_autograd(gradient, setup_context=keep)
+        methods = {"forward": run, "setup_context": keep, "backward": gradient}
+        made = type(name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in methods.items()})
+        self.function: Any = made.apply  # type: ignore[attr-defined]
+
+    def __call__(self, *given: Any) -> Tensor:
+        through = torch.compiler.is_dynamo_compiling() or not is_followed()
+        made: Tensor = self.operator(*given) if through else self.function(*given)
+        return made
+
+
+def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    return None
+
+
+def _refuse_again(ctx: Any, gradient: Tensor) -> Any:
+    raise differentiated_again()
+
+
+def _keep_share(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    log_probs, values, *_ = inputs
+    ctx.save_for_backward(log_probs, values)
+
+
+def _share_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    log_probs, values = ctx.saved_tensors
+    return _share_backward(gradient, values, log_probs), None, None, None
+
+
+def _keep_gate(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    log_ratio, advantages, rewards, policies, numbers, words, index, operator = inputs
+    ctx.save_for_backward(log_ratio, advantages, rewards, *policies, *numbers, index)
+    ctx.counts, ctx.words, ctx.operator = (len(policies), len(numbers)), words, operator
+
+
+def _gate_gradient(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    log_ratio, advantages, rewards, *others, index = ctx.saved_tensors
+    n, m = ctx.counts
+    given = advantages, rewards, others[:n], others[n:], ctx.words, index, ctx.operator
+    made = _gate_backward(gradient, log_ratio, *given)
+    of_lists = (None, None) if torch._C._are_functorch_transforms_active() else ([None] * n, [None] * m)
+    return made, None, None, *of_lists, None, None, None
+
+
+_share = _Step(
+    "share",
+    _run_share,
+    "(Tensor log_probs, Tensor values, Tensor objective, Tensor index) -> Tensor",
+    lambda log_probs, values, objective, index: torch.empty_like(objective),
+    _keep_share,
+    _share_gradient,
+)
+_share_backward = _Step(
+    "share_backward",
+    _run_share_backward,
+    "(Tensor gradient, Tensor values, Tensor log_probs) -> Tensor",
+    lambda gradient, values, log_probs: values.new_empty(values.shape, dtype=log_probs.dtype),
+    _keep_nothing,
+    _refuse_again,
+)
+_gate = _Step(
+    "gate",
+    _run_gate,
+    f"(Tensor log_ratio, {GIVEN}) -> Tensor",
+    lambda log_ratio, *given: log_ratio.new_empty(log_ratio.shape),
+    _keep_gate,
+    _gate_gradient,
+)
+_gate_backward = _Step(
+    "gate_backward",
+    _run_gate_backward,
+    f"(Tensor gradient, Tensor log_ratio, {GIVEN}) -> Tensor",
+    lambda gradient, log_ratio, *given: log_ratio.new_empty(log_ratio.shape),
+    _keep_nothing,
+    _refuse_again,
+)

@@ -1,0 +1,47 @@
+"""Numbers by which operators of torch know what is no tensor: the objects live as long as their users keep them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from fibration.errors import BatchError
+
+T = TypeVar("T")
+
+
+class Handles(Generic[T]):
+    """`what`: of whom the numbers are, in words."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._known: WeakValueDictionary[int, T] = WeakValueDictionary()
+        self._next = itertools.count(1)
+
+    def number(self, thing: T) -> int:
+        number = next(self._next)
+        self._known[number] = thing
+        return number
+
+    def tensor(self, thing: T) -> Tensor:
+        """The number as an int64 tensor `[]` on the CPU: torch.compile makes no graph anew when it changes."""
+        with torch.inference_mode(False):
+            return torch.tensor(self.number(thing), dtype=torch.int64, device="cpu")
+
+    def of(self, number: int) -> T:
+        found = self._known.get(number)
+        if found is None:
+            raise BatchError(
+                f"a compiled function asks for {self.what} that is gone",
+                required=f"{self.what} that lives until the backward pass is over",
+                remedy="keep a reference to it",
+            )
+        return found
+
+
+INDEXES: Handles[object] = Handles("an index")
+OPERATORS: Handles[object] = Handles("an operator")
