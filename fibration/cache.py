@@ -50,7 +50,7 @@ def folder() -> Path:
         ) from error
 
 
-def _make_folder(place: Path) -> None:
+def make_folder(place: Path) -> None:
     """With what is missing on the way, for this user alone to write, whatever their umask leaves to a group."""
     missing = [p for p in (place, *place.parents) if not p.exists()]
     for part in reversed(missing or [place]):
@@ -85,7 +85,7 @@ def _entry(home: Path, key: str, make: Callable[[Path], None]) -> Path:
         _refuse(home)
         if _is_whole(place):
             return place
-        _make_folder(home)
+        make_folder(home)
         _refuse(home)  # which somebody may just have made
         workshop = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=home))
     except OSError as error:
@@ -206,7 +206,7 @@ def keep(key: str, value: Any) -> None:
     text = json.dumps(value).encode()
     with suppress(OSError, Unusable, ValueError):
         place = folder() / NOTES
-        _make_folder(place.parent)
+        make_folder(place.parent)
         place.mkdir(mode=0o700, exist_ok=True)
         if not is_ours(place):
             return

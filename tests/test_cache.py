@@ -192,12 +192,12 @@ def test_beyond_the_home_nothing_is_asked(own, monkeypatch):
 
 
 def read_only(own, monkeypatch):
-    def refuse(place, make=cache._make_folder):
+    def refuse(place, make=cache.make_folder):
         if own in place.parents:
             raise OSError(30, "Read-only file system")
         make(place)
 
-    monkeypatch.setattr(cache, "_make_folder", refuse)
+    monkeypatch.setattr(cache, "make_folder", refuse)
 
 
 HOMES = {

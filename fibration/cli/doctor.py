@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +26,6 @@ from fibration import cache
 from fibration.backends.c.build import compiler, version
 from fibration.bench.machine import processor, usable_cores
 from fibration.errors import FibrationError, ParameterError, RolloutsError
-from fibration.files import unwritable
 from fibration.language.hierarchy import Hierarchy
 from fibration.owners import doubt_of, name_of_user
 from fibration.pipeline import best
@@ -181,11 +181,12 @@ def _cache() -> Finding:
         return Finding(
             "cache", state, f"{place}: {doubt.found}", f"{doubt.remedy}set FIBRATION_CACHE to another folder{instead}"
         )
-    why_not = unwritable(place)
-    if why_not:
-        return Finding("cache", state, f"{place}: {why_not}", f"set FIBRATION_CACHE to another folder{instead}")
-    if not place.exists():
-        return Finding("cache", "fine", f"{place}, made when it is first needed")
+    try:
+        cache.make_folder(place)
+        tempfile.TemporaryFile(dir=place).close()  # what modes say of root, a file system may deny
+    except OSError as error:
+        why_not = f"{place} cannot be written: {error.strerror}"
+        return Finding("cache", state, why_not, f"set FIBRATION_CACHE to another folder{instead}")
     files = [f for f in place.rglob("*") if f.is_file()]
     kept = [f for f in place.iterdir() if (f / cache.CONTENTS).exists()]
     owner = f" of {name_of_user(place.stat().st_uid)}" if hasattr(os, "getuid") else ""

@@ -87,6 +87,20 @@ def test_a_cache_that_others_may_write_is_broken_if_it_was_chosen(
     assert by_name["backend c"]["state"] == "fine"
 
 
+@pytest.mark.parametrize(("chosen", "state"), [(True, "broken"), (False, "look")])
+def test_a_cache_that_cannot_be_written(
+    chosen: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FIBRATION_CACHE", raising=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FIBRATION_CACHE" if chosen else "XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    finding = doctor._cache()
+    assert finding.state == state
+    assert "cannot be written: Not a directory" in finding.value and "set FIBRATION_CACHE" in finding.remedy
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "new"))
+    assert doctor._cache().state == "fine" and list((tmp_path / "new").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("way", "said"),
     [
