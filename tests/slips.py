@@ -1342,6 +1342,10 @@ RUNTIME = (
         "            if True:\n                refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)",
     ),
     slip(
+        "a column of advantages is taken for a row", "bad_input",
+        "{-1 if shape == (*one, 1) else 0}", "{0}",
+    ),
+    slip(
         "half precision is warned of whatever the gate", "test_precision",
         "if REACHES * moved > band:", "if moved:",
     ),

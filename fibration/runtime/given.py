@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
         raise BatchError(
             f"{word}: {getattr(given, 'dtype', type(given).__name__)}",
             required="a floating-point tensor",
-            remedy="pass the index by its name: index=..." if isinstance(given, Index) else "",
+            remedy=converted(word, given),
         )
     if given.device != index.device:
         raise BatchError(f"{word} are on {given.device}", required=f"{index.device}, where the index lies")
@@ -60,8 +62,38 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
         raise BatchError(
             f"{word} have shape {list(flat.shape)}",
             required=f"{list(index.shape)} per token, or [{index.n_rows}] per row",
+            remedy=fitted(word, tuple(flat.shape), (index.n_rows,), index.shape),
         )
     return flat, not per_token
+
+
+def converted(name: str, value: object) -> str:
+    """How something that is no tensor of floats becomes one."""
+    if isinstance(value, Index):
+        return "pass the index by its name: index=..."
+    if isinstance(value, Tensor):
+        return f"pass {name}.float()" if not value.is_complex() else ""
+    if isinstance(value, np.ndarray):
+        return f"pass torch.from_numpy({name})"
+    if isinstance(value, (list, tuple, int, float)):
+        return f"pass torch.tensor({name}, dtype=torch.float32), with a number for each"
+    return ""
+
+
+def fitted(name: str, shape: tuple[int, ...], *wanted: tuple[int, ...]) -> str:
+    """How a tensor of one shape may become one of those that are wanted; "" where nothing suggests itself."""
+    for one in wanted:
+        if shape == (*one, 1) or shape == (1, *one):
+            return f"pass {name}.squeeze({-1 if shape == (*one, 1) else 0})"
+        if len(one) == 2 and shape == one[::-1]:
+            return f"pass {name}.T"
+        if len(one) > 1 and shape == (math.prod(one),):
+            return f"pass {name}.reshape({', '.join(map(str, one))})"
+        if shape[:-1] == one and name.endswith("log_probs"):
+            return f"pass those of the sampled tokens: {name}.log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)"
+        if len(one) == len(shape) == 2 and shape[0] == one[0]:
+            return f"each row has {shape[1]} places here, and {one[1]} in the index: cut both to the same ones"
+    return ""
 
 
 def is_per_row(index: Index, given: object, group: Ranked | None = None) -> bool:

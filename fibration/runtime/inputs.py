@@ -19,7 +19,7 @@ from fibration.language.rewards import adds_up_tokens
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
 from fibration.runtime.batch import Batch
-from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, refuse_infinite
+from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, converted, fitted, refuse_infinite
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors_of
 from fibration.runtime.ranks.collect import Ranks
@@ -137,12 +137,17 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
         refuse_kind(name, tensor)
         if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
             found = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise BatchError(f"{name}: {found}", required="a tensor of float32, bfloat16, float16 or float64")
+            raise BatchError(
+                f"{name}: {found}",
+                required="a tensor of float32, bfloat16, float16 or float64",
+                remedy=converted(name, tensor),
+            )
         if tuple(tensor.shape) != index.shape:
             raise BatchError(
                 f"{name} has shape {list(tensor.shape)}",
                 required=f"{list(index.shape)}, as the index was built for",
-                remedy="an index is of one batch: build that of this one, op.index(...), or take its rows, index[rows]",
+                remedy=fitted(name, tuple(tensor.shape), index.shape)
+                or "an index is of one batch: build that of this one, op.index(...), or take its rows, index[rows]",
             )
         if tensor.device != index.device:
             raise BatchError(
