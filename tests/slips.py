@@ -1519,6 +1519,22 @@ RUNTIME = (
         "difflib.get_close_matches(word, written, 1)",
     ),
     slip(
+        "the doctor finds any backend well", "test_doctor",
+        "    if difference <= AGREEMENT:\n", "    if not difference > 1:\n",
+    ),
+    slip(
+        "the doctor takes a broken machine for usable", "test_doctor",
+        "    broken = [f.name for f in findings if f.state == \"broken\"]\n", "    broken: list[str] = []\n",
+    ),
+    slip(
+        "a new project takes the place of files", "test_project",
+        "    there = [name for name in files if (folder / name).exists()]\n", "    there: list[str] = []\n",
+    ),
+    slip(
+        "what is printed goes where long work is told of", "test_progress",
+        "    seen = sys.stdout.isatty()\n", "    seen = True\n",
+    ),
+    slip(
         "a reason is markup in a notebook", "test_notebooks",
         "{' | '.join(map(_cell, row))}", "{' | '.join(row)}",
     ),
