@@ -117,6 +117,13 @@ def operator(hierarchy: Hierarchy, backend: str = "torch") -> Operator:
     return _operator(hierarchy, backend, os.environ.get("CC"))
 
 
+def fresh(name: str) -> Operator:
+    """An operator of a shipped hierarchy that nothing has called."""
+    made = operator(spec(name))
+    run = made.calls.on(torch.device("cpu")).run
+    return Operator(made.hierarchy, made.report, made.backend, made.source, made.programs, run)
+
+
 @functools.cache
 def _operator(hierarchy: Hierarchy, backend: str, _cc: str | None) -> Operator:
     made = compiling.emit(hierarchy, backend, programs(hierarchy))

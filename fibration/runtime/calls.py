@@ -30,6 +30,7 @@ from fibration.runtime.inputs import (
     refuse_nonfinite,
     refuse_sums,
     refuse_terms,
+    refuse_turned_round,
 )
 from fibration.runtime.measured import Collector
 from fibration.runtime.parameters import parameter_values
@@ -74,6 +75,7 @@ class Calls:
         self._backend, self._on_cpu = backend, on_cpu
         self._cpu: Backend | None = None
         self._knows_rounding = False  # whether log-probs in half precision were looked at
+        self._knows_sign = False  # and whether the first ones are below 0
 
     def on(self, device: torch.device) -> Backend:
         """What runs batches of a device; that of the CPU is made when the first of them comes."""
@@ -164,6 +166,9 @@ class Calls:
             tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
             index = check_tokens(self.hierarchy, index, **tokens)
             batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill)
+            if not self._knows_sign and "log_probs" in tokens and devices.may_look(index.device):
+                refuse_turned_round(batch, index)
+                self._knows_sign = True
             if ranks is not None:
                 self.on(index.device).run.collectives(program, ranks.cut)  # makes them, which may fail
                 has_some = ranks.cut and batch.advantage is not None

@@ -25,6 +25,8 @@ from fibration.runtime.parameters import parameter_values, parameter_vectors_of
 from fibration.runtime.ranks.collect import Ranks
 from fibration.runtime.tracing import refuse_kind
 
+FEW_TOKENS = 8  # of which the sign of log-probs says nothing
+
 
 def make_batch(
     hierarchy: Hierarchy,
@@ -223,6 +225,24 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
             f"the log ratio of {index.describe_token(int(far[0]))} is {float(x[far[0]]):g}",
             required="finite values, in the precision that the backend computes tokens in",
         )
+
+
+def refuse_turned_round(batch: Batch, index: Index) -> None:
+    """Refuse negative log-likelihoods in place of log-probs: none of them is below 0, and most are above.
+
+    Log ratios beside zeros are no such.
+    """
+    given = {name: batch.tokens[name].reshape(-1)[index.positions] for name in ("log_probs", "old_log_probs")}
+    for name, values in given.items() if bool(given["old_log_probs"].any()) else ():
+        above = int((values > 0).sum())
+        if len(values) >= FEW_TOKENS and 2 * above > len(values) and not bool((values < 0).any()):
+            first = int((values > 0).nonzero()[0])
+            raise BatchError(
+                f"{name} are above 0 at {above} of {len(values)} tokens, and below 0 at none",
+                required="logarithms of probabilities, which are at most 0",
+                found=f"{float(values[first]):g} at {index.describe_token(first)}",
+                remedy=f"of negative log-likelihoods, pass -{name}",
+            )
 
 
 def refuse_given(batch: Batch, index: Index, kind: str) -> dict[str, Tensor]:

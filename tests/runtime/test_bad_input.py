@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support import operator, refuses, spec, token
+from support import fresh, operator, refuses, spec, token
 
 from fibration import (
     BatchError,
@@ -216,3 +216,21 @@ def test_policies_of_a_gate():
 def test_an_index_cannot_be_asked_for_what_lies_elsewhere():
     with pytest.raises(HierarchyIndexError, match="'trajectory' does not lie over 'nothing' in 'fiberpo'"):
         FIBERPO.index(mask=MASK).parent("trajectory", "nothing")
+
+
+@pytest.mark.parametrize("which", ["log_probs", "old_log_probs"])
+def test_log_probs_whose_sign_is_turned_round(which):
+    """Looked at once: the first call of an operator. What is under the mask says nothing."""
+    op = fresh("fiberpo")
+    x = torch.linspace(-2, -0.1, 12).reshape(3, 4)
+    under = torch.tensor([[0.0, 0, 0, math.nan]])
+    index = op.index(mask=torch.tensor([[1, 1, 1, 0]] * 3))
+    given = {"log_probs": x + under, "old_log_probs": x - 0.1 + under}
+    turned = {**given, which: -given[which]}
+    refuses(
+        BatchError, lambda: op.loss(**turned, advantages=torch.ones(3), index=index),
+        what=f"{which} are above 0 at 9 of 9 tokens, and below 0 at none", required="at most 0",
+        found="at token [0, 0] of trajectory 0", remedy=f"pass -{which}",
+    )  # fmt: skip
+    op.loss(**given, advantages=torch.ones(3), index=index)
+    op.loss(**turned, advantages=torch.ones(3), index=index)

@@ -5,10 +5,9 @@ import warnings
 
 import pytest
 import torch
-from support import operator, prompt_group, spec, trajectory
+from support import fresh, operator, prompt_group, spec, trajectory
 
 from fibration import PrecisionWarning
-from fibration.runtime.operator import Operator
 from fibration.runtime.parameters import parameter_values
 from fibration.runtime.precision import narrowest
 
@@ -23,13 +22,6 @@ def a_batch(length, drift):
     old = torch.rand(ROWS, length, dtype=F64, generator=make).log()
     new = (old + drift * torch.randn(ROWS, length, dtype=F64, generator=make)).clamp(max=0)
     return new, old, torch.randn(ROWS, generator=make)
-
-
-def fresh(name):
-    """An operator that has warned of nothing."""
-    made = operator(spec(name))
-    run = made.calls.on(torch.device("cpu")).run
-    return Operator(made.hierarchy, made.report, made.backend, made.source, made.programs, run)
 
 
 def warnings_of(call):
