@@ -217,7 +217,7 @@ def ratios(gated: Gated) -> Figure:
     top = figure.add_subplot(grid[0, 0], sharex=main)
     right = figure.add_subplot(grid[1, 1], sharey=main)
     limit = 1.05 * max(float(np.quantile(np.abs(x), 0.995)), 1e-6)
-    reach = 1.1 * max(float(np.abs(y).max()), 1e-6)
+    reach = max(1.1 * float(np.abs(y).max(initial=0)), 0.05 * limit)  # where 𝒢 is 1, no rounding is to be seen
     bins_x, bins_y = np.linspace(-limit, limit, 141), np.linspace(-reach, reach, 141)
     counts, *_, mesh = main.hist2d(x, y, bins=[bins_x, bins_y], norm=LogNorm(), cmap="viridis", rasterized=True)
     mesh.set_clim(1, max(10, counts.max()))

@@ -57,6 +57,10 @@ def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Pa
         return Parts("", (), np.zeros(rollouts.n_tokens, np.int64))
     labels = known[stratum]
     names, of_token = [str(name) for name in labels.names], rollouts.of_tokens(labels.of).astype(np.int64)
+    if all(isinstance(name, (int, float)) for name in labels.names):  # not in the order in which they come
+        order = np.argsort(np.array(labels.names, float), kind="stable")
+        names, place = [names[i] for i in order], np.argsort(order)
+        of_token = np.where(of_token == NONE, NONE, place[of_token])
     if len(names) > MOST:
         counts = np.bincount(of_token[of_token != NONE], minlength=len(names))
         rank = np.argsort(np.argsort(-counts, kind="stable"))

@@ -189,6 +189,9 @@ def test_what_is_told_apart() -> None:
     assert parts(batch(modality=modality, domain=modality[::-1]), own()).stratum == "domain"
     by = parts(both, own(), by="turn")
     np.testing.assert_array_equal(np.array(by.names).astype(int)[by.of_token], turns[MASK])
+    downwards = parts(batch(domain=[9 - i // 4 if i else None for i in range(ROWS)]), own())
+    assert downwards.names == ("4", "5", "6", "7", "8", "9", "no domain")
+    assert downwards.of_token[[0, MASK[0].sum(), -1]].tolist() == [6, 5, 0]
     some = parts(batch(domain=["a", None] * 12), own())
     assert some.names == ("a", "no domain") and set(some.of_token) == {0, 1}
     with pytest.raises(RolloutsError, match=r"no labels for 'expert'(.|\n)*one of user, prompt_group, turn"):
