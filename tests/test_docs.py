@@ -290,6 +290,11 @@ def test_the_tutorial_says_what_its_blocks_print(capsys, monkeypatch):
     assert shown == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
+def test_the_page_of_an_own_loss_says_what_its_blocks_print(capsys):
+    page = (ROOT / "docs" / "how-to" / "own_loss.md").read_text()
+    assert run_blocks(page, capsys)["op"].hierarchy.name == "my_loss"
+
+
 def test_the_page_of_micro_batches_says_what_its_blocks_print(capsys):
     """On one process; `processes/worker.py` runs its loop on several."""
     page = (ROOT / "docs" / "how-to" / "ddp.md").read_text()
