@@ -19,6 +19,7 @@ setup: $(READY)
 # interrupted installation is done again from the start.
 define environment
 @test -n "$(PYTHON)" || { echo "fibration needs Python >= 3.11; found none. Name one: make PYTHON=/path/to/python3"; exit 1; }
+@test ! -L $(1) || { echo "$(1) is a link, and what it leads to would be emptied: remove the link"; exit 1; }
 @echo "creating $(1) with $(PYTHON) (once; a minute or two)"
 @$(PYTHON) -m venv --clear $(1)
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) torch

@@ -74,7 +74,7 @@ def test_a_second_call_waits_for_nothing(backend, name, patch):
         work = sum(map(operations, programs)) if backend == "torch" else 0
         assert issued.work.total() <= BESIDES[what] + work, (what, issued.work)
         # six for each program, where attributes are summed before the first sweep
-        most = 16 if name == "sums in order" else 12
+        most = 16 if name in ("sums in order", "fiberpo_experts") else 12
         assert backend == "torch" or 0 < len(launches) <= most, what
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -669,7 +670,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("small")
 def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(files.os, "replace", fails)
     with pytest.raises(OSError, match="no space left"):
