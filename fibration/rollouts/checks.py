@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fibration.errors import RolloutsError, SpecError, shown
 from fibration.language.policies import Policy
-from fibration.rollouts.labels import NONE
+from fibration.rollouts.labels import NONE, Labels
 from fibration.rollouts.layout import POSITIVE
-
-if TYPE_CHECKING:
-    from fibration.rollouts.file import Rollouts
 
 FLOATS = (np.dtype("float32"), np.dtype("float64"))
 WRITE = "Rollouts.from_batch(...) makes such rollouts of a trainer's tensors"
@@ -22,7 +19,36 @@ _CUMULATE = "'offsets' are the cumulative lengths of the trajectories, after a 0
 _PER_TOKEN, _EITHER = "one per token", "one per trajectory or one per token"
 
 
-def check(r: Rollouts) -> None:
+class Columns(Protocol):
+    """What is looked at of a batch of rollouts."""
+
+    @property
+    def log_probs(self) -> NDArray[Any]: ...
+    @property
+    def old_log_probs(self) -> NDArray[Any]: ...
+    @property
+    def offsets(self) -> NDArray[np.int64]: ...
+    @property
+    def advantages(self) -> NDArray[Any] | None: ...
+    @property
+    def rewards(self) -> NDArray[Any] | None: ...
+    @property
+    def token_ids(self) -> NDArray[np.int32] | None: ...
+    @property
+    def labels(self) -> Mapping[str, Labels]: ...
+    @property
+    def masks(self) -> Mapping[str, NDArray[np.bool_]]: ...
+    @property
+    def policies(self) -> Mapping[str, NDArray[Any]]: ...
+    @property
+    def attributes(self) -> Mapping[str, NDArray[Any]]: ...
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def n_trajectories(self) -> int: ...
+
+
+def check(r: Columns) -> None:
     """Raise RolloutsError for the first rule that does not hold; it names the column, and a token or trajectory."""
     _vector("offsets", r.offsets, (np.dtype("int64"),))
     _vector("log_probs", r.log_probs, FLOATS)
@@ -52,7 +78,7 @@ def check(r: Rollouts) -> None:
         _check_labels(r, f"labels['{stratum}']", labels.of, labels.names)
 
 
-def _check_labels(r: Rollouts, what: str, of: NDArray[Any], names: tuple[Any, ...]) -> None:
+def _check_labels(r: Columns, what: str, of: NDArray[Any], names: tuple[Any, ...]) -> None:
     seen: set[Any] = set()
     for name in names:
         if not _is_name(name):
@@ -72,7 +98,7 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, (str, int)) or (isinstance(name, float) and np.isfinite(name))
 
 
-def _check_offsets(r: Rollouts) -> None:
+def _check_offsets(r: Columns) -> None:
     offsets = r.offsets
     if len(offsets) < 2:
         _fail("'offsets' of at least one trajectory", f"{len(offsets)} entries", _CUMULATE)
@@ -102,14 +128,14 @@ def _vector(name: str, column: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
         _fail(f"'{name}' with one dimension", f"shape {list(column.shape)}", WRITE)
 
 
-def _length(r: Rollouts, name: str, column: NDArray[Any], per: str) -> None:
+def _length(r: Columns, name: str, column: NDArray[Any], per: str) -> None:
     counts = (r.n_trajectories, r.n_tokens) if per == _EITHER else (r.n_tokens,)
     if len(column) not in counts:
         _fail(f"'{name}' with {' or '.join(map(str, counts))} entries, {per}", f"{len(column)}", WRITE)
 
 
 def _all(
-    r: Rollouts,
+    r: Columns,
     name: str,
     column: NDArray[Any],
     good: Callable[[NDArray[Any]], NDArray[np.bool_]],
@@ -120,7 +146,7 @@ def _all(
         _fail(f"'{name}' {rule}", f"{column[k]} at {_place(r, column, int(k))}", remedy)
 
 
-def _place(r: Rollouts, column: NDArray[Any], k: int) -> str:
+def _place(r: Columns, column: NDArray[Any], k: int) -> str:
     """Where entry `k` of a column lies."""
     if len(column) != r.n_tokens:
         return f"trajectory {k}"
