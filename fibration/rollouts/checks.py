@@ -165,3 +165,27 @@ def check_mapping(name: str, given: object) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise RolloutsError(f"{name}={shown(given)}", required=f"a mapping from names, {name}={{'...': ...}}")
     return given
+
+
+# What trainers call the arguments of `from_batch`; none of these is a stratum.
+MEANT = {
+    **dict.fromkeys(("response_mask", "completion_mask", "loss_mask", "action_mask", "attention_mask"), "mask"),
+    **dict.fromkeys(("cu_seqlens", "cu_seq_lens"), "offsets"),
+    **dict.fromkeys(("old_log_prob", "old_logprobs", "old_per_token_logps"), "old_log_probs"),
+    **dict.fromkeys(("advantage", "adv"), "advantages"),
+    **dict.fromkeys(("reward", "scores", "token_level_rewards"), "rewards"),
+    **dict.fromkeys(("input_ids", "responses", "completion_ids", "tokens"), "token_ids"),
+    **dict.fromkeys(("ref_log_probs", "ref_log_prob", "ref_per_token_logps"), "policies={'reference': ...}"),
+    **dict.fromkeys(("rollout_log_probs", "sampling_per_token_logps"), "policies={'rollout': ...}"),
+}
+
+
+def refuse_slips(labels: Mapping[str, Any]) -> None:
+    """Refuse a keyword that would be a stratum and means an argument."""
+    for name in labels:
+        if name in MEANT:
+            raise RolloutsError(
+                f"from_batch(..., {name}=...) would be the labels of a stratum '{name}'",
+                required="mask=, offsets=, advantages=, rewards=, policies=, token_ids=, and a keyword per stratum",
+                remedy=f"write {MEANT[name]}" + ("" if "=" in MEANT[name] else "="),
+            )

@@ -28,7 +28,7 @@ from safetensors.numpy import save
 
 from fibration.errors import RolloutsError, located
 from fibration.files import unwritable
-from fibration.rollouts.checks import WRITE, check, check_mapping
+from fibration.rollouts.checks import WRITE, check, check_mapping, refuse_slips
 from fibration.rollouts.labels import Labels
 from fibration.rollouts.layout import Layout
 
@@ -95,6 +95,7 @@ class Rollouts:
 
         Raises RolloutsError, which names the argument, the rule and a witness, by its place in what was given.
         """
+        refuse_slips(labels)
         what = Layout(log_probs, mask, offsets)
         optional: dict[str, Any] = {
             name: read(given, name)

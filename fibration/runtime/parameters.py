@@ -143,7 +143,20 @@ class Wanted:
         if isinstance(value, Mapping):
             value = _of_channel(self.parameter, self.channel, value, "the value")
             return self._in_order(value, f"the value of channel '{self.channel}'", columns=False)
+        pair = isinstance(value, list | tuple) and len(value) == 2 == self.index.size[self.stratum]
+        if self.channel and pair and all(type(v) in (int, float) for v in value):
+            self._refuse_pair(*value)
         return self._in_order(value, "the value", columns=bool(self.channel))
+
+    def _refuse_pair(self, first: float, second: float) -> None:
+        """Two numbers are a pair of channels under a label, and two elements where they stand alone."""
+        if not self.parameter.is_outside(np.array([first, second])).any():
+            raise ParameterError(
+                f"parameter '{self.parameter.name}' is {shown((first, second))}, which can be read in two ways",
+                required=self._accepted,
+                found=f"two channels, and two elements of {self.stratum}: {self._elements}",
+                remedy=f"write {{'+': {first}, '-': {second}}} for channels, {{label: value}} for elements",
+            )
 
     def _in_order(self, value: Any, what: str, columns: bool) -> Numbers:
         """A number, or one per element in their order, or with `columns` one per element and channel."""
@@ -186,6 +199,13 @@ class Wanted:
         numbers = self.index.element_numbers.get(self.stratum)
         if numbers is None:
             raise without_labels(self.parameter, self.stratum, value)
+        tensors = [label for label in value if isinstance(label, Tensor)]  # which are equal to no label
+        if tensors:
+            raise ParameterError(
+                f"parameter '{self.parameter.name}' has a tensor for a label: {shown(tensors[0])}",
+                required=f"labels of {self.stratum} as they were given to the index",
+                remedy="write label.item(), or iterate over labels.unique().tolist()",
+            )
         if set(COLUMNS) & (set(value) - set(numbers)):
             raise mixed(self.parameter, value)
         lacking = refuse_lacking(self.parameter, self.stratum, value, numbers, "this batch")

@@ -215,6 +215,8 @@ WRONG |= {
         "old_log_probs[1] has 2 entries", "1, as log_probs[1] has", ""),
     "a row too few": ({**PACKED, "offsets": None, "new": in_rows(NEW), "old": in_rows(OLD)[:3]}, "old_log_probs has 3 rows", "4", ""),
     "not in rows": ({**PACKED, "offsets": None, "new": in_rows(NEW)}, "old_log_probs has shape [8]", "a list of 4 rows", ""),
+    "a trainer's word for the mask": ({"response_mask": np.ones((2, 3))}, "stratum 'response_mask'", "mask=", "write mask="),
+    "one letter too few": ({"advantage": PER_ROW}, "stratum 'advantage'", "advantages=", "write advantages="),
     "labels of rows too few": ({**PACKED, "offsets": None, "new": in_rows(NEW), "old": in_rows(OLD), "domain": "abc".split()}, "shape [1]", "one per row, 4", ""),
 }  # fmt: skip
 

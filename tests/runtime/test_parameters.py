@@ -118,6 +118,29 @@ def test_rows_and_columns_are_not_mixed_up():
     refuses(ParameterError, lambda: passed([0.1, 0.2]), what="shape [2]", remedy="{'+': ..., '-': ...}")
 
 
+@pytest.mark.parametrize("pair", [(0.1, 0.2), [0.1, 0.2]])
+def test_two_numbers_of_two_elements_and_two_channels_are_neither(pair):
+    op, _ = signed()
+    index, x = op.index(offsets=[0, 1, 2], domain=["a", "b"]), torch.zeros(2)
+    refuses(
+        ParameterError, lambda: op.levels(x, index, {"C": pair}),
+        what="can be read in two ways", found="two elements of domain: 'a', 'b'", remedy="{'+': 0.1, '-': 0.2}",
+    )  # fmt: skip
+    for clear in (torch.tensor(pair), {"a": pair, "b": 0.3}, {None: pair}):
+        op.levels(x, index, {"C": clear})
+
+
+def test_labels_are_no_tensors():
+    """Which equal no label, so that all would have the default."""
+    op, _ = signed()
+    index = op.index(offsets=[0, 1, 2], domain=torch.tensor([0, 1]))
+    given = dict.fromkeys(torch.tensor([0, 1]), 0.1)
+    refuses(
+        ParameterError, lambda: op.levels(torch.zeros(2), index, {"C": given}),
+        what="a tensor for a label", remedy="label.item()",
+    )  # fmt: skip
+
+
 def test_another_label_is_a_slip_where_it_looks_like_one():
     """Domains come and go from batch to batch, and some are numbered: neither is a slip."""
     op = operator(spec("fiberpo_domain"))

@@ -55,7 +55,7 @@ def evaluated(**data: Any) -> dict[str, Any]:
 
 
 HERE = Path(__file__).parent / "spec.py"
-WITHOUT = {**FAR, "C_domain": {"algebra": 0.01, "logic": 2.0, "maps": 0.1}}  # no code
+WITHOUT = {**FAR, "C_domain": {"algebra": 0.01, "logic": 2.0, "maps": 0.1, "cod": 0.1}}  # a slip in code
 REFUSED = {
     **losses(),
     "importance_sampling_level": Refused(
