@@ -303,6 +303,10 @@ def test_the_objective_under_drift() -> None:
     assert drift().weight == pytest.approx(0.1)
 
 
+def test_penalties_are_no_part_of_a_tokens_weight() -> None:
+    assert Drift(compiled("grpo_k3"), {}).weight == pytest.approx(0.1, rel=1e-12)
+
+
 def test_where_the_objective_bends() -> None:
     def crossing(f, value: float) -> float:  # type: ignore[no-untyped-def]
         low, high = 0.0, 1.4

@@ -91,8 +91,10 @@ class Drift:
 
     def total(self, t: Vector) -> Vector:
         """`J` at every drift, each a batch of its own: `[len(t)]`."""
-        paths = np.log1p(t[:, None] * DELTA)
-        return np.array([replace(self.start, log_ratio=x[None]).objective for x in paths])
+        return np.array([batch.objective for batch in self._batches(t)])
+
+    def _batches(self, t: Vector) -> list[Sample]:
+        return [replace(self.start, log_ratio=x[None]) for x in np.log1p(t[:, None] * DELTA)]
 
     @cached_property
     def counts_kept(self) -> bool:
@@ -100,7 +102,8 @@ class Drift:
         return any(k.normaliser == "kept" for k in self.op.hierarchy.objective.kept)
 
     def per_token(self, t: Any) -> Vector:
-        """`μ·w_i·𝒢_i·A_i`, times `log π` for a score estimator: `[len(t), tokens]`. Their sums are `total`.
+        """`μ·w_i·𝒢_i·A_i`, times `log π` for a score estimator: `[len(t), tokens]`. Their sums are `total` but for
+        penalties.
 
         Without `μ`, where that depends on what is kept.
         """
@@ -116,11 +119,12 @@ class Drift:
 
     @cached_property
     def weight(self) -> float:
-        """`μ`, which is the same on rows of equal length: `J / Σ w 𝒢 A`, where that sum is not small."""
+        """`μ`, the same on rows of equal length: `J` but for its penalties, by `Σ w 𝒢 A` where that is not small."""
         t = np.linspace(0, LONGEST, 13)
         sums = self._unweighted(t).sum(axis=1)
         best = int(np.argmax(np.abs(sums)))
-        return float(self.total(t[best : best + 1])[0] / sums[best])
+        (batch,) = self._batches(t[best : best + 1])
+        return float((batch.objective + batch.penalties) / sums[best])
 
     def level(self, word: str, t: Any, key: tuple[str, str]) -> Vector:
         """`residual` or `gated` of a level: `[len(t), elements]`."""

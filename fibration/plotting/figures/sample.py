@@ -24,7 +24,7 @@ from fibration.language.policies import OLD as BEFORE
 from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
-from fibration.runtime.results import Levels
+from fibration.runtime.results import Coefficients, Levels
 from fibration.runtime.weights import read_of_tokens, weights_of
 
 Vector = NDArray[np.float64]
@@ -129,13 +129,24 @@ class Sample:
             return np.ones_like(self.log_ratio)
         return weights_of(h, self.index, self.inputs("evaluate")).product.reshape(self.log_ratio.shape)
 
-    @cached_property
+    @property
     def objective(self) -> float:
         """`J` of all worlds as one batch. Every token had the probability `OLD`, which a score estimator's J reads."""
+        return float(self._evaluated.objective)
+
+    @property
+    def penalties(self) -> float:
+        """What penalties take off `J`, all of them."""
+        return sum(map(float, self._evaluated.metrics.values()))
+
+    @cached_property
+    def _evaluated(self) -> Coefficients:
         (log_ratio, advantages), old = self._tokens, self._old
-        given: dict[str, Any] = {"policies": self._passed, "metrics": False}
-        result = self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, **given)
-        return float(result.objective)
+        given: dict[str, Any] = {
+            "policies": self._passed,
+            "metrics": ["penalties"] if self.op.hierarchy.penalties else False,
+        }
+        return self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, **given)
 
     def tokens_of(self, leaf: Stratum) -> NDArray[np.int64]:
         """Which tokens of a world are elements of a leaf, ascending."""
