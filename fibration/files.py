@@ -42,11 +42,18 @@ def check_writable_file(path: Path | None, suffix: str = "") -> None:
     if path is None:
         return
     if path.suffix != suffix and suffix:
-        raise BackendError(f"'{path}' cannot be written", required=f"a file that ends in {suffix}")
+        raise BackendError(
+            f"'{path}' cannot be written",
+            required=f"a file that ends in {suffix}",
+            remedy=f"write {path.with_suffix(suffix)}",
+        )
     found = unwritable(path, file=True)
     if found:
         raise BackendError(
-            f"'{path}' cannot be written", required="a file in a folder that can be written", found=found
+            f"'{path}' cannot be written",
+            required="a file in a folder that can be written",
+            found=found,
+            remedy="name another file",
         )
 
 

@@ -57,6 +57,10 @@ def test_files_and_modules_that_pages_and_docstrings_name_are_there():
     }  # which design.md explains, and which stands for a user's own
 
 
+def test_the_readme_counts_the_losses():
+    assert f"[{len(shipped())} losses](docs/losses.md)" in README
+
+
 def test_the_readmes_first_hierarchy_verifies(capsys):
     assert first_hierarchy().verify().ok
     assert "my_loss: verified" in capsys.readouterr().out

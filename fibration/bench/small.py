@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fibration.bench.candidates import EAGER, ROWS, candidates, of_backend
+from fibration.bench.machine import usable_cores
 from fibration.bench.measure import Failed, Timing, ratio
 from fibration.bench.report import number
 from fibration.bench.rows import Measured, Plan, measure
@@ -34,8 +34,7 @@ class OnThreads:
 
 def thread_counts() -> tuple[int, ...]:
     """One, and as many as there are cores, at most two: small batches gain nothing from more."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return tuple(range(1, min(cores, 2) + 1))
+    return tuple(range(1, min(usable_cores(), 2) + 1))
 
 
 @contextmanager

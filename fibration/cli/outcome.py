@@ -31,6 +31,7 @@ def to_its_end(command: Callable[[], None]) -> None:
         return command()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it was ignored, nobody could wait for a process
     heard, said = os.pipe()  # which no program that replaces this one inherits
     with warnings.catch_warnings():  # of threads that numpy may have begun, and sees to itself
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -80,7 +81,8 @@ def _wait(worker: int, heard: int) -> int:
         return int(said) or (left if left >= 0 else 128 - left)
     if left < 0:
         if -left not in FORWARDED:
-            print(f"error: ended by {signal.Signals(-left).name} before there was a result", file=sys.stderr)
+            name = signal.Signals(-left).name if -left in {*signal.Signals} else f"signal {-left}"
+            print(f"error: ended by {name} before there was a result", file=sys.stderr)
         return 128 - left
     if left == 0:
         print(

@@ -123,7 +123,7 @@ def init(folder: Path) -> str:
             required="a folder without them: nothing is overwritten, and nothing was written",
             remedy="name another one: fibration init DIR",
         )
-    found = unwritable(folder)
+    found = next((why for name in files if (why := unwritable((folder / name).parent))), "")
     if found:
         raise FibrationError(f"a project cannot be written to '{folder}'", required="a folder", found=found)
     for name, (contents, _) in files.items():
@@ -131,7 +131,8 @@ def init(folder: Path) -> str:
     width = max(map(len, files))
     lines = [f"  {name:{width}}  {meaning}" for name, (_, meaning) in files.items()]
     if configured:
-        lines.append(f'{configured} configures pytest: add fibration_specs = ["specs/"] to what it says of it')
+        specs = '["specs/"]' if configured.endswith(".toml") else "specs/"
+        lines.append(f"{configured} configures pytest: add fibration_specs = {specs} to what it says of it")
     go = [] if folder.resolve() == Path.cwd() else [f"  cd {folder}"]
     return "\n".join([f"written to {folder}:", *lines, "next:", *go, *(f"  {line}" for line in NEXT)])
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fibration.errors import RolloutsError, SpecError, shown
+from fibration.language import keywords
 from fibration.language.policies import Policy
 from fibration.rollouts.labels import NONE, Labels
 from fibration.rollouts.layout import POSITIVE
@@ -169,12 +170,13 @@ def check_mapping(name: str, given: object) -> Mapping[str, Any]:
 
 # What trainers call the arguments of `from_batch`; none of these is a stratum.
 MEANT = {
-    **dict.fromkeys(("response_mask", "completion_mask", "loss_mask", "action_mask", "attention_mask"), "mask"),
-    **dict.fromkeys(("cu_seqlens", "cu_seq_lens"), "offsets"),
-    **dict.fromkeys(("old_log_prob", "old_logprobs", "old_per_token_logps"), "old_log_probs"),
-    **dict.fromkeys(("advantage", "adv"), "advantages"),
-    **dict.fromkeys(("reward", "scores", "token_level_rewards"), "rewards"),
-    **dict.fromkeys(("input_ids", "responses", "completion_ids", "tokens"), "token_ids"),
+    **dict.fromkeys((*keywords.MASKS, *keywords.WHOLE_MASKS), "mask=, 1 on response tokens alone"),
+    **dict.fromkeys(keywords.OFFSETS, "offsets="),
+    **dict.fromkeys(keywords.LENGTHS, "offsets=[0, *itertools.accumulate(lengths)]"),
+    **dict.fromkeys(("old_log_prob", "old_logprobs", "old_per_token_logps"), "old_log_probs="),
+    **dict.fromkeys(("advantage", "adv"), "advantages="),
+    **dict.fromkeys(("reward", "scores", "token_level_rewards"), "rewards="),
+    **dict.fromkeys(("input_ids", "responses", "completion_ids", "tokens"), "token_ids="),
     **dict.fromkeys(("ref_log_probs", "ref_log_prob", "ref_per_token_logps"), "policies={'reference': ...}"),
     **dict.fromkeys(("rollout_log_probs", "sampling_per_token_logps"), "policies={'rollout': ...}"),
 }
@@ -187,5 +189,5 @@ def refuse_slips(labels: Mapping[str, Any]) -> None:
             raise RolloutsError(
                 f"from_batch(..., {name}=...) would be the labels of a stratum '{name}'",
                 required="mask=, offsets=, advantages=, rewards=, policies=, token_ids=, and a keyword per stratum",
-                remedy=f"write {MEANT[name]}" + ("" if "=" in MEANT[name] else "="),
+                remedy=f"write {MEANT[name]}",
             )

@@ -171,7 +171,8 @@ def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
         return column
     values = rollouts.of_tokens(column)
     of = rollouts.rows if on == h.rows else rollouts.of_tokens(rollouts.labels[on.name].of)
-    numbers = np.full(int(of.max()) + 1, np.nan, values.dtype)
+    number = rollouts.n_trajectories if on == h.rows else len(rollouts.labels[on.name].names)
+    numbers = np.full(number, np.nan, values.dtype)
     numbers[of[of != NONE]] = values[of != NONE]
     for k in np.flatnonzero((of != NONE) & (numbers[of] != values))[:1]:
         one = f"{on} {of[k] if on == h.rows else rollouts.labels[on.name].names[of[k]]!r}"
@@ -181,7 +182,10 @@ def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
             found=f"{values[k]:g} and {numbers[of[k]]:g}",
             remedy=f"declare it on {h.leaves[0]}, or give all tokens of {one} the same",
         )
-    return numbers if on == h.rows else dict(zip(rollouts.labels[on.name].names, numbers.tolist(), strict=True))
+    if on == h.rows:
+        return numbers
+    names = rollouts.labels[on.name].names
+    return {names[i]: float(numbers[i]) for i in np.unique(of[of != NONE])}  # of those that a token has
 
 
 def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any], by: str | None = None) -> Gated:

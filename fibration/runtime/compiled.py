@@ -8,6 +8,7 @@ spelt out in `words`. Functions called `of_*` are what torch.compile reads.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.errors import ParameterError, an
+from fibration.errors import ParameterError, an, shown
 from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
 from fibration.runtime.handles import INDEXES, OPERATORS
 from fibration.runtime.index.index import Index
@@ -110,14 +111,7 @@ def _given(
 def _spelt(value: Any, numbers: list[Tensor]) -> str:
     """A value of parameters, with the place of every number or tensor among `numbers` instead of it."""
     if isinstance(value, Mapping):
-        for label in value:
-            if not isinstance(label, (str, int, float, tuple)):
-                raise ParameterError(
-                    f"parameters by labels that are {an(type(label).__name__)}, under torch.compile",
-                    required="labels that are text, numbers or tuples of these",
-                    remedy="pass a tensor in the order of elements",
-                )
-        return "{" + ", ".join([f"{label!r}: {_spelt(v, numbers)}" for label, v in value.items()]) + "}"
+        return "{" + ", ".join([f"{_literal(label)!r}: {_spelt(v, numbers)}" for label, v in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join([_spelt(v, numbers) for v in value]) + "]"
     if value is None or isinstance(value, (str, bool)):
@@ -127,6 +121,25 @@ def _spelt(value: Any, numbers: list[Tensor]) -> str:
         return str(-len(numbers))
     numbers.append(torch.as_tensor(value).detach())
     return str(len(numbers))
+
+
+def _literal(label: Any) -> Any:
+    """A label that its text gives again, such as a `str` for numpy's text."""
+    if label is None or isinstance(label, bool):
+        return label
+    if isinstance(label, tuple):
+        return tuple([_literal(part) for part in label])
+    for kind in (str, int):
+        if isinstance(label, kind):
+            return kind(label)
+    if isinstance(label, float) and math.isfinite(label):
+        return float(label)
+    raise ParameterError(
+        f"parameters by the label {shown(label)}, in a call that torch.compile or torch.func follows",
+        required="labels that are text, finite numbers, None or tuples of these",
+        found=an(type(label).__name__),
+        remedy="give the index text or numbers for labels, and the parameters the same",
+    )
 
 
 # ---------------------------------------------------------------- what is run

@@ -77,6 +77,7 @@ def test_what_is_done_at_exit_changes_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
+        ("os.kill(os.getpid(), 35)", 128 + 35, "error: ended by signal 35 before"),
         ("os.abort()", 128 + signal.SIGABRT, "error: ended by SIGABRT before"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL, "error: ended by SIGKILL before"),
         ("posix._exit(5)", 5, ""),

@@ -71,6 +71,13 @@ def test_what_is_written_passes_as_pytest_runs_it(tmp_path: Path) -> None:
     assert f"{len(TESTS) + 1} passed" in run.stdout
 
 
+def test_where_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
+    (tmp_path / ".github").write_text("")
+    result = CliRunner().invoke(app, ["init", str(tmp_path)])
+    assert result.exit_code == 2 and "is a file" in result.output
+    assert [p.name for p in tmp_path.iterdir()] == [".github"]
+
+
 def test_its_configuration_names_its_specs() -> None:
     configuration = ConfigParser()
     configuration.read_string(FILES["pytest.ini"][0])
@@ -112,7 +119,8 @@ def test_a_configuration_of_pytest_stays_the_only_one(
     made = written(tmp_path)
     assert made[name] == text
     assert ("pytest.ini" in made.keys() - {name}) != is_configured
-    assert (f'{name} configures pytest: add fibration_specs = ["specs/"]' in output) == is_configured
+    specs = '["specs/"]' if name.endswith(".toml") else "specs/"
+    assert (f"{name} configures pytest: add fibration_specs = {specs} " in output) == is_configured
 
 
 def test_here_needs_no_cd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,8 @@ WRONG |= {
     "a row too few": ({**PACKED, "offsets": None, "new": in_rows(NEW), "old": in_rows(OLD)[:3]}, "old_log_probs has 3 rows", "4", ""),
     "not in rows": ({**PACKED, "offsets": None, "new": in_rows(NEW)}, "old_log_probs has shape [8]", "a list of 4 rows", ""),
     "a trainer's word for the mask": ({"response_mask": np.ones((2, 3))}, "stratum 'response_mask'", "mask=", "write mask="),
+    "a mask by another name": ({"token_mask": np.ones((2, 3))}, "stratum 'token_mask'", "mask=", "write mask="),
+    "lengths in place of offsets": ({"lengths": [3, 5]}, "stratum 'lengths'", "offsets=", "accumulate(lengths)"),
     "one letter too few": ({"advantage": PER_ROW}, "stratum 'advantage'", "advantages=", "write advantages="),
     "labels of rows too few": ({**PACKED, "offsets": None, "new": in_rows(NEW), "old": in_rows(OLD), "domain": "abc".split()}, "shape [1]", "one per row, 4", ""),
 }  # fmt: skip

@@ -6,6 +6,7 @@ import gc
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from support import operator, refuses, spec
@@ -184,8 +185,9 @@ def test_an_index_has_to_live_until_the_backward_pass():
 
 def test_copies_of_an_index_are_known_apart():
     """A number of one process means nothing in another, and a dead index is no other's."""
-    op = operator(spec("fiberpo"))
+    op = operator(spec("fiberpo"), "c")
     new, old, a, index = a_batch(op, 4, 5)
+    op.loss(new, old, a, index)  # leaves in it what generated functions know it by
     other = pickle.loads(pickle.dumps(index))
     assert int(other.handle) != int(index.handle)
     inside, _ = compiled(lambda x, at: op.coefficients(x, old, a, at, metrics=False).values * 1)
@@ -216,6 +218,21 @@ def test_torch_func_grad_is_the_gradient():
     ratio = (new - old).requires_grad_()
     op.gate(ratio, index).square().sum().backward()
     assert torch.equal(torch.func.grad(lambda y: op.gate(y, index).square().sum())(ratio.detach()), ratio.grad)
+
+
+def test_labels_of_parameters_go_through():
+    """numpy's text is text, and None stands for all others."""
+    op = operator(spec("fiberpo_domain"))
+    new, old, a, index = a_batch(op, 4, 5, dtype=torch.float64)
+    for budgets in ({np.str_("math"): 0.01, None: 0.05}, {"math": np.float64(0.01), "code": 0.05}):
+        loss = lambda x, c=budgets: op.loss(x, old, a, index, {"C_domain": c}).loss  # noqa: E731
+        x = new.clone().requires_grad_()
+        loss(x).backward()
+        assert torch.equal(torch.func.grad(loss)(new), x.grad)
+    refuses(
+        ParameterError, lambda: torch.func.grad(lambda x: op.loss(x, old, a, index, {"C_domain": {b"math": 0.1}}).loss)(new),
+        what="the label b'math'", found="bytes", remedy="text or numbers",
+    )  # fmt: skip
 
 
 def fake(loss, x):

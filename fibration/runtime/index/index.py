@@ -75,7 +75,8 @@ class Index:
         self.handle: Tensor = INDEXES.tensor(self)  # by which operators of torch know it
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "handle"}
+        """What is made again where it is asked for stays behind: some of it is known by objects of this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "handle"} | {"_cache": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)  # another object, perhaps in another process

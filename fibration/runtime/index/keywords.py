@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fibration.errors import HierarchyIndexError, an, listed, suggest
+from fibration.language import keywords
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.ranks.group import is_group
@@ -16,10 +17,10 @@ LENGTHS = "pass offsets=..., their sums with a 0 before them: [0, *itertools.acc
 RANKS = "the ranks that a batch is spread over are group="
 OF_CALLS = "op.loss(...) takes it, with the index"
 MEANT = {
-    **dict.fromkeys(("response_mask", "loss_mask", "completion_mask", "action_mask", "token_mask", "masks"), RESPONSE),
-    **dict.fromkeys(("attention_mask", "padding_mask"), f"{RESPONSE} alone: an attention mask is True on prompts too"),
-    **dict.fromkeys(("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seq_lens_q", "starts"), "pass it as offsets=..."),
-    **dict.fromkeys(("lengths", "seq_lens", "seqlens", "seq_lengths", "sequence_lengths", "response_lengths"), LENGTHS),
+    **dict.fromkeys((*keywords.MASKS, "masks"), RESPONSE),
+    **dict.fromkeys(keywords.WHOLE_MASKS, f"{RESPONSE} alone: an attention mask is True on prompts too"),
+    **dict.fromkeys(keywords.OFFSETS, "pass it as offsets=..."),
+    **dict.fromkeys(keywords.LENGTHS, LENGTHS),
     "position_ids": "pass it as positions=..., where rows are pieces of something longer",
     **dict.fromkeys(("groups", "process_group"), RANKS),
     **dict.fromkeys(("log_probs", "old_log_probs", "advantages", "rewards", "policies", "parameters"), OF_CALLS),
