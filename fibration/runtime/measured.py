@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -184,6 +185,8 @@ class _Maker:
         self.blocks: list[tuple[int, int, int, bool]] = []
         self.results: dict[tuple[Key, ...], int] = {}  # of blocks: the number of what is made of these outputs
         self.fixed: list[Tensor] = []
+        self.fixed_length = 0
+        self.counts: dict[tuple[str, str, int], Tensor] = {}  # most metrics are over the same few
 
     def named(self, over: str) -> Sequence[object]:
         names = self.index.labels.get(over, ())
@@ -273,8 +276,10 @@ class _Maker:
 
     def gathered(self) -> Tensor:
         places = self.outputs.places
-        found = [torch.arange(places[k].start, places[k].start + n) for k, (_, n) in self.taken.items() if k in places]
-        return torch.cat([*found, torch.zeros(0, dtype=torch.int64)]).to(self.index.device)
+        runs = [(places[k].start, n) for k, (_, n) in self.taken.items() if k in places]
+        starts, lengths = np.array(runs, dtype=np.int64).reshape(-1, 2).T
+        before = lengths.cumsum() - lengths
+        return torch.from_numpy(np.repeat(starts - before, lengths) + np.arange(lengths.sum())).to(self.index.device)
 
     def pieces(self) -> tuple[int | tuple[Key, int], ...]:
         found: list[int | tuple[Key, int]] = []
@@ -309,8 +314,9 @@ class _Maker:
 
     def fix(self, numbers: Tensor, start: int) -> int:
         """Put what no call changes at the end: each metric has its own, whatever is done with it in place."""
-        at = start + sum(map(len, self.fixed))
+        at = start + self.fixed_length
         self.fixed.append(numbers)
+        self.fixed_length += len(numbers)
         return at
 
     def number_of(self, row: Row) -> Tensor:
@@ -319,6 +325,12 @@ class _Maker:
             return self.outputs.constant[row.count]
         assert row.count is not None
         of, over = row.count
+        key = (of, over, self.index.size[over] if row.how == "each" else 1)
+        if key not in self.counts:
+            self.counts[key] = self.count(*key)
+        return self.counts[key]
+
+    def count(self, of: str, over: str, elements: int) -> Tensor:
         if of != ALL:
-            return self.index.count(of, over)[: self.index.size[over] if row.how == "each" else 1]
+            return self.index.count(of, over)[:elements]
         return torch.stack([self.index.count(leaf, BATCH)[0] for leaf in self.index.leaves]).sum().reshape(1)
