@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import math
 import os
 import shlex
 import sys
@@ -26,11 +27,15 @@ if not torch.cuda.is_available():  # read when triton is first imported
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import quick_fractions
 from thorough import ALL
 
 CHOSEN_CC = os.environ.get("CC")
 
 gc.set_threshold(20_000, 20, 20)  # a test makes little garbage, and much that stays for the next
+
+if not ALL:
+    quick_fractions.quicken()
 
 settings.register_profile(
     "deterministic",
@@ -92,7 +97,14 @@ def _drawn_alike() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _decided_in_this_run() -> Iterator[None]:
-    """What the laws say is what they say now: no verdict is read from the disk, where an earlier run left it."""
+    """What the laws say is what they say now: no verdict is read from the disk, where an earlier run left it.
+
+    What it has said stays in memory: many tests ask of the same hierarchies.
+    """
+    from fibration.laws import verify
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fibration.laws.kept.SOURCES", "")
+        for kept in (verify.VERDICTS, verify.FACTS):
+            patch.setattr(kept._recent, "_most", math.inf)
         yield

@@ -2,11 +2,23 @@
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from oracles.backends_here import BACKENDS_HERE
+from quick_triton import quicken
 from support import operator as unasked
+from thorough import ALL
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_triton() -> Iterator[None]:
+    """Kernels are interpreted without what Triton's interpreter does in vain, but for everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not ALL:
+            quicken(patch)
+        yield
 
 
 @pytest.fixture(params=BACKENDS_HERE, ids=str)

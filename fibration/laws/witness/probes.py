@@ -6,6 +6,7 @@ whatever the difference is made of: a constant, its reciprocal or root, a bound 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,12 +56,16 @@ def crossings(
     They are looked for from `10**near` to `10**far` beside 0 and both bounds. The simplest fraction there is given, so
     that a change at a rational number is found exactly.
     """
+    return sorted({simplest(*ends) for ends in _brackets(f, _grid(low, high, near, far))})
+
+
+@functools.lru_cache(256)  # of a few bounds, for many formulas
+def _grid(low: Fraction | None, high: Fraction | None, near: int, far: int) -> tuple[Fraction, ...]:
     sizes = [Fraction(d) * Fraction(10) ** k for k in range(near, far + 1) for d in (1, 3)]
     grid = {Fraction(0), *sizes, *(-s for s in sizes)}
     grid |= {low + s for s in sizes} if low is not None else set()
     grid |= {high - s for s in sizes} if high is not None else set()
-    inside = sorted(x for x in grid if (low is None or low < x) and (high is None or x < high))
-    return sorted({simplest(*ends) for ends in _brackets(f, inside)})
+    return tuple(sorted(x for x in grid if (low is None or low < x) and (high is None or x < high)))
 
 
 def between(points: Sequence[Fraction]) -> list[Fraction]:
@@ -92,7 +97,7 @@ def _sign(value: Fraction | None) -> int | None:
     return None if value is None else (value.numerator > 0) - (value.numerator < 0)
 
 
-def _brackets(f: Function, grid: list[Fraction], whole: bool = False) -> Iterator[tuple[Fraction, Fraction]]:
+def _brackets(f: Function, grid: Sequence[Fraction], whole: bool = False) -> Iterator[tuple[Fraction, Fraction]]:
     """Close pairs of numbers between which `f` changes its sign."""
     values = [f(x) for x in grid]
     for (a, u), (b, v) in itertools.pairwise(zip(grid, values, strict=True)):

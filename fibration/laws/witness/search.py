@@ -7,9 +7,10 @@ changes (`probes.py`); so are the values of parameters and attributes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -123,6 +124,11 @@ class _Search:
     # ------------------------------------------------------------ sizes
 
     @cached_property
+    def counted(self) -> Callable[[Count | Total], frozenset[Stratum]]:
+        """The strata whose sizes multiply to what is counted: asked for at every number that is tried."""
+        return functools.cache(functools.partial(_counted, self.shape))
+
+    @cached_property
     def fans(self) -> list[int]:
         """Sizes around the constants met."""
         numbers = {n for e in self.expressions for n in _constants(e)}
@@ -132,15 +138,19 @@ class _Search:
         """Regular shapes on both sides of the sizes at which a condition changes."""
         found: dict[tuple[int, ...], Candidate] = {}
         free = [s for s in self.shape.order if s not in self.shape.roots]
-        for difference, values in itertools.product(self.deciding, self.settings[:MOST_VALUES]):
+        for difference in self.deciding:
+            met = _met(difference)
+            sized = [a for a in met if isinstance(a, (Count, Total))]
+            told = [{a: v for a, v in values.items() if a in met} for values in self.settings[:MOST_VALUES]]
+            distinct = [values for i, values in enumerate(told) if values not in told[:i]]
             read = [a for a in atoms(difference) if isinstance(a, (Count, Total))]
-            for s, others in itertools.product(free if read else (), (1, 2)):
-                if not any(s in _counted(self.shape, a) for a in read):
+            for values, s, others in itertools.product(distinct, free if read else (), (1, 2)):
+                if not any(s in self.counted(a) for a in read):
                     continue
                 fan = {u: others if u in free else 1 for u in self.shape.order}
 
                 def at(n: Fraction, s: Stratum = s, fan: dict[Stratum, int] = fan) -> Fraction | None:
-                    return self.on_regular(difference, {**fan, s: int(n)}, values)  # noqa: B023
+                    return _on_regular(difference, self.sizes(sized, {**fan, s: int(n)}), values)  # noqa: B023
 
                 for n in whole_crossings(at, MAX_ELEMENTS):
                     for m in (n - 1, n, n + 1):
@@ -152,26 +162,9 @@ class _Search:
         if any(isinstance(a, (Count, Total)) for a in self.used):
             yield from uneven(self.shape, self.fans, MAX_LEAVES, MAX_UNEVEN)
 
-    def on_regular(
-        self, e: Expression, fan: Mapping[Stratum, int], values: Mapping[Expression, Fraction]
-    ) -> Fraction | None:
-        """A number of the sign of an expression, on policy and where as many elements lie over each.
-
-        What `values` does not name is 1.
-        """
-
-        def atom(a: Expression) -> Any:
-            if isinstance(a, Count) and isinstance(a.over, Stratum):
-                return Fraction(math.prod(fan[u] for u in _counted(self.shape, a)))
-            if isinstance(a, Total) and isinstance(a.over, Stratum):
-                return values.get(a.attribute, Fraction(1)) * math.prod(fan[u] for u in _counted(self.shape, a))
-            if isinstance(a, LogProb):
-                return Fraction(-1)
-            if isinstance(a, (Aggregate, Ordered)):  # of what is the same at all tokens
-                return Fraction(0) if getattr(a, "kind", "") == "deviation" else enclose(a.formula, atom)
-            return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
-
-        return of_its_sign(e, atom)
+    def sizes(self, counted: Iterable[Count | Total], fan: Mapping[Stratum, int]) -> dict[Expression, int]:
+        """How many are counted where as many elements lie over each."""
+        return {a: math.prod(fan[u] for u in self.counted(a)) for a in counted if isinstance(a.over, Stratum)}
 
     # ------------------------------------------------------------ values
 
@@ -224,13 +217,12 @@ class _Search:
             read = set(atoms(e))
             if not read & {atom, *(a for a in read if isinstance(a, Total) and a.attribute == atom)}:
                 continue
-            for n in (1, 2):
+            met = _met(e)
+            sized = [a for a in met if isinstance(a, (Count, Total))]
+            known = tuple((a, others[a]) for a in met if a in others and a != atom)
+            for n in (1, 2) if sized else (1,):
                 fan = {s: 1 if s in self.shape.roots else n for s in self.shape.order}
-
-                def at(v: Fraction, fan: dict[Stratum, int] = fan) -> Fraction | None:
-                    return self.on_regular(e, fan, {**others, atom: v})  # noqa: B023
-
-                points |= set(crossings(at, low, high, far=FAR_ROUNDED if rounding(e) else FAR))
+                points |= set(_changes(e, atom, known, tuple(self.sizes(sized, fan).items()), low, high))
         return [v for v in between(sorted(points)) if (low is None or low < v) and (high is None or v < high)][
             :MOST_VALUES
         ]
@@ -281,10 +273,49 @@ class _Search:
         return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
 
 
-def _counted(shape: Shape, a: Count | Total) -> set[Stratum]:
-    """The strata whose sizes multiply to what is counted."""
+def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
     assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
-    return {a.of, *shape.coarser(a.of)} - {a.over, *shape.coarser(a.over)}
+    return frozenset((a.of, *shape.coarser(a.of))) - {a.over, *shape.coarser(a.over)}
+
+
+def _met(e: Expression) -> list[Expression]:
+    """What it is made of, also inside of what it gathers of others."""
+    found = dict.fromkeys(a for inner in within(e) for a in atoms(inner))
+    return list(found | dict.fromkeys(a.attribute for a in found if isinstance(a, Total)))
+
+
+def _on_regular(
+    e: Expression, sizes: Mapping[Expression, int], values: Mapping[Expression, Fraction]
+) -> Fraction | None:
+    """A number of the sign of an expression, on policy, where as many are counted.
+
+    What `values` does not name is 1.
+    """
+
+    def atom(a: Expression) -> Any:
+        if a in sizes:
+            return values.get(a.attribute, Fraction(1)) * sizes[a] if isinstance(a, Total) else Fraction(sizes[a])
+        if isinstance(a, LogProb):
+            return Fraction(-1)
+        if isinstance(a, (Aggregate, Ordered)):  # of what is the same at all tokens
+            return Fraction(0) if getattr(a, "kind", "") == "deviation" else enclose(a.formula, atom)
+        return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
+
+    return of_its_sign(e, atom)
+
+
+@functools.lru_cache(4096)  # every law that searches asks where the same conditions change
+def _changes(
+    e: Expression,
+    atom: Expression,
+    known: tuple[tuple[Expression, Fraction], ...],
+    sizes: tuple[tuple[Expression, int], ...],
+    low: Fraction | None,
+    high: Fraction | None,
+) -> tuple[Fraction, ...]:
+    given, counts = dict(known), dict(sizes)
+    far = FAR_ROUNDED if rounding(e) else FAR
+    return tuple(crossings(lambda v: _on_regular(e, counts, {**given, atom: v}), low, high, far=far))
 
 
 def _constants(e: Expression) -> Iterator[int]:
