@@ -11,7 +11,7 @@ comma := ,
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run lint check test docs test-ranks test-trainers $(TRAINERS:%=test-%) clean
+.PHONY: setup run lint check test docs study test-ranks test-trainers $(TRAINERS:%=test-%) clean
 
 setup: $(READY)
 
@@ -55,12 +55,17 @@ docs: $(VENV)/.docs
 	@rm -rf build/site
 	@$(BIN)/python -m sphinx -q -n -W --keep-going -E -d build/doctrees docs build/site
 	@$(BIN)/python docs/_ext/check_links.py build/site
+	@$(BIN)/python docs/studies/staleness/analyse.py --check
 	@echo "look at it: $(BIN)/python -m http.server -d build/site, then http://localhost:8000"
 
 $(VENV)/.docs: $(READY)
 	@echo "adding Sphinx to $(VENV) (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
+
+# A small part of docs/studies/staleness from nothing, in minutes; what it writes is under build/study.
+study: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore::UserWarning docs/studies/staleness/small.py
 
 # Training in processes of their own: everything of it, which `make test` does for two ranks.
 test-ranks: setup

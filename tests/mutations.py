@@ -1,4 +1,5 @@
-"""Does the suite notice slips? One line of the library is changed at a time, and the tests that should see it are run.
+"""Does the suite notice slips? One line of the library, or of a study, is changed at a time; the tests that should see
+it are run.
 
     python tests/mutations.py [--only NAME] [--tree PATH] [--full] [--limit SECONDS] [--list]
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from slips import SLIPS, Slip
 
 HERE = Path(__file__).resolve().parent.parent
-LIBRARY = ("fibration", "backends", "specs")
+LIBRARY = ("fibration", "backends", "specs", "docs/studies")
 NO_END, CRASH = "no end within", "a crash by"  # besides names of tests
 CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL, -signal.SIGABRT)
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")

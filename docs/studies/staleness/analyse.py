@@ -1,0 +1,406 @@
+"""Every number, table and figure of the study from its raw results: `python analyse.py`.
+
+Reads `results/*.jsonl`; writes `results/summary.json`, the tables of README.md and of docs/which-loss-when.md between
+their marks, and `figures/*.png`.
+`--check` writes nothing, and fails where a number or a table would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import stats
+import which
+from arms import ARMS
+from cells import Cell, Cells, cells, identical, pairs
+from choose import (
+    CHOSEN,
+    FOUND,
+    HERE,
+    LARGE,
+    RESULTS,
+    Setting,
+    chosen,
+    chosen_at,
+    lacking,
+    lines,
+    record,
+    record_search,
+    scores,
+)
+from plan import PARTS
+from rl import Run
+from tables import tables, written
+
+from fibration.files import write_file
+
+SINGLE = ("reinforce", "grpo", "grpo_dual", "gspo", "cispo", "dppo_tv")  # of which contrast 3 takes the best on tuning
+BESIDE, CONFIRMED_BESIDE = "grpo", "gspo"  # what every arm is compared with
+MEASURES = ("score", "mean_area", "worst_area")
+CONDITIONS = ("unequal", "large", "apart", "stale", "fresh", "noisy")
+
+
+def contrasts(baseline: str) -> list[tuple[str, str, str]]:
+    """The four that were named beforehand: arm, arm that is taken from it, condition."""
+    return [
+        ("inward_domain", "placebo_shuffled", "unequal"),
+        ("inward_domain", "inward_trajectory", "unequal"),
+        ("inward_domain", baseline, "unequal"),
+        ("fiberpo_domain", "inward_domain", "large"),
+    ]
+
+
+def explored(baseline: str) -> list[tuple[str, str]]:
+    """Further differences, in every condition."""
+    return [
+        ("inward_domain", "placebo_shuffled"),
+        ("inward_domain", "inward_trajectory"),
+        ("inward_domain", baseline),
+        ("inward_domain", "placebo_unbounded"),
+        ("inward_domain", "clip_domains"),
+        ("inward_domain", "inward_token"),
+        ("inward_trajectory", "inward_token"),
+        ("inward_group", "inward_trajectory"),
+        ("inward_domain", "inward_group"),
+        ("inward_ceiling", "inward_domain"),
+        ("fiberpo_domain", "inward_domain"),
+        ("fiberpo", "inward_trajectory"),
+        ("fiberpo_domain", "fiberpo"),
+        ("placebo_rollback", "inward_domain"),
+        ("published_wide", "placebo_rollback"),
+        ("published_wide", "inward_domain"),
+        ("fiberpo_domain", "reinforce"),
+        ("inward_token", "grpo"),
+        ("gspo", "grpo"),
+    ]
+
+
+def arm_cells(found: Cells, condition: str) -> dict[str, Cell]:
+    """By arm, in a part where each arm has one setting in a condition."""
+    mine = [cell for (name, _, _), cell in found.items() if name == condition]
+    by_arm = {cell.arm: cell for cell in mine}
+    if len(by_arm) != len(mine):
+        raise ValueError(f"an arm has several settings in '{condition}': what was tested follows from tuning alone")
+    return by_arm
+
+
+def described(cell: Cell, beside: Cell | None) -> dict:
+    """One arm in one condition."""
+    amplification = cell.measured("amplification")
+    found = {
+        "lr": cell.setting[0],
+        "trust": cell.setting[1],
+        "seeds": len(cell.seeds),
+        **{name: stats.of_iqm(getattr(cell, name)) for name in MEASURES},
+        "final": stats.of_iqm(cell.final),
+        "collapses": int(cell.collapses[:, -1].sum()),
+        "amplification": {"median": float(np.median(amplification)), "largest": float(amplification.max())},
+        **{name: stats.of_mean(cell.measured(name).mean(1)) for name in ("outward", "against")},
+        **{name: float(cell.measured(name).mean()) for name in ("zeroed", "between")},
+        "gated": cell.gated,
+        "entropy": float(cell.measured("entropy")[:, -1].mean()),
+        "path_kl": float(np.exp(np.log(cell.path).mean())),
+        "from_base": float(cell.measured("from_base")[:, -1].mean()),
+    }
+    if beside is not None and beside is not cell and pairs(cell, beside):
+        seeds = pairs(cell, beside)
+        x, y = cell.of("score", seeds), beside.of("score", seeds)
+        found["better"] = stats.improvement(x, y)
+        found["difference"] = stats.of_mean(x - y)
+        found["wins"] = {"seeds": len(seeds), "better": float((x > y).sum() + (x == y).sum() / 2)}
+        found["mcnemar"] = stats.mcnemar(cell.of("collapses", seeds)[:, -1], beside.of("collapses", seeds)[:, -1])
+    return found
+
+
+def compared(x: Cell | None, y: Cell | None) -> dict | None:
+    """Paired differences of two arms, none where they share no seed."""
+    if x is None or y is None or not pairs(x, y):
+        return None
+    seeds = pairs(x, y)
+    of = {name: x.of(name, seeds) - y.of(name, seeds) for name in MEASURES}
+    d = of["score"]
+    spread = float(d.std(ddof=1)) if len(d) > 1 else math.nan
+    return {
+        "seeds": len(seeds),
+        "identical": identical(x, y),
+        **{name: stats.of_mean(values) for name, values in of.items()},
+        "exact": stats.shifts(d),
+        "p": stats.flips(d),
+        "spread": spread,
+        "detectable": spread * stats.detectable(len(d)),
+        "detectable_holm": spread * stats.detectable(len(d), (1 - stats.LEVEL) / 4),
+    }
+
+
+Frontier = list[tuple[float, float]]
+
+
+def frontiers(tuning: Cells) -> dict[str, Frontier]:
+    """Of each arm, the upper hull of all its settings in the plane of the log of the path's KL and the score.
+
+    A line through all settings would have several scores at one KL; the hull has what the best ones reach, and falls on
+    both sides of the best KL.
+    """
+    points = defaultdict(list)
+    for (_, arm, _), cell in tuning.items():
+        points[arm].append((float(np.log(cell.path).mean()), float(cell.score.mean())))
+    return {arm: hull(of) for arm, of in sorted(points.items())}
+
+
+def hull(points: Iterable[tuple[float, float]]) -> Frontier:
+    """The corners of the least concave function that no point is above, from the left."""
+    found: Frontier = []
+    for x, y in sorted(points):
+        while found and found[-1][0] == x:
+            found.pop()  # of points at one x the last is the highest
+        while len(found) > 1 and not above(*found[-2:], (x, y)):
+            found.pop()
+        found.append((x, y))
+    return found
+
+
+def above(left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Whether the middle one lies above the line through the others."""
+    return (middle[1] - left[1]) * (right[0] - left[0]) > (right[1] - left[1]) * (middle[0] - left[0])
+
+
+def at_equal_kl(x: Cell | None, y: Cell | None, along: Mapping[str, Frontier]) -> dict | None:
+    """The difference of two arms if both had moved equally far: each goes along its own frontier to the KL between.
+
+    Seeds are paired; the frontier says how much an arm's score changes between two KL, never how high it is; it is
+    flat beyond its ends.
+    """
+    if x is None or y is None or not pairs(x, y):
+        return None
+    seeds, moved, beyond = pairs(x, y), [], 0
+    middle = (np.log(x.of("path", seeds)) + np.log(y.of("path", seeds))) / 2
+    for cell in (x, y):
+        frontier = along.get(ARMS[cell.arm].of or cell.arm)
+        if not frontier:
+            return None
+        kl, score = map(np.array, zip(*frontier, strict=True))
+        own = np.log(cell.of("path", seeds))
+        beyond += int(((np.minimum(own, middle) < kl[0]) | (np.maximum(own, middle) > kl[-1])).sum())
+        moved.append(cell.of("score", seeds) + np.interp(middle, kl, score) - np.interp(own, kl, score))
+    difference = moved[0] - moved[1]
+    return {
+        "seeds": len(seeds),
+        "path_kl": [float(np.exp(np.log(cell.of("path", seeds)).mean())) for cell in (x, y)],
+        "score": stats.of_mean(difference),
+        "exact": stats.shifts(difference),
+        "beyond": beyond,
+    }
+
+
+def over_conditions(test: Mapping[str, Mapping[str, Cell]]) -> dict:
+    """Scores over all conditions together, of the arms that have all conditions, by the seeds of all."""
+    found = {}
+    for arm in ARMS:
+        mine = [by_arm[arm] for by_arm in test.values() if arm in by_arm]
+        seeds = sorted(set.intersection(*(set(cell.seeds) for cell in mine))) if mine else []
+        if len(mine) == len(test) and seeds:
+            found[arm] = stats.of_iqm(np.array([cell.of("score", seeds) for cell in mine]))
+    return found
+
+
+def searched(found: Cells) -> list[dict]:
+    """Every setting of a search, from the best: its score over seeds, by condition."""
+    rows = [
+        {
+            "arm": cell.arm,
+            "condition": cell.condition,
+            "lr": cell.setting[0],
+            "trust": cell.setting[1],
+            "seeds": len(cell.seeds),
+            "score": stats.of_mean(cell.score),
+            "path_kl": float(np.exp(np.log(cell.path).mean())),
+            "collapses": int(cell.collapses[:, -1].sum()),
+            "largest": float(cell.measured("amplification").max()),
+        }
+        for cell in found.values()
+    ]
+    return sorted(
+        rows, key=lambda row: (row["condition"], row["lr"], -row["score"].value, row["arm"], row["trust"] or 0)
+    )
+
+
+def confirmed(found: Cells) -> dict:
+    """Arms of a confirmation by condition, and the paired differences of all of them."""
+    conditions = {}
+    for condition in [name for name in CONDITIONS if any(key[0] == name for key in found)]:
+        by_arm = arm_cells(found, condition)
+        names = list(by_arm)
+        conditions[condition] = {
+            "arms": {name: described(cell, by_arm.get(CONFIRMED_BESIDE)) for name, cell in by_arm.items()},
+            "differences": [
+                {"arm": x, "less": y, **difference}
+                for k, x in enumerate(names)
+                for y in names[k + 1 :]
+                if (difference := compared(by_arm[x], by_arm[y]))
+            ],
+        }
+    return conditions
+
+
+def tuned(tuning: Sequence[Mapping]) -> dict:
+    """Every arm's scores at all settings, and what is chosen."""
+    all_scores, setting, large = scores(tuning), chosen(tuning), chosen_at(tuning, LARGE)
+    return {
+        arm: {
+            "lr": setting[arm][0],
+            "trust": setting[arm][1],
+            "score": of[setting[arm]],
+            "large": large[arm][1] if arm in large else None,
+            "settings": [
+                {"lr": lr, "trust": trust, "score": y} for (lr, trust), y in sorted(of.items(), key=by_setting)
+            ],
+        }
+        for arm, of in all_scores.items()
+    }
+
+
+def by_setting(item: tuple[Setting, float]) -> tuple[float, float]:
+    (lr, trust), _ = item
+    return lr, trust or 0
+
+
+def planned(found: Mapping[str, Sequence[Mapping]]) -> dict:
+    """Of each part: how many runs are planned, which lack, what ran them, for how long; no plan before its settings."""
+    said = {}
+    for part, runs in PARTS.items():
+        there = found[part]
+        every = runs() if part != "test" or CHOSEN.exists() else []
+        said[part] = {
+            "planned": len(every),
+            "there": len(there),
+            "hours": sum(line["seconds"] for line in there) / 3600,
+            "versions": sorted({" ".join(f"{k} {v}" for k, v in sorted(line["versions"].items())) for line in there}),
+            "lacking": by_name(lacking(every, there)) if there else ["all of them"] * bool(every),
+            "without": len(lacking(every, there)),
+        }
+    return said
+
+
+def by_name(runs: Iterable[Run]) -> list[str]:
+    """Runs in words, seeds of one setting together."""
+    seeds = defaultdict(list)
+    for run in runs:
+        seeds[f"`{run.arm}` in `{run.condition}` at {run.lr:g}, {run.trust}"].append(str(run.seed))
+    return [f"{name}: {', '.join(of)}" for name, of in seeds.items()]
+
+
+def bases(results: Path, seeds: Iterable[int]) -> dict | None:
+    """Share of samples right in each domain before any step: least, median and greatest of these seeds' bases."""
+    file = results / "bases.jsonl"
+    found = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+    rows = list(zip(*(line["right"] for line in found if line["seed"] in set(seeds)), strict=True))
+    return {"seeds": len(rows[0]), "right": [[min(r), median(r), max(r)] for r in rows]} if rows else None
+
+
+def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
+    """All numbers, and the runs of tuning and of the test that figures draw."""
+    found_lines = {part: lines(part, results) for part in PARTS}
+    tuning = found_lines["tune"]
+    tuning_cells, test_cells = cells(tuning), cells(found_lines["test"])
+    test = {name: arm_cells(test_cells, name) for name in CONDITIONS if any(key[0] == name for key in test_cells)}
+    test = {name: {arm: by_arm[arm] for arm in ARMS if arm in by_arm} for name, by_arm in test.items()}
+    setting, all_scores = chosen(tuning), scores(tuning)
+    baseline = max((arm for arm in SINGLE if arm in setting), key=lambda arm: all_scores[arm][setting[arm]])
+    along = frontiers(tuning_cells)
+
+    def cell(condition: str, arm: str) -> Cell | None:
+        return test.get(condition, {}).get(arm)
+
+    named = [
+        {"arm": x, "less": y, "condition": where, **found}
+        for x, y, where in contrasts(baseline)
+        if (found := compared(cell(where, x), cell(where, y)))
+    ]
+    for contrast, p in zip(named, stats.holm([contrast["p"] for contrast in named]), strict=True):
+        contrast["holm"] = float(p)
+    summary = {
+        "planned": planned(found_lines),
+        "bases": bases(results, {seed for by_arm in test.values() for c in by_arm.values() for seed in c.seeds}),
+        "tuning": tuned(tuning),
+        "baseline": baseline,
+        "contrasts": named,
+        "equal_kl": [
+            {"arm": x, "less": y, "condition": where, "difference": plain["score"], **found}
+            for x, y, where in [*contrasts(baseline), ("inward_domain", "clip_domains", "unequal"),
+                                ("inward_domain", "clip_domains", "large"),
+                                ("inward_domain", "placebo_shuffled", "large"), ("inward_domain", baseline, "large")]
+            if (found := at_equal_kl(cell(where, x), cell(where, y), along))
+            and (plain := compared(cell(where, x), cell(where, y)))
+        ],
+        "explored": [
+            {"arm": x, "less": y, "conditions": {
+                where: found for where in test if (found := compared(cell(where, x), cell(where, y)))}}
+            for x, y in explored(baseline)
+        ],
+        "over_conditions": over_conditions(test),
+        "test": {
+            where: {arm: described(c, by_arm.get(BESIDE)) for arm, c in by_arm.items()}
+            for where, by_arm in test.items()
+        },
+        "frontiers": along,
+        "search": searched(cells(found_lines["search"])),
+        "confirm": confirmed(cells(found_lines["confirm"])),
+    }  # fmt: skip
+    return summary, tuning_cells, test
+
+
+def plain(found: object) -> object:
+    """For JSON: four digits of every number, `null` for what there is none of; estimates say what is what."""
+    if isinstance(found, stats.Estimate):
+        return plain(found._asdict())
+    if isinstance(found, Mapping):
+        return {str(name): plain(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [plain(value) for value in found]
+    if isinstance(found, float):
+        return float(f"{found:.4g}") if math.isfinite(found) else None
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where numbers or tables would change")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of raw results")
+    parser.add_argument("--page", type=Path, default=HERE / "README.md", help="the page whose tables are written")
+    parser.add_argument("--losses", type=Path, default=which.PAGE, help="the page that says which loss when, likewise")
+    parser.add_argument("--images", type=Path, default=HERE / "figures", help="the folder of figures")
+    given = parser.parse_args(arguments)
+    if not (given.results / "tune.jsonl").exists():
+        raise SystemExit(f"{given.results} has no tune.jsonl, from which all else follows: run `python run.py tune`")
+    summary, tuning, test = analysed(given.results)
+    said = plain(summary)
+    wanted = {
+        given.results / "summary.json": json.dumps(said, indent=1) + "\n",
+        given.page: written(given.page.read_text(), tables(said)),
+        given.losses: which.filled(given.losses.read_text(), said, given.results),
+    }
+    if given.check:
+        if not said["planned"]["tune"]["lacking"]:
+            wanted[given.results / CHOSEN.name] = record(lines("tune", given.results))
+        if not said["planned"]["search"]["lacking"]:
+            wanted[given.results / FOUND.name] = record_search(lines("search", given.results))
+        stale = [file.name for file, text in wanted.items() if not file.exists() or file.read_text() != text]
+        if stale:
+            raise SystemExit(f"{', '.join(stale)} are not what the results say: python analyse.py")
+        return
+    import figures  # which takes a while, and is not needed to check numbers
+
+    figures.draw(given.images, said, tuning, test)
+    for file, text in wanted.items():
+        write_file(file, text)
+
+
+if __name__ == "__main__":
+    main()

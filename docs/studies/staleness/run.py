@@ -1,0 +1,140 @@
+"""Run what is planned and not yet in the results: `python run.py tune`, `python run.py test --stack 5`.
+
+Every run appends one line of JSON to `results/PART.jsonl` as it ends, and is not run again. Several processes may share
+the work: `--worker 0/2` takes every other run of the plan, whenever it is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from candidates import LOSSES
+from model import Shape
+from plan import GROUPS, PARTS
+from pretrain import pretrain
+from rl import Run, learn
+
+import fibration
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+BASES = HERE.parents[2] / "build" / "study" / "bases"  # made anew where they lack: a minute for each seed
+
+
+def key(run: Run) -> str:
+    return json.dumps(asdict(run), sort_keys=True)
+
+
+def done(part: str, results: Path = RESULTS) -> set[str]:
+    """Keys of the runs that have a whole line; a line that was cut off is no result."""
+    file = results / f"{part}.jsonl"
+    found = set()
+    for line in file.read_text().splitlines() if file.exists() else ():
+        try:
+            found.add(key(Run(**json.loads(line)["run"])))
+        except (json.JSONDecodeError, KeyError):
+            continue
+    return found
+
+
+def batches(runs: Iterable[Run], stack: int) -> list[list[Run]]:
+    """So many runs at a time, of one condition, length and way of clipping, in the plan's order of these."""
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.condition, run.steps, LOSSES[run.arm].clip_domains), []).append(run)
+    return [
+        members[k : k + stack]
+        for group in groups.values()
+        for members in [sorted(group, key=lambda run: run.arm)]
+        for k in range(0, len(group), stack)
+    ]
+
+
+def base(shape: Shape, seed: int, results: Path = RESULTS) -> torch.Tensor:
+    """The weights of a seed's base policy, `[size]`, from supervised training or from an earlier one's file."""
+    file = BASES / f"{seed}.pt"
+    group = next((group for group in GROUPS if seed in group), None)
+    if group is None:
+        raise SystemExit(f"seed {seed} has no base policy: it is in no group of plan.GROUPS; add it to one")
+    BASES.mkdir(parents=True, exist_ok=True)
+    with (BASES / f"{group[0]}.lock").open("w") as held:  # another process may be training this group
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if file.exists():
+            return torch.load(file)
+        for mine, weights, right in zip(group, *pretrain(shape, group), strict=True):
+            part = BASES / f"{mine}.{os.getpid()}"
+            torch.save(weights.clone(), part)
+            part.replace(BASES / f"{mine}.pt")
+            append(results / "bases.jsonl", {"seed": mine, "right": [round(x, 3) for x in right.tolist()]})
+    return torch.load(file)
+
+
+def append(file: Path, line: dict) -> None:
+    """A whole line in one write, so that processes that share a file do not mix theirs, and after none that was cut."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a+b", buffering=0) as target:
+        end = target.seek(0, os.SEEK_END)
+        target.seek(max(0, end - 1))
+        ended = target.read(1) in (b"", b"\n")
+        target.write(("\n" * (not ended) + json.dumps(line, separators=(",", ":")) + "\n").encode())
+
+
+VERSIONS = {"fibration": fibration.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def go(part: str, stack: int, worker: int = 0, workers: int = 1, results: Path = RESULTS) -> int:
+    """Run what lacks of a part; how many runs that were."""
+    torch.set_num_threads(1)
+    shape, ready = Shape(), done(part, results)
+    # Places in the plan, not in what is left of it: a process that starts later would count that anew.
+    mine = batches([run for run in PARTS[part]()[worker::workers] if key(run) not in ready], stack)
+    for number, runs in enumerate(mine, 1):
+        begun = time.perf_counter()
+        found = learn(shape, runs, torch.stack([base(shape, run.seed, results) for run in runs]))
+        seconds = (time.perf_counter() - begun) / len(runs)
+        for run, measured in zip(runs, found, strict=True):
+            line = {"run": asdict(run), "measured": measured, "seconds": round(seconds, 2), "versions": VERSIONS}
+            append(results / f"{part}.jsonl", line)
+        print(f"{part} {worker}: batch {number} of {len(mine)}, {seconds:.1f} s a run", flush=True)
+    return sum(map(len, mine))
+
+
+def models(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of models: at least 1")
+    return int(text)
+
+
+def share(text: str) -> tuple[int, int]:
+    worker, _, workers = text.partition("/")
+    if not (worker.isdecimal() and workers.isdecimal() and int(worker) < int(workers)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no share K/N with 0 <= K < N; the first of two is 0/2")
+    return int(worker), int(workers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=sorted(PARTS))
+    parser.add_argument("--stack", type=models, default=5, help="models that are trained side by side in one process")
+    parser.add_argument(
+        "--worker", type=share, default="0/1", help="K/N: this process takes every N-th run, from the K-th"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of their lines")
+    given = parser.parse_args()
+    if given.part == "confirm" and not PARTS["confirm"]():
+        raise SystemExit("nothing is found that could be confirmed: run `python choose.py search` first")
+    if not go(given.part, given.stack, *given.worker, given.results):
+        print(f"{given.part}: every run of this process's share is in {given.results / given.part}.jsonl")
+
+
+if __name__ == "__main__":
+    main()

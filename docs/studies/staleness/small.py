@@ -1,0 +1,43 @@
+"""A small part of the study from nothing, in minutes: `make study`, or `python small.py`.
+
+Two seeds that the study has nowhere else; three losses at the largest learning rate. Trains the bases, then runs what
+lacks, and prints what came out; nothing is written among the results of the study.
+"""
+
+from __future__ import annotations
+
+from cells import cells
+from choose import lines, settings
+from plan import PARTS, SMALL
+from rl import Run
+from run import HERE, go
+
+RESULTS = HERE.parents[2] / "build" / "study" / "small"
+LOSSES = ("grpo", "fiberpo_domain", "inward_domain")
+
+
+def small() -> list[Run]:
+    chosen = settings("large")
+    return [Run("small", name, "large", seed, *chosen[name]) for seed in SMALL for name in LOSSES]
+
+
+def main() -> None:
+    PARTS["small"] = small
+    print(f"{len(small())} runs of 150 steps; bases are trained first, where they lack: some minutes", flush=True)
+    go("small", len(small()), results=RESULTS)
+    rows = []
+    for (_, arm, (lr, trust)), cell in sorted(cells(lines("small", RESULTS)).items()):
+        for k, seed in enumerate(cell.seeds):
+            numbers = (cell.accuracy[k, 0].mean(), cell.final[k], cell.mean_area[k], cell.worst_area[k], cell.path[k])
+            largest = cell.measured("amplification")[k].max()
+            collapsed = "yes" if cell.collapses[k].any() else "no"
+            said = [f"{number:.3f}" for number in numbers]
+            rows.append([arm, f"{lr:g}, {trust:g}", str(seed), *said, collapsed, f"{largest:.1f}"])
+    head = ["loss", "rate, trust", "seed", "at first", "at last", "mean area", "worst area", "path's KL"]
+    head += ["collapsed", "amplification"]
+    for row in (head, *rows):
+        print(" | ".join(cell.ljust(14) for cell in row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The tables of docs/which-loss-when.md, which `analyse.py` writes: from its summary, and from runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cells import Cell, cells, pairs
+from choose import lines
+from plan import RATES
+from stats import Array, of_mean
+from tables import NONE, interval, number, rate, scale, table, written
+from watch import alarm, score, shown
+
+PAGE = Path(__file__).parents[2] / "which-loss-when.md"
+SMALL, LARGE = ("unequal", "stale", "fresh", "noisy"), ("large", "apart")
+PLACEBOS, TUNED, BESIDE = "placebo_", "unequal", "grpo"
+
+
+def settings(tuning: Mapping[str, Mapping], results: Path) -> str:
+    """What tuning chose; and what is lost with three times the rate, and with the worst budgets at that rate."""
+    found = cells(lines("tune", results))
+    rows = []
+    for arm, of in sorted(tuning.items(), key=lambda item: -item[1]["score"]):
+        lr, trust = of["lr"], of["trust"]
+        best = found[TUNED, arm, (lr, trust)].score
+        steeper = found[TUNED, arm, (min(RATES, key=lambda other: abs(other - 3 * lr)), trust)].score
+        budgets = [cell.score for (_, name, (at, _)), cell in found.items() if name == arm and at == lr]
+        worst = min(budgets, key=lambda score: score.mean())
+        lost = [spread(best - steeper), spread(best - worst) if trust else NONE]
+        rows.append([f"`{arm}`", rate(lr), scale(trust), *lost, scale(of["large"])])
+    head = ["loss", "learning rate", "budgets ×", "lost with the rate × 3", "lost with the worst budgets"]
+    return table([*head, "budgets × at 4.5e-4"], rows)
+
+
+def spread(values: Array) -> str:
+    """Mean and range of tuning's seeds."""
+    return f"{number(values.mean())} ({number(values.min())} to {number(values.max())})"
+
+
+def beside(test: Mapping[str, Mapping], conditions: Sequence[str], costs: Mapping[str, str] | None = None) -> str:
+    """Scores less GRPO's with their intervals, and how many runs collapsed; of GRPO the score itself."""
+    there = [where for where in conditions if where in test]
+    if not there:
+        return "None of these is in the results yet."
+    arms = {arm for where in there for arm in test[where] if not arm.startswith(PLACEBOS)}
+
+    def ahead(arm: str) -> float:
+        of = [test[where][arm] for where in there if arm in test[where]]
+        return sum(x["difference"]["value"] for x in of if "difference" in x) / len(of)
+
+    def said(arm: str, of: Mapping | None) -> str:
+        if of is None or (arm != BESIDE and "difference" not in of):
+            return NONE
+        numbers = interval(of["score"]) if arm == BESIDE else interval(of["difference"], sign=True)
+        return f"{numbers}; {of['collapses']} of {of['seeds']}"
+
+    rows = [
+        [
+            f"`{arm}`" + (", itself" if arm == BESIDE else ""),
+            *(said(arm, test[where].get(arm)) for where in there),
+            *([costs.get(arm, NONE)] if costs is not None else []),
+        ]
+        for arm in sorted(arms, key=lambda arm: (-ahead(arm), arm))
+    ]
+    head = ["", *(f"`{where}`" for where in there)]
+    return table([*head, *(["`large` − `unequal`"] if costs is not None else [])], rows)
+
+
+def costs(results: Path) -> dict[str, str]:
+    """What large steps take from each loss, beside itself at its own rate."""
+    tested: dict[str, dict[str, Cell]] = {}
+    for (where, arm, _), cell in cells(lines("test", results)).items():
+        tested.setdefault(arm, {})[where] = cell
+    found = {}
+    for arm, by_condition in tested.items():
+        x, y = (by_condition.get(where) for where in (LARGE[0], TUNED))
+        if x and y and (seeds := pairs(x, y)):
+            found[arm] = interval(of_mean(x.of("score", seeds) - y.of("score", seeds))._asdict(), sign=True)
+    return found
+
+
+def filled(page: str, summary: Mapping, results: Path) -> str:
+    """The page with its tables as they should be."""
+    found = {
+        "settings": settings(summary["tuning"], results),
+        "small": beside(summary["test"], SMALL),
+        "large": beside(summary["test"], LARGE, costs(results)),
+        "watched": shown(),
+        "signs": score("test", results),
+        "alarm": alarm("test", results),
+    }
+    return written(page, found)

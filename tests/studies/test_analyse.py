@@ -1,0 +1,132 @@
+"""The study's numbers follow from its results: what is paired, what counts, what is said at equal KL, and what is shown."""
+
+from functools import cache
+from types import SimpleNamespace
+
+import analyse
+import choose
+import numpy as np
+import pytest
+from cells import cells
+from rl import Run
+from tables import interval, number, table, written
+from thorough import ALL
+
+DRAW = np.random.default_rng(3)
+
+
+def line(arm, seed, right, moved=0.1, condition="unequal", lr=5e-5):
+    run = {"part": "test", "arm": arm, "condition": condition, "seed": seed, "lr": lr, "trust": 1.0, "steps": 40}
+    return {"run": run, "measured": {"right": right, "moved": [[moved] * 4] * len(right)}}
+
+
+def flat(*right):
+    return [list(right)] * 5
+
+
+def cell(*lines):
+    ((_, found),) = cells(lines).items()
+    return found
+
+
+def test_only_shared_seeds_are_paired_whatever_the_order_of_lines():
+    x = cell(*(line("grpo", seed, flat(*[32 + seed] * 4)) for seed in (13, 11, 10, 12)))
+    y = cell(*(line("gspo", seed, flat(*[30 - seed] * 4)) for seed in (12, 14, 10)))
+    assert x.seeds == (10, 11, 12, 13)
+    found = analyse.compared(x, y)
+    assert found["seeds"] == 2
+    assert found["score"].value == pytest.approx((22 + 26) / 2 / 64)
+    assert found["score"].low == pytest.approx(22 / 64) and found["score"].high == pytest.approx(26 / 64)
+    assert found["p"] == 0.5 and found["exact"] == (-np.inf, np.inf)
+    assert analyse.compared(x, None) is None
+    assert analyse.compared(x, cell(line("gspo", 30, flat(1, 1, 1, 1)))) is None
+
+
+def test_a_domain_with_a_trick_does_not_count():
+    lost = [[40, 40, 40, 60], *[[40, 40, 40, 0]] * 4]
+    there, apart = (cell(line("grpo", 10, lost, condition=where)) for where in ("unequal", "apart"))
+    assert apart.score == 40 / 64 == apart.final and there.worst_area == pytest.approx(5 / 64)
+    assert there.collapses[0].tolist() == [False] * 3 + [True] * 2 and not apart.collapses.any()
+
+
+def test_the_path_is_the_sum_of_what_was_moved():
+    found = cell(line("grpo", 10, flat(1, 2, 3, 4), moved=0.25))
+    assert found.path == [1.25]
+
+
+def test_a_hull_is_the_least_concave_function_above_all_settings():
+    points = [tuple(p) for p in DRAW.normal(size=(40, 2))]
+    points += [(points[0][0], points[0][1] - 1)]  # two at one place
+    found = analyse.hull(points)
+    x, y = map(np.array, zip(*found, strict=True))
+    slopes = np.diff(y) / np.diff(x)
+    assert set(found) <= set(points) and (np.diff(x) > 0).all() and (np.diff(slopes) < 0).all()
+    assert x[0] == min(points)[0] and x[-1] == max(points)[0]
+    assert all(q <= np.interp(p, x, y) + 1e-12 for p, q in points)
+    assert analyse.hull(points[::-1]) == found and analyse.hull(points[:1]) == points[:1]
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.03])
+def test_at_equal_kl_only_what_is_off_the_frontier_is_left(gain):
+    """Scores that follow one curve of log KL differ by nothing there, however far apart they are."""
+    curve = [(-3.0, 0.40), (-2.0, 0.48), (0.0, 0.30), (1.0, 0.0)]
+    kl, score = map(np.array, zip(*curve, strict=True))
+    along = {"grpo": curve, "inward_domain": [(a, b + 1) for a, b in curve]}  # how high it is says nothing
+    own = {"grpo": DRAW.uniform(-2.9, -1.5, 10), "placebo_shuffled": DRAW.uniform(-1.0, 0.9, 10)}
+    x, y = (
+        SimpleNamespace(
+            arm=arm, seeds=range(10), path=np.exp(at), score=np.interp(at, kl, score) + gain * (arm == "grpo")
+        )
+        for arm, at in own.items()
+    )
+    for one in (x, y):
+        one.of = lambda name, seeds, one=one: getattr(one, name)[list(seeds)]
+    found = analyse.at_equal_kl(x, y, along)
+    assert abs((x.score - y.score).mean()) > 0.05
+    assert found["score"] == pytest.approx([gain] * 3) and found["beyond"] == 0
+    y.path = np.exp(own["placebo_shuffled"] + 1)
+    assert analyse.at_equal_kl(x, y, along)["beyond"] == int((own["placebo_shuffled"] > 0).sum()) > 0
+    assert analyse.at_equal_kl(x, SimpleNamespace(**{**vars(y), "arm": "cispo"}), along) is None
+
+
+def test_several_settings_of_an_arm_are_no_test():
+    lines = [line("grpo", 10, flat(1, 1, 1, 1), lr=lr) for lr in (1e-4, 2e-4)]
+    with pytest.raises(ValueError, match="'unequal'"):
+        analyse.arm_cells(cells(lines), "unequal")
+
+
+def test_tables_stand_between_their_marks():
+    page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n"
+    once = written(page, {"x": r"\1 new", "y": "more"})
+    assert once == "a\n<!-- x -->\n\\1 new\n<!-- /x -->\nb\n<!-- y -->\nmore\n<!-- /y -->\n"
+    assert written(once, {"x": r"\1 new", "y": "more"}) == once
+    with pytest.raises(ValueError, match="z"):
+        written(page, {"z": ""})
+    assert number(-0.0004, sign=True) == "0.000" and number(-0.0126, sign=True) == "−0.013"
+    assert interval({"value": 0.1, "low": -0.2, "high": 0.3}, sign=True) == "+0.100 [−0.200, +0.300]"
+    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+@pytest.mark.skipif(not ALL, reason="every number of the study anew: `make docs` asks for it")
+def test_the_page_says_what_the_results_say(tmp_path, monkeypatch):
+    """And a number that is another is found, in the page and in the settings that were tested."""
+    monkeypatch.setattr(analyse, "analysed", cache(analyse.analysed))
+    analyse.main(["--check"])
+    page = tmp_path / "README.md"
+    page.write_text((analyse.HERE / "README.md").read_text().replace("0.4", "0.5"))
+    with pytest.raises(SystemExit, match=r"^README\.md are not"):
+        analyse.main(["--check", "--page", str(page)])
+    monkeypatch.setattr(analyse, "record", lambda tuning: "")
+    with pytest.raises(SystemExit, match=r"^chosen\.json are not"):
+        analyse.main(["--check"])
+
+
+def test_what_lacks_is_named():
+    part = [Run("test", arm, "unequal", seed, 5e-5, 1.0, 40) for arm in ("grpo", "gspo") for seed in (10, 11, 12)]
+    there = [line("grpo", seed, flat(1, 1, 1, 1)) for seed in (10, 12)] + [line("gspo", 11, flat(1, 1, 1, 1), lr=1e-4)]
+    lack = choose.lacking(part, there)
+    assert lack == [part[1], *part[3:]]
+    assert analyse.by_name(lack) == [
+        "`grpo` in `unequal` at 5e-05, 1.0: 11",
+        "`gspo` in `unequal` at 5e-05, 1.0: 10, 11, 12",
+    ]
