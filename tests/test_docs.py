@@ -344,6 +344,12 @@ def test_the_page_of_what_goes_wrong_says_what_its_blocks_print(capsys):
     assert run_blocks(page, capsys)["grpo"].name == "grpo"
 
 
+def test_the_page_of_which_loss_when_says_what_its_blocks_print(capsys):
+    page = (ROOT / "docs" / "which-loss-when.md").read_text()
+    ill = run_blocks(page, capsys, lambda line: re.sub(r"[\d.]+", "#", line))["ill"]
+    assert ill({"kl": 0.1, "ratio/max": 20.5}) == ["ratio/max 20.50"]
+
+
 def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "mismatch.md").read_text()
     assert len(run_blocks(page, capsys)["mine"]) == 7

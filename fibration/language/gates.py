@@ -48,7 +48,9 @@ class Gate(Written):
 
         Past a budget the gradient may bring a residual back by itself: where the advantage is negative and the ratio
         above 1, say. A roll-back turns that round, and a zero loses it; PPO's `min` leaves it alone, and so does this.
-        `ceiling` bounds what passes otherwise. `pull` is a formula of that sign (see `Hierarchy.pull`).
+        `ceiling` bounds what passes otherwise. `pull` is a formula of that sign (see `Hierarchy.pull`). Under a coarser
+        level a residual is a distance from that level's mean, not from the old policy: what leads away from the mean
+        may be a token's way back, and is rolled back nonetheless.
         """
         by = as_expression(pull, "what pulls an element")
         outward = ((by > 0) & (residual > 0)) | ((by < 0) & (residual < 0))

@@ -6,7 +6,8 @@ trajectory, and `g` passes up to the budget `C±`, rolls back with slope `-T`, t
 All laws hold but `inward`: `g` looks at the drift alone. Where the advantage pulls outward it pulls back. Where a ratio
 above 1 meets `A < 0`, or one below 1 `A > 0`, the gradient would bring it back by itself: in the strip beyond the
 budget `g` turns that round and pushes further out, `T` times as hard, and beyond the strip it stops it.
-`fiberpo_inward` does neither.
+`fiberpo_inward` does neither. In a study it collapsed under large steps, and was nowhere better than `grpo`
+(docs/which-loss-when.md).
 """
 
 from fibration import (

@@ -5,7 +5,8 @@ gated on its own, so that one domain's drift does not spend another's budget. Wi
 a trajectory's tokens and a group's or a domain's trajectories, on both sign channels:
 `log 𝒢 = Σ± ±(g(m_domain) + g(m_group - m_domain) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`.
 All laws hold but `inward`: where `A` is against the drift, a level turns round what would come back by itself, `T`
-times as hard, as in `fiberpo`; `fiberpo_domain_inward` does not.
+times as hard, as in `fiberpo`; `fiberpo_domain_inward` does not. In a study it collapsed under large steps, and was
+nowhere better than `grpo` (docs/which-loss-when.md).
 """
 
 from fibration import (

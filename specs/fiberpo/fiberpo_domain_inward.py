@@ -4,8 +4,9 @@ Ours, def:domain_fiberpo with `gate.inward()` and roll-backs of slope 1:
 `log 𝒢 = Σ± ±(h(m_domain) + h(m_group - m_domain) + h(m_trajectory - m_group) + k(x - m_trajectory))`, where `h` and `k`
 are FiberPO's `g` and clip wherever the pull has the sign of what they gate, and pass it unchanged elsewhere. On tokens
 and trajectories the pull is `±A`; on prompt groups and domains it is `±Σ μ·A·r` over their tokens, detached, since
-advantages whose mean is 0 say nothing by it. So no level turns round or stops what comes back by itself. All laws hold.
-`log 𝒢` has no bound: what comes back is not cut.
+advantages whose mean is 0 say nothing by it. So no level turns round or stops what comes back to its residual 0 by
+itself, which for a trajectory is its group's mean (docs/laws.md). All laws hold. `log 𝒢` has no bound: what comes back
+is not cut. In a study real domains did no better than shuffled ones (docs/which-loss-when.md).
 """
 
 from fibration import (

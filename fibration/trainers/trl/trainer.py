@@ -81,7 +81,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         reward_funcs=reward,
         args=GRPOConfig("out", gradient_accumulation_steps=4, steps_per_generation=8),
         train_dataset=dataset,  # with the columns "prompt" and "source"
-        hierarchy="fiberpo_domain",
+        hierarchy="fiberpo_domain_inward",
         labels={"domain": "source"},
     )
     trainer.train()
@@ -89,7 +89,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     All arguments by position, and all that are not named here, are those of `trl.GRPOTrainer`.
 
-    `hierarchy`: a Hierarchy, what `fibration.compile` returned, or what names one: `"fiberpo_domain"`, `"mine.json"`,
+    `hierarchy`: a Hierarchy, what `fibration.compile` returned, or what names one: `"grpo"`, `"mine.json"`,
     `"specs.py:mine"`. `backend`: as in `fibration.compile`.
 
     `labels`: for every stratum above the trajectories, the column of the dataset that has its labels, any hashable

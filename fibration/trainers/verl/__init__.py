@@ -6,7 +6,7 @@ actor_rollout_ref:
     policy_loss:
       _target_: fibration.trainers.verl.FibrationPolicyLossConfig
       loss_mode: fibration
-      hierarchy: fiberpo_domain
+      hierarchy: fiberpo_domain_inward
 ```
 
 verl builds the config in every process that has an actor, and building it puts our worker in the place of verl's

@@ -28,7 +28,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     On a command line, what verl's own YAML lacks takes a `+`: `+actor_rollout_ref.actor.policy_loss.hierarchy=grpo`.
 
     - `loss_mode`: `fibration`.
-    - `hierarchy`: a shipped name (`fiberpo_domain`), `/path/to/file.py:NAME` or `/path/to/file.json`; the path is one
+    - `hierarchy`: a shipped name (`grpo`), `/path/to/file.py:NAME` or `/path/to/file.json`; the path is one
       that every node has, best absolute.
     - `parameters`: values of the hierarchy's parameters, as in `op.coefficients(parameters=)`: `{epsilon: 0.05,
       C_domain: {math: {+: 0.3, -: 0.2}, code: 0.1}}`. verl's `clip_ratio` and the like are refused.
@@ -71,7 +71,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
             raise TrainerError(
                 f"{HERE}.hierarchy is not set",
                 required="a shipped name, path.py:NAME or path.json",
-                remedy=f"+{HERE}.hierarchy=fiberpo_domain",
+                remedy=f"+{HERE}.hierarchy=fiberpo_domain_inward",
             )
         if self.rollout_correction != RolloutCorrectionConfig():
             raise TrainerError(

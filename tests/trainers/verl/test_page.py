@@ -34,7 +34,7 @@ def test_the_run_on_gpus_is_one_that_verl_takes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ActorRolloutRefWorker, "actor_worker_cls", ActorRolloutRefWorker.actor_worker_cls)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    assert actor.policy_loss.operator.hierarchy.name == "fiberpo_domain"
+    assert actor.policy_loss.operator.hierarchy.name == "fiberpo_domain_inward"
 
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
