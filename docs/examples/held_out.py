@@ -5,6 +5,7 @@ come after the ones of a run.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -41,17 +42,24 @@ def main():
     parser.add_argument("--steps", type=int, default=40, help="of the runs")
     parser.add_argument("--seed", type=int, default=0, help="of the runs")
     parser.add_argument("--questions", type=int, default=32, help="of every domain")
+    parser.add_argument("--json", type=Path, help="a file for the shares")
     given = parser.parse_args()
     before = given.steps // CONFIG["num_iterations"]
     asked = ask(before + given.questions // QUESTIONS, given.seed)[before * len(TASKS) * QUESTIONS :]
     model, tokenizer = load_model()
     print("|", *TASKS, "all", sep=" | ", end=" |\n")
     print("|---" * (2 + len(TASKS)) + "|")
+    found = {}
     for path in (None, *given.checkpoints):
         read = model if path is None else AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        shares = right(read, tokenizer, asked).values()
-        cells = [f"{share:.2f}" for share in (*shares, sum(shares) / len(TASKS))]
-        print("|", "before" if path is None else path.parent.name, "|", " | ".join(cells), "|", flush=True)
+        name = "before" if path is None else path.parent.name
+        found[name] = right(read, tokenizer, asked)
+        cells = [f"{share:.2f}" for share in (*found[name].values(), sum(found[name].values()) / len(TASKS))]
+        print("|", name, "|", " | ".join(cells), "|", flush=True)
+    if given.json:
+        part = given.json.with_name(given.json.name + ".part")
+        part.write_text(json.dumps(found, indent=1) + "\n")
+        part.replace(given.json)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ def main():
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--learning-rate", type=float, default=CONFIG["learning_rate"])
     parser.add_argument("--layers", type=int, default=10, help="how many of the 30 are trained, from the last")
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
@@ -149,6 +150,7 @@ def main():
         output_dir=str(given.out),
         seed=given.seed,
         max_steps=given.steps,
+        learning_rate=given.learning_rate,
     )
     trainer.train(resume_from_checkpoint=given.resume)
 
