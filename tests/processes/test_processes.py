@@ -23,6 +23,10 @@ from fibration.backends.c.build import compiler
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RANKS = (1, 2, 3) if ALL else (2,)
+# A thread of Gloo may free what it has sent when the interpreter has ended already: it holds what Python made, so it asks for a
+# lock that is no more, and the process aborts with these words. It comes from PyTorch, after everything was done, on machines
+# that let such a thread wait; a start that ends so is made once more.
+AT_EXIT = "terminate called without an active exception"
 several = pytest.mark.parametrize("ranks", [n for n in RANKS if n > 1])
 
 
@@ -32,7 +36,10 @@ def torchrun(ranks: int, *command: Any) -> str:
     env.pop("PYTHONHASHSEED", None)
     env |= {} if ALL else {"CC": f"{shlex.join(compiler())} -O0"}  # which takes a quarter of the time to build
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run([*start, *map(str, command)], env=env, capture_output=True, text=True, timeout=200)
+    for attempt in range(2):
+        done = subprocess.run([*start, *map(str, command)], env=env, capture_output=True, text=True, timeout=200)
+        if attempt or AT_EXIT not in done.stderr:
+            break
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr, done.stderr
     return done.stdout
