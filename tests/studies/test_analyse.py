@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cells import cells
 from rl import Run
-from tables import interval, number, table, written
+from tables import interval, number, rate, table, written
 from thorough import ALL
 
 DRAW = np.random.default_rng(3)
@@ -104,6 +104,7 @@ def test_tables_stand_between_their_marks():
         written(page, {"z": ""})
     assert number(-0.0004, sign=True) == "0.000" and number(-0.0126, sign=True) == "−0.013"
     assert interval({"value": 0.1, "low": -0.2, "high": 0.3}, sign=True) == "+0.100 [−0.200, +0.300]"
+    assert [rate(x) for x in (5e-5, 4.5e-4, 0.00015, 1e-4)] == ["5e-5", "4.5e-4", "1.5e-4", "1e-4"]
     assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
 
 
@@ -112,10 +113,10 @@ def test_the_page_says_what_the_results_say(tmp_path, monkeypatch):
     """And a number that is another is found, in the page and in the settings that were tested."""
     monkeypatch.setattr(analyse, "analysed", cache(analyse.analysed))
     analyse.main(["--check"])
-    page = tmp_path / "README.md"
-    page.write_text((analyse.HERE / "README.md").read_text().replace("0.4", "0.5"))
-    with pytest.raises(SystemExit, match=r"^README\.md are not"):
-        analyse.main(["--check", "--page", str(page)])
+    for name in ("README.md", "arms.md"):
+        (tmp_path / name).write_text((analyse.HERE / name).read_text().replace("0.4", "0.5"))
+    with pytest.raises(SystemExit, match=r"^README\.md, arms\.md are not"):
+        analyse.main(["--check", "--pages", str(tmp_path)])
     monkeypatch.setattr(analyse, "record", lambda tuning: "")
     with pytest.raises(SystemExit, match=r"^chosen\.json are not"):
         analyse.main(["--check"])

@@ -1,7 +1,7 @@
 """Every number, table and figure of the study from its raw results: `python analyse.py`.
 
-Reads `results/*.jsonl`; writes `results/summary.json`, the tables of README.md and of docs/which-loss-when.md between
-their marks, and `figures/*.png`.
+Reads `results/*.jsonl`; writes `results/summary.json`, the tables of README.md, arms.md and docs/which-loss-when.md
+between their marks, and `figures/*.png`.
 `--check` writes nothing, and fails where a number or a table would change.
 """
 
@@ -199,17 +199,6 @@ def at_equal_kl(x: Cell | None, y: Cell | None, along: Mapping[str, Frontier]) -
     }
 
 
-def over_conditions(test: Mapping[str, Mapping[str, Cell]]) -> dict:
-    """Scores over all conditions together, of the arms that have all conditions, by the seeds of all."""
-    found = {}
-    for arm in ARMS:
-        mine = [by_arm[arm] for by_arm in test.values() if arm in by_arm]
-        seeds = sorted(set.intersection(*(set(cell.seeds) for cell in mine))) if mine else []
-        if len(mine) == len(test) and seeds:
-            found[arm] = stats.of_iqm(np.array([cell.of("score", seeds) for cell in mine]))
-    return found
-
-
 def searched(found: Cells) -> list[dict]:
     """Every setting of a search, from the best: its score over seeds, by condition."""
     rows = [
@@ -344,7 +333,6 @@ def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
                 where: found for where in test if (found := compared(cell(where, x), cell(where, y)))}}
             for x, y in explored(baseline)
         ],
-        "over_conditions": over_conditions(test),
         "test": {
             where: {arm: described(c, by_arm.get(BESIDE)) for arm, c in by_arm.items()}
             for where, by_arm in test.items()
@@ -373,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail where numbers or tables would change")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of raw results")
-    parser.add_argument("--page", type=Path, default=HERE / "README.md", help="the page whose tables are written")
+    parser.add_argument("--pages", type=Path, default=HERE, help="the folder of README.md and arms.md")
     parser.add_argument("--losses", type=Path, default=which.PAGE, help="the page that says which loss when, likewise")
     parser.add_argument("--images", type=Path, default=HERE / "figures", help="the folder of figures")
     given = parser.parse_args(arguments)
@@ -383,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     said = plain(summary)
     wanted = {
         given.results / "summary.json": json.dumps(said, indent=1) + "\n",
-        given.page: written(given.page.read_text(), tables(said)),
+        **{given.pages / name: written((given.pages / name).read_text(), of) for name, of in tables(said).items()},
         given.losses: which.filled(given.losses.read_text(), said, given.results),
     }
     if given.check:

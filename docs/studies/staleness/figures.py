@@ -116,7 +116,7 @@ def differences(summary: Mapping) -> Figure:
     arms = list(dict.fromkeys(arm for where in conditions for arm in summary["test"][where] if arm != "grpo"))
     figure, panels = begin(
         11, 6.4, "Differences of the mean of both primary measures, paired by seed, intervals of 95 %; scales differ",
-        1, len(conditions), left=0.13, right=0.99, top=0.66, bottom=0.05, wspace=0.12,
+        1, len(conditions), left=0.13, right=0.99, top=0.62, bottom=0.05, wspace=0.12,
     )  # fmt: skip
     for axes, where in zip(panels[0], conditions, strict=True):
         rows = [(arm, summary["test"][where].get(arm, {}).get("difference"), COLOURS.get(arm, INK)) for arm in arms]
@@ -124,13 +124,14 @@ def differences(summary: Mapping) -> Figure:
         axes.set_title(f"{where}: arm − grpo", fontsize=8.5, loc="left", color=INK)
         if axes is not panels[0, 0]:
             axes.set_yticklabels([])
-    above = figure.add_axes((0.33, 0.76, 0.46, 0.17))
-    plain(above)
-    rows = [(f"{of['arm']} − {of['less']}, {of['condition']}", of["score"], BLUE) for of in summary["contrasts"]]
-    forest(above, rows)
-    for k, (_, of, _) in enumerate(rows):
-        above.text(1.02, k, interval(of, sign=True), transform=above.get_yaxis_transform(), fontsize=8, va="center")
-    above.set_title("the four contrasts named beforehand", fontsize=8.5, loc="left", color=INK)
+    named = [(f"{of['arm']} − {of['less']}, {of['condition']}", of["score"], BLUE) for of in summary["contrasts"]]
+    for rows, bottom, high in ((named[:3], 0.8, 0.12), (named[3:], 0.72, 0.035)):  # the last is of another size
+        above = figure.add_axes((0.33, bottom, 0.46, high))
+        plain(above)
+        forest(above, rows)
+        for k, (_, of, _) in enumerate(rows):
+            above.text(1.02, k, interval(of, sign=True), transform=above.get_yaxis_transform(), fontsize=8, va="center")
+    figure.axes[-2].set_title("the four contrasts named beforehand", fontsize=8.5, loc="left", color=INK)
     return figure
 
 

@@ -1,12 +1,14 @@
-"""The tables of README.md, from `results/summary.json` alone."""
+"""The tables of README.md and arms.md, from `results/summary.json` alone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 DOMAINS = ("addition", "sorting", "reversing", "sums")
 NONE = "·"
+MEDIAN = "median", "largest"
+NO_TEST, NO_CONFIRMATION = "No run of the test is in yet.", "No run of the confirmation is in yet."
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -39,7 +41,9 @@ def exact(ends: Sequence[float | None]) -> str:
 
 
 def rate(x: float) -> str:
-    return f"{x:g}".replace("e-05", "e-5")
+    """As people write learning rates: 4.5e-4."""
+    digits, power = f"{x:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
 
 
 def chance(p: float | None) -> str:
@@ -153,44 +157,59 @@ def explored(found: Sequence[Mapping]) -> str:
     return table(["difference", *(f"`{where}`" for where in conditions)], rows)
 
 
-def overall(found: Mapping) -> str:
-    ordered = sorted(found.items(), key=lambda item: -item[1]["value"])
-    return table(["arm", "both measures, over all conditions"], [[f"`{arm}`", interval(of)] for arm, of in ordered])
+Column = tuple[str, Callable[[Mapping], str]]  # its head, and what it says of an arm
 
 
-def arms(found: Mapping, beside: str = "grpo") -> str:
-    """One table of arms, each compared with one of them."""
-    head = ["arm", "rate", "trust", "mean of domains", "worst domain", "at the end", f"score less `{beside}`'s"]
-    head += [
-        "better on",
-        "P(better)",
-        "collapsed",
-        "p",
-        "amplification: median, largest",
-        "outward",
-        "against",
-        "path KL",
+def column(head: str, name: str, sign: bool = False) -> Column:
+    """An estimate with its interval, where there is one."""
+    return head, lambda of: interval(of.get(name), sign=sign)
+
+
+def settings() -> list[Column]:
+    return [("rate", lambda of: rate(of["lr"])), ("trust", lambda of: scale(of["trust"]))]
+
+
+def outcomes() -> list[Column]:
+    pairs = {"mean of domains": "mean_area", "worst domain": "worst_area", "at the end": "final"}
+    return [*settings(), *(column(head, name) for head, name in pairs.items())]
+
+
+def collapsed(of: Mapping) -> str:
+    return f"{of['collapses']} of {of['seeds']}"
+
+
+def paired(beside: str) -> list[Column]:
+    """What an arm is beside another on the same seeds."""
+    return [
+        column(f"score less `{beside}`'s", "difference", sign=True),
+        ("better on", lambda of: f"{of['wins']['better']:g} of {of['wins']['seeds']}" if "wins" in of else NONE),
+        column("P(better)", "better"),
+        ("collapsed", collapsed),
+        ("p", lambda of: chance(of.get("mcnemar"))),
     ]
-    rows = []
-    for arm, of in found.items():
-        amplification = of["amplification"]
-        rows.append(
-            [
-                f"`{arm}`",
-                rate(of["lr"]),
-                scale(of["trust"]),
-                *(interval(of[name]) for name in ("mean_area", "worst_area", "final")),
-                interval(of.get("difference"), sign=True),
-                f"{of['wins']['better']:g} of {of['wins']['seeds']}" if "wins" in of else NONE,
-                interval(of.get("better")),
-                f"{of['collapses']} of {of['seeds']}",
-                chance(of.get("mcnemar")),
-                f"{short(amplification['median'])}, {short(amplification['largest'])}",
-                *(interval(of[name]) for name in ("outward", "against")),
-                short(of["path_kl"]),
-            ]
-        )
-    return table(head, rows)
+
+
+def pulls() -> list[Column]:
+    """What the gates of an arm make of the gradient, and how far the policy went."""
+    return [
+        ("amplification: median, largest", lambda of: ", ".join(short(of["amplification"][x]) for x in MEDIAN)),
+        *(column(name, name) for name in ("outward", "against")),
+        ("path KL", lambda of: short(of["path_kl"])),
+    ]
+
+
+def brief(beside: str) -> list[Column]:
+    return [*settings(), paired(beside)[0], ("collapsed", collapsed), *(pulls()[k] for k in (0, 2, 3))]
+
+
+def by_arm(found: Mapping[str, Mapping], columns: Sequence[Column]) -> str:
+    rows = [[f"`{arm}`", *(says(of) for _, says in columns)] for arm, of in found.items()]
+    return table(["arm", *(head for head, _ in columns)], rows)
+
+
+def in_full(found: Mapping[str, Mapping], beside: str) -> str:
+    """All that is known of the arms of one condition, in tables that fit on a page."""
+    return "\n\n".join(by_arm(found, columns) for columns in (outcomes(), paired(beside), pulls()))
 
 
 def levels(found: Mapping) -> str:
@@ -210,8 +229,21 @@ def share(x: float) -> str:
     return "0" if x == 0 else "< 0.1" if x < 0.001 else f"{100 * x:.1f}"
 
 
-def by_condition(found: Mapping) -> str:
-    return "\n\n".join(f"### {where}\n\n{arms(of)}" for where, of in found.items()) or "No run of the test is in yet."
+def some(test: Mapping[str, Mapping]) -> str:
+    """The arms where tuning was, and where steps are large."""
+    said = [
+        f"### In `{where}`\n\n{by_arm(test[where], brief('grpo'))}" for where in ("unequal", "large") if where in test
+    ]
+    return "\n\n".join(said) or NO_TEST
+
+
+def every(test: Mapping[str, Mapping]) -> str:
+    return "\n\n".join(f"## In `{where}`\n\n{in_full(of, 'grpo')}" for where, of in test.items()) or NO_TEST
+
+
+def every_confirmed(conditions: Mapping[str, Mapping]) -> str:
+    said = [f"### In `{where}`, confirmed\n\n{in_full(of['arms'], 'gspo')}" for where, of in conditions.items()]
+    return "\n\n".join(said) or NO_CONFIRMATION
 
 
 def search(rows: Sequence[Mapping], most: int = 8) -> str:
@@ -241,8 +273,6 @@ def search(rows: Sequence[Mapping], most: int = 8) -> str:
 
 
 def confirm(conditions: Mapping) -> str:
-    if not conditions:
-        return "No run of the confirmation is in yet."
     said = []
     for where, of in conditions.items():
         rows = [
@@ -250,8 +280,8 @@ def confirm(conditions: Mapping) -> str:
             for d in of["differences"]
         ]
         differences = table(["difference", "both measures", "exact interval", "p", "pairs"], rows)
-        said.append(f"### {where}, confirmed\n\n{arms(of['arms'], 'gspo')}\n\n{differences}")
-    return "\n\n".join(said)
+        said.append(f"### Confirmed in `{where}`\n\n{by_arm(of['arms'], brief('gspo'))}\n\n{differences}")
+    return "\n\n".join(said) or NO_CONFIRMATION
 
 
 PICTURES = {
@@ -262,22 +292,25 @@ PICTURES = {
 }  # which there are once the test has runs
 
 
-def tables(summary: Mapping) -> dict[str, str]:
-    """By the mark that they stand at."""
+def tables(summary: Mapping) -> dict[str, dict[str, str]]:
+    """By page, by the mark that they stand at."""
+    test = summary["test"]
     return {
-        "planned": planned(summary["planned"]),
-        "bases": bases(summary["bases"]),
-        "tuning": tuning(summary["tuning"]),
-        "contrasts": contrasts(summary["contrasts"]),
-        "power": power(summary["contrasts"]),
-        "equal_kl": equal_kl(summary["equal_kl"]),
-        "explored": explored(summary["explored"]),
-        "overall": overall(summary["over_conditions"]),
-        "levels": levels(summary["test"]),
-        "arms": by_condition(summary["test"]),
-        "search": search(summary["search"]),
-        "confirm": confirm(summary["confirm"]),
-        **{name: f"![{says}](figures/{name}.png)" if summary["test"] else "" for name, says in PICTURES.items()},
+        "README.md": {
+            "planned": planned(summary["planned"]),
+            "bases": bases(summary["bases"]),
+            "tuning": tuning(summary["tuning"]),
+            "contrasts": contrasts(summary["contrasts"]),
+            "power": power(summary["contrasts"]),
+            "equal_kl": equal_kl(summary["equal_kl"]),
+            "explored": explored(summary["explored"]),
+            "levels": levels(test),
+            "arms": some(test),
+            "search": search(summary["search"]),
+            "confirm": confirm(summary["confirm"]),
+            **{name: f"![{says}](figures/{name}.png)" if test else "" for name, says in PICTURES.items()},
+        },
+        "arms.md": {"arms": every(test), "confirm": every_confirmed(summary["confirm"])},
     }
 
 
