@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 from filelock import FileLock
 from thorough import ALL
@@ -23,10 +22,6 @@ from fibration.backends.c.build import compiler
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RANKS = (1, 2, 3) if ALL else (2,)
-# A thread of Gloo may free what it has sent when the interpreter has ended already: it holds what Python made, so it asks for a
-# lock that is no more, and the process aborts with these words. It comes from PyTorch, after everything was done, on machines
-# that let such a thread wait; a start that ends so is made once more.
-AT_EXIT = "terminate called without an active exception"
 several = pytest.mark.parametrize("ranks", [n for n in RANKS if n > 1])
 
 
@@ -35,11 +30,7 @@ def torchrun(ranks: int, *command: Any) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     env.pop("PYTHONHASHSEED", None)
     env |= {} if ALL else {"CC": f"{shlex.join(compiler())} -O0"}  # which takes a quarter of the time to build
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    for attempt in range(2):
-        done = subprocess.run([*start, *map(str, command)], env=env, capture_output=True, text=True, timeout=200)
-        if attempt or AT_EXIT not in done.stderr:
-            break
+    done = launching.torchrun(ranks, *command, env=env, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr, done.stderr
     return done.stdout

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import CASES
 from filelock import FileLock
+from launching import torchrun
 from refused import ALLOWED, REFUSED
 
 HERE = Path(__file__).parent
@@ -37,8 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
             if not (folder / "done").exists():
                 folder.mkdir(exist_ok=True)
                 env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *path()])}
-                start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-                done = subprocess.run([*start, HERE / "worker.py", folder], env=env, capture_output=True, text=True)
+                done = torchrun(ranks, HERE / "worker.py", folder, env=env, timeout=1500)
                 (folder / "done").write_text(done.stdout + done.stderr)
         said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
         assert all(name in one for one in said), (folder / "done").read_text()[-4000:]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import CASES, MISTAKES, OTHERWISE
 from filelock import FileLock
+from launching import torchrun
 from refusals import REFUSALS, TOGETHER
 from rollouts import LEVELS
 
@@ -35,10 +34,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         with FileLock(f"{folder}.lock"):  # one run for all processes of the tests
             if not (folder / "done").exists():
                 folder.mkdir(exist_ok=True)
-                start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
                 env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-                command = [*start, str(HERE / "worker.py"), str(folder)]
-                done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+                done = torchrun(ranks, HERE / "worker.py", folder, env=env, timeout=500)
                 assert done.returncode == 0, done.stdout + done.stderr
                 (folder / "done").touch()
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]

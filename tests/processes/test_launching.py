@@ -1,0 +1,30 @@
+"""What PyTorch's Gloo breaks off when all was done is begun once more; nothing else is."""
+
+import subprocess
+
+import launching
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("ends", "starts", "last"),
+    [
+        ([(0, "")], 1, 0),
+        ([(0, launching.AT_EXIT)], 1, 0),
+        ([(1, "a fault of ours")], 1, 1),
+        ([(1, f"... {launching.AT_EXIT}\n"), (0, "")], 2, 0),
+        ([(1, launching.AT_EXIT), (1, launching.AT_EXIT)], 2, 1),
+        ([(1, launching.AT_EXIT), (1, "a fault of ours")], 2, 1),
+    ],
+)
+def test_a_start_that_ends_so_is_made_once_more(monkeypatch, ends, starts, last):
+    made = []
+
+    def run(command, **given):
+        made.append(command)
+        code, said = ends[len(made) - 1]
+        return subprocess.CompletedProcess(command, code, "", said)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert launching.torchrun(2, "worker.py", env={}, timeout=1).returncode == last
+    assert len(made) == starts and made[0][-2:] == ["2", "worker.py"]
