@@ -2587,6 +2587,10 @@ STUDIES = (
         "a result is written behind a line that was cut off", "studies/test_runner",
         '"\\n" * (not ended) + json', '"" + json',
     ),
+    slip(
+        "every prompt group of a domain weighs alike", "studies/test_arms",
+        "uniform() if below in (token, trajectory) else proportional(M)", "uniform()",
+    ),
 )  # fmt: skip
 SLIPS = (
     *LANGUAGE,

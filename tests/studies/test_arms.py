@@ -1,12 +1,15 @@
 """Every loss of the study is declared as its table says, passes the laws it does not give up, and placebos lack one thing."""
 
+import json
+
 import torch
-from arms import ARMS, NAMES
+from arms import ARMS, NAMES, ladder
 from candidates import CANDIDATES, LOSSES
 from rl import PROMPTS, ROWS, SAMPLES, Batch, Run, coefficients
 from tasks import END, PROMPT, RESPONSE, lengths
 from thorough import some
 
+import fibration
 from fibration.language.loading import shipped
 
 
@@ -48,6 +51,15 @@ def test_every_loss_passes_its_laws_and_takes_its_scales():
     scaled = {name: arm.given(2.0) for name, arm in LOSSES.items() if arm.parameters}
     assert scaled["fiberpo"] == {"C_trajectory": {"+": 0.4, "-": 0.2}, "epsilon": 0.1}
     assert scaled["gspo"] == {"epsilon_low": 0.06, "epsilon_high": 0.08}
+
+
+def test_the_ladder_and_the_search_have_the_published_strata():
+    """Also where no number tells: prompt groups of equal size weigh alike whatever their kernel."""
+    published = json.loads(fibration.load("fiberpo_domain").model_dump_json())
+    for hierarchy in (ladder(4), CANDIDATES["clip_domain"].hierarchy()):
+        found = json.loads(hierarchy.model_dump_json())
+        for part in ("strata", "fibrations", "decomposition", "objective", "rows"):
+            assert found[part] == published[part]
 
 
 def test_placebos_lack_one_thing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import fibration
 from fibration import (
@@ -13,10 +13,12 @@ from fibration import (
     Gate,
     Hierarchy,
     Parameter,
+    Stratum,
     aggregate_gate,
     clip_gate,
     count,
     dual_clip_gate,
+    log_ratio,
     proportional,
     ratio_deviation,
     signed_log_ratio,
@@ -28,6 +30,7 @@ from fibration import (
 token, trajectory, prompt_group, domain = strata("token trajectory prompt_group domain")
 LEVELS = (token, trajectory, prompt_group, domain)
 T, M = count(token), count(trajectory)  # how many tokens / trajectories lie over an element
+SPREAD = 1 / count(token, over=trajectory)  # a token's share of its trajectory
 
 grpo_dual = Hierarchy(
     name="grpo_dual",
@@ -41,6 +44,27 @@ grpo_dual = Hierarchy(
 )
 
 
+def tower(
+    name: str, gates: Mapping[Stratum, Gate], split: bool = True, gives_up: Mapping[str, str] | None = None
+) -> Hierarchy:
+    """Strata over each other from tokens on, in the order of their gates; trajectories weigh alike on every level.
+
+    `split` has a channel for log ratios of each sign, as FiberPO.
+    """
+    into = signed_log_ratio if split else log_ratio
+    return Hierarchy(
+        name=name,
+        fibrations=[
+            Fibration(below, above, uniform() if below in (token, trajectory) else proportional(M))
+            for below, above in itertools.pairwise(gates)
+        ],
+        gates={level: gates[level] for level in reversed(tuple(gates))},
+        decomposition=into(scale=SPREAD) if len(gates) > 1 else into(),
+        objective=trajectory_mean(),
+        gives_up=gives_up,
+    )
+
+
 def ladder(levels: int, rollback: object = 1, ceiling: float | None = None, narrow: float | None = None) -> Hierarchy:
     """FiberPO with inward gates on the first so many of token, trajectory, prompt group and domain.
 
@@ -48,32 +72,24 @@ def ladder(levels: int, rollback: object = 1, ceiling: float | None = None, narr
     that comes back by itself. `narrow` bounds its density instead, which over `M` trajectories is `M` times as much.
     """
 
-    def coarse(level: object) -> Gate:
+    def coarse(level: Stratum) -> Gate:
         budget = Parameter(f"C_{level}", per_channel=True, default={"+": 0.2, "-": 0.1})
         gate = aggregate_gate(budget, rollback=rollback)
         gate = gate if ceiling is None else gate.inward(ceiling)
         gate = gate if level is trajectory else gate.per(M)
         return gate if ceiling is not None else gate.inward(narrow)
 
-    kernels = {trajectory: uniform(), prompt_group: uniform(), domain: proportional(M)}
-    chain = LEVELS[:levels]
-    spread = 1 / count(token, over=trajectory)
-    single = levels == 1
-    gates = {level: coarse(level) for level in reversed(chain[1:])}
-    epsilon = Parameter("epsilon", default=0.2)
-    clip = clip_gate(epsilon) if single else clip_gate(epsilon).per(spread)
+    _, *above = LEVELS[:levels]
+    clip = clip_gate(Parameter("epsilon", default=0.2))
     told = {
-        chain[-1].name: True,
+        LEVELS[levels - 1].name: True,
         "rollback": rollback != 1,
         "ceiling": ceiling is not None,
         "narrow": narrow is not None,
     }
-    return Hierarchy(
-        name="_".join(["ladder", *(word for word, holds in told.items() if holds)]),
-        fibrations=[Fibration(below, above, kernels[above]) for below, above in itertools.pairwise(chain)],
-        gates={**gates, token: clip.inward()},
-        decomposition=signed_log_ratio() if single else signed_log_ratio(scale=spread),
-        objective=trajectory_mean(),
+    return tower(
+        "_".join(["ladder", *(word for word, holds in told.items() if holds)]),
+        {token: (clip.per(SPREAD) if above else clip).inward(), **{level: coarse(level) for level in above}},
     )
 
 
@@ -130,6 +146,7 @@ def shipped(name: str) -> Callable[[], Hierarchy]:
 
 WIDE = (0.25, 0.5, 1.0, 2.0, 4.0)
 NAMES = ("trajectory", "prompt_group", "domain")
+THREE = ("grpo", "fiberpo_domain", "inward_domain")  # which are shown where there is no room for all
 ARMS: dict[str, Arm] = {
     "reinforce": Arm(shipped("reinforce")),
     "grpo": Arm(shipped("grpo"), both(0.2, 0.2), WIDE),
@@ -140,7 +157,7 @@ ARMS: dict[str, Arm] = {
     "fiberpo": Arm(shipped("fiberpo"), budgets(NAMES[:1], 0.05), WIDE),
     "fiberpo_domain": Arm(shipped("fiberpo_domain"), budgets(NAMES, 0.05), WIDE),
     **{
-        f"inward_{name}": Arm(lambda n=n: ladder(n), budgets(NAMES[: n - 1], 0.2), WIDE)
+        f"inward_{name}": Arm(partial(ladder, n), budgets(NAMES[: n - 1], 0.2), WIDE)
         for n, name in enumerate(("token", "trajectory", "group", "domain"), 1)
     },
     "inward_ceiling": Arm(lambda: ladder(4, ceiling=1.0), budgets(NAMES, 0.2), WIDE),

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from arms import ARMS, NAMES, Arm, M, both, budgets, domain, prompt_group, shipped, token, trajectory
-
-from fibration import (
-    Fibration,
-    Gate,
-    Hierarchy,
-    Parameter,
-    Stratum,
-    clip_gate,
-    count,
-    log_ratio,
-    proportional,
-    residual,
-    signed_log_ratio,
-    tanh,
-    trajectory_mean,
-    uniform,
-    zero_gate,
+from arms import (
+    ARMS,
+    NAMES,
+    SPREAD,
+    Arm,
+    M,
+    both,
+    budgets,
+    domain,
+    prompt_group,
+    shipped,
+    token,
+    tower,
+    trajectory,
 )
+from tasks import DOMAINS
+
+from fibration import Gate, Hierarchy, Parameter, Stratum, clip_gate, residual, tanh, zero_gate
 
 SCALES = (0.5, 1.0, 2.0)
-RATE, WITHIN, LEAST, MOST = 0.3, 0.75, 0.002, 0.4  # of budgets that adapt: docs/how-to/adaptive_budgets.md
+PACE, WITHIN, NARROWEST, WIDEST = 0.3, 0.75, 0.002, 0.4  # of budgets that adapt: docs/how-to/adaptive_budgets.md
 
 
 def smooth_gate(bound: Parameter) -> Gate:
@@ -50,25 +48,13 @@ def chain(
     """
 
     def declare() -> Hierarchy:
-        levels = (token, *above)
-        spread = 1 / count(token, over=trajectory) if above else None
         own = gate(Parameter("epsilon", default=0.2)).inward(ceiling)  # before `per`, so that ceilings are in nats
-        gates = {token: (own if spread is None else own.per(spread)) if tokens else zero_gate()}
-        kernels = {}
-        for below, level in itertools.pairwise(levels):
+        gates = {token: (own.per(SPREAD) if above else own) if tokens else zero_gate()}
+        for level in above:
             coarse = gate(Parameter(f"C_{level}", per_channel=split, default=0.1)).inward(ceiling)
             gates[level] = coarse if level is trajectory else coarse.per(M)
-            kernels[level] = uniform() if below in (token, trajectory) else proportional(M)
-        into = signed_log_ratio if split else log_ratio
         dropped = "what single tokens do beyond their trajectory is dropped"
-        return Hierarchy(
-            name=name,
-            fibrations=[Fibration(below, level, kernels[level]) for below, level in itertools.pairwise(levels)],
-            gates={level: gates[level] for level in reversed(levels)},
-            decomposition=into() if spread is None else into(scale=spread),
-            objective=trajectory_mean(),
-            gives_up={} if tokens else {"first_order": dropped},
-        )
+        return tower(name, gates, split, {} if tokens else {"first_order": dropped})
 
     return declare
 
@@ -83,11 +69,11 @@ def of_means(levels: Iterable[str], plus: float, epsilon: float | None = None) -
 def follow(known: dict, measured: Mapping[str, float]) -> None:
     """Budgets of domains that follow what is measured: within three times of four, on both channels."""
     budget = known.setdefault("C_domain", {})
-    for label in range(4):
+    for label in range(len(DOMAINS)):
         pair = budget.get(label, {"+": 0.1, "-": 0.1})
         for sign, bound in pair.items():
             drift = measured[f"domain/{sign}/drift[domain={label}]"]
-            pair[sign] = min(max(bound * math.exp(RATE * (WITHIN - (drift <= bound))), LEAST), MOST)
+            pair[sign] = min(max(bound * math.exp(PACE * (WITHIN - (drift <= bound))), NARROWEST), WIDEST)
         budget[label] = pair
 
 
