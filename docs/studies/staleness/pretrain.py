@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from adam import Adam
 from model import Sequences, Shape, gumbel, log_probs, sample
 from tasks import DOMAINS, RESPONSE, answer, ask, lengths, stream
 from torch import Tensor
 
-EXAMPLES, RATE, STEPS, EVERY, TRIED = 32, 1e-3, 1600, 20, 64
+EXAMPLES, BASE_RATE, STEPS, TRIED_EVERY, TRIED = 32, 1e-3, 1600, 20, 64
+BASE_BETAS, BASE_WARMUP = (0.9, 0.99), 100  # of Adam, and steps
 WANTED, CLOSE = 0.35, 0.15  # the share of samples that is to be right in each domain, and how close is close enough
-EXAMPLE_STREAM, TRIAL_STREAM, NOISE_STREAM = range(10, 13)
+EXAMPLE_STREAM, TRIAL_STREAM, TRIAL_NOISE_STREAM = range(10, 13)
 
 
 def pretrain(shape: Shape, seeds: Sequence[int], report: Callable[[str], None] = print) -> tuple[Tensor, Tensor]:
@@ -25,9 +27,9 @@ def pretrain(shape: Shape, seeds: Sequence[int], report: Callable[[str], None] =
     weights, gradient = shape.views(flat), torch.zeros_like(flat)
     for weight, part in zip(weights.values(), shape.views(gradient).values(), strict=True):
         weight.requires_grad_().grad = part
-    first, second, at = torch.zeros_like(flat), torch.zeros_like(flat), Sequences(1)
+    adam, at = Adam(flat, BASE_BETAS), Sequences(1)
     kept, closest, reached = flat.detach().clone(), torch.full((models, domains), 9.0), torch.zeros(models, domains)
-    share, rate = torch.ones(models, domains), torch.full((models, 1), RATE)
+    share, rate = torch.ones(models, domains), torch.full((models, 1), BASE_RATE)
     for step in range(STEPS):
         prompts = torch.stack([questions(EXAMPLES, seed, EXAMPLE_STREAM, step) for seed in seeds])
         right = answer(prompts)
@@ -37,18 +39,14 @@ def pretrain(shape: Shape, seeds: Sequence[int], report: Callable[[str], None] =
         loss = -likely.view(models, domains, -1).sum(-1) / mask.view(models, domains, -1).sum(-1)
         (loss * share).sum().backward()
         with torch.no_grad():
-            clipped = gradient * (1 / gradient.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
-            first.lerp_(clipped, 0.1)
-            second.mul_(0.99).addcmul_(clipped, clipped, value=0.01)
-            scale = (second / (1 - 0.99 ** (step + 1))).sqrt_().add_(1e-8)
-            flat -= rate * min(1, step / 100) / (1 - 0.9 ** (step + 1)) * first / scale
-            if step % EVERY == EVERY - 1:
+            adam.update(flat, gradient, rate * min(1, step / BASE_WARMUP), step)
+            if step % TRIED_EVERY == TRIED_EVERY - 1:
                 tried = torch.stack([questions(TRIED, seed, TRIAL_STREAM, step) for seed in seeds])
-                noise = gumbel([stream(seed, NOISE_STREAM, step) for seed in seeds], tried.shape[1])
+                noise = gumbel([stream(seed, TRIAL_NOISE_STREAM, step) for seed in seeds], tried.shape[1])
                 said, _ = sample(shape, weights, tried, 1, noise)
                 found = (said[:, :, 0] == answer(tried)).all(-1).view(models, domains, -1).float().mean(-1)
                 reached = torch.maximum(reached, found)
-                rate = torch.where((reached >= WANTED).all(1, keepdim=True), RATE / 4, RATE)
+                rate = torch.where((reached >= WANTED).all(1, keepdim=True), BASE_RATE / 4, BASE_RATE)
                 share = ((WANTED - found) / WANTED + 0.15).clamp(0, 1)
                 off = lambda x: (x - WANTED).abs().amax(1)  # noqa: E731
                 better = off(found) < off(closest)

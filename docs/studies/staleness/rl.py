@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from adam import Adam
 from arms import Arm
 from candidates import LOSSES
 from measures import Series, of_step
@@ -17,7 +19,8 @@ GROUPS, SAMPLES = 4, 8  # prompts of each domain in a step, and responses to eac
 PROMPTS = GROUPS * len(DOMAINS)
 ROWS = PROMPTS * SAMPLES
 OF_PROMPT = torch.arange(len(DOMAINS)).repeat_interleave(GROUPS)
-BETAS, EPSILON, CLIP, WARMUP = (0.9, 0.95), 1e-8, 1.0, 10  # Adam; gradients are clipped to the norm 1
+WARMUP = 10  # steps of Adam
+STACK = 5  # models that are trained side by side in one process, unless it is told otherwise
 PROMPT_STREAM, NOISE_STREAM, REWARD_STREAM, LABEL_STREAM = range(4)
 
 
@@ -33,13 +36,13 @@ class Condition:
     tricks: tuple[int | None, ...] = (None,) * len(DOMAINS)
 
 
-CONDITIONS = {
+CONDITIONS = {  # in the order in which they are tested and shown
     "unequal": Condition((1, 4, 16, 16)),
-    "fresh": Condition((1, 1, 1, 1)),
-    "stale": Condition((16, 16, 16, 16)),
-    "noisy": Condition((1, 4, 16, 16), false_positives=(0.0, 0.0, 0.0, 0.2)),
     "large": Condition((1, 4, 16, 16)),  # at the largest learning rate
     "apart": Condition((1, 1, 1, 16), tricks=(None, None, None, 0)),  # at the largest learning rate
+    "stale": Condition((16, 16, 16, 16)),
+    "fresh": Condition((1, 1, 1, 1)),
+    "noisy": Condition((1, 4, 16, 16), false_positives=(0.0, 0.0, 0.0, 0.2)),
 }
 
 
@@ -133,7 +136,7 @@ def coefficients(
     domains = OF_PROMPT
     if arm.shuffled:
         domains = domains[torch.randperm(PROMPTS, generator=stream(run.seed, LABEL_STREAM, step))]
-    labels = {
+    labels: dict[str, Any] = {
         "prompt_group": torch.arange(PROMPTS).repeat_interleave(SAMPLES).tolist(),
         "domain": domains.repeat_interleave(SAMPLES).tolist(),
     }
@@ -162,7 +165,7 @@ class Learner:
         for weight, gradient in zip(self.weights.values(), shape.views(self.gradient).values(), strict=True):
             weight.requires_grad_().grad = gradient
         self.adapted: list[dict] = [{} for _ in runs]
-        self.first, self.second, self.at = torch.zeros_like(base), torch.zeros_like(base), Sequences(SAMPLES)
+        self.adam, self.at = Adam(base), Sequences(SAMPLES)
 
     @property
     def current(self) -> dict[str, Tensor]:
@@ -196,15 +199,7 @@ class Learner:
             bound = torch.tensor([run.trust for run in self.runs]).repeat_interleave(len(DOMAINS))[:, None]
             gradient = gradient * (bound / gradient.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
             gradient = gradient.view(len(self.runs), len(DOMAINS), -1).sum(1)
-        norm = gradient.norm(dim=1, keepdim=True)
-        gradient = gradient * (CLIP / norm.clamp(min=1e-12)).clamp(max=1)
-        a, b = BETAS
-        self.first.lerp_(gradient, 1 - a)
-        self.second.mul_(b).addcmul_(gradient, gradient, value=1 - b)
-        scale = (self.second / (1 - b ** (number + 1))).sqrt_().add_(EPSILON)
-        rate = self.lr * min(1, (number + 1) / WARMUP)
-        self.flat -= rate / (1 - a ** (number + 1)) * self.first / scale
-        return norm[:, 0]
+        return self.adam.update(self.flat, gradient, self.lr * min(1, (number + 1) / WARMUP), number)
 
 
 def learn(shape: Shape, runs: Sequence[Run], base: Tensor) -> list[dict]:
