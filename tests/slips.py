@@ -2580,12 +2580,16 @@ STUDIES = (
     ),
     slip(
         "processes share what is left of a plan", "studies/test_runner",
-        "[run for run in PARTS[part]()[worker::workers] if key(run) not in ready]",
-        "[run for run in PARTS[part]() if key(run) not in ready][worker::workers]",
+        "[run for run in PARTS[part](results)[worker::workers] if key(asdict(run)) not in ready]",
+        "[run for run in PARTS[part](results) if key(asdict(run)) not in ready][worker::workers]",
     ),
     slip(
         "a result is written behind a line that was cut off", "studies/test_runner",
         '"\\n" * (not ended) + json', '"" + json',
+    ),
+    slip(
+        "what is chosen is always the study's own", "studies/test_choose",
+        "write_file(results / name, text)", "write_file(RESULTS / name, text)",
     ),
     slip(
         "every prompt group of a domain weighs alike", "studies/test_arms",

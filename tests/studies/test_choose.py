@@ -1,9 +1,13 @@
 """What the study is tested at follows from its tuning alone, and only from settings that all seeds were run with."""
 
 import json
+from dataclasses import asdict
 
 import choose
+import plan
 import pytest
+import rl
+import store
 
 
 def line(arm, lr, trust, seed, right):
@@ -44,14 +48,45 @@ def test_the_worst_domain_is_that_of_each_look():
 def test_results_are_read_once_each_and_cut_off_lines_not_at_all(tmp_path):
     whole = [json.dumps(found) for found in TUNING]
     (tmp_path / "tune.jsonl").write_text("\n".join([*whole, whole[3], whole[0][:-30]]))
-    found = choose.lines("tune", tmp_path)
+    found = store.lines("tune", tmp_path)
     assert len(found) == len(TUNING) and choose.scores(found) == choose.scores(TUNING)
-    assert choose.lines("test", tmp_path) == []
+    assert store.lines("test", tmp_path) == []
     (tmp_path / "tune.jsonl").write_text("\n".join(reversed(whole)))
-    assert choose.lines("tune", tmp_path) == found
+    assert store.lines("tune", tmp_path) == found
 
 
-def test_what_is_recorded_is_what_is_read(tmp_path):
-    (tmp_path / "chosen.json").write_text(choose.record(TUNING))
-    assert choose.settings("best", tmp_path / "chosen.json") == choose.chosen(TUNING)
-    assert choose.settings("large", tmp_path / "chosen.json") == choose.chosen_at(TUNING, choose.LARGE) == {}
+def test_what_is_chosen_in_a_folder_is_run_in_it(tmp_path, monkeypatch):
+    """Once all runs are there: of tuning the smallest scale at a middle rate is best, of the search the first of each kind."""
+
+    def right(run):
+        if run.part == "tune":
+            return 30 + 20 * (run.lr == plan.RATES[1]) - (run.trust or 0)
+        return 30 + (run.arm in ("clip_no_group", "gmpo"))
+
+    for part in ("tune", "search"):
+        runs = plan.PARTS[part](tmp_path)
+        for run in runs[:-1]:
+            store.append(
+                tmp_path / f"{part}.jsonl", {"run": asdict(run), "measured": {"right": [[right(run)] * 4] * 2}}
+            )
+        monkeypatch.setattr("sys.argv", ["choose.py", part, "--results", str(tmp_path)])
+        with pytest.raises(SystemExit, match=rf"^1 runs of {part} lack.*run\.py {part} --results {tmp_path}"):
+            choose.main()
+        run = runs[-1]
+        store.append(tmp_path / f"{part}.jsonl", {"run": asdict(run), "measured": {"right": [[right(run)] * 4] * 2}})
+        assert plan.confirm(tmp_path) == []
+        choose.main()
+    best = {arm: [of["lr"], of["trust"]] for arm, of in store.read_chosen(tmp_path)["best"].items()}
+    assert (
+        best["grpo"] == [1.5e-4, 0.25] and best["clip_domains"] == [1.5e-4, 0.5] and best["reinforce"] == [1.5e-4, None]
+    )
+    tested = {(run.condition, run.lr) for run in plan.test(tmp_path)}
+    assert tested == {(where, 4.5e-4 if where in plan.AT_LARGE_RATE else 1.5e-4) for where in rl.CONDITIONS}
+    confirmed = {(run.arm, run.condition in plan.AT_LARGE_RATE, run.lr, run.trust) for run in plan.confirm(tmp_path)}
+    assert confirmed == {
+        *((arm, large, lr, 0.5) for arm in ("clip_no_group", "gmpo") for large, lr in enumerate(plan.BETWEEN)),
+        ("gspo", False, 1.5e-4, 0.25),
+        ("gspo", True, 4.5e-4, 0.25),
+    }
+    with pytest.raises(SystemExit, match=rf"{tmp_path / 'none'} has no chosen\.json"):
+        plan.test(tmp_path / "none")

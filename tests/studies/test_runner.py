@@ -1,11 +1,13 @@
 """Runs are done once each, whatever is interrupted, and however many processes share them."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import run as runner
 import torch
 from rl import Run
+from store import key
 
 PLAN = [
     Run("x", arm, condition, seed, 1e-4, trust, 10)
@@ -31,7 +33,7 @@ def learnt(monkeypatch):
 
     monkeypatch.setattr(runner, "learn", learn)
     monkeypatch.setattr(runner, "base", lambda shape, seed, results: torch.zeros(1))
-    monkeypatch.setitem(runner.PARTS, "x", lambda: PLAN)
+    monkeypatch.setitem(runner.PARTS, "x", lambda results: PLAN)
     return seen
 
 
@@ -43,11 +45,11 @@ def lines(folder):
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        found.append((runner.key(Run(**line["run"])), line["measured"]))
+        found.append((key(line["run"]), line["measured"]))
     return sorted(found, key=str)
 
 
-WHOLE = sorted(((runner.key(r), {"right": [[r.seed, len(r.arm), len(r.condition), 0]]}) for r in PLAN), key=str)
+WHOLE = sorted(((key(asdict(r)), {"right": [[r.seed, len(r.arm), len(r.condition), 0]]}) for r in PLAN), key=str)
 
 
 def test_all_runs_of_a_plan_once(learnt, tmp_path):
@@ -127,7 +129,7 @@ def test_a_share_that_is_none_is_refused(learnt, monkeypatch, capsys, tmp_path, 
 def test_a_group_of_bases_is_trained_once(monkeypatch, tmp_path):
     trained = []
     monkeypatch.setattr(runner, "BASES", tmp_path / "bases")
-    monkeypatch.setattr(runner, "GROUPS", ((3, 4), (5,)))
+    monkeypatch.setattr(runner, "SEED_GROUPS", ((3, 4), (5,)))
 
     def pretrain(shape, group):
         trained.append(group)

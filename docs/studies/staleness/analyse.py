@@ -20,23 +20,10 @@ import stats
 import which
 from arms import ARMS
 from cells import Cell, Cells, cells, identical, pairs
-from choose import (
-    CHOSEN,
-    FOUND,
-    HERE,
-    LARGE,
-    RESULTS,
-    Setting,
-    chosen,
-    chosen_at,
-    lacking,
-    lines,
-    record,
-    record_search,
-    scores,
-)
-from plan import PARTS
-from rl import Run
+from choose import Setting, chosen, chosen_at, lacking, record, record_search, scores
+from plan import LARGE_RATE, PARTS
+from rl import CONDITIONS, Run
+from store import CHOSEN, FOUND, HERE, RESULTS, lines, whole
 from tables import tables, written
 
 from fibration.files import write_file
@@ -44,7 +31,6 @@ from fibration.files import write_file
 SINGLE = ("reinforce", "grpo", "grpo_dual", "gspo", "cispo", "dppo_tv")  # of which contrast 3 takes the best on tuning
 BESIDE, CONFIRMED_BESIDE = "grpo", "gspo"  # what every arm is compared with
 MEASURES = ("score", "mean_area", "worst_area")
-CONDITIONS = ("unequal", "large", "apart", "stale", "fresh", "noisy")
 
 
 def contrasts(baseline: str) -> list[tuple[str, str, str]]:
@@ -240,7 +226,7 @@ def confirmed(found: Cells) -> dict:
 
 def tuned(tuning: Sequence[Mapping]) -> dict:
     """Every arm's scores at all settings, and what is chosen."""
-    all_scores, setting, large = scores(tuning), chosen(tuning), chosen_at(tuning, LARGE)
+    all_scores, setting, large = scores(tuning), chosen(tuning), chosen_at(tuning, LARGE_RATE)
     return {
         arm: {
             "lr": setting[arm][0],
@@ -260,12 +246,12 @@ def by_setting(item: tuple[Setting, float]) -> tuple[float, float]:
     return lr, trust or 0
 
 
-def planned(found: Mapping[str, Sequence[Mapping]]) -> dict:
+def planned(found: Mapping[str, Sequence[Mapping]], results: Path) -> dict:
     """Of each part: how many runs are planned, which lack, what ran them, for how long; no plan before its settings."""
     said = {}
     for part, runs in PARTS.items():
         there = found[part]
-        every = runs() if part != "test" or CHOSEN.exists() else []
+        every = runs(results) if part != "test" or (results / CHOSEN).exists() else []
         said[part] = {
             "planned": len(every),
             "there": len(there),
@@ -287,9 +273,8 @@ def by_name(runs: Iterable[Run]) -> list[str]:
 
 def bases(results: Path, seeds: Iterable[int]) -> dict | None:
     """Share of samples right in each domain before any step: least, median and greatest of these seeds' bases."""
-    file = results / "bases.jsonl"
-    found = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
-    rows = list(zip(*(line["right"] for line in found if line["seed"] in set(seeds)), strict=True))
+    found, wanted = whole(results / "bases.jsonl"), set(seeds)
+    rows = list(zip(*(line["right"] for line in found if line["seed"] in wanted), strict=True))
     return {"seeds": len(rows[0]), "right": [[min(r), median(r), max(r)] for r in rows]} if rows else None
 
 
@@ -315,7 +300,7 @@ def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
     for contrast, p in zip(named, stats.holm([contrast["p"] for contrast in named]), strict=True):
         contrast["holm"] = float(p)
     summary = {
-        "planned": planned(found_lines),
+        "planned": planned(found_lines, results),
         "bases": bases(results, {seed for by_arm in test.values() for c in by_arm.values() for seed in c.seeds}),
         "tuning": tuned(tuning),
         "baseline": baseline,
@@ -376,9 +361,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     if given.check:
         if not said["planned"]["tune"]["lacking"]:
-            wanted[given.results / CHOSEN.name] = record(lines("tune", given.results))
+            wanted[given.results / CHOSEN] = record(lines("tune", given.results))
         if not said["planned"]["search"]["lacking"]:
-            wanted[given.results / FOUND.name] = record_search(lines("search", given.results))
+            wanted[given.results / FOUND] = record_search(lines("search", given.results))
         stale = [file.name for file, text in wanted.items() if not file.exists() or file.read_text() != text]
         if stale:
             raise SystemExit(f"{', '.join(stale)} are not what the results say: python analyse.py")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from choose import QUESTIONS, Setting, areas
+from choose import Setting, areas
+from measures import QUESTIONS
 from rl import CONDITIONS
 from stats import Array, collapsed
 

@@ -1,7 +1,7 @@
 """Which learning rate and scale of trust every arm is tested at: `python choose.py tune`; and what a search has found.
 
-Writes `results/chosen.json` once every run of the plan's tuning is in, and after `python choose.py search`
-`results/found.json`.
+Writes `chosen.json` into the folder of results once every run of the plan's tuning is in, and after `python choose.py
+search` `found.json`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+from candidates import HIERARCHIES, ONE_LEVEL
+from measures import QUESTIONS
+from plan import LARGE_RATE, PARTS
+from rl import Run
 from stats import Array, area
+from store import CHOSEN, FOUND, RESULTS, key, lines
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-CHOSEN, FOUND = RESULTS / "chosen.json", RESULTS / "found.json"
-QUESTIONS = 64  # of every domain, at every look
-LARGE = 4.5e-4  # the learning rate of all arms in the condition `large`
+from fibration.files import write_file
 
 Setting = tuple[float, float | None]  # learning rate, and scale of trust where an arm has one
-
-
-def lines(part: str, results: Path = RESULTS) -> list[dict]:
-    """The results of a part, each run's once, in an order of their own; a line that was cut off is none."""
-    file, found = results / f"{part}.jsonl", {}
-    for text in file.read_text().splitlines() if file.exists() else ():
-        try:
-            line = json.loads(text)
-            found.setdefault(json.dumps(line["run"], sort_keys=True), line)
-        except (json.JSONDecodeError, KeyError):
-            continue
-    return [found[key] for key in sorted(found)]
 
 
 def accuracy(line: Mapping) -> Array:
@@ -74,17 +63,15 @@ def chosen_at(tuning: Iterable[Mapping], lr: float) -> dict[str, Setting]:
 
 
 def record(tuning: Iterable[Mapping]) -> str:
-    """What `results/chosen.json` says."""
+    """What `chosen.json` says."""
     tuning = list(tuning)
-    found = {"best": chosen(tuning), "large": chosen_at(tuning, LARGE)}
+    found = {"best": chosen(tuning), "large": chosen_at(tuning, LARGE_RATE)}
     said = {kind: {arm: {"lr": lr, "trust": trust} for arm, (lr, trust) in of.items()} for kind, of in found.items()}
     return json.dumps(said, indent=1) + "\n"
 
 
 def record_search(searching: Iterable[Mapping]) -> str:
-    """What `results/found.json` says: at each rate the best hierarchy and the best loss of one level."""
-    from candidates import HIERARCHIES, ONE_LEVEL
-
+    """What `found.json` says: at each rate the best hierarchy and the best loss of one level."""
     by_arm = scores(searching)
     rates = sorted({lr for of in by_arm.values() for lr, _ in of})
     said: dict[str, dict] = {}
@@ -97,30 +84,25 @@ def record_search(searching: Iterable[Mapping]) -> str:
     return json.dumps(said, indent=1) + "\n"
 
 
-def settings(kind: str = "best", file: Path = CHOSEN) -> dict[str, Setting]:
-    """What `results/chosen.json` says: `best`, or `large` for the best scale at the large learning rate."""
-    return {arm: (of["lr"], of["trust"]) for arm, of in json.loads(file.read_text())[kind].items()}
-
-
-def lacking(runs: Iterable, found: Iterable[Mapping]) -> list:
+def lacking(runs: Iterable[Run], found: Iterable[Mapping]) -> list[Run]:
     """Planned runs without a line."""
-    there = {json.dumps(line["run"], sort_keys=True) for line in found}
-    return [run for run in runs if json.dumps(vars(run), sort_keys=True) not in there]
+    there = {key(line["run"]) for line in found}
+    return [run for run in runs if key(vars(run)) not in there]
 
 
 def main() -> None:
-    from plan import PARTS
-
-    from fibration.files import write_file
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=("tune", "search"))
-    part = parser.parse_args().part
-    seen = lines(part)
-    left = lacking(PARTS[part](), seen)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that is read and written")
+    given = parser.parse_args()
+    part, results = given.part, given.results
+    seen = lines(part, results)
+    left = lacking(PARTS[part](results), seen)
     if left:
-        raise SystemExit(f"{len(left)} runs of {part} lack, of which the first is {left[0]}: python run.py {part}")
-    write_file(*((CHOSEN, record(seen)) if part == "tune" else (FOUND, record_search(seen))))
+        run = f"python run.py {part} --results {results}"
+        raise SystemExit(f"{len(left)} runs of {part} lack, of which the first is {left[0]}: {run}")
+    name, text = (CHOSEN, record(seen)) if part == "tune" else (FOUND, record_search(seen))
+    write_file(results / name, text)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from arms import THREE
 from cells import Cell, Cells
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+from measures import EVERY
 from PIL import Image
 from stats import Array, curves, ends, weights
 from tables import interval
@@ -28,9 +30,7 @@ COLOURS = {
     "inward_domain": BLUE,
     "placebo_shuffled": PINK,
 }
-THREE = ("grpo", "fiberpo_domain", "inward_domain")
-RATES = (SKY, GREEN, BLUE, RED)
-EVERY = 10
+RATE_COLOURS = (SKY, GREEN, BLUE, RED)
 Test = Mapping[str, Mapping[str, Cell]]
 
 
@@ -200,7 +200,7 @@ def sensitivity(summary: Mapping) -> Figure:
     rates = sorted({setting["lr"] for of in arms.values() for setting in of["settings"]})
     for k, (axes, (arm, of)) in enumerate(zip(panels.flat, arms.items(), strict=False)):
         words, scales = [], [setting["trust"] or 1.0 for setting in of["settings"]]
-        for lr, colour in zip(rates, RATES[-len(rates) :], strict=True):
+        for lr, colour in zip(rates, RATE_COLOURS[-len(rates) :], strict=True):
             points = [(setting["trust"] or 1.0, setting["score"]) for setting in of["settings"] if setting["lr"] == lr]
             if points:
                 x, y = zip(*points, strict=True)

@@ -55,7 +55,7 @@ def together(name: str, column: list) -> float | list[float]:
 class Series:
     """Measures of all models over training; `results` has them per model, rounded."""
 
-    def __init__(self, shape: Shape, models: int, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, shape: Shape, models: int, weights: dict[str, Tensor]) -> None:
         self.shape, self.models = shape, models
         draw = torch.Generator().manual_seed(FIXED)
         asked = torch.cat([ask(domain, QUESTIONS, draw) for domain in range(len(DOMAINS))])
@@ -68,7 +68,7 @@ class Series:
         self.base = self.before = self.everywhere(weights)
 
     @torch.no_grad()
-    def everywhere(self, weights: Mapping[str, Tensor]) -> Tensor:
+    def everywhere(self, weights: dict[str, Tensor]) -> Tensor:
         """Log-probs of all tokens at the states of right answers, `[models, questions, RESPONSE, VOCABULARY]`."""
         given = self.right.expand(self.models, -1, -1)[:, :, None]
         return logits(self.shape, weights, self.asked, given, self.at)[:, :, 0].log_softmax(-1)
@@ -77,7 +77,7 @@ class Series:
         """Means over states `[models, questions, RESPONSE]`, per domain: `[models, domains]`."""
         return (states * self.states).sum(-1).view(self.models, len(DOMAINS), -1).mean(-1)
 
-    def accuracy(self, weights: Mapping[str, Tensor]) -> Tensor:
+    def accuracy(self, weights: dict[str, Tensor]) -> Tensor:
         """Greedy answers that are right, of QUESTIONS, `[models, domains]`."""
         said, _ = sample(self.shape, weights, self.asked, 1, None)
         return (said[:, :, 0] == self.right).all(-1).view(self.models, len(DOMAINS), -1).sum(-1)
@@ -86,7 +86,7 @@ class Series:
         for mine, step in zip(self.open, steps, strict=True):
             mine.append(step)
 
-    def look(self, number: int, weights: Mapping[str, Tensor]) -> None:
+    def look(self, number: int, weights: dict[str, Tensor]) -> None:
         if number % EVERY:
             return
         now = self.everywhere(weights)

@@ -127,15 +127,17 @@ def sample(
         return x.view(models, groups, n, 3, heads, -1).permute(3, 0, 1, 4, 2, 5)
 
     x = (look_up(weights["token"], prompts) + weights["position"][:, None, :PROMPT]).flatten(1, 2)
-    of_prompt, of_rows = [], [[] for _ in range(shape.layers)]
+    of_prompt: list[tuple[Tensor, Tensor]] = []  # keys and values of every layer, of prompts and of each token after
+    of_rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(shape.layers)]
     for k in range(shape.layers):
         q, key, v = split(torch.bmm(norm(x), weights[f"{k}.qkv"]), PROMPT)
         of_prompt.append((key.flatten(0, 2), v.flatten(0, 2)))
-        seen = scaled_dot_product_attention(*(t.flatten(0, 1) for t in (q, key, v)), is_causal=True)
+        seen = scaled_dot_product_attention(q.flatten(0, 1), key.flatten(0, 1), v.flatten(0, 1), is_causal=True)
         x = x + torch.bmm(seen.transpose(1, 2).reshape(models, groups * PROMPT, -1), weights[f"{k}.out"])
         x = x + torch.bmm(relu(torch.bmm(norm(x), weights[f"{k}.up"])), weights[f"{k}.down"])
     x = x.view(models, groups, PROMPT, -1)[:, :, -1].repeat_interleave(samples, 1)
-    said, likely = [], []
+    said: list[Tensor] = []
+    likely: list[Tensor] = []
     for j in range(RESPONSE):
         every = torch.bmm(norm(x), weights["head"]).log_softmax(-1)
         token = (every if noise is None else every + noise[j]).argmax(-1)
@@ -158,5 +160,5 @@ def sample(
             seen = seen.view(models, groups, heads, samples, -1).transpose(2, 3).reshape(models, rows, -1)
             x = x + torch.bmm(seen, weights[f"{k}.out"])
             x = x + torch.bmm(relu(torch.bmm(norm(x), weights[f"{k}.up"])), weights[f"{k}.down"])
-    pair = (torch.stack(said, -1), torch.stack(likely, -1))
-    return tuple(t.view(models, groups, samples, RESPONSE) for t in pair)
+    responses, log_p = (torch.stack(t, -1).view(models, groups, samples, RESPONSE) for t in (said, likely))
+    return responses, log_p

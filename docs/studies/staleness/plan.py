@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from arms import ARMS
 from candidates import CANDIDATES
-from rl import Run
+from rl import CONDITIONS, Run
+from store import read_chosen, read_found
 
-RESULTS = Path(__file__).parent / "results"
 TUNING, TEST, SEARCH, CONFIRMING = range(3), range(10, 20), range(20, 24), range(30, 40)
 SMALL = (100, 101)  # of small.py alone
 # Seeds whose base policies are trained side by side, each until all of its group are close enough.
-GROUPS = (
+SEED_GROUPS = (
     (0, 1, 2, 20),
     (21, 22, 23, 18),
     (10, 11, 12, 13),
@@ -25,8 +24,10 @@ GROUPS = (
     (36, 37, 38, 39),
     SMALL,
 )
-RATES, LOW = (5e-5, 1.5e-4, 4.5e-4), 1.5e-5
-BETWEEN = (9e-5, 4.5e-4)  # of the search: between the two best rates of tuning, and the largest
+LARGE_RATE = 4.5e-4  # of all arms in the conditions that follow
+AT_LARGE_RATE = ("large", "apart")
+RATES, LOW = (5e-5, 1.5e-4, LARGE_RATE), 1.5e-5
+BETWEEN = (9e-5, LARGE_RATE)  # of the search: between the two best rates of tuning, and the largest
 
 
 def tune() -> list[Run]:
@@ -40,22 +41,15 @@ def tune() -> list[Run]:
     ]
 
 
-def tuned() -> dict[str, dict[str, dict]]:
-    """What `choose.py tune` has written."""
-    if not (RESULTS / "chosen.json").exists():
-        raise SystemExit(f"{RESULTS} has no chosen.json, whose settings are tested: run `python choose.py tune` first")
-    return json.loads((RESULTS / "chosen.json").read_text())
-
-
-def test() -> list[Run]:
+def test(results: Path) -> list[Run]:
     """Every arm in every condition, as tuning chose it, on seeds that tuning did not see."""
-    chosen = tuned()
-    found = []
-    for condition in ("unequal", "large", "apart", "stale", "fresh", "noisy"):
-        settings = chosen["large" if condition in ("large", "apart") else "best"]
-        for seed, (name, arm) in itertools.product(TEST, ARMS.items()):
-            found.append(Run("test", name, condition, seed, **settings[arm.of or name]))
-    return found
+    settings = read_chosen(results)
+    return [
+        Run("test", name, condition, seed, **settings[rate][arm.of or name])
+        for condition in CONDITIONS
+        for rate in ["large" if condition in AT_LARGE_RATE else "best"]
+        for seed, (name, arm) in itertools.product(TEST, ARMS.items())
+    ]
 
 
 def search() -> list[Run]:
@@ -67,22 +61,28 @@ def search() -> list[Run]:
     ]
 
 
-def confirm() -> list[Run]:
+def confirm(results: Path) -> list[Run]:
     """The best hierarchy and the best loss of one level that the search found at each rate, and GSPO as it was tuned.
 
     None before the search has found them.
     """
-    if not (RESULTS / "found.json").exists():
+    best = read_found(results)
+    if best is None:
         return []
-    found = json.loads((RESULTS / "found.json").read_text())
-    chosen = tuned()
+    tuned = read_chosen(results)
     return [
         Run("confirm", name, condition, seed, **setting)
-        for condition in ("unequal", "large", "apart")
-        for rate in ["best" if condition == "unequal" else "large"]
-        for name, setting in [*found[rate].items(), ("gspo", chosen[rate]["gspo"])]
+        for condition in ("unequal", *AT_LARGE_RATE)
+        for rate in ["large" if condition in AT_LARGE_RATE else "best"]
+        for name, setting in [*best[rate].items(), ("gspo", tuned[rate]["gspo"])]
         for seed in CONFIRMING
     ]
 
 
-PARTS: dict[str, Callable[[], list[Run]]] = {"tune": tune, "test": test, "search": search, "confirm": confirm}
+# By the folder of results, in which test and confirmation find what was chosen.
+PARTS: dict[str, Callable[[Path], list[Run]]] = {
+    "tune": lambda _: tune(),
+    "test": test,
+    "search": lambda _: search(),
+    "confirm": confirm,
+}

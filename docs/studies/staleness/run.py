@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import platform
 import time
@@ -19,31 +18,14 @@ from pathlib import Path
 import torch
 from candidates import LOSSES
 from model import Shape
-from plan import GROUPS, PARTS
+from plan import PARTS, SEED_GROUPS
 from pretrain import pretrain
-from rl import Run, learn
+from rl import STACK, Run, learn
+from store import HERE, RESULTS, append, key, lines
 
 import fibration
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 BASES = HERE.parents[2] / "build" / "study" / "bases"  # made anew where they lack: a minute for each seed
-
-
-def key(run: Run) -> str:
-    return json.dumps(asdict(run), sort_keys=True)
-
-
-def done(part: str, results: Path = RESULTS) -> set[str]:
-    """Keys of the runs that have a whole line; a line that was cut off is no result."""
-    file = results / f"{part}.jsonl"
-    found = set()
-    for line in file.read_text().splitlines() if file.exists() else ():
-        try:
-            found.add(key(Run(**json.loads(line)["run"])))
-        except (json.JSONDecodeError, KeyError):
-            continue
-    return found
 
 
 def batches(runs: Iterable[Run], stack: int) -> list[list[Run]]:
@@ -62,9 +44,9 @@ def batches(runs: Iterable[Run], stack: int) -> list[list[Run]]:
 def base(shape: Shape, seed: int, results: Path = RESULTS) -> torch.Tensor:
     """The weights of a seed's base policy, `[size]`, from supervised training or from an earlier one's file."""
     file = BASES / f"{seed}.pt"
-    group = next((group for group in GROUPS if seed in group), None)
+    group = next((group for group in SEED_GROUPS if seed in group), None)
     if group is None:
-        raise SystemExit(f"seed {seed} has no base policy: it is in no group of plan.GROUPS; add it to one")
+        raise SystemExit(f"seed {seed} has no base policy: it is in no group of plan.SEED_GROUPS; add it to one")
     BASES.mkdir(parents=True, exist_ok=True)
     with (BASES / f"{group[0]}.lock").open("w") as held:  # another process may be training this group
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -78,25 +60,15 @@ def base(shape: Shape, seed: int, results: Path = RESULTS) -> torch.Tensor:
     return torch.load(file)
 
 
-def append(file: Path, line: dict) -> None:
-    """A whole line in one write, so that processes that share a file do not mix theirs, and after none that was cut."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a+b", buffering=0) as target:
-        end = target.seek(0, os.SEEK_END)
-        target.seek(max(0, end - 1))
-        ended = target.read(1) in (b"", b"\n")
-        target.write(("\n" * (not ended) + json.dumps(line, separators=(",", ":")) + "\n").encode())
-
-
 VERSIONS = {"fibration": fibration.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def go(part: str, stack: int, worker: int = 0, workers: int = 1, results: Path = RESULTS) -> int:
     """Run what lacks of a part; how many runs that were."""
     torch.set_num_threads(1)
-    shape, ready = Shape(), done(part, results)
+    shape, ready = Shape(), {key(line["run"]) for line in lines(part, results)}
     # Places in the plan, not in what is left of it: a process that starts later would count that anew.
-    mine = batches([run for run in PARTS[part]()[worker::workers] if key(run) not in ready], stack)
+    mine = batches([run for run in PARTS[part](results)[worker::workers] if key(asdict(run)) not in ready], stack)
     for number, runs in enumerate(mine, 1):
         begun = time.perf_counter()
         found = learn(shape, runs, torch.stack([base(shape, run.seed, results) for run in runs]))
@@ -124,15 +96,17 @@ def share(text: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
-    parser.add_argument("--stack", type=models, default=5, help="models that are trained side by side in one process")
+    parser.add_argument("--stack", type=models, default=STACK, help="models that are trained side by side")
     parser.add_argument(
         "--worker", type=share, default="0/1", help="K/N: this process takes every N-th run, from the K-th"
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of their lines")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of lines and of what is chosen")
     given = parser.parse_args()
-    if given.part == "confirm" and not PARTS["confirm"]():
-        raise SystemExit("nothing is found that could be confirmed: run `python choose.py search` first")
-    if not go(given.part, given.stack, *given.worker, given.results):
+    worker, workers = given.worker
+    if given.part == "confirm" and not PARTS["confirm"](given.results):
+        search = f"python choose.py search --results {given.results}"
+        raise SystemExit(f"nothing is found that could be confirmed: run `{search}` first")
+    if not go(given.part, given.stack, worker, workers, given.results):
         print(f"{given.part}: every run of this process's share is in {given.results / given.part}.jsonl")
 
 

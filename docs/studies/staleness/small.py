@@ -6,27 +6,27 @@ lacks, and prints what came out; nothing is written among the results of the stu
 
 from __future__ import annotations
 
+from arms import THREE
 from cells import cells
-from choose import lines, settings
 from plan import PARTS, SMALL
 from rl import Run
-from run import HERE, go
+from run import go
+from store import HERE, lines, read_chosen
 
-RESULTS = HERE.parents[2] / "build" / "study" / "small"
-LOSSES = ("grpo", "fiberpo_domain", "inward_domain")
+FOLDER = HERE.parents[2] / "build" / "study" / "small"
 
 
 def small() -> list[Run]:
-    chosen = settings("large")
-    return [Run("small", name, "large", seed, *chosen[name]) for seed in SMALL for name in LOSSES]
+    settings = read_chosen()["large"]
+    return [Run("small", name, "large", seed, **settings[name]) for seed in SMALL for name in THREE]
 
 
 def main() -> None:
-    PARTS["small"] = small
+    PARTS["small"] = lambda _: small()
     print(f"{len(small())} runs of 150 steps; bases are trained first, where they lack: some minutes", flush=True)
-    go("small", len(small()), results=RESULTS)
+    go("small", len(small()), results=FOLDER)
     rows = []
-    for (_, arm, (lr, trust)), cell in sorted(cells(lines("small", RESULTS)).items()):
+    for (_, arm, (lr, trust)), cell in sorted(cells(lines("small", FOLDER)).items()):
         for k, seed in enumerate(cell.seeds):
             numbers = (cell.accuracy[k, 0].mean(), cell.final[k], cell.mean_area[k], cell.worst_area[k], cell.path[k])
             largest = cell.measured("amplification")[k].max()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-DOMAINS = ("addition", "sorting", "reversing", "sums")
+from tasks import DOMAINS
+
 NONE = "·"
 MEDIAN = "median", "largest"
 NO_TEST, NO_CONFIRMATION = "No run of the test is in yet.", "No run of the confirmation is in yet."

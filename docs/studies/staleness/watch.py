@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 from arms import LEVELS, Arm
-from choose import lines
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from measures import EVERY, QUESTIONS, Series, rounded
 from model import Shape
 from PIL import Image
+from plan import LARGE_RATE
 from rl import CONDITIONS, Learner, Run, Sampler
-from run import HERE, RESULTS, VERSIONS, base
+from run import VERSIONS, base
 from stats import of_mean
+from store import HERE, RESULTS, lines
 from tasks import DOMAINS
 
 WATCHED, FIGURES = RESULTS / "watched", HERE / "figures"
@@ -52,10 +53,10 @@ def patient(title: str, arm: str, lr: float, trust: float) -> Patient:
 
 PATIENTS = {
     "healthy": patient("healthy", "inward_domain", 1.5e-4, 1.0),
-    "pulled_out": patient("sick: published gates under large steps", "fiberpo_domain", 4.5e-4, 1.0),
+    "pulled_out": patient("sick: published gates under large steps", "fiberpo_domain", LARGE_RATE, 1.0),
     "strangled": patient("sick: published gates with tiny budgets", "fiberpo_domain", 1.5e-4, 0.02),
-    "unbounded": patient("sick: a clip that hardly binds, large steps", "grpo", 4.5e-4, 4.0),
-    "silent": patient("sick: capped ratios, large steps", "cispo", 4.5e-4, 1.0),
+    "unbounded": patient("sick: a clip that hardly binds, large steps", "grpo", LARGE_RATE, 4.0),
+    "silent": patient("sick: capped ratios, large steps", "cispo", LARGE_RATE, 1.0),
 }
 
 
@@ -292,7 +293,7 @@ def score(part: str, results: Path = RESULTS) -> str:
         both = [seed for seed, sick in found.sick.items() if 0 < sick.sum() < len(sick)]
         if len(both) < 2:
             return f"Too few runs of {part} are in the results yet."
-        head.append(f"{words}, steps {10 * look + 1} to {10 * look + 10}")
+        head.append(f"{words}, steps {EVERY * look + 1} to {EVERY * (look + 1)}")
         said = {seed: [early(run, look) for run in found.runs[seed]] for seed in both}
         for sign in next(iter(said.values()))[0]:
             chances = [told_apart(np.array([x[sign] for x in said[seed]]), found.sick[seed]) for seed in both]
@@ -312,7 +313,7 @@ def alarm(part: str, results: Path = RESULTS) -> str:
         shares = [found.sick[seed][far[seed] == loud].mean() for seed in far]
         runs = sum(int((x == loud).sum()) for x in far.values())
         rows.append([words, str(runs), estimate(of_mean(shares))])
-    return table([[f"{MOVED}, steps 1 to 10", "runs", "share that ends worse than it began"], *rows])
+    return table([[f"{MOVED}, steps 1 to {EVERY}", "runs", "share that ends worse than it began"], *rows])
 
 
 def estimate(of: Sequence[float]) -> str:

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cells import Cell, cells, pairs
-from choose import lines
-from plan import RATES
+from plan import AT_LARGE_RATE, RATES
+from rl import CONDITIONS
 from stats import Array, of_mean
+from store import lines
 from tables import NONE, interval, number, rate, scale, table, written
 from watch import alarm, score, shown
 
 PAGE = Path(__file__).parents[2] / "which-loss-when.md"
-SMALL, LARGE = ("unequal", "stale", "fresh", "noisy"), ("large", "apart")
+AT_OWN_RATE = tuple(name for name in CONDITIONS if name not in AT_LARGE_RATE)
 PLACEBOS, TUNED, BESIDE = "placebo_", "unequal", "grpo"
 
 
@@ -74,7 +75,7 @@ def costs(results: Path) -> dict[str, str]:
         tested.setdefault(arm, {})[where] = cell
     found = {}
     for arm, by_condition in tested.items():
-        x, y = (by_condition.get(where) for where in (LARGE[0], TUNED))
+        x, y = (by_condition.get(where) for where in (AT_LARGE_RATE[0], TUNED))
         if x and y and (seeds := pairs(x, y)):
             found[arm] = interval(of_mean(x.of("score", seeds) - y.of("score", seeds))._asdict(), sign=True)
     return found
@@ -84,8 +85,8 @@ def filled(page: str, summary: Mapping, results: Path) -> str:
     """The page with its tables as they should be."""
     found = {
         "settings": settings(summary["tuning"], results),
-        "small": beside(summary["test"], SMALL),
-        "large": beside(summary["test"], LARGE, costs(results)),
+        "small": beside(summary["test"], AT_OWN_RATE),
+        "large": beside(summary["test"], AT_LARGE_RATE, costs(results)),
         "watched": shown(),
         "signs": score("test", results),
         "alarm": alarm("test", results),
