@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-import fibration
 from fibration import cache
 from fibration.backends.c.build import compiler, version
 from fibration.bench.machine import processor, usable_cores
@@ -88,7 +87,7 @@ def doctor(console: Console, spec: str | None, as_json: bool) -> int:
 
 
 def _software() -> Iterator[Finding]:
-    yield Finding("fibration", "fine", f"{fibration.__version__}, in {Path(fibration.__file__).parent}")
+    yield Finding("fibration", "fine", f"{metadata.version('fibration')}, in {Path(__file__).parents[1]}")
     yield Finding("Python", "fine", f"{platform.python_version()}, {sys.executable}")
     wanted: dict[str, Requirement] = {}
     for text in metadata.requires("fibration") or ():
