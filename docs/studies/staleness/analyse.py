@@ -278,6 +278,12 @@ def bases(results: Path, seeds: Iterable[int]) -> dict | None:
     return {"seeds": len(rows[0]), "right": [[min(r), median(r), max(r)] for r in rows]} if rows else None
 
 
+def step_costs(results: Path) -> dict[str, dict[str, float]]:
+    """What `speed.py` measured last, by the way a step is made; nothing where it was not run."""
+    file = results / "speed.json"
+    return json.loads(file.read_text())["ways"] if file.exists() else {}
+
+
 def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
     """All numbers, and the runs of tuning and of the test that figures draw."""
     found_lines = {part: lines(part, results) for part in PARTS}
@@ -302,6 +308,7 @@ def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
     summary = {
         "planned": planned(found_lines, results),
         "bases": bases(results, {seed for by_arm in test.values() for c in by_arm.values() for seed in c.seeds}),
+        "cost": step_costs(results),
         "tuning": tuned(tuning),
         "baseline": baseline,
         "contrasts": named,

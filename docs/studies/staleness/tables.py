@@ -285,6 +285,16 @@ def confirm(conditions: Mapping) -> str:
     return "\n\n".join(said) or NO_CONFIRMATION
 
 
+def cost(ways: Mapping[str, Mapping]) -> str:
+    """What a step of one model takes of a processor, from the plainest way on."""
+    first = next(iter(ways.values()), {}).get("processor_seconds")
+    rows = [
+        [name, f"{1e3 * of['processor_seconds']:.0f}", f"{first / of['processor_seconds']:.1f}"]
+        for name, of in ways.items()
+    ]
+    return table(["each way has what those above it have", "ms", "times as cheap as the first"], rows)
+
+
 PICTURES = {
     "differences": "The four contrasts, and every arm beside GRPO",
     "learning": "Accuracy over training",
@@ -300,6 +310,7 @@ def tables(summary: Mapping) -> dict[str, dict[str, str]]:
         "README.md": {
             "planned": planned(summary["planned"]),
             "bases": bases(summary["bases"]),
+            "cost": cost(summary["cost"]),
             "tuning": tuning(summary["tuning"]),
             "contrasts": contrasts(summary["contrasts"]),
             "power": power(summary["contrasts"]),
