@@ -1,5 +1,7 @@
 """The study's numbers follow from its results: what is paired, what counts, what is said at equal KL, and what is shown."""
 
+import json
+import re
 from functools import cache
 from types import SimpleNamespace
 
@@ -7,16 +9,18 @@ import analyse
 import choose
 import numpy as np
 import pytest
+import which
 from cells import cells
 from rl import Run
 from tables import interval, number, rate, table, written
 from thorough import ALL
 
+STUDY = "docs/studies/staleness/"
 DRAW = np.random.default_rng(3)
 
 
-def line(arm, seed, right, moved=0.1, condition="unequal", lr=5e-5):
-    run = {"part": "test", "arm": arm, "condition": condition, "seed": seed, "lr": lr, "trust": 1.0, "steps": 40}
+def line(arm, seed, right, moved=0.1, condition="unequal", lr=5e-5, trust=1.0):
+    run = {"part": "test", "arm": arm, "condition": condition, "seed": seed, "lr": lr, "trust": trust, "steps": 40}
     return {"run": run, "measured": {"right": right, "moved": [[moved] * 4] * len(right)}}
 
 
@@ -97,11 +101,11 @@ def test_several_settings_of_an_arm_are_no_test():
 
 def test_tables_stand_between_their_marks():
     page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n"
-    once = written(page, {"x": r"\1 new", "y": "more"})
+    once = written(page, {"x": r"\1 new", "y": "more"}, "p.md")
     assert once == "a\n<!-- x -->\n\\1 new\n<!-- /x -->\nb\n<!-- y -->\nmore\n<!-- /y -->\n"
-    assert written(once, {"x": r"\1 new", "y": "more"}) == once
-    with pytest.raises(ValueError, match="z"):
-        written(page, {"z": ""})
+    assert written(once, {"x": r"\1 new", "y": "more"}, "p.md") == once
+    with pytest.raises(ValueError, match=r"^p\.md has the marks <!-- z -->"):
+        written(page, {"z": ""}, "p.md")
     assert number(-0.0004, sign=True) == "0.000" and number(-0.0126, sign=True) == "−0.013"
     assert interval({"value": 0.1, "low": -0.2, "high": 0.3}, sign=True) == "+0.100 [−0.200, +0.300]"
     assert [rate(x) for x in (5e-5, 4.5e-4, 0.00015, 1e-4)] == ["5e-5", "4.5e-4", "1.5e-4", "1e-4"]
@@ -115,11 +119,15 @@ def test_the_page_says_what_the_results_say(tmp_path, monkeypatch):
     analyse.main(["--check"])
     for name in ("README.md", "arms.md"):
         (tmp_path / name).write_text((analyse.HERE / name).read_text().replace("0.4", "0.5"))
-    with pytest.raises(SystemExit, match=r"^README\.md, arms\.md are not"):
+    again = f"README.md, arms.md not as the results say: run `python {STUDY}analyse.py --pages {tmp_path}`"
+    with pytest.raises(SystemExit, match=f"^{re.escape(again)}$"):
         analyse.main(["--check", "--pages", str(tmp_path)])
     monkeypatch.setattr(analyse, "record", lambda tuning: "")
-    with pytest.raises(SystemExit, match=r"^chosen\.json are not"):
+    first = f"chosen.json not as the results say: run `python {STUDY}choose.py tune`"
+    with pytest.raises(SystemExit, match=f"^{re.escape(first)}$"):
         analyse.main(["--check"])
+    with pytest.raises(SystemExit, match=f"^{re.escape(first)}\n{re.escape(again)}$"):
+        analyse.main(["--check", "--pages", str(tmp_path)])
 
 
 def test_what_lacks_is_named():
@@ -131,3 +139,30 @@ def test_what_lacks_is_named():
         "`grpo` in `unequal` at 5e-05, 1.0: 11",
         "`gspo` in `unequal` at 5e-05, 1.0: 10, 11, 12",
     ]
+
+
+@pytest.mark.parametrize("text", ["", json.dumps(line("fiberpo", 0, flat(1, 1, 1, 1)))])
+def test_tuning_without_a_loss_of_one_gate_is_refused(tmp_path, text):
+    (tmp_path / "tune.jsonl").write_text(text)
+    with pytest.raises(SystemExit, match=rf"run `python {STUDY}run\.py tune --results {tmp_path}`$"):
+        analyse.main(["--check", "--results", str(tmp_path)])
+
+
+def test_what_is_lost_is_shown_where_it_was_run_and_only_at_a_larger_rate(tmp_path):
+    def row(*there):
+        """Runs of settings, by rate, budget, right answers and seeds, the first of which was chosen."""
+        lines = [
+            line("grpo", seed, flat(*[right] * 4), lr=lr, trust=trust)
+            for lr, trust, right, seeds in there
+            for seed in range(seeds)
+        ]
+        (tmp_path / "tune.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        lr, trust, right, _ = there[0]
+        of = {"lr": lr, "trust": trust, "score": right / 64, "large": 1.0}
+        return which.settings({"grpo": of}, tmp_path).splitlines()[-1].split(" | ")[3:5]
+
+    best, nothing = (5e-5, 1.0, 32, 3), "0.000 (0.000 to 0.000)"
+    assert row(best, (1.5e-4, 1.0, 16, 3), (5e-5, 2.0, 24, 3)) == ["0.250 (0.250 to 0.250)", "0.125 (0.125 to 0.125)"]
+    assert row(best) == ["·", nothing]
+    assert row(best, (1.5e-4, 1.0, 16, 2), (5e-5, 2.0, 24, 2)) == ["·", nothing]
+    assert row((4.5e-4, 1.0, 32, 3), best) == ["·", nothing]

@@ -1,6 +1,7 @@
 """What the study is tested at follows from its tuning alone, and only from settings that all seeds were run with."""
 
 import json
+import shlex
 from dataclasses import asdict
 
 import choose
@@ -70,7 +71,10 @@ def test_what_is_chosen_in_a_folder_is_run_in_it(tmp_path, monkeypatch):
                 tmp_path / f"{part}.jsonl", {"run": asdict(run), "measured": {"right": [[right(run)] * 4] * 2}}
             )
         monkeypatch.setattr("sys.argv", ["choose.py", part, "--results", str(tmp_path)])
-        with pytest.raises(SystemExit, match=rf"^1 runs of {part} lack.*run\.py {part} --results {tmp_path}"):
+        with pytest.raises(
+            SystemExit,
+            match=rf"^1 runs of {part} lack.*`python docs/studies/staleness/run\.py {part} --results {tmp_path}`$",
+        ):
             choose.main()
         run = runs[-1]
         store.append(tmp_path / f"{part}.jsonl", {"run": asdict(run), "measured": {"right": [[right(run)] * 4] * 2}})
@@ -90,3 +94,19 @@ def test_what_is_chosen_in_a_folder_is_run_in_it(tmp_path, monkeypatch):
     }
     with pytest.raises(SystemExit, match=rf"{tmp_path / 'none'} has no chosen\.json"):
         plan.test(tmp_path / "none")
+
+
+def test_an_arm_that_was_added_after_tuning_is_named(tmp_path):
+    settings = store.read_chosen()
+    del settings["large"]["gspo"]
+    (tmp_path / store.CHOSEN).write_text(json.dumps(settings))
+    again = rf"'large' setting of gspo: run `.*run\.py tune --results {tmp_path}`, then `.*choose\.py tune --results"
+    with pytest.raises(SystemExit, match=again):
+        plan.test(tmp_path)
+
+
+def test_a_command_is_one_from_the_root_of_the_repository(tmp_path):
+    python, script, *words = shlex.split(store.command("choose.py tune", tmp_path / "a b"))
+    assert python == "python" and (store.HERE.parents[2] / script).samefile(choose.__file__)
+    assert words == ["tune", "--results", str(tmp_path / "a b")]
+    assert store.command("choose.py tune").endswith("choose.py tune")

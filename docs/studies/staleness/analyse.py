@@ -1,4 +1,4 @@
-"""Every number, table and figure of the study from its raw results: `python analyse.py`.
+"""Every number, table and figure of the study from its raw results: `python docs/studies/staleness/analyse.py`.
 
 Reads `results/*.jsonl`; writes `results/summary.json`, the tables of README.md, arms.md and docs/which-loss-when.md
 between their marks, and `figures/*.png`.
@@ -23,7 +23,7 @@ from cells import Cell, Cells, cells, identical, pairs
 from choose import Setting, chosen, chosen_at, lacking, record, record_search, scores
 from plan import LARGE_RATE, PARTS
 from rl import CONDITIONS, Run
-from store import CHOSEN, FOUND, HERE, RESULTS, lines, whole
+from store import CHOSEN, FOUND, HERE, RESULTS, command, lines, whole
 from tables import tables, written
 
 from fibration.files import write_file
@@ -292,7 +292,11 @@ def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
     test = {name: arm_cells(test_cells, name) for name in CONDITIONS if any(key[0] == name for key in test_cells)}
     test = {name: {arm: by_arm[arm] for arm in ARMS if arm in by_arm} for name, by_arm in test.items()}
     setting, all_scores = chosen(tuning), scores(tuning)
-    baseline = max((arm for arm in SINGLE if arm in setting), key=lambda arm: all_scores[arm][setting[arm]])
+    single = [arm for arm in SINGLE if arm in setting]
+    if not single:
+        tune = command("run.py tune", results)
+        raise SystemExit(f"{results / 'tune.jsonl'} has no loss of one gate, beside which arms stand: run `{tune}`")
+    baseline = max(single, key=lambda arm: all_scores[arm][setting[arm]])
     along = frontiers(tuning_cells)
 
     def cell(condition: str, arm: str) -> Cell | None:
@@ -357,23 +361,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--losses", type=Path, default=which.PAGE, help="the page that says which loss when, likewise")
     parser.add_argument("--images", type=Path, default=HERE / "figures", help="the folder of figures")
     given = parser.parse_args(arguments)
-    if not (given.results / "tune.jsonl").exists():
-        raise SystemExit(f"{given.results} has no tune.jsonl, from which all else follows: run `python run.py tune`")
     summary, tuning, test = analysed(given.results)
     said = plain(summary)
+    pages = {given.pages / name: of for name, of in tables(said).items()}
     wanted = {
         given.results / "summary.json": json.dumps(said, indent=1) + "\n",
-        **{given.pages / name: written((given.pages / name).read_text(), of) for name, of in tables(said).items()},
-        given.losses: which.filled(given.losses.read_text(), said, given.results),
+        **{page: written(page.read_text(), of, page.name) for page, of in pages.items()},
+        given.losses: which.filled(given.losses, said, given.results),
     }
     if given.check:
+        chosen_from = {}
         if not said["planned"]["tune"]["lacking"]:
-            wanted[given.results / CHOSEN] = record(lines("tune", given.results))
+            chosen_from["choose.py tune"] = {given.results / CHOSEN: record(lines("tune", given.results))}
         if not said["planned"]["search"]["lacking"]:
-            wanted[given.results / FOUND] = record_search(lines("search", given.results))
-        stale = [file.name for file, text in wanted.items() if not file.exists() or file.read_text() != text]
+            chosen_from["choose.py search"] = {given.results / FOUND: record_search(lines("search", given.results))}
+        others = {x: vars(given)[x] for x in ("pages", "losses", "images") if vars(given)[x] != parser.get_default(x)}
+        stale = [
+            (command(script, given.results, **(others if of is wanted else {})), names)
+            for script, of in {**chosen_from, "analyse.py": wanted}.items()
+            if (names := [file.name for file, text in of.items() if not file.exists() or file.read_text() != text])
+        ]
         if stale:
-            raise SystemExit(f"{', '.join(stale)} are not what the results say: python analyse.py")
+            said_of = (f"{', '.join(names)} not as the results say: run `{words}`" for words, names in stale)
+            raise SystemExit("\n".join(said_of))
         return
     import figures  # which takes a while, and is not needed to check numbers
 

@@ -1,7 +1,7 @@
-"""Which learning rate and scale of trust every arm is tested at: `python choose.py tune`; and what a search has found.
+"""Which learning rate and scale of trust every arm is tested at, and what a search has found.
 
-Writes `chosen.json` into the folder of results once every run of the plan's tuning is in, and after `python choose.py
-search` `found.json`.
+`python docs/studies/staleness/choose.py tune` writes `chosen.json` into the folder of results once every run of the
+plan's tuning is in, and `search` for `tune` `found.json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from measures import QUESTIONS
 from plan import LARGE_RATE, PARTS
 from rl import Run
 from stats import Array, area
-from store import CHOSEN, FOUND, RESULTS, key, lines
+from store import CHOSEN, FOUND, RESULTS, command, key, lines
 
 from fibration.files import write_file
 
@@ -99,8 +99,8 @@ def main() -> None:
     seen = lines(part, results)
     left = lacking(PARTS[part](results), seen)
     if left:
-        run = f"python run.py {part} --results {results}"
-        raise SystemExit(f"{len(left)} runs of {part} lack, of which the first is {left[0]}: {run}")
+        run = command(f"run.py {part}", results)
+        raise SystemExit(f"{len(left)} runs of {part} lack, of which the first is {left[0]}: run `{run}`")
     name, text = (CHOSEN, record(seen)) if part == "tune" else (FOUND, record_search(seen))
     write_file(results / name, text)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from arms import ARMS
 from candidates import CANDIDATES
 from rl import CONDITIONS, Run
-from store import read_chosen, read_found
+from store import CHOSEN, Settings, command, read_chosen, read_found
 
 TUNING, TEST, SEARCH, CONFIRMING = range(3), range(10, 20), range(20, 24), range(30, 40)
 SMALL = (100, 101)  # of small.py alone
@@ -41,11 +41,19 @@ def tune() -> list[Run]:
     ]
 
 
+def setting(settings: Settings, kind: str, arm: str, results: Path) -> dict:
+    """What tuning chose for an arm."""
+    if arm not in settings[kind]:
+        tune, choose = command("run.py tune", results), command("choose.py tune", results)
+        raise SystemExit(f"{results / CHOSEN} has no '{kind}' setting of {arm}: run `{tune}`, then `{choose}`")
+    return settings[kind][arm]
+
+
 def test(results: Path) -> list[Run]:
     """Every arm in every condition, as tuning chose it, on seeds that tuning did not see."""
     settings = read_chosen(results)
     return [
-        Run("test", name, condition, seed, **settings[rate][arm.of or name])
+        Run("test", name, condition, seed, **setting(settings, rate, arm.of or name, results))
         for condition in CONDITIONS
         for rate in ["large" if condition in AT_LARGE_RATE else "best"]
         for seed, (name, arm) in itertools.product(TEST, ARMS.items())
@@ -71,10 +79,10 @@ def confirm(results: Path) -> list[Run]:
         return []
     tuned = read_chosen(results)
     return [
-        Run("confirm", name, condition, seed, **setting)
+        Run("confirm", name, condition, seed, **at)
         for condition in ("unequal", *AT_LARGE_RATE)
         for rate in ["large" if condition in AT_LARGE_RATE else "best"]
-        for name, setting in [*best[rate].items(), ("gspo", tuned[rate]["gspo"])]
+        for name, at in [*best[rate].items(), ("gspo", setting(tuned, rate, "gspo", results))]
         for seed in CONFIRMING
     ]
 

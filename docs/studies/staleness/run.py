@@ -1,4 +1,4 @@
-"""Run what is planned and not yet in the results: `python run.py tune`, `python run.py test --stack 5`.
+"""Run what is planned and not yet in the results: `python docs/studies/staleness/run.py tune`.
 
 Every run appends one line of JSON to `results/PART.jsonl` as it ends, and is not run again. Several processes may share
 the work: `--worker 0/2` takes every other run of the plan, whenever it is started.
@@ -21,7 +21,7 @@ from model import Shape
 from plan import PARTS, SEED_GROUPS
 from pretrain import pretrain
 from rl import STACK, Run, learn
-from store import HERE, RESULTS, append, key, lines
+from store import HERE, RESULTS, append, command, key, lines
 
 import fibration
 
@@ -104,7 +104,7 @@ def main() -> None:
     given = parser.parse_args()
     worker, workers = given.worker
     if given.part == "confirm" and not PARTS["confirm"](given.results):
-        search = f"python choose.py search --results {given.results}"
+        search = command("choose.py search", given.results)
         raise SystemExit(f"nothing is found that could be confirmed: run `{search}` first")
     if not go(given.part, given.stack, worker, workers, given.results):
         print(f"{given.part}: every run of this process's share is in {given.results / given.part}.jsonl")

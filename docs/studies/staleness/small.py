@@ -1,4 +1,4 @@
-"""A small part of the study from nothing, in minutes: `make study`, or `python small.py`.
+"""A small part of the study from nothing, in minutes: `make study`, or `python docs/studies/staleness/small.py`.
 
 Two seeds that the study has nowhere else; three losses at the largest learning rate. Trains the bases, then runs what
 lacks, and prints what came out; nothing is written among the results of the study.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from arms import THREE
 from cells import cells
-from plan import PARTS, SMALL
+from plan import PARTS, SMALL, setting
 from rl import Run
 from run import go
-from store import HERE, lines, read_chosen
+from store import HERE, RESULTS, lines, read_chosen
 
 FOLDER = HERE.parents[2] / "build" / "study" / "small"
 
 
 def small() -> list[Run]:
-    settings = read_chosen()["large"]
-    return [Run("small", name, "large", seed, **settings[name]) for seed in SMALL for name in THREE]
+    settings = read_chosen()
+    return [
+        Run("small", name, "large", seed, **setting(settings, "large", name, RESULTS))
+        for seed in SMALL
+        for name in THREE
+    ]
 
 
 def main() -> None:

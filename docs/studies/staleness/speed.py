@@ -1,4 +1,4 @@
-"""What a step costs, the plain way and as the study takes it: `python speed.py`.
+"""What a step costs, the plain way and as the study takes it: `python docs/studies/staleness/speed.py`.
 
 One step is: sample, take log-probs, ask the loss for its coefficients, go back through the model, update by Adam; of
 `inward_domain`, at the sizes of the study. Every way is the one before it with one thing changed; they take turns, so

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,13 @@ RESULTS = HERE / "results"
 CHOSEN, FOUND = "chosen.json", "found.json"  # what tuning chose, and what the search found
 
 Settings = dict[str, dict[str, dict]]  # by kind, `best` or `large`, and arm: its learning rate and scale of trust
+
+
+def command(script: str, results: Path = RESULTS, **others: Path) -> str:
+    """How a script of the study is run on a folder of results, from the repository's root."""
+    folders = ({} if results == RESULTS else {"results": results}) | others
+    options = (f" --{name} {shlex.quote(str(folder))}" for name, folder in folders.items())
+    return f"python docs/studies/staleness/{script}{''.join(options)}"
 
 
 def key(run: Mapping) -> str:
@@ -50,7 +58,7 @@ def read_chosen(results: Path = RESULTS) -> Settings:
     """What `choose.py tune` has written."""
     file = results / CHOSEN
     if not file.exists():
-        choose = f"python choose.py tune --results {results}"
+        choose = command("choose.py tune", results)
         raise SystemExit(f"{results} has no {CHOSEN}, whose settings are tested: run `{choose}` first")
     return json.loads(file.read_text())
 

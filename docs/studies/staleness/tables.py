@@ -326,12 +326,12 @@ def tables(summary: Mapping) -> dict[str, dict[str, str]]:
     }
 
 
-def written(page: str, found: Mapping[str, str]) -> str:
+def written(page: str, found: Mapping[str, str], name: str) -> str:
     """A page with what stands between `<!-- NAME -->` and `<!-- /NAME -->` replaced, which every table needs once."""
-    for name, text in found.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    for mark, text in found.items():
+        pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
         body = f"{text}\n" if text else ""
         page, times = re.subn(pattern, lambda m, body=body: f"{m[1]}{body}{m[2]}", page, flags=re.DOTALL)
         if times != 1:
-            raise ValueError(f"the page has the marks <!-- {name} --> ... <!-- /{name} --> {times} times, not once")
+            raise ValueError(f"{name} has the marks <!-- {mark} --> ... <!-- /{mark} --> {times} times, not once")
     return page

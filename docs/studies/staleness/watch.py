@@ -1,7 +1,7 @@
 """Runs to look at: what a training log has of every step, and where it shows an illness before the reward does.
 
-`python watch.py train` trains them, `python watch.py draw` draws them and prints when each sign showed, and `python
-watch.py score test` how well early signs tell runs apart that end worse than they began.
+`python docs/studies/staleness/watch.py train` trains them; `draw` for `train` draws them and prints when each sign
+showed, and `score test` how well early signs tell runs apart that end worse than they began.
 """
 
 from __future__ import annotations

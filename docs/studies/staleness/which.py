@@ -19,16 +19,20 @@ PLACEBOS, TUNED, BESIDE = "placebo_", "unequal", "grpo"
 
 
 def settings(tuning: Mapping[str, Mapping], results: Path) -> str:
-    """What tuning chose; and what is lost with three times the rate, and with the worst budgets at that rate."""
+    """What tuning chose; and what is lost with three times the rate, and with the worst budgets at that rate.
+
+    Of settings that were run with the same seeds; nothing of a rate that is none of the larger ones.
+    """
     found = cells(lines("tune", results))
     rows = []
     for arm, of in sorted(tuning.items(), key=lambda item: -item[1]["score"]):
         lr, trust = of["lr"], of["trust"]
-        best = found[TUNED, arm, (lr, trust)].score
-        steeper = found[TUNED, arm, (min(RATES, key=lambda other: abs(other - 3 * lr)), trust)].score
-        budgets = [cell.score for (_, name, (at, _)), cell in found.items() if name == arm and at == lr]
-        worst = min(budgets, key=lambda score: score.mean())
-        lost = [spread(best - steeper), spread(best - worst) if trust else NONE]
+        best, seeds = (getattr(found[TUNED, arm, (lr, trust)], name) for name in ("score", "seeds"))
+        scores = {at: cell.score for (_, name, at), cell in found.items() if name == arm and cell.seeds == seeds}
+        steeper = min(RATES, key=lambda other: abs(other - 3 * lr))
+        worst = min((score for (at, _), score in scores.items() if at == lr), key=lambda score: score.mean())
+        there = steeper > lr and (steeper, trust) in scores
+        lost = [spread(best - scores[steeper, trust]) if there else NONE, spread(best - worst) if trust else NONE]
         rows.append([f"`{arm}`", rate(lr), scale(trust), *lost, scale(of["large"])])
     head = ["loss", "learning rate", "budgets ×", "lost with the rate × 3", "lost with the worst budgets"]
     return table([*head, "budgets × at 4.5e-4"], rows)
@@ -81,7 +85,7 @@ def costs(results: Path) -> dict[str, str]:
     return found
 
 
-def filled(page: str, summary: Mapping, results: Path) -> str:
+def filled(page: Path, summary: Mapping, results: Path) -> str:
     """The page with its tables as they should be."""
     found = {
         "settings": settings(summary["tuning"], results),
@@ -91,4 +95,4 @@ def filled(page: str, summary: Mapping, results: Path) -> str:
         "signs": score("test", results),
         "alarm": alarm("test", results),
     }
-    return written(page, found)
+    return written(page.read_text(), found, page.name)
