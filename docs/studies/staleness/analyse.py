@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import stats
@@ -146,7 +147,7 @@ def hull(points: Iterable[tuple[float, float]]) -> Frontier:
     for x, y in sorted(points):
         while found and found[-1][0] == x:
             found.pop()  # of points at one x the last is the highest
-        while len(found) > 1 and not above(*found[-2:], (x, y)):
+        while len(found) > 1 and not above(found[-2], found[-1], (x, y)):
             found.pop()
         found.append((x, y))
     return found
@@ -340,7 +341,7 @@ def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
     return summary, tuning_cells, test
 
 
-def plain(found: object) -> object:
+def plain(found: object) -> Any:
     """For JSON: four digits of every number, `null` for what there is none of; estimates say what is what."""
     if isinstance(found, stats.Estimate):
         return plain(found._asdict())

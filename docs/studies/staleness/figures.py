@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from arms import THREE
@@ -13,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from measures import EVERY
+from numpy.typing import NDArray
 from PIL import Image
 from stats import Array, curves, ends, weights
 from tables import interval
@@ -61,7 +63,7 @@ def named(axes: Axes, words: Sequence[tuple[str, float, str]], x: float, size: f
         )  # fmt: skip
 
 
-def begin(wide: float, high: float, says: str, rows: int, columns: int, **grid: float) -> tuple[Figure, Array]:
+def begin(wide: float, high: float, says: str, rows: int, columns: int, **grid: float) -> tuple[Figure, NDArray[Any]]:
     figure = Figure(figsize=(wide, high))
     found = figure.subplots(rows, columns, squeeze=False)
     figure.subplots_adjust(**grid)
