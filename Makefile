@@ -56,6 +56,7 @@ docs: $(VENV)/.docs
 	@$(BIN)/python -m sphinx -q -n -W --keep-going -E -d build/doctrees docs build/site
 	@$(BIN)/python docs/_ext/check_links.py build/site
 	@$(BIN)/python docs/studies/staleness/analyse.py --check
+	@$(BIN)/python docs/studies/smollm2/report.py --check
 	@echo "look at it: $(BIN)/python -m http.server -d build/site, then http://localhost:8000"
 
 $(VENV)/.docs: $(READY)

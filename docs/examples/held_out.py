@@ -44,6 +44,10 @@ def main():
     parser.add_argument("--questions", type=int, default=32, help="of every domain")
     parser.add_argument("--json", type=Path, help="a file for the shares")
     given = parser.parse_args()
+    if given.questions < QUESTIONS or given.questions % QUESTIONS:
+        parser.error(
+            f"--questions {given.questions}: questions are drawn by {QUESTIONS} of a domain; take a multiple of that"
+        )
     before = given.steps // CONFIG["num_iterations"]
     asked = ask(before + given.questions // QUESTIONS, given.seed)[before * len(TASKS) * QUESTIONS :]
     model, tokenizer = load_model()

@@ -93,7 +93,8 @@ class Log(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         lines = self.path.read_text().splitlines(keepends=True) if state.global_step else []
-        self.path.write_text("".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
+        whole = [line for line in lines if line.endswith("}\n")]  # the last may have been cut
+        self.path.write_text("".join(line for line in whole if json.loads(line)["step"] <= state.global_step))
 
     def on_log(self, args, state, control, logs, **kwargs):
         with self.path.open("a") as file:
