@@ -2506,7 +2506,7 @@ STUDIES = (
     ),
     slip(
         "the frontier is all settings", "studies/test_analyse",
-        "while len(found) > 1 and not above(*found[-2:], (x, y)):", "while len(found) > 10**9:",
+        "while len(found) > 1 and not above(found[-2], found[-1], (x, y)):", "while len(found) > 10**9:",
     ),
     slip(
         "a setting of one lucky seed is chosen", "studies/test_choose",
