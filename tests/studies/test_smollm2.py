@@ -97,3 +97,12 @@ def test_what_was_broken_off_is_in_the_results_and_goes_on_from_what_was_saved_w
         train.train("grpo", 1, tmp_path / "runs")
     assert asked[0][-1] == "--resume" and not (out / "checkpoint-20").exists()
     assert [json.loads(text)["step"] for text in (tmp_path / "grpo_1.jsonl").read_text().splitlines()] == [1]
+
+
+def test_the_page_says_what_the_results_say(monkeypatch, tmp_path):
+    report.main(["--check"])
+    stale = tmp_path / "README.md"
+    stale.write_text(report.PAGE.read_text().replace("| mean | 0.", "| mean | 1."))
+    monkeypatch.setattr(report, "PAGE", stale)
+    with pytest.raises(SystemExit, match=r"^README\.md is not"):
+        report.main(["--check"])

@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "listed": listed(runs, found),
     }
     page = PAGE.read_text()
-    said = written(page, tables)
+    said = written(page, tables, PAGE.name)
     if given.check:
         if said != page:
             raise SystemExit(f"{PAGE.name} is not what the results say: python {Path(__file__).name}")
