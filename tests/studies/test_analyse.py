@@ -141,6 +141,13 @@ def test_what_lacks_is_named():
     ]
 
 
+def test_a_base_counts_once_as_it_was_written_last(tmp_path):
+    rows = [{"seed": seed, "right": [right] * 4} for seed, right in ((10, 0.1), (11, 0.2), (10, 0.4), (12, 0.9))]
+    (tmp_path / "bases.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = analyse.bases(tmp_path, (10, 11))
+    assert found["seeds"] == 2 and found["right"][0] == [0.2, pytest.approx(0.3), 0.4]
+
+
 @pytest.mark.parametrize("text", ["", json.dumps(line("fiberpo", 0, flat(1, 1, 1, 1)))])
 def test_tuning_without_a_loss_of_one_gate_is_refused(tmp_path, text):
     (tmp_path / "tune.jsonl").write_text(text)

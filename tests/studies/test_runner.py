@@ -133,10 +133,16 @@ def test_a_group_of_bases_is_trained_once(monkeypatch, tmp_path):
 
     def pretrain(shape, group):
         trained.append(group)
-        return torch.tensor(group, dtype=torch.float32)[:, None], torch.zeros(len(group), 4)
+        return torch.tensor(group, dtype=torch.float32)[:, None], torch.full((len(group), 4), 0.25)
 
     monkeypatch.setattr(runner, "pretrain", pretrain)
     assert [float(runner.base(None, seed, tmp_path)) for seed in (4, 3, 5, 4)] == [4, 3, 5, 4]
     assert trained == [(3, 4), (5,)] and len((tmp_path / "bases.jsonl").read_text().splitlines()) == 3
+    for folder in ("other", ""):  # where bases are there the line is written all the same, and once
+        runner.base(None, 3, tmp_path / folder)
+        assert runner.read_bases(tmp_path / folder)[3] == [0.25] * 4
+    assert trained == [(3, 4), (5,)] and len((tmp_path / "bases.jsonl").read_text().splitlines()) == 3
+    torch.save(torch.tensor([7.0]), tmp_path / "bases" / "5.pt")  # as an earlier version kept weights
+    assert float(runner.base(None, 5, tmp_path)) == 7
     with pytest.raises(SystemExit, match=r"^seed 6 has no base policy"):
         runner.base(None, 6, tmp_path)

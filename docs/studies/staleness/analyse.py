@@ -24,7 +24,7 @@ from cells import Cell, Cells, cells, identical, pairs
 from choose import Setting, chosen, chosen_at, lacking, record, record_search, scores
 from plan import LARGE_RATE, PARTS
 from rl import CONDITIONS, Run
-from store import CHOSEN, FOUND, HERE, RESULTS, command, lines, whole
+from store import CHOSEN, FOUND, HERE, RESULTS, command, lines, read_bases
 from tables import tables, written
 
 from fibration.files import write_file
@@ -274,8 +274,8 @@ def by_name(runs: Iterable[Run]) -> list[str]:
 
 def bases(results: Path, seeds: Iterable[int]) -> dict | None:
     """Share of samples right in each domain before any step: least, median and greatest of these seeds' bases."""
-    found, wanted = whole(results / "bases.jsonl"), set(seeds)
-    rows = list(zip(*(line["right"] for line in found if line["seed"] in wanted), strict=True))
+    wanted = set(seeds)
+    rows = list(zip(*(right for seed, right in read_bases(results).items() if seed in wanted), strict=True))
     return {"seeds": len(rows[0]), "right": [[min(r), median(r), max(r)] for r in rows]} if rows else None
 
 

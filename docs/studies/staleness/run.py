@@ -21,7 +21,7 @@ from model import Shape
 from plan import PARTS, SEED_GROUPS
 from pretrain import pretrain
 from rl import STACK, Run, learn
-from store import HERE, RESULTS, append, command, key, lines
+from store import HERE, RESULTS, append, command, key, lines, read_bases
 
 import fibration
 
@@ -42,7 +42,10 @@ def batches(runs: Iterable[Run], stack: int) -> list[list[Run]]:
 
 
 def base(shape: Shape, seed: int, results: Path = RESULTS) -> torch.Tensor:
-    """The weights of a seed's base policy, `[size]`, from supervised training or from an earlier one's file."""
+    """The weights of a seed's base policy, `[size]`, from supervised training or from an earlier one's file.
+
+    What it can do is kept beside them, and written wherever the folder of results does not say so yet.
+    """
     file = BASES / f"{seed}.pt"
     group = next((group for group in SEED_GROUPS if seed in group), None)
     if group is None:
@@ -50,14 +53,17 @@ def base(shape: Shape, seed: int, results: Path = RESULTS) -> torch.Tensor:
     BASES.mkdir(parents=True, exist_ok=True)
     with (BASES / f"{group[0]}.lock").open("w") as held:  # another process may be training this group
         fcntl.flock(held, fcntl.LOCK_EX)
-        if file.exists():
-            return torch.load(file)
-        for mine, weights, right in zip(group, *pretrain(shape, group), strict=True):
-            part = BASES / f"{mine}.{os.getpid()}"
-            torch.save(weights.clone(), part)
-            part.replace(BASES / f"{mine}.pt")
-            append(results / "bases.jsonl", {"seed": mine, "right": [round(x, 3) for x in right.tolist()]})
-    return torch.load(file)
+        if not file.exists():
+            for mine, weights, right in zip(group, *pretrain(shape, group), strict=True):
+                part = BASES / f"{mine}.{os.getpid()}"
+                torch.save({"weights": weights.clone(), "right": [round(x, 3) for x in right.tolist()]}, part)
+                part.replace(BASES / f"{mine}.pt")
+        kept = torch.load(file)
+        if isinstance(kept, torch.Tensor):  # of an earlier version: what it can do was not kept
+            return kept
+        if read_bases(results).get(seed) != kept["right"]:
+            append(results / "bases.jsonl", {"seed": seed, "right": kept["right"]})
+    return kept["weights"]
 
 
 VERSIONS = {"fibration": fibration.__version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -54,6 +54,11 @@ def append(file: Path, line: dict) -> None:
         target.write(("\n" * (not ended) + json.dumps(line, separators=(",", ":")) + "\n").encode())
 
 
+def read_bases(results: Path = RESULTS) -> dict[int, list[float]]:
+    """By seed what its base can do: the share of samples right in each domain, as it was written last."""
+    return {line["seed"]: line["right"] for line in whole(results / "bases.jsonl")}
+
+
 def read_chosen(results: Path = RESULTS) -> Settings:
     """What `choose.py tune` has written."""
     file = results / CHOSEN
