@@ -173,3 +173,11 @@ def test_what_is_lost_is_shown_where_it_was_run_and_only_at_a_larger_rate(tmp_pa
     assert row(best) == ["·", nothing]
     assert row(best, (1.5e-4, 1.0, 16, 2), (5e-5, 2.0, 24, 2)) == ["·", nothing]
     assert row((4.5e-4, 1.0, 32, 3), best) == ["·", nothing]
+
+
+def test_what_grpo_did_itself_is_the_mean_that_differences_are_from():
+    found = json.loads((analyse.RESULTS / "summary.json").read_text())["test"]["unequal"]
+    own = found["grpo"]["mean_score"]
+    for of in (of for of in found.values() if "difference" in of):
+        assert of["mean_score"]["value"] - own["value"] == pytest.approx(of["difference"]["value"], abs=2e-4)
+    assert f"| `grpo`, itself | {interval(own)}; " in which.beside({"unequal": found}, ["unequal"])

@@ -1,6 +1,9 @@
 """Watching a run changes nothing of it, and signs are read as the page of losses says."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -9,13 +12,15 @@ import watch
 from model import Shape
 from rl import Run, learn
 
+from fibration.files import write_file
+
 
 @pytest.mark.filterwarnings("ignore:grad and param do not obey")
 def test_a_watched_run_is_the_run(monkeypatch):
     """Of random weights, whose answers are rewarded by chance alone."""
     run, small = Run("x", "grpo", "noisy", 3, 1e-2, 0.5, 10), Shape(16, 1, 2)
     first = small.initial([3])
-    monkeypatch.setattr(watch, "base", lambda shape, seed: first[0])
+    monkeypatch.setattr(watch, "base", lambda shape, seed, results: first[0])
     monkeypatch.setattr(watch, "Shape", lambda: small)
     (seen,), (own,) = watch.watch([run]), learn(small, [run], first)
     log = seen["log"]
@@ -35,7 +40,7 @@ def test_means_of_the_last_steps_begin_with_fewer():
 
 def test_a_sign_counts_from_the_step_in_which_its_mean_is_above():
     """Steps count from 1, looks at fixed questions from 0."""
-    found = json.loads((watch.WATCHED / "healthy.json").read_text())
+    found = watch.watched()["healthy"]
     found["log"]["kl"] = [0.0] * 29 + [1.0 + watch.KL] * 121
     found["looks"]["right"][4] = [0, 0, 0, 0]
     shown = watch.signs(found)
@@ -49,7 +54,35 @@ def test_runs_are_told_apart_by_how_often_a_sick_one_shows_more():
     assert watch.told_apart(values, sick) == 5.5 / 6
 
 
-def test_runs_that_end_worse_are_those_below_their_base_at_the_last_looks(tmp_path):
+def test_runs_to_look_at_are_of_the_folder_that_is_asked_for(tmp_path):
+    """And what has not been trained yet is named, with what trains it."""
+    runs = watch.watched()
+    for name, run in runs.items():
+        run["log"]["kl"] = [1.0 + watch.KL] * 150
+        if name != "healthy":
+            write_file(watch.file(name, tmp_path), json.dumps(run))
+    with pytest.raises(SystemExit, match=rf" healthy: run `.*watch\.py train --results {tmp_path}` first$"):
+        watch.shown(tmp_path)
+    write_file(watch.file("healthy", tmp_path), json.dumps(runs["healthy"]))
+    assert f"| kl > {watch.KL} | 1 | 1 | 1 | 1 | 1 |" in watch.shown(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("score WRONG", "invalid choice: 'WRONG'"), ("train test", "unrecognized")]
+)
+def test_what_is_not_read_is_refused(capsys, given, said):
+    with pytest.raises(SystemExit, match="2"):
+        watch.main(given.split())
+    assert said in capsys.readouterr().err
+
+
+def test_numbers_are_checked_without_what_draws():
+    code = "import analyse, sys; print({'matplotlib', 'PIL'} & {*sys.modules})"
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True).stdout == b"set()\n"
+
+
+def test_runs_that_end_worse_are_those_below_their_base_at_the_last_looks(tmp_path, monkeypatch):
     """In three seeds of four runs, of which the one that moved farthest is sick; where a trick is rewarded none counts."""
     lines = []
     for seed in range(3):
@@ -70,6 +103,9 @@ def test_runs_that_end_worse_are_those_below_their_base_at_the_last_looks(tmp_pa
     assert all(len(runs) == 4 for runs in watch.Outcomes.of("test", tmp_path, "large").runs.values())
     first, second = (row.split(" | ")[1:] for row in watch.alarm("test", tmp_path).splitlines()[2:])
     assert first == second == ["12", "0.50 [0.50, 0.50] |"]
+    monkeypatch.setattr(watch, "FAR", 1.0)  # which none is above: the mean is over no runs
+    first, second = (row.split(" | ")[1:] for row in watch.alarm("test", tmp_path).splitlines()[2:])
+    assert first == ["0", "· |"] and second == ["24", "0.50 [0.50, 0.50] |"]
     said = watch.score("test", tmp_path).splitlines()
     assert said[2] == "| runs that end worse | 12 of 24 | 6 of 12 | 6 of 12 |"
     assert said[3] == f"| {watch.MOVED}" + 3 * " | 0.75 [0.75, 0.75]" + " |"

@@ -87,6 +87,7 @@ def described(cell: Cell, beside: Cell | None) -> dict:
         "seeds": len(cell.seeds),
         **{name: stats.of_iqm(getattr(cell, name)) for name in MEASURES},
         "final": stats.of_iqm(cell.final),
+        "mean_score": stats.of_mean(cell.score),  # which differences are of
         "collapses": int(cell.collapses[:, -1].sum()),
         "amplification": {"median": float(np.median(amplification)), "largest": float(amplification.max())},
         **{name: stats.of_mean(cell.measured(name).mean(1)) for name in ("outward", "against")},

@@ -65,17 +65,11 @@ def of_mean(values: ArrayLike) -> Estimate:
 
 
 def of_iqm(values: ArrayLike) -> Estimate:
-    """Interquartile mean of `[seeds]`, or of several strata `[strata, seeds]` together, with its bootstrap interval.
-
-    A resample has every stratum of each seed that is drawn, since strata share seeds.
-    """
+    """Interquartile mean of `[seeds]` with its bootstrap interval."""
     x = np.asarray(values, float)
-    if x.ndim == 1:  # sorted once: a resample of what is sorted, by indices in order, is sorted
-        found = weights(len(x), len(x) // 4) @ np.sort(x)
-    else:
-        drawn = x[:, resamples(x.shape[1])]  # [strata, RESAMPLES, seeds]
-        found = iqm(np.moveaxis(drawn, 0, 1).reshape(RESAMPLES, -1))
-    return Estimate(float(iqm(x.ravel())), *map(float, ends(found)))
+    # Sorted once: a resample of what is sorted, by indices in order, is sorted.
+    found = weights(len(x), len(x) // 4) @ np.sort(x)
+    return Estimate(float(iqm(x)), *map(float, ends(found)))
 
 
 def curves(values: ArrayLike) -> tuple[Array, Array, Array]:

@@ -7,30 +7,35 @@ showed, and `score test` how well early signs tell runs apart that end worse tha
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from arms import LEVELS, Arm
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from measures import EVERY, QUESTIONS, Series, rounded
 from model import Shape
-from PIL import Image
-from plan import LARGE_RATE
+from plan import LARGE_RATE, PARTS
 from rl import CONDITIONS, Learner, Run, Sampler
 from run import VERSIONS, base
 from stats import of_mean
-from store import HERE, RESULTS, lines
+from store import HERE, RESULTS, command, lines
+from tables import NONE
 from tasks import DOMAINS
 
-WATCHED, FIGURES = RESULTS / "watched", HERE / "figures"
+from fibration.files import write_file
+
+if TYPE_CHECKING:  # drawing takes a while to load, and signs are read without it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WATCHED, FIGURES = "watched", HERE / "figures"  # in a folder of results, and where pictures are
 OF_STEP = ("reward", "grad_norm", "amplification", "against", "outward")
 REGIMES = {"passed": "#DDDDDD", "rolled_back": "#E69F00", "limited": "#56B4E9", "zeroed": "#333333"}
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -88,10 +93,10 @@ def kept(name: str) -> bool:
     return not name.endswith(("]", "/drift_max", "/attenuated"))
 
 
-def watch(runs: Sequence[Run]) -> list[dict]:
+def watch(runs: Sequence[Run], results: Path = RESULTS) -> list[dict]:
     """Runs as `rl.learn` trains them: of each its log, all steps per metric, and looks at fixed questions."""
     (steps,), shape = {run.steps for run in runs}, Shape()
-    learner = Learner(shape, runs, torch.stack([base(shape, run.seed) for run in runs]))
+    learner = Learner(shape, runs, torch.stack([base(shape, run.seed, results) for run in runs]))
     recorders = [Recorder(arm.operator) for arm in learner.arms]
     learner.arms = [Watched(**vars(arm), recorder=r) for arm, r in zip(learner.arms, recorders, strict=True)]
     sampler, series, measured = Sampler(shape, runs), Series(shape, len(runs), learner.current), []
@@ -111,12 +116,15 @@ def watch(runs: Sequence[Run]) -> list[dict]:
     return found
 
 
-def train() -> None:
+def file(name: str, results: Path) -> Path:
+    return results / WATCHED / f"{name}.json"
+
+
+def train(results: Path) -> None:
     torch.set_num_threads(1)
-    WATCHED.mkdir(parents=True, exist_ok=True)
     runs = [patient.run for patient in PATIENTS.values()]
-    for name, found in zip(PATIENTS, watch(runs), strict=True):
-        (WATCHED / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
+    for name, found in zip(PATIENTS, watch(runs, results), strict=True):
+        write_file(file(name, results), json.dumps(found, separators=(",", ":")) + "\n")
 
 
 def smooth(column: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -163,6 +171,8 @@ def mark(axes: Axes, step: int | None, colour: str = "black") -> None:
 
 def draw(title: str, found: Mapping) -> Figure:
     """Above what is learnt and how far the policy has moved, below what each level's gate does."""
+    from matplotlib.figure import Figure
+
     run, log, right = found["run"], found["log"], np.array(found["looks"]["right"]) / QUESTIONS
     steps, looks = np.arange(1, run["steps"] + 1), np.arange(len(right)) * EVERY
     clipped, zeroed, kl, ratio, reward, accuracy = signs(found).values()
@@ -210,12 +220,14 @@ def draw(title: str, found: Mapping) -> Figure:
     return figure
 
 
-def write(figure: Figure, file: Path) -> None:
-    """As PNG of 128 colours, which is a third of the bytes."""
-    figure.savefig(file, dpi=100, metadata={"Software": None})
-    with Image.open(file) as picture:
-        small = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
-    small.save(file, optimize=True)
+def png(figure: Figure) -> bytes:
+    """In 128 colours, which is a third of the bytes."""
+    from PIL import Image
+
+    whole, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(whole, format="png", dpi=100, metadata={"Software": None})
+    Image.open(whole).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -223,19 +235,23 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
 
 
-def watched() -> dict[str, dict]:
-    return {name: json.loads((WATCHED / f"{name}.json").read_text()) for name in PATIENTS}
+def watched(results: Path = RESULTS) -> dict[str, dict]:
+    """What `train` has written."""
+    lack = [name for name in PATIENTS if not file(name, results).exists()]
+    if lack:
+        again = command("watch.py train", results)
+        raise SystemExit(f"{results / WATCHED} has no runs to look at named {', '.join(lack)}: run `{again}` first")
+    return {name: json.loads(file(name, results).read_text()) for name in PATIENTS}
 
 
-def draw_all() -> None:
-    FIGURES.mkdir(exist_ok=True)
-    for name, run in watched().items():
-        write(draw(PATIENTS[name].title, run), FIGURES / f"watched_{name}.png")
+def draw_all(results: Path, images: Path) -> None:
+    for name, run in watched(results).items():
+        write_file(images / f"watched_{name}.png", png(draw(PATIENTS[name].title, run)))
 
 
-def shown() -> str:
+def shown(results: Path = RESULTS) -> str:
     """From which step on each sign showed, as a table."""
-    columns = {name.replace("_", " "): signs(run) for name, run in watched().items()}
+    columns = {name.replace("_", " "): signs(run) for name, run in watched(results).items()}
     rows = [[sign, *(str(found[sign] or "") for found in columns.values())] for sign in columns["healthy"]]
     return table([["from step", *columns], *rows])
 
@@ -303,16 +319,19 @@ def score(part: str, results: Path = RESULTS) -> str:
 
 
 def alarm(part: str, results: Path = RESULTS) -> str:
-    """How often runs end worse than they began, whose first ten steps moved far, and not: by seed, with intervals."""
+    """How often runs end worse than they began, whose first ten steps moved far, and not: by seed, with intervals.
+
+    Of seeds that have such runs.
+    """
     found = Outcomes.of(part, results)
     if not found.runs:
         return f"No run of {part} is in the results yet."
     far = {seed: np.array([early(run, 0)[MOVED] > FAR for run in runs]) for seed, runs in found.runs.items()}
     rows = []
     for words, loud in ((f"above {FAR}", True), (f"at most {FAR}", False)):
-        shares = [found.sick[seed][far[seed] == loud].mean() for seed in far]
+        shares = [found.sick[seed][x == loud].mean() for seed, x in far.items() if (x == loud).any()]
         runs = sum(int((x == loud).sum()) for x in far.values())
-        rows.append([words, str(runs), estimate(of_mean(shares))])
+        rows.append([words, str(runs), estimate(of_mean(shares)) if shares else NONE])
     return table([[f"{MOVED}, steps 1 to {EVERY}", "runs", "share that ends worse than it began"], *rows])
 
 
@@ -320,18 +339,24 @@ def estimate(of: Sequence[float]) -> str:
     return "{:.2f} [{:.2f}, {:.2f}]".format(*of)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("train", "draw", "score"))
-    parser.add_argument("part", nargs="?", default="test", help="of the results, for score")
-    given = parser.parse_args()
+    commands = parser.add_subparsers(dest="what", required=True)
+    training = commands.add_parser("train", help="train the runs to look at")
+    drawing = commands.add_parser("draw", help="draw them, and print when each sign showed")
+    scoring = commands.add_parser("score", help="print how well early signs tell runs apart")
+    for each in (training, drawing, scoring):
+        each.add_argument("--results", type=Path, default=RESULTS, help="the folder of raw results")
+    drawing.add_argument("--images", type=Path, default=FIGURES, help="the folder of figures")
+    scoring.add_argument("part", nargs="?", choices=sorted(PARTS), default="test", help="of the results")
+    given = parser.parse_args(arguments)
     if given.what == "train":
-        train()
+        train(given.results)
     elif given.what == "draw":
-        draw_all()
-        print(shown())
+        draw_all(given.results, given.images)
+        print(shown(given.results))
     else:
-        print(score(given.part), alarm(given.part), sep="\n\n")
+        print(score(given.part, given.results), alarm(given.part, given.results), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def spread(values: Array) -> str:
 
 
 def beside(test: Mapping[str, Mapping], conditions: Sequence[str], costs: Mapping[str, str] | None = None) -> str:
-    """Scores less GRPO's with their intervals, and how many runs collapsed; of GRPO the score itself."""
+    """Scores less GRPO's with their intervals, and how many runs collapsed; of GRPO the mean score itself."""
     there = [where for where in conditions if where in test]
     if not there:
         return "None of these is in the results yet."
@@ -57,7 +57,7 @@ def beside(test: Mapping[str, Mapping], conditions: Sequence[str], costs: Mappin
     def said(arm: str, of: Mapping | None) -> str:
         if of is None or (arm != BESIDE and "difference" not in of):
             return NONE
-        numbers = interval(of["score"]) if arm == BESIDE else interval(of["difference"], sign=True)
+        numbers = interval(of["mean_score"]) if arm == BESIDE else interval(of["difference"], sign=True)
         return f"{numbers}; {of['collapses']} of {of['seeds']}"
 
     rows = [
@@ -91,7 +91,7 @@ def filled(page: Path, summary: Mapping, results: Path) -> str:
         "settings": settings(summary["tuning"], results),
         "small": beside(summary["test"], AT_OWN_RATE),
         "large": beside(summary["test"], AT_LARGE_RATE, costs(results)),
-        "watched": shown(),
+        "watched": shown(results),
         "signs": score("test", results),
         "alarm": alarm("test", results),
     }
