@@ -10,6 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -165,6 +166,16 @@ def _compiler() -> Finding:
         )
 
 
+def _bytes_in(place: Path) -> int:
+    """Of all files below a folder, but for what other processes take away meanwhile: they build there."""
+    total = 0
+    for folder, _, files in os.walk(place):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
 def _cache() -> Finding:
     chosen = bool(os.environ.get("FIBRATION_CACHE"))
     state: State = "broken" if chosen else "look"
@@ -186,10 +197,9 @@ def _cache() -> Finding:
     except OSError as error:
         why_not = f"{place} cannot be written: {error.strerror}"
         return Finding("cache", state, why_not, f"set FIBRATION_CACHE to another folder{instead}")
-    files = [f for f in place.rglob("*") if f.is_file()]
     kept = [f for f in place.iterdir() if (f / cache.CONTENTS).exists()]
     owner = f" of {name_of_user(place.stat().st_uid)}" if hasattr(os, "getuid") else ""
-    size = sum(f.stat().st_size for f in files) / 2**20
+    size = _bytes_in(place) / 2**20
     return Finding("cache", "fine", f"{place}{owner}: {len(kept)} built, {size:.1f} MiB; nobody else may write there")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from importlib import metadata
@@ -99,6 +100,32 @@ def test_a_cache_that_cannot_be_written(
     assert "cannot be written: Not a directory" in finding.value and "set FIBRATION_CACHE" in finding.remedy
     monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "new"))
     assert doctor._cache().state == "fine" and list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("going", ["workshop", "file"])
+def test_what_other_processes_take_from_the_cache_meanwhile_is_not_counted(
+    going: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They build there: a folder may go after it was listed, and a file before it was looked at."""
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path))
+    tmp_path.chmod(0o700)
+    (tmp_path / "kept").write_bytes(b"." * 2**20)
+    (tmp_path / "workshop").mkdir()
+    (tmp_path / "workshop" / "file").write_bytes(b"." * 2**21)
+    scandir, lstat, stat = os.scandir, os.lstat, os.stat
+
+    def taken(call: Any) -> Any:
+        def meanwhile(path: Any, *rest: Any, **named: Any) -> Any:
+            if str(path).endswith(f"/{going}"):
+                shutil.rmtree(tmp_path / "workshop", ignore_errors=True)
+            return call(path, *rest, **named)
+
+        return meanwhile
+
+    for name, call in (("scandir", scandir), ("lstat", lstat), ("stat", stat)):
+        monkeypatch.setattr(os, name, taken(call))
+    finding = doctor._cache()
+    assert finding.state == "fine" and " 1.0 MiB" in finding.value
 
 
 @pytest.mark.parametrize(
