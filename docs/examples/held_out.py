@@ -48,6 +48,8 @@ def main():
         parser.error(
             f"--questions {given.questions}: questions are drawn by {QUESTIONS} of a domain; take a multiple of that"
         )
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)  # before the answers, which take minutes
     before = given.steps // CONFIG["num_iterations"]
     asked = ask(before + given.questions // QUESTIONS, given.seed)[before * len(TASKS) * QUESTIONS :]
     model, tokenizer = load_model()

@@ -1,4 +1,7 @@
-"""Tables and picture of README.md from its results: `python report.py`, with `--check` to see whether they are that."""
+"""Tables and picture of README.md from its results: `python docs/studies/smollm2/report.py`.
+
+`--check` writes nothing, and fails where a table would change.
+"""
 
 from __future__ import annotations
 
@@ -206,7 +209,7 @@ def drawn(runs: Mapping[tuple[str, int], Trained], found: Mapping[int, Mapping[s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a table would change")
     given = parser.parse_args(arguments)
     runs, found = trained(RESULTS), held_out(RESULTS)
@@ -222,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     said = written(page, tables, PAGE.name)
     if given.check:
         if said != page:
-            raise SystemExit(f"{PAGE.name} is not what the results say: python {Path(__file__).name}")
+            raise SystemExit(f"{PAGE.name} is not what the results say: run python docs/studies/smollm2/report.py")
         return
     write_file(PAGE, said)
     write_file(HERE / "curves.png", drawn(runs, of_domains(found)))
