@@ -507,11 +507,11 @@ LAWS = (
     ),
     slip(
         "what is out of time is kept", "laws*budget",
-        "    if not in_time:\n        raise Incomplete(verdicts)", "    if in_time is None:\n        raise Incomplete(verdicts)",
+        "    if not in_time or any(v.internal_error", "    if in_time is None or any(v.internal_error",
     ),
     slip(
         "a reason covers a law that nobody has decided", "laws*budget",
-        'return verdict.status != "proved" and not verdict.out_of_time', 'return verdict.status != "proved"',
+        'return verdict.status != "proved" and not verdict.is_unfinished', 'return verdict.status != "proved"',
     ),
     slip(
         "laws that were not reached are left out", "laws*budget",

@@ -42,7 +42,8 @@ class Verdict:
     `argument` says why, in a line a person can follow. A refuted law carries what was `required`, what was `found`,
     the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law on purpose.
     `cause` is the verdict without whose failure this one would hold, or could be asked; None where it stands by itself.
-    `out_of_time` is undecided for want of time alone, which no reason covers.
+    `out_of_time` is undecided for want of time alone, `internal_error` because the law raised an exception that is a
+    defect of this library. No reason covers either.
     """
 
     law: str
@@ -56,6 +57,12 @@ class Verdict:
     given_up: str = ""
     cause: Cause | None = None
     out_of_time: bool = False
+    internal_error: bool = False
+
+    @property
+    def is_unfinished(self) -> bool:
+        """The law did not come to an end, so that the verdict says nothing about the hierarchy."""
+        return self.out_of_time or self.internal_error
 
     @property
     def accepted(self) -> bool:
@@ -81,8 +88,7 @@ class Verdict:
         result |= {key: text for key in said if (text := getattr(self, key))}
         if self.cause is not None:
             result["follows_from"] = self.cause._asdict()
-        if self.out_of_time:
-            result["out_of_time"] = True
+        result |= {key: True for key in ("out_of_time", "internal_error") if getattr(self, key)}
         if self.counterexample is not None:
             result["counterexample"] = self.counterexample.to_dict()
         return result

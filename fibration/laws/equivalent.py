@@ -13,7 +13,8 @@ from fibration.language.pairs import Given, Pair, pair
 from fibration.language.report import BUDGET, Report, Verdict
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
-from fibration.laws.proof.same_loss import same_loss
+from fibration.laws.law import FILE_AN_ISSUE, internal_error
+from fibration.laws.proof.same_loss import NoBatchError, same_loss
 from fibration.laws.proof.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
 from fibration.laws.witness.differences import FEW, MANY, difference
@@ -66,7 +67,8 @@ def equivalent(
     `{"bound": "1 + epsilon"}` writes one in those of the other hierarchy, and `{"C": math.inf}` fixes one, here a
     budget that never binds.
 
-    What is not decided within `timeout` seconds, None for no limit, is undecided.
+    What is not decided within `timeout` seconds, None for no limit, is undecided. A comparison that raises an exception
+    is undecided too, and the report asks for an issue.
 
     Raises SpecError and ParameterError for what does not match, and for hierarchies whose foundations do not hold.
     """
@@ -88,9 +90,31 @@ def _subject(both: Pair) -> str:
     return subject
 
 
+class _Broken(Exception):
+    """A foundation raised an exception; its argument is what the verdict says of that."""
+
+
 def _decide(both: Pair) -> Comparison:
-    for h in both:
-        _check_foundations(h)
+    try:
+        for h in both:
+            _check_foundations(h)
+    except _Broken as error:
+        return _broken(both, str(error))
+    try:
+        return _compare(both)
+    except (NoBatchError, MemoryError):  # the caller's and the machine's
+        raise
+    except Exception as error:
+        return _broken(both, internal_error("a comparison", error))
+
+
+def _broken(both: Pair, found: str) -> Comparison:
+    return Comparison(
+        "equivalent", _subject(both), "undecided", "", STATEMENT, found, FILE_AN_ISSUE, internal_error=True
+    )
+
+
+def _compare(both: Pair) -> Comparison:
     subject = _subject(both)
     witness, found = difference(both, FEW), None
     if witness is None:
@@ -111,6 +135,8 @@ def _check_foundations(h: Hierarchy) -> None:
     for law in FOUNDATIONS:
         subject.verdicts += list(LAWS[law].decide(subject))
         failure = subject.first_failure(law)
+        if failure is not None and failure.internal_error:
+            raise _Broken(failure.found)
         if failure is not None:
             error = failure.error(h.name)
             raise SpecError(error.what, required=error.required, found=error.found, remedy=error.remedy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
@@ -36,10 +36,14 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     yield "radius", _radius(subject, table, known) if far else iter(())
     yield "bounds", _bounds(subject, table, known) if far else iter(())
     yield "continuity", _continuity(h, table, known)
-    yield "blocks", iter((blocks(h),))
+    yield "blocks", _one(lambda: blocks(h))
     yield "second_moment", second_moment(subject)
-    yield "normaliser", iter((normaliser(h),))
+    yield "normaliser", _one(lambda: normaliser(h))
     yield "amplification", amplification(subject, table, known)
+
+
+def _one(find: Callable[[], Fact]) -> Iterator[Fact]:
+    yield find()
 
 
 # ---------------------------------------------------------------- pass-through radius

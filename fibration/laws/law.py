@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fibration.language.exact import TooLarge
 from fibration.language.report import Cause, Evidence, Status, Verdict
 from fibration.laws.proof.subject import Subject
+
+INTERNAL_ERROR = "internal error"
+FILE_AN_ISSUE = "this is a defect of fibration: please file an issue with this hierarchy in its issue tracker"
+log = logging.getLogger("fibration")
+
+
+def internal_error(where: str, error: Exception) -> str:
+    """What a report says of an exception in `where`, in one line. The traceback is logged at the level DEBUG."""
+    log.debug("an internal error in %s", where, exc_info=error)
+    text = " ".join(str(error).split())
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{INTERNAL_ERROR}: {said if len(said) <= 200 else said[:197] + '...'}"
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,7 @@ class Decision:
     witness: Evidence | None = None
     required: str = ""
     cause: Cause | None = None
+    internal_error: bool = False
 
 
 def proved(subject: str, argument: str) -> Decision:
@@ -68,13 +82,19 @@ class Law:
         for d in self._decisions(subject):
             required = "" if d.status == "proved" else d.required or self.statement
             yield Verdict(
-                self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness, cause=d.cause
-            )
+                self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness, cause=d.cause,
+                internal_error=d.internal_error,
+            )  # fmt: skip
 
     def _decisions(self, subject: Subject) -> Iterator[Decision]:
-        """Until one needs numbers that cannot be computed with."""
+        """Until one needs numbers that cannot be computed with, or raises an exception that is a defect."""
         try:
             yield from self.decisions(subject)
         except TooLarge as error:
             remedy = "bound what grows, as exp(clip(x, -20, 20)) does"
             yield undecided("hierarchy", f"{error}, with which no counterexample is computed", remedy)
+        except MemoryError:  # the machine's, and no defect
+            raise
+        except Exception as error:
+            found = internal_error(f"the law '{self.name}'", error)
+            yield replace(undecided("hierarchy", found, FILE_AN_ISSUE), internal_error=True)

@@ -16,7 +16,7 @@ from fibration.laws import LAWS, kl_gradient
 from fibration.laws.budget import Budget
 from fibration.laws.facts import NAMES, facts
 from fibration.laws.kept import Kept
-from fibration.laws.law import Decision, Law, refuted
+from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, Decision, Law, internal_error, refuted
 from fibration.laws.proof.subject import Subject
 
 OUT_OF_TIME = "out of time"
@@ -25,7 +25,7 @@ Facts = tuple[Fact, ...]
 
 
 class Incomplete(Exception):
-    """The time was out: what was found, with what was not. Raised so that it is not kept."""
+    """What was found where the time was out or something raised an exception. Raised so that it is not kept."""
 
     def __init__(self, found: tuple[Any, ...]) -> None:
         super().__init__(found)
@@ -37,7 +37,7 @@ def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
 
     If a foundation (structure, locality) fails, the laws that build on it are not asked. Verdicts and facts together
     have `timeout` seconds, None for no limit; the laws that are not decided by then are undecided, and the report says
-    so.
+    so. A law that raises an exception is undecided too, and the report asks for an issue.
     """
     budget = Budget(timeout)
     try:
@@ -48,7 +48,7 @@ def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
 
 
 def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
-    """The laws' verdicts, decided anew; raises `Incomplete` where the time of a budget was out."""
+    """The laws' verdicts, decided anew; raises `Incomplete` where a law did not come to an end."""
     budget = budget or Budget(None)
     subject = Subject(hierarchy, [])
     asked: list[tuple[Law, float]] = []  # and when
@@ -70,7 +70,7 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     found = [replace(v, given_up=reasons[v.law]) if v.law in reasons and _fails(v) else v for v in found]
     subject.verdicts = found
     verdicts = (*found, *GIVEN_UP.decide(subject))
-    if not in_time:
+    if not in_time or any(v.internal_error for v in verdicts):
         raise Incomplete(verdicts)
     SUBJECTS.of(hierarchy, lambda: subject)
     return verdicts
@@ -78,7 +78,7 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
 
 def _fails(verdict: Verdict) -> bool:
     """Whether it is decided, and not proved."""
-    return verdict.status != "proved" and not verdict.out_of_time
+    return verdict.status != "proved" and not verdict.is_unfinished
 
 
 def _not_decided(asked: list[tuple[Law, float]], budget: Budget) -> Iterator[Verdict]:
@@ -96,28 +96,51 @@ def _not_decided(asked: list[tuple[Law, float]], budget: Budget) -> Iterator[Ver
 
 
 def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts:
-    """What is certified beside the laws, of a hierarchy with these verdicts; what is out of time says so."""
-    if any(v.law in FOUNDATIONS and _fails(v) for v in verdicts):
+    """What is certified beside the laws, of a hierarchy with these verdicts.
+
+    A fact that is out of time, or that raised an exception, says so.
+    """
+    if any(v.law in FOUNDATIONS and (_fails(v) or v.internal_error) for v in verdicts):
         return ()  # a fact about a kernel that does not reflect would mislead
 
     def find() -> Facts:
         subject = SUBJECTS.of(hierarchy, lambda: Subject(hierarchy, list(verdicts)))
         found: list[Fact] = []
         waiting = list(NAMES)
+        broken: list[str] = []
+
+        def lacks(name: str, error: Exception) -> None:
+            broken.append(name)
+            why = f"{internal_error(f'the fact {name!r}', error)}; {FILE_AN_ISSUE}"
+            found.append(Fact(name, "hierarchy", f"not certified: {INTERNAL_ERROR}", why))
 
         def certify() -> None:
-            for name, some in facts(subject):
-                try:
-                    for fact in some:
-                        found.append(fact)
-                except TooLarge as error:
-                    found.append(Fact(name, "hierarchy", "not certified", f"{error}, with which nothing is computed"))
-                waiting.remove(name)
+            try:
+                for name, some in facts(subject):
+                    try:
+                        for fact in some:
+                            found.append(fact)
+                    except TooLarge as error:
+                        why = f"{error}, with which nothing is computed"
+                        found.append(Fact(name, "hierarchy", "not certified", why))
+                    except MemoryError:
+                        raise
+                    except Exception as error:
+                        lacks(name, error)
+                    waiting.remove(name)
+            except MemoryError:
+                raise
+            except Exception as error:  # in what all of them need
+                for name in waiting:
+                    lacks(name, error)
 
-        if not budget.allows(certify):
+        in_time = budget.allows(certify)
+        if not in_time:
+            why = f"{budget.seconds:g} s, laws included"
+            found.extend(Fact(name, "hierarchy", f"not certified: {OUT_OF_TIME}", why) for name in waiting)
+        if not in_time or broken:
             SUBJECTS.forget(hierarchy)  # what it has worked out, it may have half written
-            lacks, why = f"not certified: {OUT_OF_TIME}", f"{budget.seconds:g} s, laws included"
-            raise Incomplete((*found, *(Fact(name, "hierarchy", lacks, why) for name in waiting)))
+            raise Incomplete(tuple(found))
         return tuple(found)
 
     try:

@@ -81,6 +81,10 @@ def _written(h: Hierarchy) -> str:
     return ", ".join(found)
 
 
+class NoBatchError(SpecError):
+    """No batch meets the conditions of a comparison."""
+
+
 class _Comparison:
     """The branches of both hierarchies side by side."""
 
@@ -92,7 +96,7 @@ class _Comparison:
 
     def decide(self) -> Found:
         if not any(self.variables.asked(*place) for place in self.places):
-            raise SpecError(
+            raise NoBatchError(
                 f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
                 required="conditions that some token can meet, since all losses are the same on no batch",
                 remedy="leave one of them out; each call compares on the batches that meet all conditions",

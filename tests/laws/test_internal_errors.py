@@ -1,0 +1,209 @@
+"""An exception inside a law, a fact or a comparison is an undecided verdict that asks for an issue, and is not kept."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from fibration import (
+    Hierarchy,
+    LawError,
+    Parameter,
+    clip_gate,
+    equivalent,
+    log_ratio,
+    strata,
+    token_mean,
+)
+from fibration.cache import NOTES, Recent
+from fibration.cli.main import app
+from fibration.laws import LAWS, kept
+from fibration.laws import equivalent as comparing
+from fibration.laws import verify as module
+from fibration.laws.budget import Stopped
+from fibration.laws.facts import NAMES
+from fibration.laws.law import FILE_AN_ISSUE, proved
+from fibration.printing.law_table import marks
+
+(token,) = strata("token")
+SOURCES = kept.sources()
+LATER = tuple(LAWS)[list(LAWS).index("identity") + 1 :]
+
+
+@pytest.fixture
+def cached(monkeypatch, tmp_path):
+    """Nothing is in memory, and verdicts may be kept on disk in a folder of this test's own."""
+    for name in ("VERDICTS", "FACTS", "SUBJECTS"):
+        monkeypatch.setattr(getattr(module, name), "_recent", Recent(256))
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path))
+    monkeypatch.setattr(kept, "SOURCES", SOURCES)
+    comparing._check_foundations.cache_clear()
+    return tmp_path
+
+
+def one(name="one", **more):
+    return Hierarchy(
+        name=name, gates={token: clip_gate(Parameter("C"))}, decomposition=log_ratio(), objective=token_mean(), **more
+    )
+
+
+def raising(error):
+    """One decision, and then an exception."""
+
+    def decisions(subject):
+        yield proved("gate on token", "is decided before the exception")
+        raise error
+
+    return decisions
+
+
+def set_decisions(monkeypatch, law, decisions):
+    monkeypatch.setitem(LAWS, law, replace(LAWS[law], decisions=decisions))
+    monkeypatch.setattr(kept, "OURS", tuple(LAWS.items()))  # as a law of ours, it may be kept
+
+
+@pytest.mark.parametrize("timeout", [60, None])
+@pytest.mark.parametrize("error", [IndexError("out of range"), RecursionError(), StopIteration(), KeyError("a\nb")])
+def test_a_law_that_raises_is_undecided_and_asks_for_an_issue(cached, monkeypatch, error, timeout):
+    set_decisions(monkeypatch, "identity", raising(error))
+    found = one().verify(timeout=timeout)
+    assert not found.ok
+    broken = [v for v in found.verdicts if v.internal_error]
+    assert [(v.law, v.subject, v.status) for v in broken] == [("identity", "hierarchy", "undecided")]
+    assert broken[0].found.startswith("internal error: ") and "\n" not in broken[0].found
+    assert broken[0].remedy == FILE_AN_ISSUE
+    before = {v.status for v in found.verdicts if v.law == "identity" and v.subject == "gate on token"}
+    assert before == {"proved"}  # what was decided is not lost
+    assert broken[0] in found.causes
+    assert {v.law for v in found.verdicts} >= {"first_order", "gradient", "positivity", "inward"}  # asked all the same
+    with pytest.raises(LawError, match=r"the law 'identity'(.|\n)*internal error(.|\n)*issue tracker"):
+        found.raise_for_status()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_is_no_defect_is_raised(cached, monkeypatch, error):
+    set_decisions(monkeypatch, "identity", raising(error()))
+    with pytest.raises(error):
+        one().verify(timeout=None)
+
+
+def test_the_end_of_the_time_is_no_internal_error(cached, monkeypatch):
+    set_decisions(monkeypatch, "identity", raising(Stopped()))
+    found = one().verify()
+    assert not any(v.internal_error for v in found.verdicts)
+    assert [v.law for v in found.verdicts if v.out_of_time] == ["identity", *LATER]
+
+
+def test_laws_after_a_foundation_that_raises_are_not_asked(cached, monkeypatch):
+    set_decisions(monkeypatch, "structure", raising(ValueError("no")))
+    found = one().verify()
+    assert [(v.law, v.internal_error) for v in found.verdicts] == [("structure", False), ("structure", True)]
+    assert found.facts == ()
+    assert [m.word for m in marks(found)][:2] == ["undecided", "not asked, since it rests on a law that fails"]
+
+
+def test_no_reason_covers_an_internal_error(cached, monkeypatch):
+    set_decisions(monkeypatch, "positivity", raising(ValueError("no")))
+    found = one(gives_up={"positivity": "whatever"}).verify()
+    assert [v.given_up for v in found.verdicts if v.law == "positivity"] == ["", ""]
+    assert not found.ok
+    assert "given_up" not in {v.law for v in found.verdicts}
+
+
+def test_internal_errors_are_not_kept(cached, monkeypatch):
+    h, decisions = one(), LAWS["positivity"].decisions
+    set_decisions(monkeypatch, "positivity", raising(ValueError("no")))
+    assert not h.verify().ok
+    assert not list(cached.glob(f"{NOTES}/verdicts*"))
+    set_decisions(monkeypatch, "positivity", decisions)
+    assert h.verify().ok
+
+
+@pytest.mark.parametrize("fact", NAMES)
+def test_a_fact_that_raises_is_not_certified(cached, monkeypatch, fact):
+    facts, h = module.facts, one()
+
+    def fail():
+        raise ValueError("no")
+        yield
+
+    monkeypatch.setattr(module, "facts", lambda s: ((n, fail() if n == fact else some) for n, some in facts(s)))
+    found = {f.name: f for f in h.verify().facts if f.subject == "hierarchy" or f.name != fact}
+    assert found[fact].value == "not certified: internal error"
+    assert found[fact].argument == f"internal error: ValueError: no; {FILE_AN_ISSUE}"
+    assert [f.name for f in h.verify().facts if "internal error" in f.value] == [fact]
+    assert not list(cached.glob(f"{NOTES}/facts*"))
+    monkeypatch.setattr(module, "facts", facts)
+    assert "internal error" not in str(h.verify())
+
+
+def test_what_all_facts_need_may_raise(cached, monkeypatch):
+    def fail(subject):
+        raise ValueError("no")
+        yield
+
+    monkeypatch.setattr(module, "facts", fail)
+    assert [(f.name, f.value) for f in one().verify().facts] == [(n, "not certified: internal error") for n in NAMES]
+
+
+def test_a_comparison_that_raises_is_undecided(cached, monkeypatch):
+    def fail(*_):
+        raise StopIteration
+
+    monkeypatch.setattr(comparing, "same_loss", fail)
+    for timeout in (60, None):
+        (verdict,) = equivalent(one("a"), one("b"), timeout=timeout).verdicts
+        assert (verdict.status, verdict.internal_error) == ("undecided", True)
+        assert verdict.found == "internal error: StopIteration" and verdict.remedy == FILE_AN_ISSUE
+        assert verdict.to_dict()["internal_error"] is True
+
+
+def test_a_foundation_that_raises_leaves_a_comparison_undecided(cached, monkeypatch):
+    decisions = LAWS["structure"].decisions
+    set_decisions(monkeypatch, "structure", raising(ValueError("no")))
+    (verdict,) = equivalent(one("a"), one("b")).verdicts
+    assert (verdict.status, verdict.found) == ("undecided", "internal error: ValueError: no")
+    set_decisions(monkeypatch, "structure", decisions)
+    assert equivalent(one("a"), one("b")).ok
+
+
+def test_the_traceback_is_logged(cached, monkeypatch, caplog):
+    set_decisions(monkeypatch, "identity", raising(IndexError("out of range")))
+    with caplog.at_level(logging.DEBUG, logger="fibration"):
+        one().verify()
+    (record,) = [r for r in caplog.records if r.exc_info]
+    assert "the law 'identity'" in record.getMessage() and record.exc_info[0] is IndexError
+
+
+SPEC = """
+from fibration import *
+
+(token,) = strata("token")
+broken = Hierarchy(name="broken", gates={token: clip_gate(1)}, decomposition=log_ratio(), objective=token_mean())
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("text", ["? undecided", "internal error: ValueError: no", "issue tracker"]),
+        ("json", ['"internal_error": true', "internal error: ValueError: no"]),
+        ("junit", ['type="undecided"', "internal error: ValueError: no"]),
+        ("github", ["::error", "internal error: ValueError: no", "issue tracker"]),
+        ("markdown", ["| ? |", "internal error: ValueError: no"]),
+    ],
+)
+def test_every_format_says_so(cached, monkeypatch, tmp_path, form, said):
+    set_decisions(monkeypatch, "identity", raising(ValueError("no")))
+    path = tmp_path / "broken.py"
+    path.write_text(SPEC)
+    result = CliRunner().invoke(app, ["verify", str(path), "--format", form])
+    assert result.exit_code == 1
+    output = " ".join(result.output.split())
+    assert [s for s in said if s not in output] == []
+    assert "Traceback" not in output
+    if form == "json":
+        (report,) = json.loads(result.output)
+        assert [v["law"] for v in report["verdicts"] if v.get("internal_error")] == ["identity"]
