@@ -884,12 +884,27 @@ WEIGHED = (
     ),
     slip(
         "every weight is at most a ratio", "laws/test_facts_weights",
-        "if Claim(_on_kept(h, ratio - weight), assume, NOT_NEGATIVE).is_shown:",
-        "if Claim(_on_kept(h, ratio - weight), assume).is_shown:",
+        "return Claim(_on_kept(h, ratio - weight, leaf), at_tokens(h, leaf), NOT_NEGATIVE).is_shown",
+        "return Claim(_on_kept(h, ratio - weight, leaf), at_tokens(h, leaf)).is_shown",
     ),
     slip(
         "a mask bounds no weight", "laws/test_facts_weights",
-        "read, assume = _on_kept(h, weight), at_tokens(h)", "read, assume = weight, at_tokens(h)",
+        "read, assume = _on_kept(h, weight, leaf), at_tokens(h, leaf)",
+        "read, assume = at(weight, leaf), at_tokens(h, leaf)",
+    ),
+    slip(
+        "a total of nothing is positive", "laws/test_emptiness",
+        "return found | ZERO if of_none or found >= NOT_ZERO else found",
+        "return found | ZERO if found >= NOT_ZERO else found",
+    ),
+    slip(
+        "a statistic's formula is read where the statistic is", "laws/test_emptiness",
+        "self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read",
+        "self.anywhere.signs(to_sympy(formula)) for place, formula in read",
+    ),
+    slip(
+        "some of none holds where it holds of each", "laws/test_emptiness",
+        "if known == {True} and self.assume.may_be_of_none(statistic):", "if False:",
     ),
     slip(
         "statistics of domains are known row by row", "laws/test_facts_weights",

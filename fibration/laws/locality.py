@@ -31,7 +31,7 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, refuted
-from fibration.laws.proof.claim import Claim, divided, number_of
+from fibration.laws.proof.claim import Claim, divided, required_number
 from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Concrete, Witness, plural
@@ -73,7 +73,7 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
 def _of_none(h: Hierarchy, stratum: Stratum) -> Problem | None:
     """A statistic of elements of a branch that may be empty, where no condition of the gate asks for them first."""
     gate = h.gate(stratum)
-    numbers = {number: a for a in atoms(gate) if (number := number_of(a)) is not None}
+    numbers = {number: a for a in atoms(gate) if (number := required_number(a)) is not None}
     known = Assumptions(whole_batch(h), h.assume, stratum)
     for channel in h.decomposition.channels if numbers else ():
         for empty in Claim(divided(in_channel(gate, channel)), known).empty_branches():

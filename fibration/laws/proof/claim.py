@@ -8,11 +8,11 @@ from fibration.language.atoms import Count, Stratum, Total
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, ZERO, Signs
-from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import from_sympy, vanishes
 from fibration.language.traversal import transform
 from fibration.laws.proof import courses
 from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.gathered import HAVE_A_VALUE_OF_NONE, number_of
 from fibration.laws.proof.signs import Assumptions
 
 
@@ -70,14 +70,13 @@ def divided(formula: Expression) -> Expression:
     """With every statistic of elements divided by their number, and times it: of none there is no mean."""
 
     def by_number(atom: Expression) -> Expression:
-        number = number_of(atom)
+        number = required_number(atom)
         return atom if number is None else atom / number * number
 
     return transform(formula, by_number)
 
 
-def number_of(atom: Expression) -> Count | None:
+def required_number(atom: Expression) -> Count | None:
     """How many elements a statistic is of that has no value of none."""
-    if not isinstance(atom, Aggregate) or not isinstance(atom.of, Stratum) or atom.kind in ("total", "some"):
-        return None
-    return Count(atom.of, atom.over)
+    number = number_of(atom)
+    return None if number is None or atom.kind in HAVE_A_VALUE_OF_NONE else number  # type: ignore[attr-defined]

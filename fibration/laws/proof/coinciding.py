@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,8 @@ from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import from_sympy, show, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, transform
 from fibration.laws.proof.branches import TooManyCases
+from fibration.laws.proof.claim import divided
+from fibration.laws.proof.gathered import number_of, places
 from fibration.laws.proof.near import WORDS, Near, is_kinked
 from fibration.laws.proof.signs import Assumptions
 
@@ -91,7 +93,7 @@ class Coinciding:
 
     def written(self, formula: Expression) -> Expression:
         """A formula in what is small: the change of every policy, and of every statistic."""
-        return transform(at(formula, self.leaf), self._atom)
+        return transform(divided(at(formula, self.leaf)), self._atom)
 
     def _atom(self, atom: Expression) -> Expression:
         if isinstance(atom, LogProb) and atom.policy.name == CURRENT:
@@ -120,6 +122,8 @@ class Coinciding:
         if statistic.is_condition:
             found = [Coinciding(self.h, each).outcomes(statistic.formula) for each in self._read_at(statistic)]
             known = set[bool]().union(*(f or {True, False} for f in found))
+            if known == {True} and self.assume.may_be_of_none(statistic):
+                return as_expression(0) < number_of(statistic)  # type: ignore[operator]
             return (ALWAYS if True in known else NEVER) if len(known) == 1 else statistic
         limit = self._common(statistic)
         if limit is None:
@@ -128,7 +132,8 @@ class Coinciding:
         if statistic.kind == "deviation":  # what tends to one number everywhere differs by nothing
             self.sides[symbol(change)] = NOT_NEGATIVE
             return change
-        self.sides[symbol(change)] = self._side(statistic, to_sympy(limit))
+        of_none = ZERO if self.assume.may_be_of_none(statistic) else frozenset[int]()
+        self.sides[symbol(change)] = self._side(statistic, to_sympy(limit)) | of_none
         if statistic.kind == "total":
             counts = (Count(each, statistic.over) for each in self._read_at(statistic))
             limit = limit * functools.reduce(operator.add, counts)
@@ -143,13 +148,8 @@ class Coinciding:
                 found |= near.assume.with_signs(dict(case.signs)).signs(case.sympy() - limit)
         return found | ZERO if found >= NOT_ZERO else found
 
-    def _read_at(self, statistic: Aggregate | Ordered) -> Iterable[Stratum]:
-        """The strata at whose elements its formula is read."""
-        if isinstance(statistic.of, Stratum):
-            return (statistic.of,)
-        assert isinstance(statistic.over, Stratum)
-        over = self.shape.leaves_over(statistic.over)
-        return (leaf for leaf in self.h.leaves if leaf in over)
+    def _read_at(self, statistic: Aggregate | Ordered) -> tuple[Stratum, ...]:
+        return places(statistic, self.shape)
 
     def _common(self, statistic: Aggregate | Ordered) -> Expression | None:
         """The one number that the formula of a statistic tends to, at all tokens of its element; None if unknown."""

@@ -46,6 +46,7 @@ from fibration.language.sympy_bridge import (
     to_sympy,
 )  # fmt: skip
 from fibration.laws.proof import ranges, sharper
+from fibration.laws.proof.gathered import HAVE_A_VALUE_OF_NONE, formulas, number_of
 from fibration.laws.proof.one_variable import Stretch
 from fibration.laws.proof.populations import Pair, Populations
 from fibration.laws.proof.ranges import Range
@@ -74,6 +75,7 @@ class Assumptions:
         self.at = at
         self.extra = extra or {}
         self._family: dict[Any, Assumptions] = {}
+        self._elsewhere: dict[Stratum, Assumptions] = {}
         self.anywhere = self  # without the signs of expressions
         self._start()
 
@@ -103,10 +105,16 @@ class Assumptions:
         if key not in self._family:
             made = object.__new__(Assumptions)
             made.populations, made.at, made.extra = self.populations, self.at, merged
-            made._family, made.anywhere = self._family, self.anywhere
+            made._family, made._elsewhere, made.anywhere = self._family, self._elsewhere, self.anywhere
             made._start(self if all(extra.get(s, signs) <= signs for s, signs in self.extra.items()) else None)
             self._family[key] = made
         return self._family[key]
+
+    def elsewhere(self, stratum: Stratum) -> Assumptions:
+        """What is known at any element of another stratum: nothing of what is known here alone."""
+        if stratum not in self._elsewhere:
+            self._elsewhere[stratum] = Assumptions(self.populations.shape, self.populations.populated, stratum)
+        return self._elsewhere[stratum]
 
     # ------------------------------------------------------------ what is there
 
@@ -117,6 +125,11 @@ class Assumptions:
         if any(signs == {1} and self.populations.implies(p, (of, over)) for p, signs in self._counted):
             return True
         return self._some_absent and self.populations.together([of], over, self._without(over))
+
+    def may_be_of_none(self, atom: Aggregate) -> bool:
+        """Whether no element may lie there that a statistic is of; there is always a token."""
+        number = number_of(atom)
+        return number is not None and not self.present(number.of, number.over)
 
     def _without(self, over: Any) -> list[Any]:
         """The strata of which nothing lies over the `over` element."""
@@ -219,8 +232,7 @@ class Assumptions:
         if isinstance(atom, Aggregate):
             return Range(self._of_statistic(atom))
         if isinstance(atom, Ordered):  # a sum, and 0 where nothing comes before
-            found = self.anywhere.signs(to_sympy(atom.formula))
-            return Range(found | ZERO)
+            return Range(self._of_formula(atom) | ZERO)
         if e.is_Symbol:
             return Range()
         if e.is_number:
@@ -243,11 +255,19 @@ class Assumptions:
         return Range(signs) if row.bound is None else ranges.of_bounded(row.bound, signs)
 
     def _of_statistic(self, atom: Aggregate) -> Signs:
-        """What lies between the values of a formula has the signs that it may have, at whichever token."""
+        """A statistic lies between the values of its formula; a total of nothing is 0, and a condition fails."""
+        of_none = atom.kind in HAVE_A_VALUE_OF_NONE and self.may_be_of_none(atom)
+        if of_none and self.absent(atom.of, atom.over):
+            return ZERO
         if atom.is_condition or atom.kind == "deviation":
             return NOT_NEGATIVE
-        found = self.anywhere.signs(to_sympy(atom.formula))
-        return found | ZERO if found >= NOT_ZERO else found
+        found = self._of_formula(atom)
+        return found | ZERO if of_none or found >= NOT_ZERO else found
+
+    def _of_formula(self, atom: Aggregate | Ordered) -> Signs:
+        """The signs that a formula takes at the elements at which it is read."""
+        read = formulas(atom, self.populations.shape)
+        return _union(self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read)
 
     # ------------------------------------------------------------ signs
 

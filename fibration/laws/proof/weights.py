@@ -15,27 +15,29 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Component, Parameter
+from fibration.language.atoms import Component, Parameter, Stratum, advantage, at
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, OPERATORS, exp, where
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate, total, within
+from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import ATOM_OF, CURRENT_LOG_PROB, OPERATOR_OF, to_sympy
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.claim import Claim
+from fibration.laws.proof.gathered import formulas
 from fibration.laws.proof.pieces import extremes
 from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
 
 BETWEEN = ("mean", "largest", "quantile")  # statistics that lie between the values that they are of
 
 
-def at_tokens(h: Hierarchy) -> Assumptions:
-    """What is known at every token, the current policy's log-prob with the others."""
+def at_tokens(h: Hierarchy, leaf: Stratum) -> Assumptions:
+    """What is known at every token of a leaf, the current policy's log-prob with the others."""
     current = to_sympy(CURRENT_LOG_PROB)
-    plain = Assumptions(whole_batch(h), h.assume)
+    plain = Assumptions(whole_batch(h), h.assume, leaf)
     return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
 
 
@@ -46,42 +48,59 @@ def supremum(h: Hierarchy, weight: Expression) -> Any:
     condition, where the branch says that it, or its logarithm, is not above that. Where no bound of the whole is known,
     a root and a multiple are bounded by what they are taken of.
     """
-    whole = _of_whole(h, weight)
+    found = list(dict.fromkeys(_at_leaf(h, weight, leaf) for leaf in h.leaves))
+    return oo if oo in found else _largest(found, at_tokens(h, h.leaves[0]).anywhere)
+
+
+def _largest(ends: list[Any], assume: Assumptions) -> Any:
+    return sympy.Max(*extremes(ends, assume, 1))
+
+
+def _at_leaf(h: Hierarchy, weight: Expression, leaf: Stratum) -> Any:
+    whole = _of_whole(h, weight, leaf)
     if whole != oo or not isinstance(weight, Apply):
         return whole
     first, *others = weight.arguments
     if weight.operator == "sqrt":
-        return sympy.sqrt(supremum(h, first))
+        return sympy.sqrt(_at_leaf(h, first, leaf))
     if weight.operator == "/" and isinstance(others[0], Number) and others[0].value > 0:
-        return supremum(h, first) / to_sympy(others[0])
+        return _at_leaf(h, first, leaf) / to_sympy(others[0])
     return oo
 
 
-def _of_whole(h: Hierarchy, weight: Expression) -> Any:
-    read, assume = _on_kept(h, weight), at_tokens(h)
+def _of_whole(h: Hierarchy, weight: Expression, leaf: Stratum) -> Any:
+    read, assume = _on_kept(h, weight, leaf), at_tokens(h, leaf)
     bounds = [to_sympy(e) for e in dict.fromkeys(_written(desugar(read)))]
     try:
         ends = [_of_case(case, bounds, assume) for case in cases(read, assume)]
     except TooManyCases:
         return oo
-    return oo if oo in ends else sympy.Max(*extremes(list(dict.fromkeys(ends)), assume, 1))
+    return oo if oo in ends else _largest(list(dict.fromkeys(ends)), assume)
 
 
-def _on_kept(h: Hierarchy, weight: Expression) -> Expression:
-    """A weight, and 0 on tokens that are not kept."""
-    kept = [c for k in h.objective.kept for c in (k.condition, *_implied(k.condition))]
-    return where(functools.reduce(operator.and_, kept), weight, 0) if kept else weight
+def _on_kept(h: Hierarchy, weight: Expression, leaf: Stratum) -> Expression:
+    """A weight at the tokens of a leaf, and 0 on tokens that are not kept."""
+    conditions = [at(k.condition, leaf) for k in h.objective.kept]
+    kept = [c for condition in conditions for c in (condition, *_implied(condition, leaf, whole_batch(h)))]
+    read = at(weight, leaf)
+    return where(functools.reduce(operator.and_, kept), read, 0) if kept else read
 
 
-def _implied(condition: Expression) -> Iterator[Expression]:
-    """What holds at a token that is kept, as no token of an element that it lies in breaks it."""
+def _implied(condition: Expression, leaf: Stratum, shape: Shape) -> Iterator[Expression]:
+    """What holds at a token that is kept, as no token of an element that it lies in breaks it.
+
+    Of a statistic of elements it holds at the one that the token lies over; a token of another branch lies over none.
+    Tokens of one row may have advantages of their own.
+    """
     if isinstance(condition, Apply) and condition.operator == "and":
         for part in condition.arguments:
-            yield from _implied(part)
+            yield from _implied(part, leaf, shape)
     elif isinstance(condition, Apply) and condition.operator == "not":
         (inner,) = condition.arguments
         if isinstance(inner, Aggregate) and inner.kind == "some":
-            yield ~inner.formula
+            for place, read in formulas(inner, shape):
+                if place == leaf or (place in shape.coarser(leaf) and advantage not in set(atoms(read))):
+                    yield ~read
 
 
 def _written(e: Expression) -> Iterator[Expression]:
@@ -111,8 +130,7 @@ def _top(value: Any, assume: Assumptions) -> Any:
         return sympy.Integer(0)
     atom = ATOM_OF.get(value)
     if isinstance(atom, Aggregate) and atom.kind in BETWEEN:
-        formula = to_sympy(atom.formula)
-        return oo if formula.has(sympy.Piecewise) else _top(formula, assume.anywhere)
+        return _top_of_values(atom, assume)
     if isinstance(value, sympy.exp):
         return sympy.exp(_top(value.args[0], assume))
     row = OPERATORS.get(OPERATOR_OF.get(value.func, ""))
@@ -122,6 +140,15 @@ def _top(value: Any, assume: Assumptions) -> Any:
         ends = [_top(t, assume) for t in value.args]
         return oo if oo in ends else value.func(*ends)
     return oo
+
+
+def _top_of_values(atom: Aggregate, assume: Assumptions) -> Any:
+    """What the formula of a statistic is at most, wherever it is read."""
+    ends = []
+    for place, formula in formulas(atom, assume.populations.shape):
+        value = to_sympy(formula)
+        ends.append(oo if value.has(sympy.Piecewise) else _top(value, assume.elsewhere(place)))
+    return oo if oo in ends else _largest(ends, assume.anywhere)
 
 
 def _varies(value: Any) -> bool:
@@ -137,10 +164,13 @@ def sampled_from(h: Hierarchy, weight: Expression) -> str:
     """
     read = (a.policy.name for e in within(weight) for a in atoms(e) if isinstance(a, LogProb))
     named = list(dict.fromkeys((*read, OLD, CURRENT)))
-    assume = at_tokens(h)
     for below, other in itertools.product((p for p in named if p != CURRENT), named):
         log_ratio = LogProb(Policy(other)) - LogProb(Policy(below))
         for ratio in (exp(log_ratio), exp(total(log_ratio, over=h.rows))) if other != below else ():
-            if Claim(_on_kept(h, ratio - weight), assume, NOT_NEGATIVE).is_shown:
+            if all(_is_above(h, ratio, weight, leaf) for leaf in h.leaves):
                 return below
     return ""
+
+
+def _is_above(h: Hierarchy, ratio: Expression, weight: Expression, leaf: Stratum) -> bool:
+    return Claim(_on_kept(h, ratio - weight, leaf), at_tokens(h, leaf), NOT_NEGATIVE).is_shown

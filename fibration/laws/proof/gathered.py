@@ -1,0 +1,42 @@
+"""Where the formula of a statistic or of an order is read, and which elements it may lack.
+
+A formula inside a statistic is read at other elements than the statistic: a count that is above 0 at an image token may
+be 0 in another row. `Assumptions`, `Coinciding` and the bounds of weights all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.language.atoms import Count, Stratum, at
+from fibration.language.expressions import Expression
+from fibration.language.order import Ordered
+from fibration.language.statistics import Aggregate
+from fibration.language.strata import Shape
+
+HAVE_A_VALUE_OF_NONE = ("total", "some")  # 0, and false
+
+
+def places(atom: Aggregate | Ordered, shape: Shape) -> tuple[Stratum, ...]:
+    """The strata at whose elements the formula is read: those of `of`, or the leaves over the `over` element.
+
+    Every leaf lies over an `over` that the shape does not have: rows, groups, the batch.
+    """
+    if isinstance(atom.of, Stratum):
+        return (atom.of,)
+    known = isinstance(atom.over, Stratum) and atom.over in shape.strata
+    over = shape.leaves_over(atom.over) if known else shape.leaves  # type: ignore[arg-type]
+    return tuple(leaf for leaf in shape.leaves if leaf in over)
+
+
+def formulas(atom: Aggregate | Ordered, shape: Shape) -> Iterator[tuple[Stratum, Expression]]:
+    """Every stratum at whose elements the formula is read, and the formula as it is read there."""
+    for place in places(atom, shape):
+        yield place, at(atom.formula, place)
+
+
+def number_of(atom: Expression) -> Count | None:
+    """How many elements of a stratum a statistic is of; None where it is of tokens, of which there is always one."""
+    if not isinstance(atom, Aggregate) or not isinstance(atom.of, Stratum):
+        return None
+    return Count(atom.of, atom.over)
