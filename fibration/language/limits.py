@@ -1,21 +1,25 @@
 """A formula in the limit of an infinite parameter: a budget that never binds.
 
 Comparisons with what is infinite are decided, and the branches that they rule out are left out; what is left has to be
-finite.
+finite. A comparison of two finite limits is decided where the limits certainly differ: where they are equal, the
+comparison has the truth that it had on the way, and the limits do not say which.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Attribute, Count, Parameter, Total
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, mass
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
 from fibration.language.operators import OPERATORS, Sugar
 from fibration.language.statistics import Aggregate
 from fibration.language.stops import NOTHING, STOP, moves
+from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
 
 
@@ -23,6 +27,7 @@ class Unbounded(SpecError):
     """A formula that is infinite, or has no limit."""
 
 
+COMPARED = ("<", "<=", ">", ">=")
 # `+1` and `-1` stand for the infinities, True and False for conditions that are decided.
 Limit = Expression | int | bool
 _VALUES: dict[str, dict[int, Any]] = {
@@ -32,20 +37,43 @@ _VALUES: dict[str, dict[int, Any]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Here:
+    """The elements at which a formula is read, of one stratum or several: what certainly lies over them.
+
+    Without strata nothing is known of counts. `masses` are those of the strata, where the formula may read `mass`.
+    """
+
+    shape: Shape
+    strata: tuple[Stratum, ...] = ()
+    masses: Mapping[Stratum, Expression] = field(default_factory=dict)
+
+    def has(self, of: Iterable[object]) -> bool:
+        """Whether at least one element of one of these strata lies over whatever the elements lie over."""
+        known = [self.shape.leaves_over(s) for s in of if isinstance(s, Stratum) and s in self.shape.strata]
+        over = frozenset[Stratum]().union(*known)
+        if over >= set(self.shape.leaves):
+            return True
+        return bool(self.strata) and all(self.shape.leaves_over(s) <= over for s in self.strata)
+
+    def has_mass(self) -> bool:
+        """Whether the mass of the elements is above 0; a kernel may give an element none."""
+        alone = (dataclasses.replace(self, strata=(s,)) for s in self.strata)
+        return bool(self.strata) and all(
+            s in self.masses and is_positive(self.masses[s], here) for s, here in zip(self.strata, alone, strict=True)
+        )
+
+
 def at_infinity(
-    expression: Expression,
-    parameter: Parameter,
-    sign: int,
-    counts_positive: bool,
-    through: frozenset[str] = NOTHING,
+    expression: Expression, parameter: Parameter, sign: int, here: Here, through: frozenset[str] = NOTHING
 ) -> Expression:
     """The formula where `parameter` is `sign` times infinite; `Unbounded` where that is no formula.
 
-    `counts_positive`: no branch of the hierarchy may be empty. `through`: what passes gradients on, as in `moves`.
+    `here`: where it is read. `through`: what passes gradients on, as in `moves`.
     """
     if parameter not in set(atoms(expression)):
         return expression
-    known = _Known(functools.partial(_is_positive, counts=counts_positive), lambda e: moves(desugar(e), through))
+    known = _Known(functools.partial(is_positive, here=here), lambda e: moves(desugar(e), through))
     found = _limit(expression, parameter, sign, known)
     if isinstance(found, Expression):
         return found
@@ -80,11 +108,27 @@ def _limit(e: Expression, p: Parameter, sign: int, known: _Known) -> Limit:
         return _joined(e.operator, parts)
     if e.operator == STOP and not (isinstance(parts[0], Expression) and known.moves(parts[0])):
         return parts[0]  # nothing is left to stop
+    if e.operator in COMPARED and all(isinstance(a, Expression) for a in parts):
+        return _of_limits(e.operator, parts, known.positive)  # type: ignore[arg-type]
     if all(isinstance(a, Expression) for a in parts):
+        for value, signs in OPERATORS[e.operator].domain(*parts):  # type: ignore[union-attr,arg-type]
+            if isinstance(value, Number) and (value.value > 0) - (value.value < 0) not in signs:
+                raise Unbounded(f"{apply(e.operator, *parts)} in the limit")  # type: ignore[arg-type]
         return apply(e.operator, *parts)  # type: ignore[arg-type]
     if e.operator == "not":
         return not parts[0]
     return _one_infinite(e.operator, parts, known.positive)
+
+
+def _of_limits(operator: str, parts: list[Expression], positive: Callable[[Expression], bool]) -> bool:
+    """A comparison of two finite limits that certainly differ."""
+    left, right = parts
+    for one, other, truth in ((left, right, operator in (">", ">=")), (right, left, operator in ("<", "<="))):
+        if isinstance(one, Number) and isinstance(other, Number) and one.value > other.value:
+            return truth
+        if other == as_expression(0) and positive(one):
+            return truth
+    raise Unbounded(f"{left} {operator} {right} in the limit, where the two may be equal")
 
 
 def _joined(operator: str, parts: list[Limit]) -> Limit:
@@ -114,7 +158,7 @@ def _one_infinite(operator: str, parts: list[Limit], positive: Callable[[Express
         right, operator = right.negated(), "+"
     if operator == "+":
         return left.plus(right)
-    if operator in ("<", "<=", ">", ">="):
+    if operator in COMPARED:
         total = left.plus(right.negated())
         return total == (1 if operator in (">", ">=") else -1)
     if operator == "*" or (operator == "/" and right.infinite == 0):
@@ -155,23 +199,48 @@ class _Size:
         raise Unbounded(f"an infinite number times {self.value}, whose sign is not known")
 
 
-def _is_positive(e: Expression, counts: bool) -> bool:
-    """Whether a formula is certainly above 0."""
+def is_positive(e: Expression, here: Here) -> bool:
+    """Whether a formula is certainly above 0 wherever it has a value."""
     if isinstance(e, Number):
         return e.value > 0
-    if isinstance(e, Parameter):
-        return e.lower is not None and e.lower >= 0
+    if isinstance(e, (Parameter, Component)):
+        own = e.parameter if isinstance(e, Component) else e
+        return own.lower is not None and own.lower >= 0
+    if e == mass:
+        return here.has_mass()
     if isinstance(e, Count):
-        return counts or e.of == e.over
-    if isinstance(e, (Attribute, Total)):
-        attribute = e.attribute if isinstance(e, Total) else e
-        return attribute.positive and (counts or isinstance(e, Attribute))
+        return e.of == e.over or here.has([e.of])
+    if isinstance(e, Attribute):
+        return e.positive
+    if isinstance(e, Total):
+        return e.attribute.positive and (e.attribute.on == e.over or here.has([e.attribute.on]))
     if isinstance(e, Aggregate):
-        return e.kind in ("total", "mean", "largest", "quantile") and _is_positive(e.formula, counts)
+        nothing = e.kind == "total" and (e.others or not (e.of is None or here.has([e.of])))
+        kinds = ("total", "mean", "largest", "quantile")
+        return e.kind in kinds and not nothing and is_positive(e.formula, Here(here.shape))
     if isinstance(e, Apply):
         if e.operator == "neg" and isinstance(e.arguments[0], Apply) and e.arguments[0].operator == "neg":
-            return _is_positive(e.arguments[0].arguments[0], counts)
-        if e.operator in ("+", "*", "/", "**", "minimum", "maximum", "sqrt", "log1p", "expm1", "tanh", "atan"):
-            return all(_is_positive(a, counts) for a in e.arguments)
+            return is_positive(e.arguments[0].arguments[0], here)
+        if e.operator == "+":
+            terms = list(_terms(e))
+            some = any(is_positive(a, here) for a in terms) or here.has(a.of for a in terms if isinstance(a, Count))
+            return some and all(_is_never_negative(a, here) for a in terms)
+        if e.operator in ("*", "/", "**", "minimum", "maximum", "sqrt", "log1p", "expm1", "tanh", "atan"):
+            return all(is_positive(a, here) for a in e.arguments)
         return e.operator in ("exp", "sigmoid", "softplus")
     return False
+
+
+def _is_never_negative(e: Expression, here: Here) -> bool:
+    if isinstance(e, Apply) and e.operator in ("*", "/"):
+        return all(_is_never_negative(a, here) for a in e.arguments)
+    of_nothing = isinstance(e, Count) or (isinstance(e, Total) and e.attribute.positive)
+    return of_nothing or (isinstance(e, Number) and e.value >= 0) or is_positive(e, here)
+
+
+def _terms(e: Expression) -> Iterator[Expression]:
+    if isinstance(e, Apply) and e.operator == "+":
+        for a in e.arguments:
+            yield from _terms(a)
+    else:
+        yield e

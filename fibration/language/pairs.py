@@ -27,13 +27,13 @@ from fibration.language.gates import Gate
 from fibration.language.grammar import parse
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel, uniform
-from fibration.language.limits import at_infinity
+from fibration.language.limits import Here, at_infinity
 from fibration.language.objectives import Objective
 from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, Policy
-from fibration.language.statistics import Aggregate, rewritten, within
+from fibration.language.statistics import Aggregate, rewritten_within, within
 from fibration.language.stops import NOTHING, ORDER, SUMS
 from fibration.language.strata import Shape
 from fibration.language.token_formulas import roots
@@ -209,7 +209,7 @@ def _matched(
     ranges: list[Expression] = []
     for name, w in written.items():
         p, k = both[w.owner].parameters[name], 1 - w.owner
-        renamed[w.owner][p] = formula = _put(w.formula, renamed[k], values[k], counts_positive=True)
+        renamed[w.owner][p] = formula = _put(w.formula, renamed[k], values[k], Here(both[k].shape))
         ranges += [formula > as_expression(p.lower)] if p.lower not in (None, -math.inf) else []
         ranges += [formula < as_expression(p.upper)] if p.upper not in (None, math.inf) else []
     hierarchies = []
@@ -310,19 +310,27 @@ def _with(
     if not renamed and not fixed:
         return h
 
-    def put(e: Expression, through: frozenset[str] = NOTHING) -> Expression:
-        return rewritten(e, lambda inner: _put(inner, renamed, fixed, h.shape.is_chain, through))
+    shape, leaves = whole_batch(h), h.leaves
+
+    def put(e: Expression, *strata: Stratum, through: frozenset[str] = NOTHING) -> Expression:
+        inside, here = Here(shape), Here(shape, strata or leaves, h.masses)
+        gathered = rewritten_within(e, lambda inner: _put(inner, renamed, fixed, inside, through))
+        return _put(gathered, renamed, fixed, here, through)
 
     split = h.decomposition
-    densities = {c: put(e, ORDER) for c, e in split.densities}
+    densities = {c: put(e, through=ORDER) for c, e in split.densities}
     return h.replace(
-        fibrations=[Fibration(f.source, f.target, MarkovKernel(put(f.kernel.weight))) for f in h.fibrations],
-        gates={s: Gate(put(g.expression)) for s, g in h.gates.items()},
+        fibrations=[Fibration(f.source, f.target, MarkovKernel(put(f.kernel.weight, f.source))) for f in h.fibrations],
+        gates={s: Gate(put(g.expression, s)) for s, g in h.gates.items()},
         decomposition=Decomposition(densities, put(split.recovery), put(split.scale)),
         objective=_objective(h.objective, put),
         advantages=None if h.advantages is None else put(h.advantages),
         penalties={
-            name: Penalty(put(p.formula, SUMS), p.objective and _objective(p.objective, put), p.over)
+            name: Penalty(
+                put(p.formula, *([p.over] if p.over else []), through=SUMS),
+                p.objective and _objective(p.objective, put),
+                p.over,
+            )
             for name, p in h.penalties.items()
         },
     )
@@ -332,14 +340,14 @@ def _put(
     e: Expression,
     renamed: Mapping[Expression, Expression],
     fixed: Mapping[Parameter, float | Fraction],
-    counts_positive: bool,
+    here: Here,
     through: frozenset[str] = NOTHING,
 ) -> Expression:
     """A formula with other parameters, and numbers for some of them; gradients flow `through` what it gathers."""
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
     for p, value in fixed.items():
         if p not in numbers:
-            e = at_infinity(e, p, 1 if value > 0 else -1, counts_positive, through)
+            e = at_infinity(e, p, 1 if value > 0 else -1, here, through)
     return substitute(e, {**renamed, **numbers})
 
 

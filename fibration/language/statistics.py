@@ -165,6 +165,11 @@ def of_rows(expression: Expression, rows: Stratum) -> Expression:
 
 def rewritten(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
     """`change` of an expression, and of all formulas in what it gathers of others, the innermost first."""
+    return change(rewritten_within(expression, change))
+
+
+def rewritten_within(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
+    """`change` of all formulas in what an expression gathers of others, the innermost first."""
 
     def inside(atom: Expression) -> Expression:
         if isinstance(atom, Ordered):
@@ -174,4 +179,4 @@ def rewritten(expression: Expression, change: Callable[[Expression], Expression]
         level = None if atom.level is None else change(atom.level)
         return replace(atom, formula=rewritten(atom.formula, change), level=level)
 
-    return change(transform(expression, inside))
+    return transform(expression, inside)

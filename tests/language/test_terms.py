@@ -57,7 +57,7 @@ from fibration import (
 from fibration.language.atoms import ROWS
 from fibration.language.expressions import as_expression
 from fibration.language.fingerprint import fingerprint
-from fibration.language.limits import Unbounded, at_infinity
+from fibration.language.limits import Here, Unbounded, at_infinity
 from fibration.language.pairs import pair
 from fibration.language.stops import ORDER, SUMS
 
@@ -344,7 +344,7 @@ def test_parameters_are_replaced_wherever_they_stand():
 def test_infinite_parameters_leave_what_is_stopped_stopped():
     """Where gradients flow through means, and there alone: elsewhere nothing would be left to stop."""
     bound = Parameter("bound")
-    moved, first = mean(x, over=turn), before(x, over=turn)
+    moved, first, here = mean(x, over=turn), before(x, over=turn), Here(penalised(x).shape)
     for formula, limit, through in (
         (stop(minimum(moved, bound)) * x, stop(moved) * x, SUMS),
         (stop(minimum(first, bound)) * x, stop(first) * x, SUMS),
@@ -354,14 +354,14 @@ def test_infinite_parameters_leave_what_is_stopped_stopped():
         (x / (bound * mean(exp(x), over=turn)), as_expression(0), SUMS),
         (where(bound * largest(exp(x), over=turn) > 1, x, 0), x, SUMS),
     ):
-        assert at_infinity(formula, bound, 1, True, through) == limit
+        assert at_infinity(formula, bound, 1, here, through) == limit
     for formula in (
         x / bound + mean(x, over=turn) * bound,
         bound * deviation(x, over=turn),
         bound * position(over=turn),
     ):
         with pytest.raises(Unbounded):
-            at_infinity(formula, bound, 1, True, SUMS)
+            at_infinity(formula, bound, 1, here, SUMS)
     capped = penalised(x * stop(minimum(moved, bound)))
     put, _ = pair(capped, capped, parameters={"bound": float("inf")})
     assert put.penalties["kl"].formula == x * stop(moved)

@@ -63,7 +63,7 @@ from fibration.language.atoms import in_channel
 from fibration.language.expressions import apply, as_expression
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import gates
-from fibration.language.limits import at_infinity
+from fibration.language.limits import Here, at_infinity
 from fibration.language.operators import OPERATORS
 from fibration.language.places import home
 from fibration.language.statistics import Aggregate, rewritten, within
@@ -360,7 +360,7 @@ def test_what_no_longer_moves_is_no_longer_stopped():
         stop(where(residual < C, 1, C)): as_expression(1),
     }
     for formula, limit in limits.items():
-        assert at_infinity(formula, C, 1, True) == limit
+        assert at_infinity(formula, C, 1, Here(three().shape)) == limit
         gate(Gate(limit))
 
 

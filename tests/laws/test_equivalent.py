@@ -62,7 +62,7 @@ from fibration import (
 from fibration.language.atoms import Reading
 from fibration.language.conditions import condition
 from fibration.language.expressions import as_expression
-from fibration.language.limits import at_infinity
+from fibration.language.limits import Here, at_infinity
 from fibration.language.pairs import pair
 from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import desugar
@@ -301,7 +301,7 @@ def test_conditions_print_as_they_are_written():
     ],
 )
 def test_a_budget_that_never_binds(formula, limit):
-    assert desugar(at_infinity(formula, C, 1, True)) == desugar(limit)
+    assert desugar(at_infinity(formula, C, 1, Here(gspo.shape))) == desugar(limit)
 
 
 def test_conditions_that_exclude_each_other_meet_nowhere():
