@@ -603,7 +603,16 @@ LAWS = (
     ),
     slip(
         "a frozen policy that is the same as the current one is moved with it", "laws*equivalent_words",
-        "stop(token_log_ratio) if policy.is_frozen else token_log_ratio", "token_log_ratio",
+        "return old + stop(token_log_ratio)", "return old + token_log_ratio",
+    ),
+    slip(
+        "where all policies are the same the current one has no slope", "laws*equivalent_rare",
+        "if not policy.is_frozen:\n            return old + token_log_ratio",
+        "if not policy.is_frozen and not self.on_policy:\n            return old + token_log_ratio",
+    ),
+    slip(
+        "a strict comparison of limits holds at a tie", "language*limits",
+        "one.value > other.value:", "one.value >= other.value:",
     ),
     slip(
         "a coefficient forgets the means that a token moves", "laws*equivalent",

@@ -84,13 +84,18 @@ class Variables:
         return transform(e, lambda a: self._log_prob(a.policy) if isinstance(a, LogProb) else self._count(a))
 
     def _log_prob(self, policy: Policy) -> Expression:
-        """The log-prob of a policy, by that of the old one where it can be; a frozen one has no derivative."""
+        """The log-prob of a policy, by that of the old one where it can be.
+
+        The current one moves with its log ratio, also where that is 0; a frozen one has no derivative.
+        """
         group = next((g for g in self.pair.same_policies if policy.name in g), frozenset({policy.name}))
         old = LogProb(Policy(OLD))
+        if not policy.is_frozen:
+            return old + token_log_ratio
         if OLD in group:
             return old
         if CURRENT in group:
-            return old + (stop(token_log_ratio) if policy.is_frozen else token_log_ratio)
+            return old + stop(token_log_ratio)
         return LogProb(Policy(min(group)))
 
     def _count(self, atom: Expression) -> Expression:

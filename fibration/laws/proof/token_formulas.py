@@ -28,7 +28,7 @@ from fibration.language.statistics import Aggregate
 from fibration.language.stops import NOTHING as NONE
 from fibration.language.stops import ORDER
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
-from fibration.language.traversal import atoms, desugar, transform
+from fibration.language.traversal import atoms, desugar, substitute, transform
 from fibration.laws.proof.branches import cases
 from fibration.laws.proof.near import SIDES
 from fibration.laws.proof.shared_means import Variables
@@ -74,7 +74,8 @@ class TokenFormulas:
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
         """A formula through which no gradient flows, as what counts in the strata of a token."""
-        return _unstopped(self.read(at(e, leaf), leaf))
+        found = _unstopped(self.read(at(e, leaf), leaf))
+        return substitute(found, {token_log_ratio: NOTHING}) if self.variables.on_policy else found
 
     def _atom(self, atom: Expression, leaf: Stratum, through: frozenset[str]) -> Expression:
         if not isinstance(atom, (Aggregate, Ordered)):
