@@ -2438,7 +2438,7 @@ TERMS = (  # what laws say of order, advantages and penalties
     ),
     slip(
         "later rewards may be discounted", "laws/test_baseline",
-        "o.over == self.h.rows and o.discount == ONE", "o.over == self.h.rows",
+        "o.over == self.h.rows and (self.discounted or o.discount == ONE)", "o.over == self.h.rows",
     ),
     slip(
         "what bends a reward is a baseline", "laws/test_baseline",

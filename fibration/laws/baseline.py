@@ -11,15 +11,14 @@ from collections.abc import Iterator
 
 from fibration.language.atoms import at
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import show
 from fibration.language.traversal import desugar
 from fibration.laws.law import Decision, Law, following, proved, unproved
-from fibration.laws.proof.baselines import factor, of_tokens
+from fibration.laws.proof.alike import rises
+from fibration.laws.proof.baselines import multiple, of_tokens, rises_onward
 from fibration.laws.proof.samples import Samples
-from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.compared import not_its_own
+from fibration.laws.witness.compared import not_its_own, raised
 
 STATEMENT = (
     "an advantage is the reward from the token on, less what does not depend on what was sampled there, times a factor "
@@ -29,6 +28,9 @@ REMEDY = (
     "take off what is not of its own sample: centred(reward, over=prompt_group, leave_one_out=True), or an attribute; "
     "divide by no statistic of rewards; or gives_up={'baseline': 'why'}"
 )
+
+LEFT = "where all else is alike, more of its own reward is more advantage, and never less"
+REMEDY_LEFT = "let the advantage rise with reward, as reward - b does, or (reward - b)/s with s above 0"
 
 
 def decide_baseline(subject: Subject) -> Iterator[Decision]:
@@ -40,19 +42,38 @@ def decide_baseline(subject: Subject) -> Iterator[Decision]:
 def _decided(subject: Subject, h: Hierarchy) -> Decision:
     assert h.advantages is not None
     formula = at(h.advantages, h.leaves[0])
-    found = factor(h, formula)
-    known = Assumptions(whole_batch(h), h.assume, h.leaves[0])
-    if found is not None and known.signs(found[0]) <= {0, 1}:
-        kappa, more = found
+    if (found := multiple(h, formula)) is not None:
         of = "the rewards from the token on" if of_tokens(h, formula) else "the reward of its row"
-        of += ", with what is added of its own sample" if more else ""
+        of += ", with what is added of its own sample" if found.adds else ""
         granted = Samples(h).granted(formula)
-        share = "A = R - b" if kappa == 1 else f"A = κ·(R - b), κ = {show(kappa)}"
+        share = "A = R - b" if found.kappa == 1 else f"A = κ·(R - b), κ = {show(found.kappa)}"
+        share += "" if found.everywhere else ", which is above 0 where rows are compared with others"
         return proved("advantages", f"{share}, R {of}, and b is of nothing that was sampled there{granted}")
     witness = not_its_own(h, desugar(formula), of_tokens(h, formula))
     unknown = "" if witness else ", which was not shown to be a reward less a baseline"
     said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", "advantages") and v.status != "proved")
     return following(unproved("advantages", f"A = {h.advantages}{unknown}", REMEDY, witness), next(said, None))
+
+
+def remainder(subject: Subject) -> Iterator[Decision]:
+    """What is left of the law where it is given up: an advantage rises with its own reward.
+
+    It is asked where all other rewards are alike and so is everything else: more reward from the token on is never less
+    advantage, and more of it somewhere.
+    """
+    h = subject.hierarchy
+    if h.advantages is None:
+        return
+    formula = at(h.advantages, h.leaves[0])
+    rising = rises_onward(h, formula) or (None if of_tokens(h, formula) else rises(h, formula))
+    steps = raised(h, desugar(formula))
+    if rising:
+        found = next((w for step, w in steps if step > 0), None)
+        if found is not None:
+            yield proved("advantages", f"{LEFT}: {found}")
+            return
+    wrong = next((w for step, w in steps if step < 0 or (rising is False and not step)), None)
+    yield unproved("advantages", f"A = {h.advantages}", REMEDY_LEFT, wrong, required=LEFT)
 
 
 LAW = Law("baseline", STATEMENT, decide_baseline)

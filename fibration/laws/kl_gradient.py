@@ -16,10 +16,10 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.proof.divergences import divergence, is_asked, never_flows, weighed
+from fibration.laws.proof.divergences import divergence, is_asked, never_flows, rises, weighed
 from fibration.laws.proof.samples import Samples
 from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.sampled import looks_beyond, no_divergence
+from fibration.laws.witness.sampled import leads_nowhere, looks_beyond, no_divergence
 
 STATEMENT = (
     "in expectation over its tokens, what is taken off the objective has the gradient of KL(current‖q) to a frozen "
@@ -54,6 +54,28 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     witness = no_divergence(h, formula, passed, may_be_0)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     return unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
+
+
+LEFT = (
+    "from token to token of a state its derivative rises with log π - log q, so that it leads towards q; with log π "
+    "alone it rises or falls"
+)
+REMEDY_LEFT = "give each penalty up by its name: gives_up={\"kl_gradient of penalty 'kl'\": 'why'}; or turn its sign"
+
+
+def remainder(subject: Subject) -> Iterator[Decision]:
+    """What is left of the law where it is given up: no penalty leads away from its policy, and none has no gradient."""
+    h = subject.hierarchy
+    for name, penalty in asked(h):
+        rising = [rises(h, leaf, penalty) for leaf in h.leaves]
+        if all(rising):
+            yield proved(f"penalty '{name}'", LEFT)
+            continue
+        formula = desugar(at(weighed(h, penalty), h.leaves[0]))
+        read = {a for e in within(penalty.formula) for a in atoms(e) if isinstance(a, LogProb)}
+        passed = sorted(a.policy.name for a in read if a.policy.name not in (CURRENT, OLD))
+        witness = leads_nowhere(h, formula, passed, bool(read), False in rising)
+        yield unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_LEFT, witness, required=LEFT)
 
 
 LAW = Law("kl_gradient", STATEMENT, decide_kl_gradient)

@@ -6,7 +6,39 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-from hierarchies.baselines import ONWARD_RIGHT, ONWARD_WRONG, RIGHT, WRONG, reward, share, spec
+from hierarchies.baselines import (
+    ONWARD_RIGHT,
+    ONWARD_WRONG,
+    RIGHT,
+    WRONG,
+    G,
+    Half,
+    T,
+    batch,
+    kl,
+    others,
+    prompt_group,
+    reward,
+    share,
+    spec,
+    token,
+    trajectory,
+)
+
+from fibration import (
+    Attribute,
+    absolute,
+    after,
+    before,
+    count,
+    deviation,
+    exp,
+    maximum,
+    mean,
+    position,
+    some,
+    where,
+)
 
 # Answers to one prompt: their probabilities, and what each of them has.
 BANDITS = [
@@ -150,12 +182,65 @@ def test_advantages_of_tokens_are_the_rewards_from_there_on_or_are_refuted(name)
 
 
 def test_a_factor_of_given_numbers_is_stated_and_of_sampled_ones_is_not_taken():
-    from fibration import Attribute, Parameter
+    from fibration import Parameter
 
     hard = Attribute("hard", on=spec(reward).rows)
     assert "κ = hard" in verdict(hard * reward).argument
     assert verdict(Parameter("scale", default=2) * reward).status == "proved"
     assert verdict(Attribute("entropy", on=spec(reward).leaves[0]) * reward).status != "proved"
+
+
+hard = Attribute("hard", on=trajectory, positive=False)
+place = position(over=trajectory)
+FACTORS = {  # what stands in the place of κ, or is taken off
+    "0 in small groups": (where(G > 2, 1, 0) * (reward - others), "refuted"),
+    "0 in small batches": (where(count(trajectory, over=batch) > 2, 1, 0) * (reward - others), "refuted"),
+    "0 in large groups": (where(G > 30, 0, 1) * (reward - others), "undecided"),
+    "below 0 in large groups": (where(G > 30, -1, 1) * (reward - others), "undecided"),
+    "0 in groups of three": (reward * maximum(3 - G, 0), "refuted"),
+    "how far a constant varies": (deviation(1, over=prompt_group, of=trajectory) * (reward - others), "refuted"),
+    "how far an attribute varies": (deviation(hard, over=prompt_group, of=trajectory) * (reward - others), "refuted"),
+    "an attribute that may be 0": (absolute(hard) * reward, "refuted"),
+    "the first of a group": (reward * position(over=prompt_group, of=trajectory), "refuted"),
+    "a mean of groups less that of all": (
+        mean(reward, over=prompt_group, of=trajectory)
+        - mean(mean(reward, over=prompt_group, of=trajectory), over=batch, of=prompt_group),
+        "refuted",
+    ),
+    "how far along": (reward * (1 + place), "refuted"),
+    "how far along, of later rewards too": ((reward + after(reward, over=trajectory)) * (1 + place), "refuted"),
+    "a decay along the row": (reward / (1 + place), "refuted"),
+    "a sum of discounts": (reward * (1 + before(1, over=trajectory, discount=Half)), "refuted"),
+    "twice as much far along": (where(place > 2, reward, 2 * reward), "undecided"),
+    "an attribute of tokens": (Attribute("entropy", on=token) * reward, "refuted"),
+    "what came before": (reward * (1 + exp(before(kl, over=trajectory))), "undecided"),
+    "0 alone": (where(G > 1, 1, 0) * (reward - others), "proved"),
+    "a number that is small": (exp(-100) * reward, "proved"),
+    "an attribute, whatever it is": (exp(hard) * reward, "proved"),
+    "whether some are hard": (where(some(hard > 1, over=prompt_group, of=trajectory), 1, 2) * reward, "proved"),
+    "the number in its group": (reward * (1 + position(over=prompt_group, of=trajectory)), "proved"),
+    "less, far along": (where(place > 2, reward - 1, reward - others), "proved"),
+    "less, where others fail": (where(others > 0, reward - 1, reward), "proved"),
+    "less, where it is long": (where(T > 2, reward - 1, reward), "proved"),
+    "less than others, where it is long": (where(T > 2, reward - others, reward - 1), "refuted"),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_factor_is_above_0_and_the_same_along_a_row(name):
+    formula, status = FACTORS[name]
+    assert verdict(formula).status == status
+
+
+def test_a_factor_of_0_for_a_row_alone_is_stated():
+    assert "above 0 where rows are compared" in verdict(RIGHT["the group's mean"].formula).argument
+    assert "above 0 where" not in verdict(RIGHT["length in the reward"].formula).argument
+
+
+def test_steps_along_a_row_are_told_of_both_tokens():
+    found = verdict(FACTORS["how far along"][0]).counterexample
+    assert "token 1 rises by 1 as its own reward goes from 0 to 1, and that of token 2 by 2" in found.text
+    assert found.values["steps"] == (1, 2)
 
 
 def test_a_hierarchy_without_advantages_is_not_asked():

@@ -205,12 +205,13 @@ def test_places_are_seen_from_the_token_at_hand():
         found = Samples(h, by_token).of(formula, HERE)
         return {f"{when} {what}" for when, what in found}
 
-    own = {"earlier value", "now value", "later value", "later number"}
-    assert read(before(mean(x, over=turn), over=trajectory, of=turn)) == {"earlier value"}
+    own = {"earlier value", "earlier number", "now value", "later value", "later number"}
+    assert read(before(mean(x, over=turn), over=trajectory, of=turn)) == {"earlier value", "earlier number"}
     assert read(before(mean(x, over=turn), over=trajectory)) == own
     assert read(before(mean(x, over=trajectory), over=trajectory, of=turn)) == own
     assert read(after(x, over=trajectory, discount=gamma)) == {"later value", "later number"}
-    assert read(before(x, over=batch)) == {"earlier value", "others value", "others number"}
+    assert read(position(over=trajectory)) == {"earlier number"}
+    assert read(before(x, over=batch)) == {"earlier value", "earlier number", "others value", "others number"}
     crossed = Fibration(token, Stratum("expert"), uniform())
     h = h.replace(fibrations=[*h.fibrations, crossed], gates={**h.gates, crossed.target: identity_gate()})
     assert read(before(mean(x, over=crossed.target), over=batch, of=crossed.target)) >= own
@@ -219,7 +220,7 @@ def test_places_are_seen_from_the_token_at_hand():
     assert read(rows(rows(row(x), others=True), others=True)) == own | {"others value", "others number"}
     assert read(mean(rows(row(x)), over=batch, of=group, others=True)) == {"others value", "others number"}
     assert read(after(reward, over=group, of=trajectory), False) == {"others reward"}
-    assert read(before(mean(reward, over=turn), over=trajectory, of=turn), True) == {"earlier reward"}
+    assert read(before(mean(reward, over=turn), over=trajectory, of=turn), True) == {"earlier reward", "earlier number"}
     assert "later reward" in read(before(mean(reward, over=turn), over=trajectory, of=turn), False)
-    assert read(total(value, over=turn)) == {"earlier value", "later value", "later number"}
+    assert read(total(value, over=turn)) == {"earlier value", "earlier number", "later value", "later number"}
     assert read(value + hard + count(trajectory, over=group) + count(token) + rows(hard)) == set()

@@ -12,14 +12,19 @@ from typing import Any
 
 import sympy
 
+from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Count, Parameter, Stratum, at, reward
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import NOT_NEGATIVE, POSITIVE
 from fibration.language.order import ONE, Ordered
+from fibration.language.places import whole_batch
 from fibration.language.statistics import Aggregate, within
-from fibration.language.sympy_bridge import ATOM_OF, to_sympy, vanishes
+from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, desugar
+from fibration.laws.proof.claim import Claim
 from fibration.laws.proof.samples import AHEAD, EVERYWHERE, HERE, OTHERS, ROW, Place, Reads, Samples
+from fibration.laws.proof.signs import Assumptions
 
 NONE = sympy.Integer(0)
 
@@ -61,12 +66,49 @@ def of_tokens(h: Hierarchy, formula: Expression) -> bool:
     return any(reward in set(atoms(a.formula)) for a in sums if a.of is None)
 
 
-def factor(h: Hierarchy, formula: Expression) -> tuple[Any, bool] | None:
-    """`κ` in `A = κ·(R - b)`, and whether `R` has more of its row than rewards; None if that is not shown to be so."""
+@dataclass(frozen=True)
+class Multiple:
+    """`A = κ·(R - b)`: `κ` is one number for all tokens of a row, at least 0, and above 0 where rows are compared.
+
+    `everywhere`: above 0 for a row alone too. `adds`: `R` has more of its own row than rewards.
+    """
+
+    kappa: Any
+    adds: bool
+    everywhere: bool
+
+
+def multiple(h: Hierarchy, formula: Expression) -> Multiple | None:
+    """The factor by which an advantage is a reward less a baseline; None if that is not shown to be so."""
     parts = _Taken(h, of_tokens(h, formula)).parts(desugar(formula), HERE)
-    if parts is None or not vanishes(parts.now - parts.later) or vanishes(parts.now) or _is_sampled(h, parts.now):
+    if parts is None or not vanishes(parts.now - parts.later) or _is_sampled(h, parts.now):
         return None
-    return sympy.factor(parts.now), parts.own
+    try:
+        kappa = from_sympy(parts.now)
+    except SpecError:  # some results of sympy have no written form
+        return None
+    alone = Assumptions(whole_batch(h), h.assume, h.rows)
+    if Claim(kappa, alone, POSITIVE).is_shown:
+        return Multiple(sympy.factor(parts.now), parts.own, True)
+    if Claim(kappa, alone, NOT_NEGATIVE).is_shown and Claim(kappa, compared(h), POSITIVE).is_shown:
+        return Multiple(sympy.factor(parts.now), parts.own, False)
+    return None
+
+
+def rises_onward(h: Hierarchy, formula: Expression) -> bool:
+    """Whether an advantage is a sum with the reward of the token and later ones in it, which may be discounted."""
+    parts = _Taken(h, of_tokens(h, formula), discounted=True).parts(desugar(formula), HERE)
+    if parts is None or _is_sampled(h, parts.now) or _is_sampled(h, parts.later):
+        return False
+    known = compared(h)
+    return known.signs(parts.now) == POSITIVE and known.signs(parts.later) <= NOT_NEGATIVE
+
+
+def compared(h: Hierarchy) -> Assumptions:
+    """What is known of a row where everything that it lies over has several rows."""
+    shape = whole_batch(h)
+    several = {symbol(Count(h.rows, below)) - 1: POSITIVE for below in shape.coarser(h.rows)}
+    return Assumptions(shape, h.assume, h.rows).with_signs(several)
 
 
 def _is_in_row(h: Hierarchy, over: object) -> bool:
@@ -74,10 +116,13 @@ def _is_in_row(h: Hierarchy, over: object) -> bool:
 
 
 def _is_sampled(h: Hierarchy, share: Any) -> bool:
-    """Whether a share of rewards changes with the token at which it is read."""
-    read = (ATOM_OF.get(s) for s in share.free_symbols)
+    """Whether a share of rewards changes with what was sampled, or from token to token of a row."""
+    read = [ATOM_OF.get(s) for s in share.free_symbols]
     places = (a.on for a in read if isinstance(a, (Attribute, Parameter)))
-    return any(on is not None and not Samples(h).is_coarse(on) for on in places)
+    samples = Samples(h)
+    return any(on is not None and not samples.is_coarse(on) for on in places) or any(
+        a is None or samples.of_atom(a, HERE) for a in read
+    )
 
 
 def _is_multiple(e: Expression) -> bool:
@@ -100,6 +145,7 @@ class _Taken:
 
     h: Hierarchy
     by_token: bool
+    discounted: bool = False  # later rewards may count for less, and their share is that of the next one
 
     def parts(self, e: Expression, place: Place) -> Parts | None:
         if isinstance(e, Apply):
@@ -138,14 +184,19 @@ class _Taken:
         if e.operator in ("*", "/") and last.is_fixed:
             given = self._given(e.arguments[1], place)
             return first.times(given if e.operator == "*" else 1 / given)
-        if e.operator == "where" and first.is_fixed:
-            _, one, other = known
-            same = vanishes(one.now - other.now) and vanishes(one.later - other.later)
-            return Parts(one.now, one.later, one.own or other.own, one.rest or other.rest) if same else None
-        return self._bent(known)
+        return self._chosen(*known) if e.operator == "where" else self._bent(known)
 
     def _given(self, e: Expression, place: Place) -> Any:
         return to_sympy(at(e, place.of or self.h.leaves[0]))
+
+    def _chosen(self, condition: Parts, one: Parts, other: Parts) -> Parts | None:
+        """A choice that keeps the share of the reward; what decides it is of the kind of what it chooses from."""
+        if condition.has_reward or not (vanishes(one.now - other.now) and vanishes(one.later - other.later)):
+            return None
+        both = one.plus(other).plus(condition)
+        if both.own and both.rest and not condition.is_fixed:
+            return None
+        return replace(both, now=one.now, later=one.later)
 
     @staticmethod
     def _bent(known: list[Parts]) -> Parts | None:
@@ -155,9 +206,9 @@ class _Taken:
 
     def _after(self, o: Ordered, place: Place) -> Parts | None:
         """Later rewards, all of the row, each as often as the others."""
-        is_sum = place == HERE and o.of is None and o.over == self.h.rows and o.discount == ONE
+        is_sum = place == HERE and o.of is None and o.over == self.h.rows and (self.discounted or o.discount == ONE)
         found = self._each(o.formula) if is_sum and not o.is_forward else None
-        return None if found is None else replace(found, now=NONE, later=found.now)
+        return None if found is None else replace(found, now=NONE, later=found.now * to_sympy(o.discount))
 
     def _gathered(self, a: Aggregate, place: Place) -> Parts | None:
         """A sum or a mean with the own reward in it, in which every element has a formula of its own sample."""

@@ -20,7 +20,7 @@ from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Parameter, Stratum, advantage, at, token_log_ratio
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import ZERO, Signs, stop, where
+from fibration.language.operators import POSITIVE, ZERO, Signs, stop, where
 from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
@@ -89,6 +89,18 @@ def divergence(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> Divergence | No
     return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).divergence(_policies(penalty.formula))
 
 
+def rises(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool | None:
+    """Whether a penalty's derivative rises from token to token of a state with how far the current policy is above the
+    one that it is compared with; where there is none, with its log-prob, or falls with it.
+
+    False: it is the same at all tokens. None: neither was shown.
+    """
+    try:
+        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).rises(_policies(penalty.formula))
+    except TooManyCases:
+        return None
+
+
 def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
     """Whether on policy the derivative is the same for every token of a state, so that nothing is left of it."""
     return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).never_flows
@@ -151,6 +163,55 @@ class _Sampled:
         at_0 = [[c.subs(X, 0) for c in branches] for branches in found]
         return all(self._is_of_state(cs[0]) and all(vanishes(c - cs[0]) for c in cs) for cs in at_0)
 
+    @property
+    def _near_old(self) -> Groups | None:
+        """The derivatives where the current policy may be beside the old one."""
+        return self._derivatives(self._at_rest((), near=True), self.assume, near=True)
+
+    # ------------------------------------------------------------ which way
+
+    def rises(self, named: list[str]) -> bool | None:
+        targets = tuple(p for p in named if p not in (CURRENT, OLD))
+        if len(targets) > 1:
+            return None
+        ratios = not targets and any(token_log_ratio in set(atoms(e)) for e in within(self.formula))
+        if ratios and ((near := self._rises_near()) or not named):
+            return near
+        if self.never_flows:
+            return None if ratios else False
+        found = self._derivatives(self._at_rest(targets), self.on_policy)
+        rates: list[Signs] = []
+        for branches in found or []:
+            c = branches[0].subs(X, 0)
+            rate = sympy.diff(c, REFERENCE)
+            drawn = {REFERENCE, *(symbol(LogProb(Policy(q))) for q in targets)}
+            alone = all(vanishes(sympy.diff(c, s)) for s in c.free_symbols - drawn if self._is_drawn(s))
+            drift = sum((sympy.diff(c, s) for s in drawn), sympy.Integer(0))
+            if not alone or not all(vanishes(b.subs(X, 0) - c) for b in branches) or (targets and not vanishes(drift)):
+                return None
+            rates.append(self.assume.signs(sympy.cancel(rate)))
+        ways = [frozenset({0, 1})] if targets else [frozenset({0, 1}), frozenset({-1, 0})]
+        one_way = any(all(signs <= way for signs in rates) for way in ways)
+        return (one_way and any(0 not in signs for signs in rates)) or None
+
+    def _rises_near(self) -> bool | None:
+        """Beside the old policy, of tokens of either, in every state."""
+        found = self._near_old
+        of_current: list[Any] = []
+        of_old: list[Any] = []  # under which c counts exp(-x) times
+        for branches in found or []:
+            starts = [c.subs(X, 0) for c in branches]
+            slopes = [sympy.diff(c, X).subs(X, 0) for c in branches]
+            if not all(vanishes(s - starts[0]) for s in starts) or not all(map(self._is_of_state, (*starts, *slopes))):
+                return None
+            of_current += slopes
+            of_old += [s - starts[0] for s in slopes]
+        if not found or all(map(vanishes, of_current)) or all(map(vanishes, of_old)):
+            return False if found else None
+        both = (of_current, of_old)
+        above = all(any(self.assume.signs(r) == POSITIVE for r in rates) for rates in both)
+        return (above and all(map(self._is_positive, (*of_current, *of_old)))) or None
+
     # ------------------------------------------------------------ on policy, and off it
 
     def _to(self, targets: tuple[str, ...]) -> Divergence | None:
@@ -188,9 +249,8 @@ class _Sampled:
         as_old = tuple(self.passed)
         if (exact := self._rates(self._from_old(()))) is not None:
             return Divergence(exact, True, as_old)
-        near = self._derivatives(self._at_rest((), near=True), self.assume, near=True)
         found = []
-        for branches in near or []:
+        for branches in self._near_old or []:
             start, rate = (f(branches[0]).subs(X, 0) for f in (lambda c: c, lambda c: sympy.diff(c, X)))
             starts = (c.subs(X, 0) - start for c in branches)
             rates = (sympy.diff(c, X).subs(X, 0) - rate for c in branches)

@@ -137,7 +137,7 @@ class Samples:
         return shape.coarser(of) if of in shape.strata else ()  # type: ignore[arg-type]
 
     def _number(self, of: object, tokens: frozenset[When]) -> Reads:
-        return frozenset() if self.is_coarse(of) else _each("number", tokens - {"earlier", "now"})
+        return frozenset() if self.is_coarse(of) else _each("number", tokens - {"now"})
 
 
 def _stratum(over: object) -> Stratum | None:

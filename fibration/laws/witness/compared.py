@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from fibration.laws.witness.on_policy import attempt
 from fibration.laws.witness.search import concretes
 
 MOST_TRIED, MOST_TOKENS, MOST_OF_A_SIZE = 3000, 4, 60
+MOST_RAISED = 5
 ZERO, ONE = Fraction(0), Fraction(1)
 
 
@@ -94,14 +96,34 @@ def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | 
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         plain = Sample(h, concrete, ())
         n = len(plain.places)
-        if n > MOST_TOKENS or tried[n] == MOST_OF_A_SIZE or not _is_compared(h, concrete):
+        if n > MOST_TOKENS or tried[n] == MOST_OF_A_SIZE or not _is_compared(h, concrete) or concrete.alike:
             continue
         tried[n] += 1
         resting = replace(plain, rewards=(ZERO,) * len(plain.places))
         for sample in (s for at in resting.onward for s in _samples(at, list(dict.fromkeys(policies)))):
             if (found := _uneven(sample, formula, by_token, exact)) is not None:
                 return found
+        if (found := _along(resting, formula, by_token, exact)) is not None:
+            return found
     return None
+
+
+def raised(h: Hierarchy, formula: Expression) -> Iterator[tuple[Fraction, Witness]]:
+    """How an advantage rises with its own rewards, from the token on, where all others and all else are alike."""
+    exact = rounding(desugar(formula))
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        plain = Sample(h, concrete, ())
+        alike = all(len(set(values)) == 1 for values in concrete.attributes.values())
+        if len(plain.places) > MOST_RAISED or not _is_compared(h, concrete) or concrete.alike or not alike:
+            continue
+        for sample in replace(plain, rewards=(ZERO,) * len(plain.places)).onward:
+            onward = [k for k in sample.own if k >= sample.token]
+            values = [sample.given(onward, Fraction(r)).value(formula) for r in (-1, 0, 1)]
+            for (low, high), said in zip(itertools.pairwise(values), ("from -1 to 0", "from 0 to 1"), strict=True):
+                if low is None or high is None or 0 < abs(high - low) <= _tolerance(exact, low, high):
+                    continue
+                words = f"by {{}} as its own rewards go {said}"
+                yield high - low, _witness(sample, sample, [(words, high - low)], exact)
 
 
 def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
@@ -130,9 +152,32 @@ def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
             yield [("", apart), (f"its log_prob({p}) is -2 instead of -1", replace(apart, policy=p))]
 
 
+def _along(sample: Sample, formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
+    """Two tokens of a row whose advantages do not rise alike, with the reward of its last one or of the row."""
+    tokens = sample.own[-1:] if by_token else sample.own
+    which = f"the reward of token {tokens[-1] + 1}" if by_token else "its own reward"
+    first: tuple[str, Fraction] | None = None
+    for at in (replace(sample, token=k) for k in sample.own):
+        low, high = (at.given(tokens, r).value(formula) for r in (ZERO, ONE))
+        if low is None or high is None:
+            return None
+        words = f"by {{}} as {which} goes from 0 to 1"
+        if first is not None and abs(high - low - first[1]) > _tolerance(exact, low, high):
+            told = [first, (f"that of token {at.token + 1} {words}", high - low)]
+            return _witness(sample, at, told, exact)
+        first = first or (words, high - low)
+    return None
+
+
+def _tolerance(exact: Fraction, *values: Fraction) -> Fraction:
+    """How far a difference of such numbers may be off."""
+    return exact * max(ONE, *map(abs, values))
+
+
 def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
     """Two steps of an advantage, with its own reward, that are not the same; or one that is not above 0."""
     first: tuple[str, Fraction] | None = None
+    first_off = exact
     for how, sample in varied:
         for tokens in [[k] for k in sample.own if k >= sample.token] if by_token else [sample.own]:
             values = [sample.given(tokens, Fraction(r)).value(formula) for r in (-1, 0, 1, 2)]
@@ -142,25 +187,29 @@ def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fr
             which = f"the reward of token {tokens[0] + 1}" if by_token else "its own reward"
             for low, high, said in ((a, b, "from 0 to 1"), (b, c, "from 1 to 2"), (low_end, a, "from -1 to 0")):
                 step, words = high - low, f"by {{}} as {which} goes {said}{f' where {how}' if how else ''}"
-                if first is not None and abs(step - first[1]) > exact:
+                off = _tolerance(exact, low, high)
+                if first is not None and abs(step - first[1]) > max(off, first_off):
                     return _witness(varied[0][1], sample, [first, (words, step)], exact)
-                if step <= exact:
+                if step < -off or not step:
                     return _witness(varied[0][1], sample, [(words, step)], exact)
-                first = first or (words, step)
+                if first is None:
+                    first, first_off = (words, step), off
     return _crossed(varied, formula, exact)
 
 
 def _crossed(varied: list[Varied], formula: Expression, exact: Fraction) -> Witness | None:
     """What the others' rewards do to an advantage, which must not change with its own sample."""
     first: tuple[str, Fraction] | None = None
+    off = exact
     for how, sample in varied:
         others = [k for k in range(len(sample.rows)) if k not in sample.own]
         values = [sample.given(others, Fraction(r)).value(formula) for r in (0, 1)]
         if None in values:
             return None
-        step = (values[1] or ZERO) - (values[0] or ZERO)
+        low, high = (v or ZERO for v in values)
+        step, off = high - low, max(off, _tolerance(exact, low, high))
         words = f"by {{}} as the rewards of all others go from 0 to 1{f' where {how}' if how else ''}"
-        if how.startswith("its ") and first is not None and abs(step - first[1]) > exact:
+        if how.startswith("its ") and first is not None and abs(step - first[1]) > off:
             return _witness(varied[0][1], sample, [first, (words, step)], exact)
         first = first or (words, step)
     return None

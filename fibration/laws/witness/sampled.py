@@ -132,6 +132,34 @@ def _ruled_out(h: Hierarchy, formula: Expression, q: str, may_be_0: bool) -> Ite
                     yield _away(state, q, c)
 
 
+def leads_nowhere(
+    h: Hierarchy, formula: Expression, passed: Sequence[str], named: bool, is_flat: bool
+) -> Witness | None:
+    """A state in which a formula's derivative falls as the current policy rises above the one that it is compared with.
+
+    `named`: log-probs are read beside log ratios. `is_flat`: it is known to be the same at all tokens of a state.
+    """
+    if len(passed) > 1:
+        return None
+    q = passed[0] if passed else "" if named else OLD
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        if sum(concrete.size[leaf] for leaf in h.leaves) != 1:
+            continue
+        if q == OLD:
+            if (found := next(_near_old(h, concrete, formula, not is_flat, turned=True), None)) is not None:
+                return found
+            continue
+        for near in (_sides(), _sides()[::-1], (Fraction(1, 1000), Fraction(999, 1000))):
+            state = State(h, concrete, formula, *((_even(2), {q: near}) if q else (near, {})))
+            if (c := state.derivatives) is None:
+                continue
+            if q and (c[1] - c[0]) * (near[1] - near[0]) > TINY:
+                return _away(state, q, c)
+            if is_flat and not any(map(_above, state.update(state.current, c))):
+                return _nothing_left(state, q)
+    return None
+
+
 def _sides() -> Probabilities:
     return Fraction(1, 4), Fraction(3, 4)
 
@@ -141,9 +169,14 @@ def _above(v: Fraction) -> bool:
     return abs(v) > TINY
 
 
-def _near_old(h: Hierarchy, concrete: Concrete, formula: Expression, may_be_0: bool) -> Iterator[Witness]:
-    """Beside the old policy, where the divergence to it has a gradient, of tokens of either."""
-    for powers in (_sides(), *map(_rising, STEPS)):
+def _near_old(
+    h: Hierarchy, concrete: Concrete, formula: Expression, may_be_0: bool, turned: bool = False
+) -> Iterator[Witness]:
+    """Beside the old policy, where the divergence to it has a gradient, of tokens of either.
+
+    `turned`: only where that is turned round, or where there is none.
+    """
+    for powers in () if turned else (_sides(), *map(_rising, STEPS)):
         state = State(h, concrete, formula, powers, {})
         if state.derivatives and any(_above(v) for v in state.update(powers, state.derivatives)):
             yield _on_policy(state)
