@@ -95,8 +95,8 @@ def _course(f: Any, inside: Assumptions, deep: int) -> Course | None:
     side, rest = inside.decisive(f)
     if not _is_smooth(rest, inside):
         return None
-    if rest.is_polynomial(T):
-        return tuple(side * s for s in _of_polynomial(sympy.Poly(rest, T)))
+    if rest.is_polynomial(T) and (p := sympy.Poly(rest, T)).domain in (sympy.ZZ, sympy.QQ):
+        return tuple(side * s for s in _of_polynomial(p))
     if not deep or (slopes := _course(sympy.diff(rest, T), inside, deep - 1)) is None:
         return None
     found = _by_slopes(rest, [s for s, _ in itertools.groupby(s for s in slopes if s)], inside)
@@ -111,7 +111,7 @@ def _is_smooth(f: Any, inside: Assumptions) -> bool:
         elif isinstance(e, sympy.log):
             fine = inside.signs(e.args[0]) == POSITIVE
         else:
-            fine = e.is_Rational or e == T or isinstance(e, SMOOTH)
+            fine = e.is_Rational or e.is_NumberSymbol or e == T or isinstance(e, SMOOTH)
         if not fine:
             return False
     return True
@@ -121,11 +121,11 @@ SMOOTH = (sympy.Add, sympy.Mul, sympy.Pow, sympy.exp, sympy.tanh, sympy.atan)
 
 
 def _of_polynomial(p: Any) -> Course:
-    roots = [root for root in sorted(set(p.real_roots()), key=sympy.N) if root > 0]
-    ends = [sympy.Integer(0), *roots]
-    inner = [(a + b) / 2 for a, b in itertools.pairwise(ends)] + [ends[-1] + 1]
-    found = [int(sympy.sign(p.eval(place))) for place in inner]
-    return tuple(s for sign in found for s in (sign, 0))[:-1]
+    """Of a polynomial with rational coefficients, from its last one down: it turns at roots of odd multiplicity."""
+    found = [int(sympy.sign(p.LC()))]
+    for _, same in itertools.groupby(root for root in reversed(p.real_roots()) if root > 0):
+        found += [0, found[-1] * (-1) ** len(list(same))]
+    return tuple(reversed(found))
 
 
 def _by_slopes(f: Any, directions: list[int], inside: Assumptions) -> Course | None:

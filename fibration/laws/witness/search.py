@@ -58,18 +58,26 @@ def concretes(
     """Candidates for a counterexample to what the expressions say.
 
     What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
-    `shape` has the strata of the hierarchy, and may have more: where statistics are read, which may be those of rows or
-    of the batch, it has these. No more than `most` are made, half of them of all small
-    shapes.
+    `shape` has the strata of the hierarchy, and may have more: where statistics are read, or anything over rows, groups
+    or the batch, it has these. No more than `most` are made, half of them of all small shapes.
     """
     if shape is None:
-        read = any(isinstance(a, (Aggregate, Ordered)) for e in expressions for a in atoms(e))
-        shape = whole_batch(hierarchy) if read else hierarchy.shape
+        inside = all(_is_inside(hierarchy, a) for e in expressions for a in atoms(e))
+        shape = hierarchy.shape if inside else whole_batch(hierarchy)
     place = next(iter(shape.leaves), None)
     found = _Search(hierarchy, tuple(at(inner, place) for e in expressions for inner in within(e)), shape)
     first = list(itertools.islice(found.small(), None if most is None else (most + 1) // 2))
     yield from first
     yield from itertools.islice(found.large(), None if most is None else most - len(first))
+
+
+def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
+    """Whether the strata of a hierarchy, without rows, groups and the batch, give an atom its value."""
+    if isinstance(atom, (Aggregate, Ordered)):
+        return False
+    places = (atom.of, atom.over) if isinstance(atom, (Count, Total)) else ()
+    places = (atom.on,) if isinstance(atom, Attribute) else places
+    return all(s in hierarchy.strata for s in places if isinstance(s, Stratum))
 
 
 def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concrete]:
