@@ -8,14 +8,29 @@ import pytest
 from typer.testing import CliRunner
 
 from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
     Hierarchy,
     LawError,
+    MarkovKernel,
     Parameter,
+    absolute,
     clip_gate,
+    count,
     equivalent,
+    exp,
+    identity_gate,
     log_ratio,
+    mass,
+    residual,
+    sigmoid,
+    sqrt,
     strata,
     token_mean,
+    total,
+    uniform,
+    where,
 )
 from fibration.cache import NOTES, Recent
 from fibration.cli.main import app
@@ -25,9 +40,11 @@ from fibration.laws import verify as module
 from fibration.laws.budget import Stopped
 from fibration.laws.facts import NAMES
 from fibration.laws.law import FILE_AN_ISSUE, proved
+from fibration.laws.proof.subject import Subject
 from fibration.printing.law_table import marks
 
-(token,) = strata("token")
+token, text, image, trajectory, prompt_group = strata("token text image trajectory prompt_group")
+weight = Attribute("weight", on=trajectory)
 SOURCES = kept.sources()
 LATER = tuple(LAWS)[list(LAWS).index("identity") + 1 :]
 
@@ -207,3 +224,49 @@ def test_every_format_says_so(cached, monkeypatch, tmp_path, form, said):
     if form == "json":
         (report,) = json.loads(result.output)
         assert [v["law"] for v in report["verdicts"] if v.get("internal_error")] == ["identity"]
+
+
+# ---------------------------------------------------------------- hierarchies on which a law raised an exception
+
+
+R = residual
+b = Parameter("b", default=0.2)
+GROUP = count(trajectory, over=prompt_group)
+
+
+def chain(**gates):
+    return Hierarchy(
+        name="chain", fibrations=[Fibration(token, trajectory, kernel=uniform())],
+        gates={s: gates.get(s.name, identity_gate()) for s in (token, trajectory)},
+        decomposition=log_ratio(scale=mass), objective=token_mean(), groups=[prompt_group],
+    )  # fmt: skip
+
+
+def tree(**gates):
+    both = MarkovKernel(1 / (count(text, over=trajectory) + count(image, over=trajectory)))
+    return Hierarchy(
+        name="tree", fibrations=[Fibration(s, trajectory, kernel=both) for s in (text, image)],
+        gates={s: gates.get(s.name, identity_gate()) for s in (text, image, trajectory)},
+        decomposition=log_ratio(scale=mass), objective=token_mean(), groups=[prompt_group],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hierarchy", "law", "status"),
+    [
+        (chain(trajectory=Gate(where(GROUP > 3, R, 2 * R))), "identity", "refuted"),
+        (chain(trajectory=Gate(where(GROUP > 0, R, 2 * R))), "identity", "proved"),
+        (tree(image=Gate(where(absolute(R) < b * GROUP, R, R / 2))), "identity", "proved"),
+        (tree(image=Gate(where(total(weight, over=prompt_group) < 1, R, R / 2))), "identity", "refuted"),
+        (chain(token=Gate(R + R * R * sigmoid(2))), "inward", "refuted"),
+        (chain(token=Gate(R / (1 + R * R * sqrt(2)))), "inward", "refuted"),
+        (chain(token=Gate(R + R * R * R * exp(-1))), "inward", "proved"),
+    ],
+    ids=lambda value: str(dict(value.gates)) if isinstance(value, Hierarchy) else value,
+)
+def test_what_raised_an_exception_is_decided(hierarchy, law, status):
+    subject = Subject(hierarchy, [])
+    for name in ("structure", "locality", "markov", "reflecting", "recovery", law):
+        subject.verdicts += LAWS[name].decide(subject)
+    assert not [v.found for v in subject.verdicts if v.internal_error]
+    assert {v.status for v in subject.verdicts if v.law == law} - {"proved"} == {status} - {"proved"}

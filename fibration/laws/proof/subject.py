@@ -13,9 +13,11 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import POSITIVE, Signs
 from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.statistics import Aggregate
+from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.proof.branches import TooManyCases, cases
@@ -46,10 +48,16 @@ class Subject:
         return self._at[stratum]
 
     @cached_property
+    def _shape(self) -> Shape:
+        """The strata whose counts are read: of groups too, where a hierarchy has some."""
+        h = self.hierarchy
+        return whole_batch(h) if h.groups else h.shape
+
+    @cached_property
     def never_negative(self) -> frozenset[str]:
         """The channels whose densities are nowhere below 0, as sums of `max(±x, 0)` are not."""
         h = self.hierarchy
-        at = {leaf: Assumptions(h.shape, h.assume, leaf) for leaf in h.leaves}
+        at = {leaf: Assumptions(self._shape, h.assume, leaf) for leaf in h.leaves}
         return frozenset(
             channel
             for channel, density in h.decomposition.densities
@@ -58,7 +66,7 @@ class Subject:
 
     def _assume(self, stratum: Stratum | None) -> Assumptions:
         h = self.hierarchy
-        plain = Assumptions(h.shape, h.assume, stratum)
+        plain = Assumptions(self._shape, h.assume, stratum)
         read = {a for s in h.order for c in self.never_negative for a in atoms(in_channel(h.gate(s), c))}
         known = (a for a in read if isinstance(a, Density) and a.channel in self.never_negative)
         return plain.with_signs({symbol(a): frozenset({0, 1}) for a in known} | self._probabilities)
