@@ -75,7 +75,7 @@ def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
     """Whether the strata of a hierarchy, without rows, groups and the batch, give an atom its value."""
     if isinstance(atom, (Aggregate, Ordered)):
         return False
-    places = (atom.of, atom.over) if isinstance(atom, (Count, Total)) else ()
+    places: tuple[object, ...] = (atom.of, atom.over) if isinstance(atom, (Count, Total)) else ()
     places = (atom.on,) if isinstance(atom, Attribute) else places
     return all(s in hierarchy.strata for s in places if isinstance(s, Stratum))
 
