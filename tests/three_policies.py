@@ -29,7 +29,8 @@ def weighed(h: Hierarchy, name: str) -> Hierarchy:
     weight = minimum(exp(apart), 0.05 + mean(exp(apart), over=Stratum("batch")))
     kept = largest(absolute(apart), over=Stratum("prompt_group")) <= far
     objective = trajectory_mean().weigh(weight).keep(kept, normaliser="kept")
-    return h.replace(name=name, objective=objective, gives_up={**h.gives_up, "causal": "statistics of many rows"})
+    given_up = dict.fromkeys((f"causal of weight {weight}", f"causal of condition {kept}"), "statistics of many rows")
+    return h.replace(name=name, objective=objective, gives_up={**h.gives_up, **given_up})
 
 
 of_three = weighed(load("fiberpo_domain"), "of_three")

@@ -21,6 +21,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import absolute, exp, minimum
 from fibration.language.order import after, before, position
 from fibration.language.policies import log_prob, policies
+from fibration.language.reasons import key_of
 from fibration.language.statistics import mean, quantile
 
 PLAIN = "without"
@@ -76,7 +77,7 @@ def variants(hierarchy: Hierarchy) -> Mapping[str, Hierarchy]:
 
 def accepted(hierarchy: Hierarchy) -> Hierarchy:
     """The hierarchy with all the laws given up that it breaks: it is here for what it costs."""
-    broken = {v.law: "measured for what it costs" for v in hierarchy.verify().failures}
+    broken = {key_of(v.law, v.subject): "measured for what it costs" for v in hierarchy.verify().failures}
     return hierarchy.replace(gives_up={**hierarchy.gives_up, **broken})
 
 

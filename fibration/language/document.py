@@ -119,7 +119,13 @@ class HierarchyDocument(_Document):
     objective: Annotated[
         str, _text("the weights of the objective", "trajectory_mean()", "token_mean().weigh(exp(log_prob(old)))")
     ]
-    gives_up: dict[str, Annotated[str, Field(max_length=MAX_REASON)]] = {}
+    gives_up: Annotated[
+        dict[str, Annotated[str, Field(max_length=MAX_REASON)]],
+        Field(
+            description="why a law is broken on purpose: by its name, or by its name and the subject",
+            examples=[{"inward of trajectory": "roll-backs look at drift alone"}],
+        ),
+    ] = {}
     assume: Annotated[list[BalancedDocument | PopulatedDocument], Field(max_length=64)] = []
     orthogonalise: Literal["projection"] | None = None
     rows: NameText = "trajectory"

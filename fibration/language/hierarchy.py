@@ -37,6 +37,7 @@ from fibration.language.outline import Outline
 from fibration.language.penalties import as_penalty
 from fibration.language.read_document import read_document, read_json, source_of
 from fibration.language.readable import check, check_arguments, check_elements
+from fibration.language.reasons import LEFT, parts, short
 from fibration.language.report import Verify
 from fibration.language.statistics import of_rows
 
@@ -46,6 +47,7 @@ CAN_BE_GIVEN_UP = (
     "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "causal",
     "baseline", "kl_gradient", "orthogonality", "positivity", "inward",
 )  # fmt: skip
+OF_LEVELS = ("identity", "orthogonality", "inward")
 
 
 class Hierarchy(Outline):
@@ -55,7 +57,8 @@ class Hierarchy(Outline):
     The strata are those that the fibrations join, or the single gated one. They form a chain, a tree (several strata
     over one), or a quiver (one over several). Tokens are elements of the leaves, each of one of them. `rows` is the
     stratum whose elements are the rows of a batch, one sampled sequence each; it need not be part of the hierarchy.
-    `gives_up` maps laws to the reason why this loss breaks them on purpose. `assume` holds what is assumed of every
+    `gives_up` maps laws, or laws of a subject (`"inward of trajectory"`), to the reason why this loss breaks them on
+    purpose. `assume` holds what is assumed of every
     batch, `balanced(a, b)` or `populated(a, over=b)`: used in proofs and checked on every index.
     `orthogonalise="projection"` takes residuals of crossed strata by least squares instead of the Möbius recursion.
 
@@ -116,16 +119,27 @@ class Hierarchy(Outline):
         self._check_given_up()
 
     def _check_given_up(self) -> None:
-        for law, why in self.gives_up.items():
-            gives_up = f"hierarchy '{self.name}' gives up '{law}'"
+        for key, why in self.gives_up.items():
+            law, about = parts(key)
+            gives_up = f"hierarchy '{self.name}' gives up '{key}'"
             if law in FOUNDATIONS:
                 raise SpecError(f"{gives_up}, on which all the others rest", remedy="mend the hierarchy instead")
             if law not in CAN_BE_GIVEN_UP:
                 raise SpecError(
                     gives_up, required=f"one of {', '.join(CAN_BE_GIVEN_UP)}", remedy=suggest(law, CAN_BE_GIVEN_UP)
                 )
+            name, known = short(about).removeprefix(LEFT), self._subjects_of(law)
+            if about and known and name not in known:
+                keys = [f"{law} of {n}" for n in known]
+                raise SpecError(gives_up, required=f"{law}, or one of {', '.join(keys)}", remedy=suggest(key, keys))
             if not why.strip():
                 raise SpecError(f"{gives_up} without a reason", required="a sentence that the report can show")
+
+    def _subjects_of(self, law: str) -> list[str]:
+        """The names of a law's subjects, of a law that has them: what it decides of anything else, its report says."""
+        if law in OF_LEVELS:
+            return [*(s.name for s in self.strata), "hierarchy", "reference"]
+        return list(self.penalties) if law == "kl_gradient" else []
 
     # ------------------------------------------------------------ use
 

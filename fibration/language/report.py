@@ -43,7 +43,7 @@ class Verdict:
     the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law on purpose.
     `cause` is the verdict without whose failure this one would hold, or could be asked; None where it stands by itself.
     `out_of_time` is undecided for want of time alone, `internal_error` because the law raised an exception that is a
-    defect of this library. No reason covers either.
+    defect of this library. No reason covers either. `fault` is the way of failing, where a law has several.
     """
 
     law: str
@@ -58,6 +58,7 @@ class Verdict:
     cause: Cause | None = None
     out_of_time: bool = False
     internal_error: bool = False
+    fault: str = ""
 
     @property
     def is_unfinished(self) -> bool:
@@ -79,12 +80,12 @@ class Verdict:
         verb = "breaks" if self.status == "refuted" else "could not be shown to obey"
         what = f"{self.subject} of '{name}' {verb} the law '{self.law}'"
         if self.law == "given_up":
-            what = f"'{name}' gives up {self.subject}, which holds"
+            what = f"'{name}' gives up {self.subject}, which {self.fault}"
         return LawError(what, required=self.required, found=found, remedy=self.remedy)
 
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = {key: getattr(self, key) for key in ("law", "subject", "status", "accepted")}
-        said = ("argument", "required", "found", "remedy", "given_up")
+        said = ("argument", "required", "found", "fault", "remedy", "given_up")
         result |= {key: text for key in said if (text := getattr(self, key))}
         if self.cause is not None:
             result["follows_from"] = self.cause._asdict()

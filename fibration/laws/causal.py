@@ -7,8 +7,9 @@ sequence's ratio, say, has less bias for more variance, and means that. Of `μ`,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, listed
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.sympy_bridge import from_sympy, to_sympy
@@ -36,23 +37,24 @@ def decide_causal(subject: Subject) -> Iterator[Decision]:
 def _decided(subject: Subject, word: str, formula: Expression) -> Decision:
     h, name = subject.hierarchy, f"{word} {formula}"
     ahead = reads_ahead(h, formula)
-    if ahead is None:
+    if not ahead:
         return proved(name, f"{formula} reads a token and its prefix alone{Samples(h).granted(formula)}")
     witness = changed_by_later(h, formula, word)
-    found = f"{formula}, which reads {ahead}" + ("" if witness else ", and was not shown to be free of what follows")
+    found = f"{formula}, which reads {ahead[0]}" + ("" if witness else ", and was not shown to be free of what follows")
     said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
-    return following(unproved(name, found, REMEDY, witness), next(said, None))
+    decision = replace(unproved(name, found, REMEDY, witness), fault=f"reads {listed(sorted(map(str, ahead)))}")
+    return following(decision, next(said, None))
 
 
-def reads_ahead(h: Hierarchy, formula: Expression) -> Expression | None:
-    """What a formula reads at a token that later tokens of its row have a part in; None if there is nothing."""
-    found = _ahead(h, formula)
-    return None if found is None else _ahead(h, _simplified(formula))
+def reads_ahead(h: Hierarchy, formula: Expression) -> list[Expression]:
+    """What a formula reads at a token that later tokens of its row have a part in."""
+    return _ahead(h, formula) and _ahead(h, _simplified(formula))
 
 
-def _ahead(h: Hierarchy, formula: Expression) -> Expression | None:
+def _ahead(h: Hierarchy, formula: Expression) -> list[Expression]:
     samples = Samples(h)
-    return next((a for a in atoms(formula) if any(when == "later" for when, _ in samples.of_atom(a, HERE))), None)
+    read = dict.fromkeys(atoms(formula))
+    return [a for a in read if any(when == "later" for when, _ in samples.of_atom(a, HERE))]
 
 
 def _simplified(formula: Expression) -> Expression:

@@ -12,6 +12,7 @@ order, or that move with densities, only what comes back is asked: that it is no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sympy import oo
 
@@ -89,17 +90,19 @@ def _is_known(end: Expression | None) -> bool:
 def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Witness | None) -> Decision:
     gate = subject.hierarchy.gates[stratum]
     what = {str(witness.values["what"])} if witness else {f.what for f in found}
-    why, remedy = "whose slopes were not decided", "bound what decides them"
+    fault, why, remedy = "", "whose slopes were not decided", "bound what decides them"
     if TURNED in what:
-        why, remedy = "which turns round what would come back by itself", f"let that pass: {gate.inward()}"
+        fault, why = TURNED, "which turns round what would come back by itself"
+        remedy = f"let that pass: {gate.inward()}"
     elif OPENED in what:
-        why, remedy = "which opens again beyond where it stops what goes out", "stop it for good"
+        fault, why, remedy = OPENED, "which opens again beyond where it stops what goes out", "stop it for good"
     elif what:
-        why = "which stops what comes back, and nothing that goes out"
+        fault, why = LOST, "which stops what comes back, and nothing that goes out"
         remedy = f"swap what bounds its two sides, as {ORDER} has them; inward() alone would leave no bound"
     if "pull=" in str(gate) and {TURNED, LOST} & what:
         remedy = "leave pull= out of inward(): it then is what the law asks of"
     decision = unproved(f"gate on {stratum}", f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
+    decision = replace(decision, fault=fault)
     lacking = without_a_value(subject, *subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
     cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")
     return decision if witness else following(decision, cause)

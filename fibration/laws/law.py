@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from fibration.language.exact import TooLarge
+from fibration.language.reasons import LEFT
 from fibration.language.report import Cause, Evidence, Status, Verdict
 from fibration.laws.proof.subject import Subject
 
@@ -25,7 +26,10 @@ def internal_error(where: str, error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided of one subject. `required` is what the subject lacks, where that is not the whole statement."""
+    """What was decided of one subject. `required` is what the subject lacks, where that is not the whole statement.
+
+    `fault` is the way in which a law of several levels fails: a reason for giving it up covers one.
+    """
 
     subject: str
     status: Status
@@ -36,6 +40,7 @@ class Decision:
     required: str = ""
     cause: Cause | None = None
     internal_error: bool = False
+    fault: str = ""
 
 
 def proved(subject: str, argument: str) -> Decision:
@@ -69,27 +74,39 @@ def following(decision: Decision, failure: Verdict | None) -> Decision:
 
 @dataclass(frozen=True)
 class Law:
-    """`decisions` yields one decision per subject. A `foundation` must hold before later laws can be asked."""
+    """`decisions` yields one decision per subject. A `foundation` must hold before later laws can be asked.
+
+    `remainder` decides what is still asked of the subjects for which the law is given up.
+    """
 
     name: str
     statement: str
     decisions: Callable[[Subject], Iterator[Decision]]
     may_be_given_up: bool = True
     foundation: bool = False
+    remainder: Callable[[Subject], Iterator[Decision]] | None = None
 
     def decide(self, subject: Subject) -> Iterator[Verdict]:
         """One verdict per subject, in the name of the law."""
-        for d in self._decisions(subject):
-            required = "" if d.status == "proved" else d.required or self.statement
-            yield Verdict(
-                self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness, cause=d.cause,
-                internal_error=d.internal_error,
-            )  # fmt: skip
+        yield from map(self._verdict, self._decided(self.decisions, subject))
 
-    def _decisions(self, subject: Subject) -> Iterator[Decision]:
+    def decide_rest(self, subject: Subject, given_up: Collection[str]) -> Iterator[Verdict]:
+        """One verdict per subject for which the law is given up, on what is left of the law."""
+        for d in self._decided(self.remainder, subject) if self.remainder and given_up else ():
+            if d.subject in given_up or d.subject == "hierarchy":
+                yield self._verdict(replace(d, subject=LEFT + d.subject))
+
+    def _verdict(self, d: Decision) -> Verdict:
+        required = "" if d.status == "proved" else d.required or self.statement
+        return Verdict(
+            self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness, cause=d.cause,
+            internal_error=d.internal_error, fault=d.fault,
+        )  # fmt: skip
+
+    def _decided(self, decide: Callable[[Subject], Iterator[Decision]], subject: Subject) -> Iterator[Decision]:
         """Until one needs numbers that cannot be computed with, or raises an exception that is a defect."""
         try:
-            yield from self.decisions(subject)
+            yield from decide(subject)
         except TooLarge as error:
             remedy = "bound what grows, as exp(clip(x, -20, 20)) does"
             yield undecided("hierarchy", f"{error}, with which no counterexample is computed", remedy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fibration.errors import an
 from fibration.language.assumptions import Balanced
@@ -28,6 +28,7 @@ from fibration.laws.witness.residuals import residuals_that_do_not_sum_to_0
 STATEMENT = "the residual of every stratum sums to 0 over what it lies over: π_* ρ = 0"
 CROSSED = "the residual of every stratum sums to 0 over each coarser one: π_{u*} ρ_v = 0 for u > v"
 UNNEEDED = "orthogonalise='projection' only where the residuals would not be orthogonal without"
+APART = "no common coarsening"
 TELESCOPES = "π_*(σ - K π_*σ) = π_*σ - (Σ K)·π_*σ = 0, since ΣK = 1"
 
 
@@ -54,7 +55,7 @@ def decide_orthogonality(subject: Subject) -> Iterator[Decision]:
             yield proved(what, proof)
         else:
             witness = proof.witness if h.orthogonalise else residuals_that_do_not_sum_to_0(h, s)
-            yield unproved(what, proof.found, proof.remedy, witness, CROSSED)
+            yield replace(unproved(what, proof.found, proof.remedy, witness, CROSSED), fault=proof.fault)
 
 
 def _on_tree(subject: Subject, s: Stratum) -> Decision:
@@ -89,6 +90,7 @@ def _unneeded(h: Hierarchy) -> Decision:
 class _Open:
     """Why a residual was not shown to be orthogonal, and a witness where every batch is one."""
 
+    fault: str
     found: str
     remedy: str
     witness: Witness | None = None
@@ -119,13 +121,13 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
     for u, w in pairs:
         if not shape.meets(u, w):
             found = f"{u} and {w} have no common coarsening: what they share is taken from {an(v)} twice"
-            return _Open(found, common_coarsening(h, u, w))
+            return _Open(APART, found, common_coarsening(h, u, w))
     for u, w in pairs:
         if len(meets := shape.meets(u, w)) > 1:
             both = " and ".join(s.name for s in meets)
             found = f"{u} and {w} meet in {both}, which cross each other"
             remedy = f"add the stratum of pairs {'_'.join(s.name for s in meets)} between them, with a chain through it"
-            return _Open(found, remedy)
+            return _Open("several common coarsenings", found, remedy)
     if not pairs or any(shape.leaves_over(u) != shape.leaves_over(w) for u, w in pairs):
         return _partly(h, v)
     crossing = list(dict.fromkeys(_ordered(h, p) for p in pairs))
@@ -136,6 +138,7 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
     cell = next((s for s in h.strata if s.name in (f"{u}_{w}", f"{w}_{u}")), None)
     chain = f"a stratum {u}_{w} with a chain through it" if cell is None else f"{cell} over one of {u} and {w} alone"
     return _Open(
+        "unbalanced",
         f"{', '.join(f'{a} and {b}' for a, b in finest)} may cross in frequencies that are not proportional",
         f"assume=[{assume}], which is checked on every index; or {chain}; or orthogonalise='projection'",
     )
@@ -163,6 +166,7 @@ def _partly(h: Hierarchy, v: Stratum) -> _Open:
     only = [u for u in shape.coarser(v) if u not in shape.coarser(beside) and u != beside]
     lone = only[0] if only else beside
     return _Open(
+        "in part",
         f"more than {an(v)} lies over {an(beside)}, and only a part of it over {an(lone)}",
         f"let everything over {beside} lie over {lone} too, or take {lone} out of the hierarchy",
     )
@@ -180,7 +184,7 @@ def _by_projection(h: Hierarchy, v: Stratum) -> str | _Open:
         if not shape.comparable(u, w) and not shape.meets(u, w):
             found = f"{u} and {w} have no common coarsening: no projection can tell their means apart"
             every = Witness(f"on every batch, a constant is one of {u} and one of {w}: the fit has not full rank")
-            return _Open(found, common_coarsening(h, u, w), every)
+            return _Open(APART, found, common_coarsening(h, u, w), every)
     if v in spanned or v in shape.crossings():
         if len({shape.leaves_over(s) for s in (v, *up)}) > 1:
             return _partly(h, v)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,11 +12,12 @@ from typing import Any
 from fibration.language.exact import TooLarge
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
-from fibration.laws import LAWS, kl_gradient
+from fibration.laws import LAWS, given_up
 from fibration.laws.budget import Budget
 from fibration.laws.facts import NAMES, facts
+from fibration.laws.given_up import fails, with_reasons
 from fibration.laws.kept import Kept
-from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, Decision, Law, internal_error, refuted
+from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, Law, internal_error
 from fibration.laws.proof.subject import Subject
 
 OUT_OF_TIME = "out of time"
@@ -56,7 +57,11 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     def ask() -> None:
         for law in LAWS.values():
             asked.append((law, monotonic()))
+            before = len(subject.verdicts)
             for verdict in law.decide(subject):
+                subject.verdicts.append(verdict)
+            own = with_reasons(hierarchy.gives_up, subject.verdicts[before:])
+            for verdict in law.decide_rest(subject, {v.subject for v in own if v.given_up}):
                 subject.verdicts.append(verdict)
             if law.foundation and subject.first_failure(law.name):
                 return
@@ -65,20 +70,13 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     found = list(subject.verdicts)
     if not in_time:
         found += _not_decided(asked, budget)
-    covered = {law: why for name, why in hierarchy.gives_up.items() for law in COVERS.get(name, (name,))}
-    reasons = {**covered, **hierarchy.gives_up}  # a law's own reason, where it has one
-    found = [replace(v, given_up=reasons[v.law]) if v.law in reasons and _fails(v) else v for v in found]
+    found = with_reasons(hierarchy.gives_up, found)
     subject.verdicts = found
-    verdicts = (*found, *GIVEN_UP.decide(subject))
+    verdicts = (*found, *given_up.LAW.decide(subject))
     if not in_time or any(v.internal_error for v in verdicts):
         raise Incomplete(verdicts)
     SUBJECTS.of(hierarchy, lambda: subject)
     return verdicts
-
-
-def _fails(verdict: Verdict) -> bool:
-    """Whether it is decided, and not proved."""
-    return verdict.status != "proved" and not verdict.is_unfinished
 
 
 def _not_decided(asked: list[tuple[Law, float]], budget: Budget) -> Iterator[Verdict]:
@@ -100,7 +98,7 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
 
     A fact that is out of time, or that raised an exception, says so.
     """
-    if any(v.law in FOUNDATIONS and (_fails(v) or v.internal_error) for v in verdicts):
+    if any(v.law in FOUNDATIONS and (fails(v) or v.internal_error) for v in verdicts):
         return ()  # a fact about a kernel that does not reflect would mislead
 
     def find() -> Facts:
@@ -147,32 +145,6 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
         return FACTS.of(hierarchy, find)
     except Incomplete as rest:
         return rest.found
-
-
-# Giving up first-order agreement covers what it rests on at single gates.
-COVERS = {"first_order": ("first_order", "identity")}
-
-
-# What laws that speak of some losses alone speak of.
-SPEAKS_OF: dict[str, Callable[[Hierarchy], object]] = {
-    "agreement": lambda h: h.objective.weighed,
-    "mask_open": lambda h: h.objective.kept,
-    "causal": lambda h: h.objective.formulas,
-    "baseline": lambda h: h.advantages is not None,
-    "kl_gradient": kl_gradient.asked,
-}
-
-
-def given_up_though_it_holds(subject: Subject) -> Iterator[Decision]:
-    for law in subject.hierarchy.gives_up:
-        if subject.proved(law):
-            yield refuted(f"law '{law}'", f"'{law}' holds", f"remove '{law}' from gives_up")
-        elif law in SPEAKS_OF and not SPEAKS_OF[law](subject.hierarchy):
-            found = f"'{law}' has nothing to speak of: there is no such formula"
-            yield refuted(f"law '{law}'", found, f"remove '{law}' from gives_up")
-
-
-GIVEN_UP = Law("given_up", "a law is given up only if it is broken", given_up_though_it_holds)
 
 
 # ---------------------------------------------------------------- what is kept

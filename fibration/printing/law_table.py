@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fibration.language.report import Report, Verdict
+from fibration.language.report import Report, Verdict, named
 from fibration.laws import LAWS
 
 
@@ -79,19 +78,25 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
 
     The reasons for giving laws up, with what still holds of them; and what stands against a hierarchy, causes alone.
     """
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for v in report.verdicts:
-        if kind(report, v) is KINDS["given up"] and v.law not in reasons[v.given_up]:
-            reasons[v.given_up].append(v.law)
-    for reason, laws in reasons.items():
+    given_up = [v for v in report.verdicts if kind(report, v) is KINDS["given up"]]
+    for reason in dict.fromkeys(v.given_up for v in given_up):
+        laws = dict.fromkeys(v.law for v in given_up if v.given_up == reason)
+        names = [_given_up(law, reason, given_up) for law in laws]
         holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in laws and v.status == "proved"]
         still = f" (still proved: {'; '.join(holds)})" if holds else ""
-        yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(laws)}: {line(reason)}{still}"
+        yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(names)}: {line(reason)}{still}"
     for v in report.causes:
         what, along = report.error(v).what, report.so_too(v)
         if v.law in LAWS:  # else a declaration that is wrong, which says all
             what += f": {line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
         yield MARKS[v.status], what
+
+
+def _given_up(law: str, reason: str, given_up: Sequence[Verdict]) -> str:
+    """A law that is given up for a reason; with the subjects that the reason is for, where others have reasons too."""
+    of_law = [v for v in given_up if v.law == law]
+    mine = dict.fromkeys(v.subject for v in of_law if v.given_up == reason)
+    return law if all(v.given_up == reason for v in of_law) else named(law, *mine)
 
 
 def line(text: str) -> str:

@@ -121,7 +121,7 @@ def by_quantiles():
     their trajectory; less penalties of tokens and of groups."""
     h, drift = fibration.load("fiberpo_domain"), absolute(token_log_ratio)
     inside = [drift <= quantile(drift, 0.8, over=Stratum(over)) for over in ("domain", "batch")]
-    given_up = {**h.gives_up, "mask_open": "the largest are dropped from any batch", "causal": "they are of many rows"}
+    given_up = {**h.gives_up, "mask_open": "the largest are dropped from any batch"}
     x, group = log_prob(CURRENT) - log_prob(ROLLOUT), Stratum("prompt_group")
     penalties = {"kl": x * x / 2, "spread": Penalty(mean(x, over=group) ** 2, over=group)}
     earlier = mean(token_log_ratio, over=Stratum("trajectory"))
@@ -130,7 +130,11 @@ def by_quantiles():
         after(token_log_ratio / 99, over=Stratum("domain")),
         before(earlier / 9, over=Stratum("prompt_group"), of=Stratum("trajectory")),
     ]
-    kept = h.objective.keep(inside[0] & inside[1]).weigh(exp(orders[0] + orders[1] + orders[2]))
+    condition, weight = inside[0] & inside[1], exp(orders[0] + orders[1] + orders[2])
+    given_up |= dict.fromkeys(
+        (f"causal of weight {weight}", f"causal of condition {condition}"), "they are of many rows"
+    )
+    kept = h.objective.keep(condition).weigh(weight)
     return h.replace(name="by_quantiles", objective=kept, penalties=penalties, gives_up=given_up)
 
 

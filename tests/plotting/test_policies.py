@@ -48,10 +48,11 @@ def of_three() -> Hierarchy:
     """Truncated weights, one more that reads the whole batch, and trajectories that are dropped by their mean."""
     apart_by = log_prob(old) - log_prob(rollout)
     drift = mean(absolute(token_log_ratio), over=Stratum("batch"))
-    made = trajectory_mean().weigh(minimum(exp(apart_by), CEILING)).weigh(1 + drift)
-    made = made.keep(absolute(mean(apart_by, over=Stratum("trajectory"))) <= FAR, normaliser="kept")
+    near = absolute(mean(apart_by, over=Stratum("trajectory"))) <= FAR
+    made = trajectory_mean().weigh(minimum(exp(apart_by), CEILING)).weigh(1 + drift).keep(near, normaliser="kept")
     h = fibration.load("fiberpo_domain")
-    return h.replace(name="of_three", objective=made, gives_up={**h.gives_up, "causal": "they are of whole rows"})
+    ahead = (f"causal of weight {1 + drift}", f"causal of condition {near}")
+    return h.replace(name="of_three", objective=made, gives_up={**h.gives_up, **dict.fromkeys(ahead, "of whole rows")})
 
 
 @functools.cache
