@@ -210,9 +210,32 @@ class Formulas:
         for one in each:
             node = one.values if one.times is None else one.often(reduce)
             for source, target in itertools.pairwise(way(self.h, one.source, over)):
-                node = pushed(source, target, node, reduce, wide and source in self.leaves)
+                node = self.pushed(source, target, node, reduce, wide and source in self.leaves)
             parts.append(node)
         return functools.reduce(_larger, parts) if reduce == "max" else added(parts)
+
+    def pushed(self, source: str, target: str, node: Node, reduce: str = "sum", wide: bool = False) -> Node:
+        """A sum over fibres, or the largest; of what is one number over each of them, that many times it.
+
+        Over an element without any `source` a sum is 0, whatever that number is there, and nothing is the largest.
+        """
+        if reduce == "sum" and isinstance(node, Pull) and node.target in (target, BATCH):
+            one = node.operand if node.target == target else Pull(target, BATCH, node.operand)
+            found: Node = binary("mul", one, ir.count_input(source, target))
+        else:
+            found = Push(source, target, node, reduce, wide)
+            if reduce == "sum":
+                return found
+        if not self.may_be_empty(source, target):
+            return found
+        some = ir.scalar("lt", ir.const(0), ir.arg(1))
+        nothing = ir.const(0 if reduce == "sum" else -math.inf)
+        return Map(ir.scalar("select", some, ir.arg(0), nothing), (found, ir.count_input(source, target)))
+
+    def may_be_empty(self, source: str, target: str) -> bool:
+        """Whether a `target` element may lie under no `source`: in a tree, under another branch alone."""
+        over = {s.name: self.whole.leaves_over(s) for s in self.whole.strata}
+        return not over[target] <= over[source]
 
     def exact_mean(self, atom: Aggregate, each: Sequence[Each], over: str) -> Node:
         """`a + Σ(f - a)/n` with the largest of them for `a`, which is `a` where all are: no sum of them is rounded.
@@ -287,14 +310,6 @@ class Coarse(Expression):
 
     def text(self) -> str:
         return str(self.formula)
-
-
-def pushed(source: str, target: str, node: Node, reduce: str = "sum", wide: bool = False) -> Node:
-    """A sum over fibres; of what is one number over each of them, that many times it."""
-    if reduce == "sum" and isinstance(node, Pull) and node.target in (target, BATCH):
-        one = node.operand if node.target == target else Pull(target, BATCH, node.operand)
-        return binary("mul", one, ir.count_input(source, target))
-    return Push(source, target, node, reduce, wide)
 
 
 def log_ratios(formula: Expression) -> Expression:

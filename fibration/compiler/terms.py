@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from fibration.compiler import ir
 from fibration.compiler.derivative import ONE, ZERO
 from fibration.compiler.diagnostics import where_kept
-from fibration.compiler.formulas import Each, Formulas, added, binary, pushed
+from fibration.compiler.formulas import Each, Formulas, added, binary
 from fibration.compiler.ir import Detach, Map, Node, Push
 from fibration.language.atoms import BATCH, Count, Total
 from fibration.language.expressions import Expression
@@ -69,6 +69,6 @@ class Terms(Formulas):
             if isinstance(atom, Total):
                 counted = binary("mul", counted, self.atom(atom.attribute, of))
             for source, target in itertools.pairwise(way(self.h, of, over)):
-                counted = pushed(source, target, counted)
+                counted = self.pushed(source, target, counted)
             bound[atom] = Detach(counted)
         return where_kept(count(self.rows), self.map(weight, self.rows, bound))
