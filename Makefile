@@ -11,7 +11,7 @@ comma := ,
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run lint check test docs study test-ranks test-trainers $(TRAINERS:%=test-%) clean
+.PHONY: setup run lint check test test-all docs study test-ranks test-trainers $(TRAINERS:%=test-%) clean
 
 setup: $(READY)
 
@@ -49,6 +49,11 @@ check: lint
 
 test: lint
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What is thorough rather than telling: so many random hierarchies for each law, each verdict judged by brute force.
+CASES := 20000
+test-all: setup
+	@cd tests && ../$(BIN)/python -m fuzz.run --cases $(CASES) --workers 2 --minutes 40
 
 # The site, always from nothing: what Sphinx has read before it does not warn of again.
 docs: $(VENV)/.docs
