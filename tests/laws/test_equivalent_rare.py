@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from hierarchies.terms import T, current, less, old, r, token, trajectory, x
+from hierarchies.terms import T, current, less, loss, old, r, token, trajectory, x
 
 from fibration import (
     Attribute,
+    Gate,
+    Objective,
     before,
     count,
+    deviation,
     equivalent,
     exp,
     largest,
+    load,
     log_prob,
     mean,
     on_policy,
+    residual,
+    sqrt,
     stop,
+    strata,
     where,
 )
 from fibration.language.pairs import pair
@@ -68,3 +75,50 @@ def test_a_slope_in_a_rare_branch_is_no_constant(rare):
 )
 def test_what_has_the_same_slope_there_is_the_same(first, second):
     assert equivalent(less(first), less(second), on_policy).ok
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (where(r >= 0, sqrt(r) ** 2, r), r),
+        (where(r >= 0, sqrt(r) ** 2, 2 * r), where(r >= 0, r, 2 * r)),
+        (sqrt(mean(r**2, over=trajectory)) ** 2, mean(r**2, over=trajectory)),
+        (mean(where(r >= 0, sqrt(r) ** 2, r), over=trajectory), mean(r, over=trajectory)),
+        (r + (mean(1 / v, over=trajectory) - mean(1 / v, over=trajectory)), r),
+        (r + 0 * deviation(v / v, over=trajectory), r),
+        (r + before(1 / v, over=trajectory, discount=0), r),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("when", [(), on_policy])
+def test_what_has_no_value_or_slope_somewhere_is_not_the_same(first, second, when):
+    """A root of 0 has a value and no slope; what cancels has no value where its parts have none."""
+    for one, other in ((first, second), (second, first)):
+        assert not same_loss(pair(less(one), less(other), when)).proved
+    assert same_loss(pair(less(first), less(first + 0), when)).proved
+
+
+def test_gates_that_have_no_value_somewhere_are_not_the_same():
+    none = mean(1 / v, over=trajectory) - mean(1 / v, over=trajectory)
+    first, second = (loss(gates={token: Gate(residual + e)}) for e in (none, 0 * none + none - none))
+    assert same_loss(pair(first, second)).proved
+    assert not same_loss(pair(first, loss())).proved
+
+
+def test_among_kept_tokens_a_branch_may_be_empty():
+    """Of a trajectory whose kept tokens are images alone no text is counted: their weight is not 0."""
+    text, image = strata("text_token image_token")
+    texts, images = (count(s, over=trajectory) for s in (text, image))
+    tree = load("fiberpo_modal")
+    kept, with_texts, with_images, with_some = (
+        tree.replace(objective=Objective(w).keep(then < -1, "kept"))
+        for w in (
+            1 / (texts + images),
+            where(texts > 0, 1 / (texts + images), 0),
+            where(images > 0, 1 / (texts + images), 0),
+            where(texts + images > 0, 1 / (texts + images), 0),
+        )
+    )
+    assert not same_loss(pair(kept, with_texts)).proved
+    assert not same_loss(pair(kept, with_images)).proved
+    assert same_loss(pair(kept, with_some)).proved

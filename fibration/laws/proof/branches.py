@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
 from fibration.language.expressions import Apply, Expression, apply
-from fibration.language.operators import OPERATORS, Signs, Valued
+from fibration.language.operators import OPERATORS, ZERO, Signs, Valued
 from fibration.language.sympy_bridge import flowing, to_sympy
 from fibration.language.traversal import desugar
 from fibration.laws.proof import courses
@@ -47,10 +47,14 @@ class Case:
         """The derivative, in which what is stopped has no part."""
         return flowing(sympy.diff(to_sympy(self.value), variable))
 
-    def defined(self, assume: Assumptions) -> bool:
-        """Whether the assumptions and the case's own conditions rule out that it has no value."""
+    def defined(self, assume: Assumptions, needs: Needs | None = None) -> bool:
+        """Whether the assumptions and the case's own conditions rule out that it has no value (or other `needs`)."""
         inside = assume.with_signs(dict(self.signs))
-        return all(courses.signs(e, inside) <= allowed for e, allowed in self.needs)
+        return all(courses.signs(e, inside) <= allowed for e, allowed in (self.needs if needs is None else needs))
+
+    def needs_of_slopes(self, moves: Callable[[Any], bool]) -> Needs:
+        """What it needs to have a value and slopes: a root of 0 has none, if what it is taken of moves."""
+        return tuple((e, allowed - ZERO if moves(e) else allowed) for e, allowed in self.needs)
 
 
 class TooManyCases(Exception):

@@ -8,9 +8,10 @@ from typing import Any
 
 import sympy
 
+from fibration.language.atoms import Gated, Reading
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ZERO, Signs, where
-from fibration.language.sympy_bridge import vanishes
+from fibration.language.sympy_bridge import ATOM_OF, vanishes
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.feasible import feasible, normal
 from fibration.laws.proof.levels_together import merged
@@ -28,7 +29,7 @@ def same(
         return True
     for (a, b), known in together([cases(one, assume), cases(other, assume)], assume, asked):
         mine, yours = (at_ties(e.sympy(), known) if by_value else e.held() for e in (a, b))
-        if not (identical(mine, yours) and alike(a, b, known, assume)) and can_hold(known, assume):
+        if not (identical(mine, yours) and alike(a, b, known, assume, by_value)) and can_hold(known, assume):
             return False
     return True
 
@@ -95,16 +96,22 @@ def can_hold(conditions: Conditions, assume: Assumptions) -> bool:
     return True
 
 
-def alike(one: Case, other: Case, known: Conditions, assume: Assumptions) -> bool:
-    """Whether two branches have values at the same places where they meet, as far as they may have none."""
-    return _unmet(one, known, assume) == _unmet(other, known, assume)
+def alike(one: Case, other: Case, known: Conditions, assume: Assumptions, by_value: bool) -> bool:
+    """Whether two branches that meet have values, and slopes, at the same places."""
+    return _unmet(one, known, assume, by_value) == _unmet(other, known, assume, by_value)
 
 
-def _unmet(case: Case, known: Conditions, assume: Assumptions) -> set[tuple[Any, Signs]]:
-    if all(assume.signs(e) <= allowed for e, allowed in case.needs):
+def _unmet(case: Case, known: Conditions, assume: Assumptions, by_value: bool) -> set[tuple[Any, Signs]]:
+    needs = case.needs if by_value else case.needs_of_slopes(may_move)
+    if all(assume.signs(e) <= allowed for e, allowed in needs):
         return set()
     inside = assume.with_signs({**known, **dict(case.signs)})
-    return {(sympy.expand(e), allowed) for e, allowed in case.needs if not inside.signs(e) <= allowed}
+    return {(sympy.expand(e), allowed) for e, allowed in needs if not inside.signs(e) <= allowed}
+
+
+def may_move(value: Any) -> bool:
+    """Whether a gradient may flow through a value: through a log ratio, what is gated or gathered."""
+    return any(isinstance(ATOM_OF[s], (Reading, Gated)) for s in value.free_symbols)
 
 
 def identical(one: Any, other: Any) -> bool:

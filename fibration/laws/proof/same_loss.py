@@ -192,14 +192,18 @@ class _Comparison:
 
     def _agree(self, terms: Sequence[_Coefficient], leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         assume = self.variables.at(leaf, side)
-        split = [cases(e, assume) for t in terms for e in (t.ratio, ONE if ratios_alone else t.weight)]
+        parts = [(t.ratio, ONE if ratios_alone else t.weight) for t in terms]
+        if len({self.variables.partial_in(*both) for both in parts}) > 1:
+            return False
+        split = [cases(e, assume) for both in parts for e in both]
         for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
             mine, yours = (
                 {k: at_ties(flowing(e), known) for k, e in t.parts(ratio.held(), weight.sympy()).items()}
                 for t, ratio, weight in ((terms[0], r, u), (terms[1], q, v))
             )
             same = all(identical(mine.get(k, 0), yours.get(k, 0)) for k in {**mine, **yours})
-            if not (same and alike(r, q, known, assume) and alike(u, v, known, assume)) and can_hold(known, assume):
+            same = same and alike(r, q, known, assume, by_value=False) and alike(u, v, known, assume, by_value=True)
+            if not same and can_hold(known, assume):
                 return False
         return True
 

@@ -35,9 +35,9 @@ from fibration.language.operators import ANY, Signs, stop
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
-from fibration.language.traversal import transform
-from fibration.laws.proof.branches import cases
-from fibration.laws.proof.branchwise import Conditions, normal_form, outcomes, same
+from fibration.language.traversal import atoms, transform
+from fibration.laws.proof.branches import Case, cases
+from fibration.laws.proof.branchwise import Conditions, may_move, normal_form, outcomes, same
 from fibration.laws.proof.coordinates import X
 from fibration.laws.proof.feasible import feasible
 from fibration.laws.proof.levels_together import merged
@@ -63,6 +63,7 @@ class Variables:
     names: dict[Mean, Reading] = field(default_factory=dict)
     signs: dict[Any, Signs] = field(default_factory=dict)
     places: dict[Reading, object] = field(default_factory=dict)  # of every variable
+    partial: set[Expression] = field(default_factory=set)  # the variables that have no value on some batches
     _at: dict[Any, Assumptions] = field(default_factory=dict)
     _asked: dict[Any, list[Conditions]] = field(default_factory=dict)
     _functions: dict[Any, list[Expression]] = field(default_factory=dict)
@@ -151,13 +152,15 @@ class Variables:
 
     def same(self, one: Expression, other: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> bool:
         """Whether two formulas are the same function of the variables there, with the same derivatives or in value."""
+        if one != other and self.partial_in(one) != self.partial_in(other):
+            return False
         return same(one, other, self.at(leaf, side), self.asked(leaf, side), by_value)
 
     def function(self, e: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> Any:
         """One name for all formulas that are the same there: what sympy makes of one branch, or one of several."""
         assume = self.at(leaf, side)
         found = cases(e, assume)
-        if len(found) == 1 and found[0].defined(assume):
+        if len(found) == 1 and self._is_defined(found[0], assume, by_value):
             return sympy.expand(sympy.cancel(to_sympy(found[0].value)))
         known = self._functions.setdefault((leaf, side, by_value), [])
         for other in known:
@@ -165,6 +168,25 @@ class Variables:
                 return other
         known.append(e)
         return e
+
+    @staticmethod
+    def _is_defined(case: Case, assume: Assumptions, by_value: bool) -> bool:
+        return case.defined(assume, None if by_value else case.needs_of_slopes(may_move))
+
+    def note_partial(self, variable: Expression, function: Any, leaf: Stratum, side: int | None) -> None:
+        """Remember a variable of a function that has no value, or no slope, of some tokens."""
+        if isinstance(function, Expression):
+            assume = self.at(leaf, side)
+            if self.partial_in(function) or not all(
+                self._is_defined(c, assume, False) for c in cases(function, assume)
+            ):
+                self.partial.add(variable)
+        elif any(ATOM_OF[s] in self.partial for s in function.free_symbols):
+            self.partial.add(variable)
+
+    def partial_in(self, *formulas: Expression) -> frozenset[Expression]:
+        """What formulas read that has no value on some batches; to be the same they read the same."""
+        return frozenset(a for e in formulas for a in atoms(e) if a in self.partial)
 
     def is_constant_on(self, stratum: Stratum, atom: Expression) -> bool:
         """Whether an atom has one value for all tokens over an element of a stratum."""
@@ -200,6 +222,8 @@ class Variables:
             made = self.names[key] = Reading(f"mean {len(self.names) + 1}")
             self.signs[symbol(made)] = self._signs_of(key)
             self.places[made] = place
+            for leaf, _, function in parts:
+                self.note_partial(made, function, leaf, side)
         return from_sympy(factor) * self.names[key]
 
     def _factor(self, place: object, functions: list[Any]) -> Any:

@@ -127,8 +127,9 @@ class TokenFormulas:
         place = over if over not in v.single else WHOLE
         if all(v.is_constant_on(place, a) for a in atoms(e)):
             return e, NOTHING
-        simple = self._simple(e, leaf)
-        if len(cases(simple, v.at(leaf, None))) > 1:
+        simple, assume = self._simple(e, leaf), v.at(leaf, None)
+        branches = cases(simple, assume)
+        if len(branches) > 1 or not branches[0].defined(assume):
             return NOTHING, e
         parts = sympy.Add.make_args(sympy.expand(to_sympy(simple)))
         fixed = [p for p in parts if all(v.is_constant_on(place, ATOM_OF[s]) for s in p.free_symbols)]
@@ -144,7 +145,7 @@ class TokenFormulas:
         place = o.over if o.over not in v.single else WHOLE
         discount = from_sympy(sympy.expand(to_sympy(self.value(o.discount, leaf))))
         if discount == NOTHING:
-            return NOTHING
+            return NOTHING * formula
         side = 0 if v.on_policy else None
         function = v.function(formula, leaf, side, by_value=not flows)
         terms = [] if isinstance(function, Expression) else sympy.Add.make_args(function)
@@ -182,15 +183,16 @@ class TokenFormulas:
         v = self.variables
         formulas = {leaf: self._simple(e, leaf) for leaf, e in formulas.items()}
         first, *others = formulas.values()
+        none = NOTHING * first  # it has a value where the formula has one
         if kind == "deviation" and len(formulas) == 1:
             formulas = {leaf: self._parted(e, leaf, over)[1] for leaf, e in formulas.items()}
             first, *others = formulas.values()
         if over in formulas:
-            return NOTHING if kind == "deviation" else formulas[over]
+            return none if kind == "deviation" else formulas[over]
         number = functools.reduce(operator.add, [v.counted(Count(leaf, over)) for leaf in formulas])
         place = over if over not in v.single else WHOLE
         if all(e == first for e in others) and all(v.is_constant_on(place, a) for a in atoms(first)):
-            return number * first if kind == "total" else NOTHING if kind == "deviation" else first
+            return number * first if kind == "total" else none if kind == "deviation" else first
         split = any(token_log_ratio in set(atoms(e)) for e in formulas.values())
         sides: Sequence[int | None] = ((0,) if v.on_policy else SIDES) if split else (None,)
         there: object = frozenset(formulas) if over in v.single else over
@@ -228,6 +230,8 @@ class TokenFormulas:
             elif key.kind == "deviation":
                 signs = frozenset({0, 1})
             v.signs[symbol(made)] = ANY if {-1, 1} <= signs else signs
+            for leaf, side, f in key.formulas:
+                v.note_partial(made, f, leaf, side)
             if key.kind not in ORDER:
                 v.places[made] = key.place
             elif key.of is not None:
@@ -241,15 +245,18 @@ class TokenFormulas:
         weight = objective.spelled_out(h.leaves, h.rows)
         counted = [k.condition for k in objective.kept if k.normaliser == "kept"]
         if counted:
-            weight = self._among(weight, functools.reduce(operator.and_, counted))
+            weight = self._among(weight, leaf, functools.reduce(operator.and_, counted))
         for w in objective.weighed:
             weight = weight * w
         for keep in objective.kept:
             weight = where(keep.condition, weight, 0)
         return self.value(weight, leaf)
 
-    def _among(self, weight: Expression, kept: Expression) -> Expression:
-        """`μ` where these tokens alone are counted, and the elements that have one of them; 0 where there is none."""
+    def _among(self, weight: Expression, leaf: Stratum, kept: Expression) -> Expression:
+        """`μ` where these tokens alone are counted, and the elements that have one of them.
+
+        A kept token is one of its own kind: 0 where there is none of these. Of another branch there may be none.
+        """
         numbers: list[Expression] = []
 
         def atom(a: Expression) -> Expression:
@@ -258,7 +265,7 @@ class TokenFormulas:
             assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
             each: Callable[[Expression], Expression] = lambda e: e if isinstance(a, Count) else e * a.attribute  # noqa: E731
             found = self._number(kept, a.of, a.over, each)
-            if isinstance(a, Count):
+            if isinstance(a, Count) and leaf in self.variables.pair.shape.leaves_over(a.of):
                 numbers.append(found)
             return found
 
