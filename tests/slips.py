@@ -69,20 +69,28 @@ LANGUAGE = (
     ),
     slip(
         "the law of inward gates forgets which way a channel moves the ratio", "laws/test_inward",
-        "held = {p: assume.with_signs({base: frozenset({p * (up or 1)})})",
-        "held = {p: assume.with_signs({base: frozenset({p})})",
+        "assume.with_signs({base: frozenset({p * up})}) for p in WAYS}",
+        "assume.with_signs({base: frozenset({p})}) for p in WAYS}",
     ),
     slip(
         "a pull back may be turned round", "laws/test_inward",
-        "for p, d in line if d == -1]", "for p, d in line if d == -2]",
+        "or any(-1 in b.signs for b in inward)", "or any(-2 in b.signs for b in inward)",
     ),
     slip(
         "a gate may open again beyond its budget", "laws/test_inward",
-        "for p, d in stretches[stops:] if d == 1), None)", "for p, d in stretches[stops:] if d == 2), None)",
+        "if b.signs & STOPS and c.signs & PASSES]", "if b.signs & PASSES and not c.signs]",
     ),
     slip(
         "a clip on the wrong side of the advantage is none", "laws/test_inward",
-        "if lost is not None and qs and qs[-1][1] == 1 and", "if lost is not None and qs and qs[-1][1] == 2 and",
+        "stopped = [b for b in inward if 0 in b.signs]", "stopped = [b for b in inward if 2 in b.signs]",
+    ),
+    slip(
+        "a pull passes by the slope of the value, whatever is stopped", "laws/test_inward",
+        "        slope = case.slope(RHO)\n        if", "        slope = sympy.diff(case.sympy(), RHO)\n        if",
+    ),
+    slip(
+        "a gate that reads a density is followed with that density held alone", "laws/test_inward",
+        "(ray,), certain, inside)", "(), certain, inside)",
     ),
     slip(
         "a score that turns advantages round is proved", "laws/test_inward",

@@ -5,8 +5,8 @@ turns it round: so does a roll-back that looks at no advantage. Where the pull i
 stops to pass it, and a slope above 0 further out breaks it; a gate that stops what comes back and nothing that goes out
 has its bound on the wrong side.
 
-The pull is that of `Hierarchy.pull`, with the direction in which the recovery moves. Of a gate whose stretches have no
-order, or that move with densities, only what comes back is asked: that it is not turned round.
+The pull is that of `Hierarchy.pull`, with the direction in which the recovery moves. It is proved by the gate's
+branches, two at a time (`proof/further_out.py`); where that fails, its pieces say where to look for a batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fibration.laws.identity import gate_without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
 from fibration.laws.proof.coordinates import coordinate
-from fibration.laws.proof.pushes import LOST, OPENED, TURNED, Fault, faults, way_up
+from fibration.laws.proof.pushes import LOST, OPENED, TURNED, Fault, Pushed
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.batches import Witness
 from fibration.laws.witness.pushed import Span, negative_ratio, pushed_further_out
@@ -54,27 +54,26 @@ def _of_score(subject: Subject) -> Decision:
 
 def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
     h, gate = subject.hierarchy, subject.hierarchy.gates[stratum]
-    known = coordinate(h, subject)
-    of = "deviation" if "deviation" in known else "log"
-    open_channel = None
-    for channel in h.decomposition.channels:
-        found = faults(subject, stratum, channel, way_up(subject, channel))
-        if found is None:
-            open_channel = channel if open_channel is None else open_channel
-        elif found:
-            spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
-            spans = spans if all(_is_known(end) for span in spans for end in span) else []
-            what = {f.what for f in found}
-            witness = pushed_further_out(h, stratum, channel, what, spans, of)
-            if witness is None and spans and TURNED in what:  # a bent piece turns back beyond where it began
-                witness = pushed_further_out(h, stratum, channel, {TURNED}, [], of)
-            return _refused(subject, stratum, found, witness)
-    if open_channel is None:
+    channels = [Pushed(subject, stratum, channel) for channel in h.decomposition.channels]
+    undecided = [pushed for pushed in channels if not pushed.is_kept()]
+    if not undecided:
         return proved(
             f"gate on {stratum}", f"{gate} turns no pull round that is inward, and opens to none that is outward"
         )
-    witness = pushed_further_out(h, stratum, open_channel, {TURNED}, [], of)
-    return _refused(subject, stratum, [], witness)
+    known = coordinate(h, subject)
+    of = "deviation" if "deviation" in known else "log"
+    for pushed in undecided:
+        found = pushed.faults()
+        spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
+        spans = spans if all(_is_known(end) for span in spans for end in span) else []
+        what = {f.what for f in found}
+        witness = pushed_further_out(h, stratum, pushed.channel, what, spans, of) if found else None
+        if witness is None and (spans or not found):  # where no piece says where, and beyond where a bent one begins
+            anywhere = {TURNED, OPENED} if known or not pushed.reads_densities else {TURNED}
+            witness = pushed_further_out(h, stratum, pushed.channel, anywhere, [], of)
+        if found or witness:
+            return _refused(subject, stratum, found, witness)
+    return _refused(subject, stratum, [], None)
 
 
 def _span(low: object, high: object) -> Span:

@@ -6,7 +6,11 @@ from oracles import brute, verdicts
 from oracles.written import from_json
 
 from fibration import (
+    Attribute,
+    Fibration,
     Gate,
+    Hierarchy,
+    MarkovKernel,
     Parameter,
     advantage,
     aggregate_gate,
@@ -19,17 +23,25 @@ from fibration import (
     identity_gate,
     load,
     log1p,
+    log_prob,
     log_ratio,
     maximum,
     mean,
     minimum,
     pessimistic_clip_gate,
+    policies,
+    position,
     ratio_deviation,
     residual,
     sign,
     signed_log_ratio,
+    some,
+    stop,
+    strata,
     tanh,
+    token_log_ratio,
     token_mean,
+    trajectory_mean,
     uniform,
     where,
     zero_gate,
@@ -111,6 +123,107 @@ REFUTED = {
 }  # fmt: skip
 
 
+other = Parameter("c", default=0.3)
+(old,) = policies("old")
+above, back = density(trajectory), 2 * budget - residual
+
+
+def reopens(near, far):
+    return where(near, residual, where(far, sign(residual) * budget, residual))
+
+
+def tree(image_gate):
+    text, image = strata("text image")
+    both = MarkovKernel(1 / (count(text, over=trajectory) + count(image, over=trajectory)))
+    return Hierarchy(
+        name="tree",
+        fibrations=[Fibration(text, trajectory, both), Fibration(image, trajectory, both)],
+        gates={
+            trajectory: identity_gate(),
+            text: identity_gate(),
+            image: Gate(image_gate(count(text, over=trajectory))),
+        },
+        decomposition=log_ratio(scale=mass),
+        objective=trajectory_mean(),
+    )
+
+
+def logs(gate):
+    return one(gate, log_ratio()), "token"
+
+
+def reads(gate):
+    return two(inner=Gate(gate), split=LOG), "token"
+
+
+# Wrong, or not known to be right: each with what a batch shows, None where it is left undecided.
+NOT_PROVED = {
+    "a stop that turns round": (logs(where(residual > budget, 2 * stop(residual) - residual, residual)), TURNED),
+    "a bound less what moves": (
+        (one(where(residual > budget, budget - (residual - stop(residual)), residual)), "token"), TURNED,
+    ),
+    "what comes back is stopped": (
+        logs(where((advantage * residual < 0) & (abs(residual) > budget), stop(residual), residual)), LOST,
+    ),
+    "stopped near 0 alone": (logs(where(abs(residual) < budget, stop(residual), residual)), OPENED),
+    "stopped between two budgets": (logs(reopens(abs(residual) <= budget, abs(residual) < 2 * budget)), OPENED),
+    "between two squares": (logs(reopens(residual**2 <= budget**2, residual**2 <= 4 * budget**2)), OPENED),
+    "between two cubes": (logs(reopens(abs(residual**3) <= budget, abs(residual**3) <= 8 * budget)), OPENED),
+    "between bounds without an order": (logs(reopens(abs(residual) <= budget, abs(residual) < other)), OPENED),
+    "between exponentials": (logs(reopens(exp(residual) <= 1 + budget, exp(residual) <= 1 + 2 * budget)), OPENED),
+    "between a bound and its square": (logs(reopens(abs(residual) <= budget, residual**2 <= other)), OPENED),
+    "at one residual": (logs(where(residual < budget, residual, where(residual <= budget, budget, residual))), None),
+    "turned at one residual": (logs(where((residual <= budget) & (residual >= budget), back, residual)), None),
+    "a density that opens": (reads(where(abs(above) > budget, residual, 0)), OPENED),
+    "a density that opens again": (reads(reopens(abs(residual) <= budget, abs(residual) < budget + abs(above))), None),
+    "a density on the wrong side": (
+        reads(where(advantage > 0, where(above < -budget, 0, residual), where(above > budget, 0, residual))), None,
+    ),
+    "a density that stops what comes back": (
+        reads(where(advantage * residual > 0, residual, where(above > budget, 0, residual))), None,
+    ),
+    "a statistic of the policy that opens": (
+        logs(where(abs(mean(token_log_ratio, over=trajectory)) > budget, residual, 0)), OPENED,
+    ),
+    "a mean of advantages on the wrong side": (
+        logs(where(mean(advantage, over=trajectory) > 0, maximum(residual, -budget), minimum(residual, budget))), LOST,
+    ),
+    "a mean of a group's advantages": (
+        (
+            chain(uniform(), uniform(), split=log_ratio(scale=mass), gates={token: Gate(
+                where(mean(advantage, over=prompt_group, of=trajectory) > 0, maximum(residual, -budget), minimum(residual, budget))
+            )}),
+            "token",
+        ),
+        LOST,
+    ),
+    "whether some advantage is positive": (
+        logs(where(some(advantage > 0, over=trajectory), maximum(residual, -budget), minimum(residual, budget))), LOST,
+    ),
+    "a large advantage": (logs(where(advantage > 1, clip(residual, -budget, budget), residual)), LOST),
+    "a small advantage": (logs(where(abs(advantage) < 2, residual, where(residual > 0, back, residual))), TURNED),
+    "far log-probs": (logs(where((log_prob(old) < -3) & (residual > budget), back, residual)), TURNED),
+    "late tokens": (logs(where((position(over=trajectory) > 5) & (residual > budget), back, residual)), None),
+    "a large attribute": (
+        logs(where((Attribute("v", on=token) > 100) & (residual > budget), back, residual)), None,
+    ),
+    "an empty branch": (
+        (tree(lambda texts: where(abs(residual) <= texts * abs(advantage), residual, -residual)), "image"), TURNED,
+    ),
+}  # fmt: skip
+BESIDE = {
+    "a stop beyond a budget": logs(where(abs(residual) > budget, stop(residual), residual)),
+    "squares": logs(where(residual**2 <= budget**2, residual, sign(residual) * budget)),
+    "cubes": logs(where(residual**3 <= budget, residual, 0)),
+    "exponentials": logs(where(exp(residual) + residual <= 1 + budget, residual, 0)),
+    "two bounds without an order": logs(where((abs(residual) <= budget) & (abs(residual) <= other), residual, 0)),
+    "a bound by an attribute": logs(clip(residual, -Attribute("v", on=token), budget)),
+    "a bound by the advantage": logs(where(abs(residual) <= budget * abs(advantage), residual, 0)),
+    "a density that closes": reads(where(abs(above) <= budget, residual, 0)),
+    "a bound by another branch": (tree(lambda texts: clip(residual, -budget * texts, budget * texts)), "image"),
+}
+
+
 def verdict(h, subject):
     subject = subject if subject == "hierarchy" else f"gate on {subject}"
     return next(v for v in h.verify().verdicts if (v.law, v.subject) == ("inward", subject))
@@ -135,6 +248,23 @@ def test_what_is_pushed_further_out_is_refuted(name):
     assert "inward" in found.remedy
     plain = h.replace(orthogonalise=None) if h.orthogonalise else h  # on a balanced batch they agree
     brute.confirm(plain, from_json(h, found))
+
+
+@pytest.mark.parametrize("name", NOT_PROVED)
+def test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing(name):
+    (h, subject), what = NOT_PROVED[name]
+    found = verdict(h, subject)
+    assert found.status == ("refuted" if what else "undecided"), found
+    assert found.counterexample is None or found.counterexample.values["what"] == what
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_closes_for_good_is_proved_in_any_order(name):
+    h, subject = BESIDE[name]
+    found = verdict(h, subject)
+    assert found.status == "proved", found
+    if "stop" not in name:
+        assert brute.uphold(h, [found], brute.worlds_for(h, (1, 2, 3))) > 0
 
 
 def test_the_smallest_batch_is_told_with_its_coefficients():

@@ -45,8 +45,15 @@ class Piece:
             return 0
         if is_kinked(self.value):
             return None
+        return self._way(sympy.diff(self.value, RHO), assume)
+
+    def passes(self, assume: Assumptions) -> int | None:
+        """As `direction`, of the slope: which way a pull is passed on."""
+        return 0 if self.is_point else None if is_kinked(self.slope) else self._way(self.slope, assume)
+
+    def _way(self, slope: Any, assume: Assumptions) -> int | None:
         above = self.low != -oo and -1 not in assume.signs(self.low)  # 0 is a breakpoint: a piece lies on one side
-        signs = assume.with_signs({RHO: frozenset({1 if above else -1})}).signs(sympy.diff(self.value, RHO))
+        signs = assume.with_signs({RHO: frozenset({1 if above else -1})}).signs(slope)
         if signs == {0}:
             return 0
         return 1 if -1 not in signs else -1 if 1 not in signs else None
@@ -171,7 +178,7 @@ class _Affine:
 def _line(members: list[Case], assume: Assumptions) -> Line | None:
     roots: dict[Any, tuple[Any, int]] = {}
     for d in dict.fromkeys(d for case in members for d, _ in case.signs if d.has(RHO)):
-        root = _root(d, assume)
+        root = affine_root(d, assume)
         if root is None:
             return None
         roots[d] = root
@@ -198,7 +205,7 @@ def _line(members: list[Case], assume: Assumptions) -> Line | None:
     return Line(tuple(result), assume)
 
 
-def _root(d: Any, assume: Assumptions) -> tuple[Any, int] | None:
+def affine_root(d: Any, assume: Assumptions) -> tuple[Any, int] | None:
     """Where an affine difference vanishes, and the sign of its slope."""
     try:
         q = quotient(d)

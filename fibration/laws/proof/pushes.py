@@ -7,7 +7,9 @@ is inward, so too. The law `inward` is about where which of these happens.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -16,15 +18,14 @@ from sympy import oo
 from fibration.language.atoms import Density, Stratum, advantage, gated
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
-from fibration.language.operators import NOT_NEGATIVE, Signs
-from fibration.language.order import Ordered
+from fibration.language.operators import Signs, Stopped
 from fibration.language.statistics import Aggregate
-from fibration.language.sympy_bridge import symbol, to_sympy
+from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.proof import courses
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.coordinates import X, coordinate, intensive, normal_recovery
-from fibration.laws.proof.feasible import feasible, normal
+from fibration.laws.proof.further_out import Lines, is_of_advantages, keeps, lines_out
 from fibration.laws.proof.near import RHO, is_kinked
 from fibration.laws.proof.pieces import Line, Piece, pieces
 from fibration.laws.proof.reach import domain
@@ -56,66 +57,110 @@ def way_up(subject: Subject, channel: str) -> int | None:
     h = subject.hierarchy
     found: Signs = frozenset()
     for leaf in h.leaves:
-        back, own = normal_recovery(h, leaf), cancel(h.with_mass(h.decomposition[channel], leaf) / h.masses[leaf])
-        signs = _slope_signs(back, symbol(gated(channel)), subject.at(leaf))
-        if signs not in ({1}, {-1}):  # R∘F is the identity, so that both move the same way
-            signs = _slope_signs(own, X, subject.at(leaf)) - {0}
+        back = normal_recovery(h, leaf)
+        signs = _slope_signs(back, symbol(gated(channel)), subject.at(leaf), Case.slope)
+        flows = not to_sympy(back).has(Stopped)
+        if signs not in ({1}, {-1}) and flows and h.decomposition.channels == ("",) and subject.proved("recovery"):
+            own = cancel(h.with_mass(h.decomposition[channel], leaf) / h.masses[leaf])
+            # R∘F is the identity, so that both move the same way
+            signs = _slope_signs(own, X, subject.at(leaf), lambda case, x: sympy.diff(case.sympy(), x)) - {0}
         found |= signs
     return next(iter(found)) if found in ({1}, {-1}) else None
 
 
-def _slope_signs(formula: Expression, variable: Any, assume: Assumptions) -> Signs:
+def _slope_signs(formula: Expression, variable: Any, assume: Assumptions, slope: Callable[[Case, Any], Any]) -> Signs:
     try:
         branches = cases(formula, assume)
     except TooManyCases:
         return frozenset(WAYS)
     found: Signs = frozenset()
     for case in branches:
-        value = case.sympy()
-        if is_kinked(value):
+        if is_kinked(case.sympy()):
             return frozenset(WAYS)
-        found |= assume.with_signs(dict(case.signs)).signs(sympy.diff(value, variable))
+        found |= assume.with_signs(dict(case.signs)).signs(slope(case, variable))
     return found
 
 
-def faults(subject: Subject, stratum: Stratum, channel: str, up: int | None) -> list[Fault] | None:
-    """How a gate breaks the law on a channel; None where it is not decided."""
-    h = subject.hierarchy
-    known = coordinate(h, subject)
-    least, _ = domain(h, stratum, known)
-    signs = {1 + RHO: frozenset({1})} if least == -1 and len(h.order) == 1 else {}
-    assume = subject.at(stratum).with_signs(signs)
-    gate = intensive(h, stratum, channel)
-    base = symbol(pulled_by(subject, stratum))
-    reads = {symbol(a) for a in atoms(gate)}
-    knows = base in reads or any(isinstance(a, (Aggregate, Ordered)) for a in atoms(gate))
-    if base in reads and up is None:
-        return None
-    held = {p: assume.with_signs({base: frozenset({p * (up or 1)})}) if base in reads else assume for p in WAYS}
-    sides = [side for side in WAYS if side == 1 or least != 0]
-    moves = any(isinstance(a, Density) for a in atoms(gate))
-    along = {} if moves else {p: pieces(gate, held[p]) for p in WAYS}
-    own = _own_density(subject, stratum, channel) if moves and channel in subject.never_negative else None
-    found: list[Fault] = []
-    for side in sides:
-        lines = {p: cut for p, cut in along.items() if cut is not None}
-        on_side = _by_pieces(lines, side, base) if len(lines) == len(WAYS) else None
-        if on_side is None:
-            on_side = _by_branches(gate, held, side, knows, own)
-        if on_side is None:
+@dataclass(frozen=True)
+class Pushed:
+    """A gate on one channel, with what is known of it for a pull of either sign."""
+
+    subject: Subject
+    stratum: Stratum
+    channel: str
+
+    @cached_property
+    def gate(self) -> Expression:
+        return intensive(self.subject.hierarchy, self.stratum, self.channel)
+
+    @cached_property
+    def reads_densities(self) -> bool:
+        return any(isinstance(a, Density) for a in atoms(self.gate))
+
+    @cached_property
+    def base(self) -> Any:
+        return symbol(pulled_by(self.subject, self.stratum))
+
+    @cached_property
+    def least(self) -> Any:
+        """The residual below which none is."""
+        return domain(self.subject.hierarchy, self.stratum, coordinate(self.subject.hierarchy, self.subject))[0]
+
+    @cached_property
+    def sides(self) -> list[int]:
+        return [side for side in WAYS if side == 1 or self.least != 0]
+
+    @cached_property
+    def held(self) -> dict[int, Assumptions] | None:
+        """What holds for a pull of either sign; None where a gate reads the pull and nobody knows where that leads."""
+        is_alone = self.least == -1 and len(self.subject.hierarchy.order) == 1
+        assume = self.subject.at(self.stratum).with_signs({1 + RHO: frozenset({1})} if is_alone else {})
+        base = self.base
+        if base not in map(symbol, atoms(self.gate)):
+            return dict.fromkeys(WAYS, assume)
+        if (up := way_up(self.subject, self.channel)) is None:
             return None
-        found += on_side
-    return found
+        return {p: assume.with_signs({base: frozenset({p * up})}) for p in WAYS}
+
+    def is_kept(self) -> bool:
+        """Whether the law is proved, on both sides of 0."""
+        if self.held is None:
+            return False
+        own = None
+        if self.channel in self.subject.never_negative and self.reads_densities:
+            own = _own_density(self.subject, self.stratum, self.channel)
+        h, assume = self.subject.hierarchy, self.held[1]
+
+        def lines(side: int) -> Lines:
+            return lines_out(h, self.stratum, self.channel, self.gate, side, assume, own, self._end(side, own))
+
+        return all(keeps(self.gate, self.held, side, self.base, lines(side)) for side in self.sides)
+
+    def _end(self, side: int, own: Any) -> Any:
+        """Where residuals end on a side; None where other numbers say where."""
+        if side == -1 and self.least == -1:
+            return sympy.Integer(-1) if len(self.subject.hierarchy.order) == 1 else None
+        reads_probability = symbol(OLD_LOG_PROB) in map(symbol, atoms(self.gate))
+        return None if (own is not None and side == -1) or (reads_probability and side == 1) else side * oo
+
+    def faults(self) -> list[Fault]:
+        """Where the law seems to be broken, by the pieces of the gate in the order of the residual."""
+        if self.held is None or self.reads_densities:
+            return []
+        lines = {p: cut for p, assume in self.held.items() if (cut := pieces(self.gate, assume)) is not None}
+        sides = self.sides if len(lines) == len(WAYS) else []
+        turned = {symbol(a) for a in atoms(self.gate) if is_of_advantages(a)} | {self.base}
+        return [fault for side in sides for fault in _by_pieces(lines, side, turned)]
 
 
 # ---------------------------------------------------------------- in the order of the residual
 
 
-def _by_pieces(lines: dict[int, list[Line]], side: int, base: Any) -> list[Fault] | None:
-    """On one side of 0. None where a piece both rises and falls."""
+def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any]) -> list[Fault]:
+    """On one side of 0; none where a piece both rises and falls."""
     inward, outward = [[_outwards(line, side) for line in lines[p]] for p in (-side, side)]
     if any(d is None for line in (*inward, *outward) for _, d in line):
-        return None
+        return []
     found = [Fault(TURNED, -side, ((p.low, p.high),)) for line in inward for p, d in line if d == -1]
     for stretches in outward:
         stops = next((k for k, (_, d) in enumerate(stretches) if d != 1), len(stretches))
@@ -126,7 +171,7 @@ def _by_pieces(lines: dict[int, list[Line]], side: int, base: Any) -> list[Fault
     back, out = (zip(lines[w], ws, strict=True) for w, ws in ((-side, inward), (side, outward)))
     for (line, ps), (other, qs) in itertools.product(back, out):
         lost = next((p for p, d in ps if d == 0), None)
-        if lost is not None and qs and qs[-1][1] == 1 and _meet(line.assume, other.assume, base):
+        if lost is not None and qs and qs[-1][1] == 1 and _meet(line.assume, other.assume, turned):
             found.append(Fault(LOST, -side, ((lost.low, lost.high),)))
     return found
 
@@ -142,18 +187,17 @@ def _outwards(line: Line, side: int) -> list[tuple[Piece, int | None]]:
 def _directions_of(p: Piece, assume: Assumptions, side: int) -> list[int | None]:
     """The directions of a piece, in order from 0 outwards; of a bent one, all those of its formula on that side."""
     found = _direction(p, assume)
-    if found is not None or is_kinked(p.value):
+    if found is not None or is_kinked(p.slope):
         return [found]
-    slopes = courses.course(sympy.diff(p.value, RHO), RHO, side, assume)
+    slopes = courses.course(p.slope, RHO, side, assume)
     return [None] if slopes is None else [s for s in slopes if s] or [0]
 
 
 def _direction(p: Piece, assume: Assumptions) -> int | None:
-    """As `Piece.direction`; of a bent piece with two ends, by its slopes there."""
-    found = p.direction(assume)
-    if found is not None or is_kinked(p.value) or oo in (p.high, -p.low):
+    """As `Piece.passes`; of a bent piece with two ends, by its slopes there."""
+    found, slope = p.passes(assume), p.slope
+    if found is not None or is_kinked(slope) or oo in (p.high, -p.low):
         return found
-    slope = sympy.diff(p.value, RHO)
     side = assume.with_signs({RHO: frozenset({1 if -1 not in assume.signs(p.low) else -1})})
     if len(side.signs(sympy.diff(slope, RHO)) - {0}) > 1:
         return None
@@ -166,13 +210,10 @@ def _is_beyond(p: Piece, assume: Assumptions) -> bool:
     return 1 + RHO in assume.extra and p.high != oo and assume.signs(1 + p.high) <= {-1, 0}
 
 
-def _meet(one: Assumptions, other: Assumptions, base: Any) -> bool:
-    """Whether what decides the branches of two gates can be so of one element, but for its pull."""
-    shared = (one.extra.keys() & other.extra.keys()) - {base}
+def _meet(one: Assumptions, other: Assumptions, turned: set[Any]) -> bool:
+    """Whether what decides the branches of two gates can be so of one element, but for what turns with its pull."""
+    shared = (e for e in one.extra.keys() & other.extra.keys() if not e.free_symbols & turned)
     return all(one.extra[e] & other.extra[e] for e in shared)
-
-
-# ---------------------------------------------------------------- branch by branch
 
 
 def _own_density(subject: Subject, stratum: Stratum, channel: str) -> Any:
@@ -180,46 +221,3 @@ def _own_density(subject: Subject, stratum: Stratum, channel: str) -> Any:
     h = subject.hierarchy
     base = h.shape.moebius(stratum).items()
     return RHO + sum(c * symbol(Density(u, channel)) / to_sympy(h.masses[u]) for u, c in base)
-
-
-def _by_branches(
-    gate: Expression, held: dict[int, Assumptions], side: int, knows: bool, own: Any
-) -> list[Fault] | None:
-    """On one side of 0, where pieces have no order: whether no slope is below 0, and what is lost is lost either way.
-
-    `own` is not below 0, where it is given.
-    """
-    inward, outward = (_directions(gate, held[p].with_signs({RHO: frozenset({side})}), own) for p in (-side, side))
-    if inward is None or not inward <= {0, 1}:
-        return None
-    if not knows or inward == {1}:
-        return [] if not knows or outward is not None else None
-    return [] if outward is not None and 1 not in outward else None
-
-
-def _directions(gate: Expression, assume: Assumptions, own: Any) -> set[int] | None:
-    """Of all branches: 1 for a rise, 0 for none, -1 for a fall; None where one is not known."""
-    try:
-        branches = cases(gate, assume)
-    except TooManyCases:
-        return None
-    found: set[int] = set()
-    for case in branches:
-        value = case.sympy()
-        if is_kinked(value) or not case.defined(assume):
-            return None
-        signs = courses.signs(sympy.diff(value, RHO), assume.with_signs(dict(case.signs)))
-        if -1 in signs and not _can_hold(case, assume, own):
-            continue
-        if not signs <= {0, 1} and not signs <= {-1, 0}:
-            return None
-        found.add(max(signs) if signs <= {0, 1} else min(signs))
-    return found
-
-
-def _can_hold(case: Case, assume: Assumptions, own: Any) -> bool:
-    conditions: dict[Any, Signs] = {RHO: assume.extra[RHO]}
-    for difference, signs in (*case.signs, *([] if own is None else [(own, NOT_NEGATIVE)])):
-        value, allowed = normal(difference, signs, assume)
-        conditions[value] = conditions.get(value, allowed) & allowed
-    return feasible(conditions, assume)

@@ -7,7 +7,7 @@ and residual multiply to more than 0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -47,6 +47,7 @@ from fibration.laws.witness.search import concretes, smallest
 
 MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500
 SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # of what tokens drift
+MOST_DOUBLED = 8
 PLACES = (Fraction(1, 2), Fraction(1, 10))  # within an interval
 TURNED, LOST, OPENED = "turned", "lost", "opened"
 Span = tuple[Expression | None, Expression | None]  # of residuals in units of the leaf measure; None: without an end
@@ -122,19 +123,27 @@ def pushed_further_out(
     for concrete, way in _tried(h):
         spread = _sizes(h, concrete, stratum, channel, way, spans, of)
         others = _others_than_signs(gate, concrete, stratum) if advantage in set(atoms(gate)) else []
+        other: Witness | None = None
         for advantages in (*_advantages(h, concrete, way, mixed), *((a,) * len(way) for a in others)):
             found: list[tuple[Point, list[Level]]] = []
             for t in spread:
                 tried += 1
                 if tried > MOST_POINTS:
-                    return None
+                    return other
                 point = _point(h, concrete, way, t, advantages, of)
-                here = None if point is None else _attempt(lambda p=point: list(levels(p, stratum, channel)))  # type: ignore[misc]
-                if point is not None and here:
+                if point is not None and (here := _levels(point, stratum, channel)):
                     found.append((point, here))
             if witness := _seen(found, stratum, channel, what, of):
-                return witness
+                if witness.values["what"] != OPENED:
+                    return witness
+                other = other or witness
+        if other is not None:
+            return other
     return None
+
+
+def _levels(point: Point, stratum: Stratum, channel: str) -> list[Level]:
+    return _attempt(lambda: list(levels(point, stratum, channel))) or []
 
 
 def _advantages(h: Hierarchy, concrete: Concrete, way: Sequence[int], mixed: bool) -> Iterator[tuple[Fraction, ...]]:
@@ -148,12 +157,15 @@ def _advantages(h: Hierarchy, concrete: Concrete, way: Sequence[int], mixed: boo
 
 
 def _others_than_signs(gate: Expression, concrete: Concrete, stratum: Stratum) -> list[Fraction]:
-    """Advantages between and beyond those other than 0 at which a gate takes another branch."""
+    """Advantages between and beyond those other than 0 at which a gate takes another branch, and their negatives."""
     measured = [a for a in set(atoms(gate)) if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
-    here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, 0) for a in measured}
-    found = {c for c in branching(gate, here) if c}
+    found: set[Fraction] = set()
+    for element in range(concrete.size[stratum]):
+        here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, element) for a in measured}
+        found |= {c for c in branching(gate, here) if c}
     around = between(sorted({*found, Fraction(0)})) if found else []
-    return sorted((a for a in around if a not in (-1, 0, 1)), key=lambda a: (a.denominator, abs(a)))
+    either = {sign * a for a in around for sign in (1, -1)} - {Fraction(-1), Fraction(0), Fraction(1)}
+    return sorted(either, key=lambda a: (a.denominator, abs(a), -a))
 
 
 def _by_recursion(h: Hierarchy) -> Hierarchy:
@@ -256,11 +268,26 @@ def _seen(
                 return _witness(point, stratum, channel, level, why, OPENED, of, before)
     for point, level in ((p, v) for p, here in found for v in here) if LOST in what else ():
         turned = _turned(point)
-        back = next((v for v in levels(turned, stratum, channel) if v.element == level.element), None)
-        if level.is_outward and level.slope > 0 and back and back.slope <= 0:
+        back = _same(level, _levels(turned, stratum, channel))
+        passes = level.is_outward and level.slope > 0 and back is not None and back.slope <= 0
+        if passes and all(v.slope > 0 for v in _further(point, stratum, channel, level)):
             why = "is pulled further out, which its gate lets pass, though it stops what would come back from there"
             return _witness(point, stratum, channel, level, why, LOST, of, turned)
     return None
+
+
+def _same(level: Level, others: Iterable[Level]) -> Level | None:
+    return next((v for v in others if v.element == level.element), None)
+
+
+def _further(point: Point, stratum: Stratum, channel: str, level: Level) -> Iterator[Level]:
+    """The same element with all that drifts nearer by half, and further out by powers of 2."""
+    for t in (Fraction(1, 2), *(Fraction(2**k) for k in range(1, MOST_DOUBLED))):
+        ratios = None if point.ratios is None else tuple(1 + t * (r - 1) for r in point.ratios)
+        if ratios is None or min(ratios) > 0:
+            moved = Point(point.h, point.concrete, tuple(t * x for x in point.log_ratios), point.advantages, ratios)
+            if (there := _same(level, _levels(moved, stratum, channel))) is not None:
+                yield there
 
 
 def _turned(point: Point) -> Point:

@@ -1,0 +1,284 @@
+"""Whether a gate keeps the law `inward` on one side of 0, whatever it reads beside its residual.
+
+No breakpoints are put in order. One branch breaks the law by itself, where it turns an inward pull round. Two branches
+break it together: one stops a pull, and another lets one pass further out, or lets a pull of the other sign pass
+wherever it lies. So the law is kept where the conditions of no such two branches hold together.
+
+What else a gate reads is the same at both places, but for what moves along: statistics of the current policy may be
+anything at either, statistics of advantages too where the pulls have other signs, and densities go by a `Path`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import Density, Stratum, advantage, token_log_ratio
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import NOT_NEGATIVE, POSITIVE, Signs
+from fibration.language.policies import LogProb
+from fibration.language.statistics import within
+from fibration.language.sympy_bridge import symbol, to_sympy
+from fibration.language.traversal import atoms
+from fibration.laws.proof import courses
+from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.feasible import feasible, normal
+from fibration.laws.proof.near import RHO, is_kinked
+from fibration.laws.proof.pieces import affine_root
+from fibration.laws.proof.reach import is_effect
+from fibration.laws.proof.signs import Assumptions
+
+MOST_PAIRS = 2000
+STOPS, PASSES = frozenset({-1, 0}), POSITIVE
+STEP, SHARE = sympy.Dummy("step", real=True), sympy.Dummy("share", real=True)
+Conditions = tuple[tuple[Any, Signs], ...]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The slope of a gate under some conditions, with the signs that it can have there."""
+
+    conditions: Conditions
+    slope: Any
+    signs: Signs
+
+    def where(self, signs: Signs) -> Conditions:
+        """The conditions under which the slope has one of these signs."""
+        return self.conditions if self.signs <= signs else (*self.conditions, (self.slope, self.signs & signs))
+
+
+@dataclass(frozen=True)
+class Path:
+    """What stands for each symbol at a place further out, with what is known of the symbols that this adds.
+
+    `end` is the residual at which the line ends: infinite, or a number; None where it is not known.
+    """
+
+    moved: Mapping[Any, Any]
+    signs: Mapping[Any, Signs] = field(default_factory=dict)
+    end: Any = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How a gate is followed outwards: it keeps the law along all `rays`, and along one of the `paths`."""
+
+    paths: tuple[Path, ...]
+    rays: tuple[Path, ...]
+    certain: Conditions  # what holds at every place
+    inside: Conditions  # what holds where the line goes on
+
+
+def lines_out(
+    h: Hierarchy, stratum: Stratum, channel: str, gate: Expression, side: int, assume: Assumptions, own: Any, end: Any
+) -> Lines:
+    """The lines of one side. `own`, if it is given, is the density of the element, which is not below 0."""
+    known = tuple((e, signs) for e, signs in assume.extra.items() if not e.is_Symbol)
+    certain, inside = known, known
+    if own is not None:
+        certain, inside = (*known, (own, NOT_NEGATIVE)), (*known, (own, POSITIVE))
+    paths = [Path({RHO: RHO + side * STEP}, {STEP: POSITIVE}, end)]
+    read = [symbol(a) for a in atoms(gate) if isinstance(a, Density)]
+    if not read:
+        return Lines(tuple(paths), (), certain, inside)
+    ray = Path({s: s / SHARE for s in (RHO, *read)}, {SHARE: POSITIVE})
+    return Lines((*paths, *_own_path(h, stratum, channel, side, assume, end)), (ray,), certain, inside)
+
+
+def _own_path(h: Hierarchy, stratum: Stratum, channel: str, side: int, assume: Assumptions, end: Any) -> Iterator[Path]:
+    """The density of the element itself changes by `STEP`, and with it those that it is part of."""
+    if is_effect(h, stratum):
+        return
+    mass = {s: to_sympy(h.masses[s]) for s in (stratum, *h.coarser(stratum))}
+    rise = 1 - sum(c * mass[stratum] / mass[u] for u, c in h.shape.moebius(stratum).items())
+    if -1 not in assume.signs(rise):  # an element that is all of what it lies over has the residual 0
+        rates = {RHO: rise / mass[stratum], **{symbol(Density(u, channel)): 1 for u in h.coarser(stratum)}}
+        moved = {s: s + side * rate * STEP for s, rate in rates.items()}
+        yield Path(moved, {STEP: POSITIVE, rise: POSITIVE}, end)
+
+
+def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: Any, lines: Lines) -> bool:
+    """Whether a gate keeps the law on one side of 0, for pulls of either sign: that of `base`, where it reads that."""
+    known = {p: assume.with_signs({RHO: frozenset({side})}) for p, assume in held.items()}
+    inward = branches(gate, known[-side], side, lines.certain)
+    opposed = branches(gate, known[side], side, lines.certain)
+    outward = opposed if lines.inside == lines.certain else branches(gate, known[side], side, lines.inside)
+    if inward is None or opposed is None or outward is None or any(-1 in b.signs for b in inward):
+        return False
+    read = set(atoms(gate))
+    moving = {symbol(a) for a in read if _moves(a)}
+    turned = {symbol(a) for a in read if is_of_advantages(a)} | {base}
+    pairs = [(b, c) for b, c in itertools.product(outward, outward) if b.signs & STOPS and c.signs & PASSES]
+    stopped = [b for b in inward if 0 in b.signs] if turned & set(map(symbol, read)) else []
+    passing = [c for c in outward if c.signs & PASSES]
+    if len(pairs) + len(stopped) * len(passing) > MOST_PAIRS:
+        return False
+
+    def stays(path: Path) -> bool:
+        """Whether an outward pull that is stopped stays so, further out on a path."""
+        places = Places(known[side], known[side], moving, path)
+        return all(_closes(b, c, side, known[side], {*places.moved} - {RHO}) or places.exclude(b, c) for b, c in pairs)
+
+    def is_met(b: Branch, path: Path) -> bool:
+        """Whether an outward pull is stopped somewhere where an inward one is: there, or at the end of the path."""
+        here = Places(known[-side], known[side], turned, Path({}))
+        there = Places(known[-side], known[side], turned | moving, path)
+        is_stopped_here = all(here.exclude(b, c) for c in opposed if c.signs & PASSES)
+        return is_stopped_here or all(there.exclude_at_end(b, c) for c in passing)
+
+    return all(map(stays, lines.rays)) and any(
+        stays(path) and all(is_met(b, path) for b in stopped) for path in lines.paths
+    )
+
+
+def _moves(atom: Expression) -> bool:
+    """Whether an atom may change with the residual, other than as a density does."""
+    return any(
+        a == token_log_ratio or (isinstance(a, LogProb) and not a.policy.is_frozen)
+        for e in within(atom)
+        for a in atoms(e)
+    )
+
+
+def is_of_advantages(atom: Expression) -> bool:
+    return any(a == advantage for e in within(atom) for a in atoms(e))
+
+
+# ---------------------------------------------------------------- one branch
+
+
+def branches(gate: Expression, assume: Assumptions, side: int, certain: Conditions) -> list[Branch] | None:
+    """The branches that can hold on one side; None where one has no slope that is known."""
+    try:
+        found = cases(gate, assume)
+    except TooManyCases:
+        return None
+    made = []
+    for case in found:
+        slope = case.slope(RHO)
+        if is_kinked(case.sympy()) or is_kinked(slope) or not case.defined(assume):
+            return None
+        conditions = (*case.signs, *certain)
+        signs = _slope_signs(case, slope, assume, side)
+        if len(signs) > 1:
+            signs = frozenset(s for s in signs if _can_hold((*conditions, (slope, frozenset({s}))), assume))
+        if signs and _can_hold(conditions, assume):
+            made.append(Branch(conditions, slope, signs))
+    return made
+
+
+def _can_hold(conditions: Iterable[tuple[Any, Signs]], assume: Assumptions) -> bool:
+    return feasible(_joined(way for d, signs in conditions for way in _both_ways(d, signs, assume)), assume)
+
+
+def _both_ways(difference: Any, signs: Signs, assume: Assumptions) -> Conditions:
+    """A condition without factors of known sign, and as it stands: other conditions may share terms with either."""
+    return tuple(dict.fromkeys((normal(difference, signs, assume), (sympy.expand(difference), signs))))
+
+
+def _joined(conditions: Iterable[tuple[Any, Signs]]) -> dict[Any, Signs]:
+    found: dict[Any, Signs] = {}
+    for d, signs in conditions:
+        found[d] = found.get(d, signs) & signs
+    return found
+
+
+def _slope_signs(case: Case, slope: Any, assume: Assumptions, side: int) -> Signs:
+    """The signs of a slope; of one that rises or falls throughout, by its values where the branch ends."""
+    inside = assume.with_signs(dict(case.signs))
+    signs = courses.signs(slope, inside)
+    if len(signs) == 1 or not slope.has(RHO):
+        return signs
+    bends = assume.signs(sympy.diff(slope, RHO))
+    ends = [(0, 1, {side}), *((*root, allowed) for d, allowed in case.signs if (root := affine_root(d, assume)))]
+    for place, rises, allowed in ends:
+        beyond = {rises * s for s in allowed}  # on which side of the place the branch lies
+        one_way = [s for s in (1, -1) if -s not in bends], [s for s in (1, -1) if -s not in beyond]
+        if all(one_way) and assume.signs(place) <= {side, 0}:
+            value, up = assume.signs(slope.subs(RHO, place)), one_way[0][0] * one_way[1][0]
+            if -up not in value:  # which the slope is beyond
+                signs &= value | {up}
+    return signs
+
+
+# ---------------------------------------------------------------- two branches
+
+
+class Places:
+    """Two places on a path. At the second some symbols have other values: those that are `free`, and those moved."""
+
+    def __init__(self, first: Assumptions, second: Assumptions, free: Iterable[Any], path: Path) -> None:
+        copies = {s: sympy.Dummy(str(s), real=True) for s in free}
+        self.path = path
+        self.moved = {**copies, **path.moved}
+        self.known = first.with_signs({**{c: second.signs(s) for s, c in copies.items()}, **path.signs})
+        self._written: dict[tuple[Any, Signs, bool], Conditions] = {}
+
+    def _at(self, conditions: Conditions, second: bool) -> Iterator[tuple[Any, Signs]]:
+        for d, signs in conditions:
+            key = d, signs, second
+            if key not in self._written:
+                self._written[key] = _both_ways(d.xreplace(self.moved) if second else d, signs, self.known)
+            yield from self._written[key]
+
+    def exclude(self, one: Branch, other: Branch) -> bool:
+        """Whether no pull is stopped by one branch at the first place, and passed by another at the second."""
+        first, second = self._at(one.where(STOPS), False), self._at(other.where(PASSES), True)
+        return not self._feasible(_joined((*first, *second, *self._risen(other.where(PASSES)))))
+
+    def exclude_at_end(self, one: Branch, other: Branch) -> bool:
+        """As `exclude`, with the second place as far out as one likes."""
+        if self.path.end is None:
+            return False
+        found = [*self._at(one.where(STOPS), False)]
+        if not self.path.end.is_infinite:  # so near it that a condition holds there, or is about to
+            end = {**self.moved, RHO: self.path.end}
+            near = [(d.xreplace(end), signs | {0}) for d, signs in other.where(PASSES)]
+            near = [(d, signs) for d, signs in near if not d.has(sympy.zoo, sympy.nan, sympy.oo)]
+            found += [way for d, signs in near for way in _both_ways(d, signs, self.known)]
+            return not self._feasible(_joined(found))
+        for d, signs in self._at(other.where(PASSES), True):
+            if not d.has(STEP):
+                found.append((d, signs))
+            elif d.is_polynomial(STEP):
+                leads = self.known.signs(sympy.Poly(d, STEP).LC())
+                if 0 not in leads and not leads & signs:
+                    return True
+        return not self._feasible(_joined(found))
+
+    def _risen(self, conditions: Conditions) -> Iterator[tuple[Any, Signs]]:
+        """How the sides of conditions that are no polynomials have changed, where they rise or fall throughout."""
+        step, others = self.moved.get(RHO, RHO) - RHO, {*self.moved} - {RHO}
+        bent = [d for d, _ in conditions if not d.is_polynomial(RHO) and not d.free_symbols & others]
+        for d in bent if step.has(STEP) else ():
+            ways = {s * t for s in self.known.signs(sympy.diff(d, RHO)) for t in self.known.signs(step)}
+            yield sympy.expand(d.xreplace(self.moved) - d), frozenset(ways)
+
+    def _feasible(self, conditions: dict[Any, Signs]) -> bool:
+        if not all(conditions.values()):
+            return False
+        if SHARE in self.known.extra:  # between 0 and 1: what it multiplies is less
+            for t in {t for d in conditions for t in sympy.expand(d).as_coefficients_dict()}:
+                if power := t.as_powers_dict().get(SHARE, 0):
+                    whole = t / SHARE**power
+                    less = 1 if power > 0 else -1
+                    conditions[whole - t] = frozenset(less * s for s in self.known.signs(whole))
+        return feasible(conditions, self.known)
+
+
+def _closes(one: Branch, other: Branch, side: int, assume: Assumptions, moved: set[Any]) -> bool:
+    """Whether two branches have one slope, which is nowhere above 0 beyond where it is not."""
+    if one.slope != other.slope or one.slope.free_symbols & moved:
+        return False
+    if not one.slope.has(RHO):
+        return True
+    course = courses.course(one.slope, RHO, side, assume)
+    if course is None:
+        return False
+    stops = next((k for k, s in enumerate(course) if s != 1), len(course))
+    return 1 not in course[stops:]
