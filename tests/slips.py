@@ -327,8 +327,8 @@ LAWS = (
     slip(
         "a case that may be undefined is defined",
         "laws*markov laws*reflecting laws*recovery laws*identity laws/test_random",
-        "return all(courses.signs(e, inside) <= allowed for e, allowed in self.needs)",
-        "return all(inside.signs(e) & allowed for e, allowed in self.needs)",
+        "return all(courses.signs(e, inside) <= allowed for e, allowed in (self.needs if needs is None else needs))",
+        "return all(inside.signs(e) & allowed for e, allowed in (self.needs if needs is None else needs))",
     ),
     slip(
         "no counterexample beyond the constants of a law", "laws*reflecting laws*markov",
@@ -575,7 +575,20 @@ LAWS = (
     ),
     slip(
         "a branch is compared by its value alone", "laws*equivalent",
-        "if not (identical(mine, yours) and alike(a, b, known, assume)) and", "if not alike(a, b, known, assume) and",
+        "if not (identical(mine, yours) and alike(a, b, known, assume, by_value)) and",
+        "if not alike(a, b, known, assume, by_value) and",
+    ),
+    slip(
+        "a root of 0 has a slope", "laws*equivalent_rare",
+        "needs = case.needs if by_value else case.needs_of_slopes(may_move)", "needs = case.needs",
+    ),
+    slip(
+        "what cancels always had a value", "laws*equivalent_rare",
+        "return frozenset(a for e in formulas for a in atoms(e) if a in self.partial)", "return frozenset()",
+    ),
+    slip(
+        "of kept tokens no branch is empty", "laws*equivalent_rare",
+        "if isinstance(a, Count) and leaf in self.variables.pair.shape.leaves_over(a.of):", "if isinstance(a, Count):",
     ),
     slip(
         "what is the same at a tie is taken to have the same slope there", "laws*equivalent",
@@ -662,7 +675,7 @@ LAWS = (
     ),
     slip(
         "a deviation of what is alike is that", "laws*equivalent_terms",
-        'NOTHING if kind == "deviation" else first', "first",
+        'none if kind == "deviation" else first', "first",
     ),
     slip(
         "a deviation moves with what all have", "laws*equivalent_terms",
