@@ -76,4 +76,4 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     yield unproved("advantages", f"A = {h.advantages}", REMEDY_LEFT, wrong, required=LEFT)
 
 
-LAW = Law("baseline", STATEMENT, decide_baseline)
+LAW = Law("baseline", STATEMENT, decide_baseline, remainder=remainder)

@@ -8,6 +8,7 @@ of the divergence the other way round.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fibration.language.atoms import at
 from fibration.language.hierarchy import Hierarchy
@@ -16,7 +17,7 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.proof.divergences import divergence, is_asked, never_flows, rises, weighed
+from fibration.laws.proof.divergences import divergence, has_slope, is_asked, never_flows, rises, weighed
 from fibration.laws.proof.samples import Samples
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.sampled import leads_nowhere, looks_beyond, no_divergence
@@ -29,6 +30,7 @@ REMEDY = (
     "with d = log_prob(current) - log_prob(q) write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy "
     "too; for the entropy exp(token_log_ratio)*(log_prob(current) - 1); or gives_up={'kl_gradient': 'why'}"
 )
+NOTHING = "nothing left in expectation"
 
 
 def asked(h: Hierarchy) -> list[tuple[str, Penalty]]:
@@ -53,14 +55,16 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     may_be_0 = looks_beyond(formula) and not never_flows(h, h.leaves[0], penalty)
     witness = no_divergence(h, formula, passed, may_be_0)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
-    return unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
+    decision = unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
+    flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves) and any(has_slope(h, leaf, penalty) for leaf in h.leaves)
+    return replace(decision, fault=NOTHING if flat else "")
 
 
 LEFT = (
     "from token to token of a state its derivative rises with log π - log q, so that it leads towards q; with log π "
     "alone it rises or falls"
 )
-REMEDY_LEFT = "give each penalty up by its name: gives_up={\"kl_gradient of penalty 'kl'\": 'why'}; or turn its sign"
+REMEDY_LEFT = "turn its sign: a penalty is taken off the objective"
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:
@@ -75,7 +79,8 @@ def remainder(subject: Subject) -> Iterator[Decision]:
         read = {a for e in within(penalty.formula) for a in atoms(e) if isinstance(a, LogProb)}
         passed = sorted(a.policy.name for a in read if a.policy.name not in (CURRENT, OLD))
         witness = leads_nowhere(h, formula, passed, bool(read), False in rising)
-        yield unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_LEFT, witness, required=LEFT)
+        left = unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_LEFT, witness, required=LEFT)
+        yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")
 
 
-LAW = Law("kl_gradient", STATEMENT, decide_kl_gradient)
+LAW = Law("kl_gradient", STATEMENT, decide_kl_gradient, remainder=remainder)

@@ -90,10 +90,12 @@ class Law:
         """One verdict per subject, in the name of the law."""
         yield from map(self._verdict, self._decided(self.decisions, subject))
 
-    def decide_rest(self, subject: Subject, given_up: Collection[str]) -> Iterator[Verdict]:
-        """One verdict per subject for which the law is given up, on what is left of the law."""
-        for d in self._decided(self.remainder, subject) if self.remainder and given_up else ():
-            if d.subject in given_up or d.subject == "hierarchy":
+    def decide_rest(self, subject: Subject, given_up: Collection[Verdict]) -> Iterator[Verdict]:
+        """One verdict on what is left of the law for each subject of these verdicts, of which the law is given up."""
+        faults = {v.subject: v.fault for v in given_up}
+        for d in self._decided(self.remainder, subject) if self.remainder and faults else ():
+            is_given_up = bool(d.fault) and d.fault == faults.get(d.subject)
+            if (d.subject in faults and not is_given_up) or d.subject == "hierarchy":
                 yield self._verdict(replace(d, subject=LEFT + d.subject))
 
     def _verdict(self, d: Decision) -> Verdict:

@@ -61,7 +61,7 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
             for verdict in law.decide(subject):
                 subject.verdicts.append(verdict)
             own = with_reasons(hierarchy.gives_up, subject.verdicts[before:])
-            for verdict in law.decide_rest(subject, {v.subject for v in own if v.given_up}):
+            for verdict in law.decide_rest(subject, [v for v in own if v.given_up]):
                 subject.verdicts.append(verdict)
             if law.foundation and subject.first_failure(law.name):
                 return

@@ -1,5 +1,7 @@
 """A reason covers one fault of one law: of another subject, and in another way, the law is still asked."""
 
+import re
+
 import pytest
 from hierarchies import baselines, divergences, zoo
 from hierarchies.divergences import d, k3
@@ -227,3 +229,51 @@ def test_where_several_subjects_fail_the_remedy_names_each():
         assert f"gives_up={{'inward of {v.subject.removeprefix('gate on ')}': 'why'}}" in v.remedy
     (alone,) = levels(ROLLS_BACK, clip_gate(epsilon).per(mass)).verify().failures
     assert "gives_up={'inward': 'why'}" in alone.remedy
+
+
+# ---------------------------------------------------------------- what is left
+
+R = baselines.reward
+LEFT = {  # what is given up, and whether what is left of the law is right
+    "baseline: by the deviation": (baselines.spec(STANDARDISED, gives_up={"baseline": WHY}), True),
+    "baseline: turned": (baselines.spec(-STANDARDISED, gives_up={"baseline": WHY}), False),
+    "baseline: turned, by its name": (baselines.spec(-STANDARDISED, gives_up={"baseline of advantages": WHY}), False),
+    "baseline: of rewards, turned": (
+        baselines.spec(baselines.standardised(-R, over=baselines.prompt_group), gives_up={"baseline": WHY}), False,
+    ),
+    "baseline: without a reward": (baselines.spec(baselines.greedy, gives_up={"baseline": WHY}), False),
+    "baseline: a constant": (baselines.spec(0 * R + 1, gives_up={"baseline": WHY}), False),
+    "kl_gradient: k3": (penalised(["kl_gradient"], kl=k3), True),
+    "kl_gradient: k3, turned": (penalised(["kl_gradient"], kl=-k3), False),
+    "kl_gradient: k3, turned, by its name": (penalised(["kl_gradient of kl"], kl=-k3), False),
+    "kl_gradient: k1": (penalised(["kl_gradient"], kl=d), True),
+    "kl_gradient: k1, by its name": (penalised(["kl_gradient of kl"], kl=d), True),
+    "kl_gradient: no slope": (penalised(["kl_gradient"], kl=0 * k3), False),
+    "kl_gradient: no slope, by its name": (penalised(["kl_gradient of kl"], kl=0 * k3), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_of_a_law_is_asked(name):
+    h, right = LEFT[name]
+    found = h.verify()
+    law, (given,) = name.partition(":")[0], h.gives_up
+    left = [v for v in found.verdicts if v.law == law and v.subject.startswith("what is left of ")]
+    if right:
+        assert found.ok, found
+        assert all(v.status == "proved" for v in left)
+        return
+    (failure,) = found.failures
+    assert left == [failure]
+    assert failure.status == "refuted" and failure.counterexample
+    with pytest.raises(LawError, match="what is left of"):
+        found.raise_for_status()
+    (key,) = re.findall(r"gives_up=\{['\"](.*?)['\"]: 'why'\}", failure.remedy)
+    assert key.startswith(f"{law} of what is left of ")
+    assert h.replace(gives_up={given: WHY, key: WHY}).verify().ok
+
+
+def test_what_is_left_and_holds_is_not_given_up():
+    given = {"kl_gradient": WHY, "kl_gradient of what is left of kl": WHY}
+    (failure,) = penalised(given, kl=k3).verify().failures
+    assert (failure.law, failure.fault) == ("given_up", "holds")

@@ -106,6 +106,11 @@ def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
     return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).never_flows
 
 
+def has_slope(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
+    """Whether on policy the derivative is not 0 at every token."""
+    return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).has_slope
+
+
 def _policies(formula: Expression) -> list[str]:
     """The policies whose log-probs are read, however deep."""
     read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
@@ -211,6 +216,11 @@ class _Sampled:
         both = (of_current, of_old)
         above = all(any(self.assume.signs(r) == POSITIVE for r in rates) for rates in both)
         return (above and all(map(self._is_positive, (*of_current, *of_old)))) or None
+
+    @property
+    def has_slope(self) -> bool:
+        found = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
+        return found is None or not all(vanishes(c.subs(X, 0)) for branches in found for c in branches)
 
     # ------------------------------------------------------------ on policy, and off it
 
