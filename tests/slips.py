@@ -453,6 +453,18 @@ LAWS = (
         "return outside if self.upper is None else outside | (value > self.upper)", "return outside",
     ),
     slip(
+        "a reason for one penalty covers all of them", "laws/test_given_up",
+        'OF_FORMULAS = ("agreement", "mask_open", "causal", "kl_gradient")', 'OF_FORMULAS = ("agreement", "mask_open", "causal")',
+    ),
+    slip(
+        "a reason for a roll-back covers a bound on the wrong side", "laws/test_given_up",
+        "known = {o.fault for o in unnamed if o.fault or o.status == \"refuted\"}", "known = {v.fault}",
+    ),
+    slip(
+        "what is left of a law is not asked", "laws/test_given_up",
+        "if (d.subject in faults and not is_given_up)", "if (d.subject in faults and d.status == \"proved\")",
+    ),
+    slip(
         "giving up first_order covers a wrong gradient", "laws*gradient laws/test_verify",
         'COVERS = {"first_order": ("first_order", "identity")}',
         'COVERS = {"first_order": ("first_order", "identity", "gradient")}',

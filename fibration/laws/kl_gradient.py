@@ -56,8 +56,9 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     witness = no_divergence(h, formula, passed, may_be_0)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     decision = unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
-    flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves) and any(has_slope(h, leaf, penalty) for leaf in h.leaves)
-    return replace(decision, fault=NOTHING if flat else "")
+    is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
+    is_nothing = is_flat and any(has_slope(h, leaf, penalty) for leaf in h.leaves)
+    return replace(decision, fault=NOTHING if is_nothing else "")
 
 
 LEFT = (
