@@ -13,12 +13,14 @@ from fibration import (
     after,
     before,
     count,
+    deviation,
     exp,
     largest,
     log,
     log_prob,
     maximum,
     mean,
+    position,
     residual,
     some,
     sqrt,
@@ -188,3 +190,19 @@ def test_bounds_of_weights_hold_of_nothing_too():
         .keep(~some(count(text, over=trajectory) > 3, over=batch, of=trajectory))
     )
     assert moment(by_row).startswith("w is at most 3")
+
+
+LACKING = {
+    "a logarithm inside": where(mean(log(token_log_ratio), over=trajectory) > 2, 1, 1),
+    "a division inside an order": where(before(1 / position(over=trajectory), over=trajectory) > 2, 1, 1),
+    "a deviation of such": where(deviation(1 / position(over=trajectory), over=trajectory) >= 0, 1, 2),
+    "some of such": where(some(1 / position(over=trajectory) > 2, over=trajectory), 1, 1),
+    "a mean of none inside": where(largest(mean(ONE, **PER_IMAGE), over=batch) > 0, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_stands_inside_has_a_value_too(name):
+    assert status(weighed(LACKING[name]), "agreement") in ("refuted", "undecided")
+    assert status(kept(LACKING[name] > 0), "mask_open") in ("refuted", "undecided")
+    assert status(tree(LACKING[name] * residual), "identity") in ("refuted", "undecided")

@@ -43,6 +43,7 @@ class Coinciding:
         self.h, self.leaf = h, leaf
         self.small: dict[Any, int] = {}  # what stands for a change, of a policy or of a statistic
         self.sides: dict[Any, Signs] = {}  # of those that lie on one side of 0
+        self.may_lack = False  # a value of what is written: the formula of a statistic may have none
 
     @cached_property
     def shape(self) -> Shape:
@@ -59,6 +60,8 @@ class Coinciding:
     def limits(self, formula: Expression) -> list[Any] | None:
         """What a formula tends to, in each branch that can hold near; None where one may have no value."""
         near, written = self._near(formula)
+        if self.may_lack:
+            return None
         try:
             found = near.branches(written)
         except TooManyCases:
@@ -121,6 +124,7 @@ class Coinciding:
     def _statistic(self, statistic: Aggregate) -> Expression:
         if statistic.is_condition:
             found = [Coinciding(self.h, each).outcomes(statistic.formula) for each in self._read_at(statistic)]
+            self.may_lack |= None in found
             known = set[bool]().union(*(f or {True, False} for f in found))
             if known == {True} and self.assume.may_be_of_none(statistic):
                 return as_expression(0) < number_of(statistic)  # type: ignore[operator]
@@ -156,6 +160,7 @@ class Coinciding:
         ends: list[Any] = []
         for each in self._read_at(statistic):
             found = Coinciding(self.h, each).limits(statistic.formula)
+            self.may_lack |= found is None
             if not found:
                 return None
             ends += found

@@ -90,7 +90,9 @@ class Subject:
             here, read = Coinciding(self.hierarchy, stratum), set(atoms(gate))
             plain = not any(isinstance(a, (Aggregate, LogProb, Ordered)) for a in read)
             written = gate if plain else here.written(gate)
-            self._germs[gate, stratum] = germ(written, self.at(stratum).with_signs(here.sides), here.small)
+            assume = self.at(stratum).with_signs(here.sides)
+            known = not here.may_lack
+            self._germs[gate, stratum] = germ(written, assume, here.small) if known else Germ(False, False, False)
         return self._germs[gate, stratum]
 
     def proved(self, law: str, subject: str | None = None) -> bool:
