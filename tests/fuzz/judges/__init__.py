@@ -1,6 +1,6 @@
 """One judge per law: what it draws, and what contradicts a verdict."""
 
-from fuzz.judges import token_laws
+from fuzz.judges import gate_laws, token_laws
 from fuzz.judges.judge import Judge
 
-JUDGES: dict[str, Judge] = {judge.name: judge for judge in (*token_laws.JUDGES,)}
+JUDGES: dict[str, Judge] = {judge.name: judge for judge in (*token_laws.JUDGES, *gate_laws.JUDGES)}
