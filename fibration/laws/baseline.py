@@ -21,12 +21,12 @@ from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.compared import not_its_own, raised
 
 STATEMENT = (
-    "an advantage is the reward from the token on, less what does not depend on what was sampled there, times a factor "
-    "of counts: A = κ·(R - b), κ > 0"
+    "an advantage is the reward from the token on, less what does not depend on what was sampled there, times "
+    "κ: A = κ·(R - b). κ is given, the same at all tokens of a row, nowhere below 0, above 0 where rows are compared"
 )
 REMEDY = (
     "take off what is not of its own sample: centred(reward, over=prompt_group, leave_one_out=True), or an attribute; "
-    "divide by no statistic of rewards; or gives_up={'baseline': 'why'}"
+    "divide by no statistic of rewards, multiply by nothing that changes along a row; or gives_up={'baseline': 'why'}"
 )
 
 LEFT = "where all else is alike, more of its own reward is more advantage, and never less"

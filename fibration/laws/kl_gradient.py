@@ -24,7 +24,8 @@ from fibration.laws.witness.sampled import leads_nowhere, looks_beyond, no_diver
 
 STATEMENT = (
     "in expectation over its tokens, what is taken off the objective has the gradient of KL(current‖q) to a frozen "
-    "policy q, or of the entropy: ∂P/∂log π = κ·(log π - log q) + const, κ > 0, or κ·log π + const"
+    "policy q, or of the entropy: ∂P/∂log π = κ·(log π - log q) + const, or κ·log π + const; κ is of the state alone, "
+    "not 0 as a formula, and of a policy nowhere below 0"
 )
 REMEDY = (
     "with d = log_prob(current) - log_prob(q) write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy "
@@ -52,7 +53,7 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     formula = desugar(at(weighed(h, penalty), h.leaves[0]))
     read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
     passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
-    may_be_0 = looks_beyond(formula) and not never_flows(h, h.leaves[0], penalty)
+    may_be_0 = looks_beyond(formula) and not all(never_flows(h, leaf, penalty) for leaf in h.leaves)
     witness = no_divergence(h, formula, passed, may_be_0)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     decision = unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)

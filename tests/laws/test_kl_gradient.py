@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hierarchies import divergences
-from hierarchies.divergences import RIGHT, UNDECIDED, WRONG, Term, d, slope, x
+from hierarchies.divergences import RIGHT, UNDECIDED, WRONG, Term, d, entropy, slope, x
 
-from fibration import Penalty, advantage, where
+from fibration import Penalty, advantage, sqrt, where
 
 NAMES = {"current": "l", "old": "o", "reference": "q", "rollout": "w"}
 
@@ -101,6 +101,13 @@ def test_what_joins_tokens_is_left_undecided(name):
     assert verdict(Term(UNDECIDED[name], lambda t: 0.0)).status == "undecided"
 
 
+def test_a_root_of_what_may_be_0_has_no_slope():
+    kink, smooth = d**2 / 2 + sqrt(x * x), d**2 / 2 + sqrt(1 + x * x)
+    held = d**2 / 2 * sqrt(entropy)
+    found = [verdict(Term(e, lambda t: 0.0)).status for e in (kink, smooth, held)]
+    assert found == ["undecided", "proved", "proved"]
+
+
 def test_of_advantages_and_of_coarser_elements_nothing_is_asked():
     h = RIGHT["k2"].hierarchy
     for penalty in (
@@ -122,6 +129,5 @@ def test_it_is_given_up_by_name_and_each_penalty_has_a_verdict():
 
 def test_a_state_of_attributes_may_have_no_gradient():
     """Zero somewhere refutes nothing where a formula looks at more than probabilities."""
-    entropy = divergences.entropy
     for formula, status in ((where(entropy > 100, d**2, 0), "proved"), (where(entropy > 100, d, 0), "refuted")):
         assert verdict(Term(formula, lambda t: 0.0)).status == status

@@ -103,7 +103,10 @@ def rises(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool | None:
 
 def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
     """Whether on policy the derivative is the same for every token of a state, so that nothing is left of it."""
-    return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).never_flows
+    try:
+        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).never_flows
+    except TooManyCases:
+        return False
 
 
 def has_slope(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
@@ -279,7 +282,7 @@ class _Sampled:
         return [[sympy.expand(sympy.expand(c * sympy.exp(-X)), power_exp=True) for c in branches] for branches in found]
 
     def _derivatives(self, formula: Expression, assume: Assumptions, near: bool = False) -> Groups | None:
-        """`∂P/∂log π` of a token in every branch; None where others have a part in it.
+        """`∂P/∂log π` of a token in every branch; None where others have a part in it, or where there may be none.
 
         `near`: in those alone that may hold beside a log ratio of 0.
         """
@@ -289,9 +292,15 @@ class _Sampled:
         for case in cases(formula, assume):
             if near and not all(self._may_be_near(d, signs) for d, signs in case.signs):
                 continue
+            inside = assume.with_signs(dict(case.signs))
+            if any(inside.signs(a) != POSITIVE for a in map(to_sympy, _under_roots(case.value)) if self._moves(a)):
+                return None
             state = tuple((d, signs) for d, signs in case.signs if not any(map(self._is_drawn, d.free_symbols)))
             groups.setdefault(state, []).append(case.slope(X))
         return [[c for other in groups if _agree(state, other) for c in groups[other]] for state in groups]
+
+    def _moves(self, value: Any) -> bool:
+        return any(map(self._is_drawn, value.free_symbols))
 
     def _may_be_near(self, difference: Any, signs: Signs) -> bool:
         there = self.assume.signs(difference.subs(X, 0))
@@ -338,7 +347,7 @@ class _Sampled:
     # ------------------------------------------------------------ what is of the state
 
     def _is_positive(self, value: Any) -> bool:
-        """Whether a number of the state is nowhere below 0, and not 0 everywhere."""
+        """Whether a number of the state, which is not 0 as a formula, is nowhere below 0."""
         return -1 not in self.assume.signs(value)
 
     def _is_of_state(self, value: Any) -> bool:
@@ -399,6 +408,13 @@ def _joins(e: Expression, held: bool = False) -> bool:
     if isinstance(e, (Aggregate, Ordered)) and not held:
         return any(a in (token_log_ratio, CURRENT_LOG_PROB) for inner in within(e.formula) for a in atoms(inner))
     return False
+
+
+def _under_roots(e: Expression) -> Iterator[Expression]:
+    """What roots are taken of, through which a gradient may flow: of 0 they have no slope."""
+    if isinstance(e, Apply) and e.operator != "stop":
+        yield from (a for argument in e.arguments for a in _under_roots(argument))
+        yield from e.arguments if e.operator == "sqrt" else ()
 
 
 def _as_old(a: Expression, targets: tuple[str, ...]) -> Expression:
