@@ -51,8 +51,8 @@ def _with_reason(gives_up: Mapping[str, str], v: Verdict, verdicts: Sequence[Ver
     remedy = v.remedy.replace(example(v.law), wanted)
     if bare:
         subjects = listed(dict.fromkeys(o.subject for o in unnamed))
-        more = f"a reason under '{bare}' alone covers one fault, and {subjects} fail: name what else is meant, {wanted}"
-        remedy = f"{more}; or mend it: {remedy}"
+        remedy += "" if wanted in remedy else f"; or {wanted}"
+        remedy = f"a reason under '{bare}' alone covers one fault, and {subjects} fail: name the others; or {remedy}"
     return replace(v, remedy=remedy)
 
 

@@ -31,6 +31,11 @@ from fibration.laws.witness.pushed import Span, negative_ratio, pushed_further_o
 
 STATEMENT = "outside its budget a level never pushes an element further out"
 ORDER = "pessimistic_clip_gate(low, high)"
+ANYWHERE = (TURNED, OPENED)  # what a batch shows by itself
+STAYS = "an outward pull that it stops stays stopped further out"
+MET = "where it stops or turns round an inward pull it stops an outward one too"
+KEPT = "it turns no inward pull round"
+REST = {TURNED: f"{STAYS}, and {MET}", OPENED: f"{KEPT}, and {MET}", LOST: f"{KEPT}, and {STAYS}"}  # but for a fault
 GIVE_UP = "or gives_up={'inward': 'why'}, if the loss means it"
 
 
@@ -60,20 +65,27 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
         return proved(
             f"gate on {stratum}", f"{gate} turns no pull round that is inward, and opens to none that is outward"
         )
-    known = coordinate(h, subject)
-    of = "deviation" if "deviation" in known else "log"
     for pushed in undecided:
         found = pushed.faults()
-        spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
-        spans = spans if all(_is_known(end) for span in spans for end in span) else []
-        what = {f.what for f in found}
-        witness = pushed_further_out(h, stratum, pushed.channel, what, spans, of) if found else None
-        if witness is None and (spans or not found):  # where no piece says where, and beyond where a bent one begins
-            anywhere = {TURNED, OPENED} if known or not pushed.reads_densities else {TURNED}
-            witness = pushed_further_out(h, stratum, pushed.channel, anywhere, [], of)
+        witness = _seen(pushed, found, frozenset(ANYWHERE))
         if found or witness:
             return _refused(subject, stratum, found, witness)
     return _refused(subject, stratum, [], None)
+
+
+def _seen(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
+    """A batch that shows one of the faults that pieces tell, or one of others where these say nothing."""
+    h, stratum, channel = pushed.subject.hierarchy, pushed.stratum, pushed.channel
+    known = coordinate(h, pushed.subject)
+    of = "deviation" if "deviation" in known else "log"
+    spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
+    spans = spans if all(_is_known(end) for span in spans for end in span) else []
+    witness = pushed_further_out(h, stratum, channel, {f.what for f in found}, spans, of) if found else None
+    if witness is None and (spans or not found):  # where no piece says where, and beyond where a bent one begins
+        moves = not known and pushed.reads_densities
+        if what := anywhere - ({OPENED} if moves else set()):
+            witness = pushed_further_out(h, stratum, channel, set(what), [], of)
+    return witness
 
 
 def _span(low: object, high: object) -> Span:
@@ -107,4 +119,29 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
     return decision if witness else following(decision, cause)
 
 
-LAW = Law("inward", STATEMENT, decide_inward)
+def remainder(subject: Subject) -> Iterator[Decision]:
+    """What is left of the law where it is given up for a gate: that it fails in no other way."""
+    given_up = {v.subject: v.fault for v in subject.verdicts if v.law == LAW.name and v.fault}
+    for stratum in subject.hierarchy.order:
+        if fault := given_up.get(f"gate on {stratum}"):
+            yield _rest_of_gate(subject, stratum, fault)
+
+
+def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
+    h, name = subject.hierarchy, f"gate on {stratum}"
+    channels = [Pushed(subject, stratum, channel) for channel in h.decomposition.channels]
+    undecided = [pushed for pushed in channels if not pushed.is_kept(but=fault)]
+    if not undecided:
+        return proved(name, REST[fault])
+    others: list[Fault] = []
+    witness = None
+    for pushed in undecided:
+        others = [f for f in pushed.faults() if f.what != fault]
+        witness = _seen(pushed, others, frozenset(ANYWHERE) - {fault})
+        if others or witness:
+            break
+    rest = _refused(subject, stratum, others, witness)
+    return replace(rest, remedy=rest.remedy.removesuffix(f"; {GIVE_UP}"), required=REST[fault])
+
+
+LAW = Law("inward", STATEMENT, decide_inward, remainder=remainder)

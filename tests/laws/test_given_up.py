@@ -1,12 +1,15 @@
 """A reason covers one fault of one law: of another subject, and in another way, the law is still asked."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hierarchies import baselines, divergences, zoo
 from hierarchies.divergences import d, k3
 from hierarchies.weighed import C, batch, k, mu, one, rho, trajectory
 from hierarchies.zoo import T, budget, epsilon, two
+from oracles import brute
+from oracles.written import from_json
 
 from fibration import (
     Gate,
@@ -22,6 +25,7 @@ from fibration import (
     mean,
     minimum,
     residual,
+    sign,
     some,
     total,
     where,
@@ -38,6 +42,12 @@ LOG = log_ratio(scale=1 / T)
 ROLLS_BACK = aggregate_gate(budget, rollback=1)
 WRONG_SIDE = Gate(where(advantage >= 0, maximum(residual, -epsilon), minimum(residual, epsilon)))
 OPENS = Gate(where(abs(residual) <= budget, residual, where(abs(residual) < 2 * budget, 0, residual)))
+FURTHER = abs(residual) - 2 * budget
+PASSES_AGAIN = Gate(where(abs(residual) <= budget, residual, where(FURTHER < 0, -FURTHER, FURTHER) * sign(residual)))
+WRONG_WAY = Gate(where((advantage * residual < 0) & (abs(residual) > budget), -FURTHER * sign(residual), residual))
+TWO_WAYS = Gate(
+    where(residual < -budget, -2 * budget - residual, where(advantage < 0, minimum(residual, budget), residual))
+)
 
 
 def penalised(gives_up=(), **penalties):
@@ -150,8 +160,10 @@ def test_an_undecided_level_beside_others_is_named():
     undecided = Gate(where(abs(residual) <= budget * T, residual, where(abs(residual) <= budget, 0, residual)))
     h = levels(ROLLS_BACK, undecided, "inward")
     status = {v.subject: (v.status, v.accepted) for v in h.verify().verdicts if v.law == "inward"}
-    if status["gate on token"][0] == "undecided":
-        assert status == {"gate on trajectory": ("refuted", True), "gate on token": ("undecided", False)}
+    assert status["gate on trajectory"] == ("refuted", True)
+    assert status["gate on token"] == ("undecided", False)
+    alone = levels(clip_gate(budget), undecided, "inward").verify()
+    assert alone.ok, alone
 
 
 NOTHING = {  # a key, of what hierarchy, and what is said of it
@@ -248,6 +260,17 @@ LEFT = {  # what is given up, and whether what is left of the law is right
     "kl_gradient: k3, turned, by its name": (penalised(["kl_gradient of kl"], kl=-k3), False),
     "kl_gradient: k1": (penalised(["kl_gradient"], kl=d), True),
     "kl_gradient: k1, by its name": (penalised(["kl_gradient of kl"], kl=d), True),
+    "inward: a roll-back": (levels(ROLLS_BACK, clip_gate(epsilon).per(mass), "inward"), True),
+    "inward: a dead zone that opens": (levels(OPENS, clip_gate(epsilon).per(mass), "inward"), True),
+    "inward: the wrong side": (levels(WRONG_SIDE, clip_gate(epsilon).per(mass), "inward"), True),
+    "inward: a roll-back that opens again": (levels(PASSES_AGAIN, clip_gate(epsilon).per(mass), "inward"), False),
+    "inward: a roll-back on the wrong side": (levels(WRONG_WAY, clip_gate(epsilon).per(mass), "inward"), False),
+    "inward: a roll-back on the wrong side, by its name": (
+        levels(WRONG_WAY, clip_gate(epsilon).per(mass), "inward of trajectory"), False,
+    ),
+    "inward: a roll-back below 0, and the wrong side above": (
+        levels(TWO_WAYS, clip_gate(epsilon).per(mass), "inward"), False,
+    ),
     "kl_gradient: no slope": (penalised(["kl_gradient"], kl=0 * k3), False),
     "kl_gradient: no slope, by its name": (penalised(["kl_gradient of kl"], kl=0 * k3), False),
 }  # fmt: skip
@@ -265,6 +288,9 @@ def test_what_is_left_of_a_law_is_asked(name):
         return
     (failure,) = found.failures
     assert left == [failure]
+    if law == "inward":
+        whole = replace(from_json(h, failure), subject=failure.subject.removeprefix("what is left of "))
+        brute.confirm(h, whole, found.verdicts)
     assert failure.status == "refuted" and failure.counterexample
     with pytest.raises(LawError, match="what is left of"):
         found.raise_for_status()

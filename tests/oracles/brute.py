@@ -370,8 +370,8 @@ def gate_slope(world: World, stratum: Stratum, channel: str, element: int, bound
 
 
 def _confirm_given_up(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> None:
-    law = verdict.subject.removeprefix("law '").removesuffix("'")
-    assert all(v.status == "proved" for v in others if v.law == law)
+    law, _, about = verdict.subject.removeprefix("law '").removesuffix("'").partition(" of ")
+    assert all(v.status == "proved" for v in others if v.law == law and (not about or v.subject.endswith(about)))
 
 
 # ---------------------------------------------------------------- proved laws, tried

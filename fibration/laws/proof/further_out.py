@@ -33,6 +33,7 @@ from fibration.laws.proof.pieces import affine_root
 from fibration.laws.proof.reach import is_effect
 from fibration.laws.proof.signs import Assumptions
 
+TURNED, LOST, OPENED = "turned", "lost", "opened"  # how a gate breaks the law
 MOST_PAIRS = 2000
 STOPS, PASSES = frozenset({-1, 0}), POSITIVE
 STEP, SHARE = sympy.Dummy("step", real=True), sympy.Dummy("share", real=True)
@@ -102,19 +103,26 @@ def _own_path(h: Hierarchy, stratum: Stratum, channel: str, side: int, assume: A
         yield Path(moved, {STEP: POSITIVE, rise: POSITIVE}, end)
 
 
-def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: Any, lines: Lines) -> bool:
-    """Whether a gate keeps the law on one side of 0, for pulls of either sign: that of `base`, where it reads that."""
+def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: Any, lines: Lines, but: str = "") -> bool:
+    """Whether a gate keeps the law on one side of 0, for pulls of either sign: that of `base`, where it reads that.
+
+    `but` is a fault that it may have: what is turned round then counts as stopped.
+    """
     known = {p: assume.with_signs({RHO: frozenset({side})}) for p, assume in held.items()}
     inward = branches(gate, known[-side], side, lines.certain)
     opposed = branches(gate, known[side], side, lines.certain)
     outward = opposed if lines.inside == lines.certain else branches(gate, known[side], side, lines.inside)
-    if inward is None or opposed is None or outward is None or any(-1 in b.signs for b in inward):
+    if inward is None or opposed is None or outward is None:
+        return False
+    if but != TURNED and any(-1 in b.signs for b in inward):
         return False
     read = set(atoms(gate))
     moving = {symbol(a) for a in read if _moves(a)}
     turned = {symbol(a) for a in read if is_of_advantages(a)} | {base}
     pairs = [(b, c) for b, c in itertools.product(outward, outward) if b.signs & STOPS and c.signs & PASSES]
-    stopped = [b for b in inward if 0 in b.signs] if turned & set(map(symbol, read)) else []
+    pairs = [] if but == OPENED else pairs
+    asks = but != LOST and bool(turned & set(map(symbol, read)))
+    stopped = [b for b in inward if b.signs & STOPS] if asks else []
     passing = [c for c in outward if c.signs & PASSES]
     if len(pairs) + len(stopped) * len(passing) > MOST_PAIRS:
         return False

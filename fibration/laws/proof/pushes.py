@@ -25,7 +25,7 @@ from fibration.language.traversal import atoms
 from fibration.laws.proof import courses
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.coordinates import X, coordinate, intensive, normal_recovery
-from fibration.laws.proof.further_out import Lines, is_of_advantages, keeps, lines_out
+from fibration.laws.proof.further_out import LOST, OPENED, TURNED, Lines, is_of_advantages, keeps, lines_out
 from fibration.laws.proof.near import RHO, is_kinked
 from fibration.laws.proof.pieces import Line, Piece, pieces
 from fibration.laws.proof.reach import domain
@@ -33,7 +33,6 @@ from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 
 WAYS = (1, -1)
-TURNED, LOST, OPENED = "turned", "lost", "opened"
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,8 @@ class Pushed:
             return None
         return {p: assume.with_signs({base: frozenset({p * up})}) for p in WAYS}
 
-    def is_kept(self) -> bool:
-        """Whether the law is proved, on both sides of 0."""
+    def is_kept(self, but: str = "") -> bool:
+        """Whether the law is proved, on both sides of 0; or all of it but one fault."""
         if self.held is None:
             return False
         own = None
@@ -134,7 +133,7 @@ class Pushed:
         def lines(side: int) -> Lines:
             return lines_out(h, self.stratum, self.channel, self.gate, side, assume, own, self._end(side, own))
 
-        return all(keeps(self.gate, self.held, side, self.base, lines(side)) for side in self.sides)
+        return all(keeps(self.gate, self.held, side, self.base, lines(side), but) for side in self.sides)
 
     def _end(self, side: int, own: Any) -> Any:
         """Where residuals end on a side; None where other numbers say where."""
@@ -170,7 +169,7 @@ def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any]) -> lis
             found.append(Fault(OPENED, side, ((closed.low, closed.high), opened)))
     back, out = (zip(lines[w], ws, strict=True) for w, ws in ((-side, inward), (side, outward)))
     for (line, ps), (other, qs) in itertools.product(back, out):
-        lost = next((p for p, d in ps if d == 0), None)
+        lost = next((p for p, d in ps if d != 1), None)
         if lost is not None and qs and qs[-1][1] == 1 and _meet(line.assume, other.assume, turned):
             found.append(Fault(LOST, -side, ((lost.low, lost.high),)))
     return found
