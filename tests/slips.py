@@ -74,7 +74,7 @@ LANGUAGE = (
     ),
     slip(
         "a pull back may be turned round", "laws/test_inward",
-        "or any(-1 in b.signs for b in inward)", "or any(-2 in b.signs for b in inward)",
+        "if but != TURNED and any(-1 in b.signs for b in inward):", "if but != TURNED and any(-2 in b.signs for b in inward):",
     ),
     slip(
         "a gate may open again beyond its budget", "laws/test_inward",
@@ -82,7 +82,7 @@ LANGUAGE = (
     ),
     slip(
         "a clip on the wrong side of the advantage is none", "laws/test_inward",
-        "stopped = [b for b in inward if 0 in b.signs]", "stopped = [b for b in inward if 2 in b.signs]",
+        "stopped = [b for b in inward if b.signs & STOPS] if asks", "stopped = [b for b in inward if b.signs & {2}] if asks",
     ),
     slip(
         "a pull passes by the slope of the value, whatever is stopped", "laws/test_inward",

@@ -136,7 +136,7 @@ def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
     others: list[Fault] = []
     witness = None
     for pushed in undecided:
-        others = [f for f in pushed.faults() if f.what != fault]
+        others = pushed.faults(but=fault)
         witness = _seen(pushed, others, frozenset(ANYWHERE) - {fault})
         if others or witness:
             break

@@ -142,34 +142,35 @@ class Pushed:
         reads_probability = symbol(OLD_LOG_PROB) in map(symbol, atoms(self.gate))
         return None if (own is not None and side == -1) or (reads_probability and side == 1) else side * oo
 
-    def faults(self) -> list[Fault]:
-        """Where the law seems to be broken, by the pieces of the gate in the order of the residual."""
+    def faults(self, but: str = "") -> list[Fault]:
+        """Where the law seems to be broken but for one fault, by the gate's pieces in the order of the residual."""
         if self.held is None or self.reads_densities:
             return []
         lines = {p: cut for p, assume in self.held.items() if (cut := pieces(self.gate, assume)) is not None}
         sides = self.sides if len(lines) == len(WAYS) else []
         turned = {symbol(a) for a in atoms(self.gate) if is_of_advantages(a)} | {self.base}
-        return [fault for side in sides for fault in _by_pieces(lines, side, turned)]
+        stops = (-1, 0) if but == TURNED else (0,)
+        return [f for side in sides for f in _by_pieces(lines, side, turned, stops) if f.what != but]
 
 
 # ---------------------------------------------------------------- in the order of the residual
 
 
-def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any]) -> list[Fault]:
-    """On one side of 0; none where a piece both rises and falls."""
+def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any], stops: tuple[int, ...]) -> list[Fault]:
+    """On one side of 0; none where a piece both rises and falls. An inward pull is lost on pieces that `stops` lists."""
     inward, outward = [[_outwards(line, side) for line in lines[p]] for p in (-side, side)]
     if any(d is None for line in (*inward, *outward) for _, d in line):
         return []
     found = [Fault(TURNED, -side, ((p.low, p.high),)) for line in inward for p, d in line if d == -1]
     for stretches in outward:
-        stops = next((k for k, (_, d) in enumerate(stretches) if d != 1), len(stretches))
-        opened = next(((p.low, p.high) for p, d in stretches[stops:] if d == 1), None)
+        end = next((k for k, (_, d) in enumerate(stretches) if d != 1), len(stretches))
+        opened = next(((p.low, p.high) for p, d in stretches[end:] if d == 1), None)
         if opened is not None:
-            closed = stretches[stops][0]
+            closed = stretches[end][0]
             found.append(Fault(OPENED, side, ((closed.low, closed.high), opened)))
     back, out = (zip(lines[w], ws, strict=True) for w, ws in ((-side, inward), (side, outward)))
     for (line, ps), (other, qs) in itertools.product(back, out):
-        lost = next((p for p, d in ps if d != 1), None)
+        lost = next((p for p, d in ps if d in stops), None)
         if lost is not None and qs and qs[-1][1] == 1 and _meet(line.assume, other.assume, turned):
             found.append(Fault(LOST, -side, ((lost.low, lost.high),)))
     return found
