@@ -74,7 +74,7 @@ LANGUAGE = (
     ),
     slip(
         "a pull back may be turned round", "laws/test_inward",
-        "if but != TURNED and any(-1 in b.signs for b in inward):", "if but != TURNED and any(-2 in b.signs for b in inward):",
+        "if but != TURNED and any(_turns(b, known[-side]) for b in inward):", "if but != TURNED and not inward:",
     ),
     slip(
         "a gate may open again beyond its budget", "laws/test_inward",

@@ -9,15 +9,17 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Density, Stratum, advantage, in_channel, pull
-from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.hierarchy import gates
 from fibration.language.report import Fact
+from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.amplification import amplification
 from fibration.laws.batch_facts import blocks, normaliser, second_moment
 from fibration.laws.proof.contributions import Lines, contribution, reads_batch
 from fibration.laws.proof.coordinates import coordinate, lines
-from fibration.laws.proof.near import WORDS
+from fibration.laws.proof.further_out import moves_along
+from fibration.laws.proof.near import RHO, WORDS
 from fibration.laws.proof.pieces import Line, Piece, extremes, text
 from fibration.laws.proof.reach import domain, is_effect, reach
 from fibration.laws.proof.subject import Subject
@@ -35,7 +37,7 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     far = known in ("log", "split", "deviation") and not subject.first_failure("markov", "reflecting", "recovery")
     yield "radius", _radius(subject, table, known) if far else iter(())
     yield "bounds", _bounds(subject, table, known) if far else iter(())
-    yield "continuity", _continuity(h, table, known)
+    yield "continuity", _continuity(subject, table, known)
     yield "blocks", _one(lambda: blocks(h))
     yield "second_moment", second_moment(subject)
     yield "normaliser", _one(lambda: normaliser(h))
@@ -134,25 +136,28 @@ def _interval(low: Any, high: Any) -> str:
 # ---------------------------------------------------------------- continuity of the gates, and where they resist
 
 
-def _continuity(h: Hierarchy, table: Lines, acts_on: str) -> Iterator[Fact]:
+def _continuity(subject: Subject, table: Lines, acts_on: str) -> Iterator[Fact]:
+    h = subject.hierarchy
     for stratum in h.order:
         found = [table[stratum, c] for c in h.decomposition.channels]
         known = [line for per_channel in found for line in per_channel or ()]
         if None in found:
             yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
             continue
-        read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density)]
+        read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density) or moves_along(a)]
         held = f" in its residual, with {' and '.join(read)} held" if read else ""  # across a density it may jump
         how = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
         yield Fact("continuity", f"gate on {stratum}", how)
         least = domain(h, stratum, acts_on)[0]
-        regions = dict.fromkeys(r for c in h.decomposition.channels for r in _regions(h, stratum, c, table, least))
+        regions = dict.fromkeys(
+            r for c in h.decomposition.channels for r in _regions(subject, stratum, c, table, least)
+        )
         if regions:
             why = "there the gradient opposes further drift"
             yield Fact("restorative", f"gate on {stratum}", "; ".join(regions), why)
 
 
-def _regions(h: Hierarchy, stratum: Stratum, channel: str, table: Lines, least: Any) -> Iterator[str]:
+def _regions(subject: Subject, stratum: Stratum, channel: str, table: Lines, least: Any) -> Iterator[str]:
     """Where a gate has negative slope, in the words of the positive side if it is the same on both.
 
     `least` is the residual below which none is: a deviation of ratios is above -1.
@@ -160,7 +165,7 @@ def _regions(h: Hierarchy, stratum: Stratum, channel: str, table: Lines, least: 
     found: dict[str, list[tuple[Any, Any, Any, Line]]] = {}
     for line in table[stratum, channel] or ():
         for p in line.restorative():
-            when = _when(h, stratum, channel, line, p)
+            when = _when(subject, stratum, channel, line, p)
             found.setdefault(when, []).append((p.low, p.high, p.slope, line))
     for when, low, high, slope, line in ((when, *region) for when, regions in found.items() for region in regions):
         mirrored = any(
@@ -177,12 +182,19 @@ def _regions(h: Hierarchy, stratum: Stratum, channel: str, table: Lines, least: 
         yield region.replace("[+]", "").replace("[-]", "")
 
 
-def _when(h: Hierarchy, stratum: Stratum, channel: str, line: Line, piece: Piece) -> str:
+def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: Piece) -> str:
     """On which batches a piece of a gate holds: for which way of the pull, if the gate asks for it, or advantages."""
+    h, said = subject.hierarchy, []
+    known = {*subject.at(stratum).extra, 1 + RHO}
+    told = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}
+    turned = set[int]()
     if pull in set(atoms(h.gates[stratum].expression)):
         side = 1 if line.assume.signs(piece.high) == {1} or piece.high == oo else -1
         turned = {side * s for s in line.assume.signs(to_sympy(in_channel(h.pull(stratum), channel)))}
-        if turned in ({1}, {-1}):
-            return f" where the pull is {'outward' if turned == {1} else 'inward'}"
-    signs = line.assume.extra.get(symbol(advantage))
-    return f" where the advantage is {WORDS[signs]}" if signs in WORDS else ""
+    if turned in ({1}, {-1}):
+        said.append(f"the pull is {'outward' if turned == {1} else 'inward'}")
+    elif (signs := line.assume.extra.get(symbol(advantage))) in WORDS:
+        said.append(f"the advantage is {WORDS[signs]}")
+    others = ((d, s) for d, s in line.assume.extra.items() if d not in known and d not in told and s in WORDS)
+    said += [f"{text(d)} is {WORDS[s]}" for d, s in others]
+    return f" where {' and '.join(said)}" if said else ""

@@ -16,12 +16,16 @@ from oracles.fact_text import number, parameter_values
 from oracles.interpreted import Interpreter
 
 from fibration import (
+    Attribute,
     Parameter,
     aggregate_gate,
     count,
     load,
     log_ratio,
+    mean,
     residual,
+    stop,
+    token_log_ratio,
     where,
 )
 from fibration.compiler.ir import Mix
@@ -210,3 +214,29 @@ def test_what_a_program_fits_is_an_effect_to_the_facts():
     fitted = {node.into for node in lower(h).nodes() if isinstance(node, Mix)}
     assert fitted == {"turn", "page", "domain", "modality"}
     assert fitted <= {s.name for s in h.order if is_effect(h, s)}
+
+
+def test_a_fall_is_told_with_the_conditions_under_which_a_gate_has_it():
+    falls = where(residual > budget, 2 * budget - residual, residual)
+    v = Attribute("v", on=token)
+    for gate, when in (
+        (where(v > 3, falls, residual), "-3 + v is above 0"),
+        (where(v > 3, residual, falls), "-3 + v is at most 0"),
+        (where((zoo.advantage > 0) & (v > 1), falls, residual), "the advantage is above 0 and -1 + v is above 0"),
+    ):
+        assert facts(one(gate, log_ratio()), "restorative") == {
+            "gate on token": f"C < ρ < inf with slope -1 where {when}"
+        }
+
+
+def test_a_fall_is_that_of_the_slope_that_flows():
+    stopped = where(residual > budget, 2 * stop(residual) - residual, residual)
+    assert facts(one(stopped, log_ratio()), "restorative") == {"gate on token": "C < ρ < inf with slope -1"}
+    rises = where(residual > budget, budget + (residual - stop(residual)), residual)
+    assert facts(one(rises, log_ratio()), "restorative") == {}
+
+
+def test_a_statistic_of_the_policy_moves_with_the_residual():
+    drift = mean(token_log_ratio, over=trajectory)
+    h = one(where(abs(drift) < budget, residual, 0), log_ratio())
+    assert facts(h, "continuity") == {"gate on token": f"continuous in its residual, with {drift} held"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -115,9 +116,14 @@ def _contradict(rows: Iterable[Row]) -> bool:
         if not left or len(left) > MOST:
             return False
         variables = {v for terms, _, _ in left for v in terms}
-        chosen = min(variables, key=lambda v: (_pairs(v, left), str(v)))
+        chosen = min(variables, key=lambda v: (_pairs(v, left), _name(v)))
         ups, downs = ([r for r in left if r[0].get(chosen, 0) * s > 0] for s in (1, -1))
         left = [r for r in left if chosen not in r[0]] + [_joined(u, d, chosen) for u in ups for d in downs]
+
+
+@lru_cache(maxsize=4096)
+def _name(variable: Any) -> str:
+    return str(variable)
 
 
 def _pairs(variable: Any, rows: list[Row]) -> int:

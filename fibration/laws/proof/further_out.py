@@ -114,10 +114,10 @@ def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: An
     outward = opposed if lines.inside == lines.certain else branches(gate, known[side], side, lines.inside)
     if inward is None or opposed is None or outward is None:
         return False
-    if but != TURNED and any(-1 in b.signs for b in inward):
+    if but != TURNED and any(_turns(b, known[-side]) for b in inward):
         return False
     read = set(atoms(gate))
-    moving = {symbol(a) for a in read if _moves(a)}
+    moving = {symbol(a) for a in read if moves_along(a)}
     turned = {symbol(a) for a in read if is_of_advantages(a)} | {base}
     pairs = [(b, c) for b, c in itertools.product(outward, outward) if b.signs & STOPS and c.signs & PASSES]
     pairs = [] if but == OPENED else pairs
@@ -144,7 +144,7 @@ def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: An
     )
 
 
-def _moves(atom: Expression) -> bool:
+def moves_along(atom: Expression) -> bool:
     """Whether an atom may change with the residual, other than as a density does."""
     return any(
         a == token_log_ratio or (isinstance(a, LogProb) and not a.policy.is_frozen)
@@ -171,22 +171,19 @@ def branches(gate: Expression, assume: Assumptions, side: int, certain: Conditio
         slope = case.slope(RHO)
         if is_kinked(case.sympy()) or is_kinked(slope) or not case.defined(assume):
             return None
-        conditions = (*case.signs, *certain)
-        signs = _slope_signs(case, slope, assume, side)
-        if len(signs) > 1:
-            signs = frozenset(s for s in signs if _can_hold((*conditions, (slope, frozenset({s}))), assume))
-        if signs and _can_hold(conditions, assume):
-            made.append(Branch(conditions, slope, signs))
+        made.append(Branch((*case.signs, *certain), slope, _slope_signs(case, slope, assume, side)))
     return made
 
 
-def _can_hold(conditions: Iterable[tuple[Any, Signs]], assume: Assumptions) -> bool:
-    return feasible(_joined(way for d, signs in conditions for way in _both_ways(d, signs, assume)), assume)
+def _turns(b: Branch, assume: Assumptions) -> bool:
+    """Whether a slope may be below 0."""
+    return -1 in b.signs and _can_hold(b.where(frozenset({-1})), assume)
 
 
-def _both_ways(difference: Any, signs: Signs, assume: Assumptions) -> Conditions:
-    """A condition without factors of known sign, and as it stands: other conditions may share terms with either."""
-    return tuple(dict.fromkeys((normal(difference, signs, assume), (sympy.expand(difference), signs))))
+def _can_hold(conditions: Conditions, assume: Assumptions) -> bool:
+    """Whether conditions are not seen to contradict each other, as they stand or as they are written best."""
+    ways = ([w for d, signs in conditions for w in write(d, signs, assume)] for write in (_plainly, _both_ways))
+    return all(feasible(_joined(way), assume) for way in ways)
 
 
 def _joined(conditions: Iterable[tuple[Any, Signs]]) -> dict[Any, Signs]:
@@ -194,6 +191,15 @@ def _joined(conditions: Iterable[tuple[Any, Signs]]) -> dict[Any, Signs]:
     for d, signs in conditions:
         found[d] = found.get(d, signs) & signs
     return found
+
+
+def _plainly(difference: Any, signs: Signs, _: Assumptions) -> Conditions:
+    return ((sympy.expand(difference), signs),)
+
+
+def _both_ways(difference: Any, signs: Signs, assume: Assumptions) -> Conditions:
+    """A condition without factors of known sign, and as it stands: other conditions may share terms with either."""
+    return tuple(dict.fromkeys((normal(difference, signs, assume), *_plainly(difference, signs, assume))))
 
 
 def _slope_signs(case: Case, slope: Any, assume: Assumptions, side: int) -> Signs:
@@ -225,32 +231,36 @@ class Places:
         self.path = path
         self.moved = {**copies, **path.moved}
         self.known = first.with_signs({**{c: second.signs(s) for s, c in copies.items()}, **path.signs})
-        self._written: dict[tuple[Any, Signs, bool], Conditions] = {}
+        self._written: dict[tuple[Any, Signs, bool, bool], Conditions] = {}
 
-    def _at(self, conditions: Conditions, second: bool) -> Iterator[tuple[Any, Signs]]:
+    def _at(self, conditions: Conditions, second: bool, is_plain: bool) -> Iterator[tuple[Any, Signs]]:
         for d, signs in conditions:
-            key = d, signs, second
+            key = d, signs, second, is_plain
             if key not in self._written:
-                self._written[key] = _both_ways(d.xreplace(self.moved) if second else d, signs, self.known)
+                write = _plainly if is_plain else _both_ways
+                self._written[key] = write(d.xreplace(self.moved) if second else d, signs, self.known)
             yield from self._written[key]
 
     def exclude(self, one: Branch, other: Branch) -> bool:
         """Whether no pull is stopped by one branch at the first place, and passed by another at the second."""
-        first, second = self._at(one.where(STOPS), False), self._at(other.where(PASSES), True)
-        return not self._feasible(_joined((*first, *second, *self._risen(other.where(PASSES)))))
+        return any(self._exclude(one.where(STOPS), other.where(PASSES), is_plain) for is_plain in (True, False))
+
+    def _exclude(self, stops: Conditions, passes: Conditions, is_plain: bool) -> bool:
+        found = (*self._at(stops, False, is_plain), *self._at(passes, True, is_plain), *self._risen(passes))
+        return not self._feasible(_joined(found))
 
     def exclude_at_end(self, one: Branch, other: Branch) -> bool:
         """As `exclude`, with the second place as far out as one likes."""
         if self.path.end is None:
             return False
-        found = [*self._at(one.where(STOPS), False)]
+        found = [*self._at(one.where(STOPS), False, False)]
         if not self.path.end.is_infinite:  # so near it that a condition holds there, or is about to
             end = {**self.moved, RHO: self.path.end}
             near = [(d.xreplace(end), signs | {0}) for d, signs in other.where(PASSES)]
             near = [(d, signs) for d, signs in near if not d.has(sympy.zoo, sympy.nan, sympy.oo)]
             found += [way for d, signs in near for way in _both_ways(d, signs, self.known)]
             return not self._feasible(_joined(found))
-        for d, signs in self._at(other.where(PASSES), True):
+        for d, signs in self._at(other.where(PASSES), True, False):
             if not d.has(STEP):
                 found.append((d, signs))
             elif d.is_polynomial(STEP):
