@@ -157,7 +157,7 @@ class Pushed:
 
 
 def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any], stops: tuple[int, ...]) -> list[Fault]:
-    """On one side of 0; none where a piece both rises and falls. An inward pull is lost on pieces that `stops` lists."""
+    """On one side of 0; none where a piece both rises and falls. A pull is lost where a way is one of `stops`."""
     inward, outward = [[_outwards(line, side) for line in lines[p]] for p in (-side, side)]
     if any(d is None for line in (*inward, *outward) for _, d in line):
         return []
