@@ -2478,6 +2478,28 @@ TERMS = (  # what laws say of order, advantages and penalties
         "o.over == self.h.rows and (self.discounted or o.discount == ONE)", "o.over == self.h.rows",
     ),
     slip(
+        "a factor of rewards may be 0", "laws/test_baseline",
+        "if Claim(kappa, alone, NOT_NEGATIVE).is_shown and Claim(kappa, compared(h), POSITIVE).is_shown:",
+        "if Claim(kappa, alone, NOT_NEGATIVE).is_shown:",
+    ),
+    slip(
+        "how far along a row a token is, is given", "laws/test_baseline laws/test_samples",
+        'return frozenset() if self.is_coarse(of) else _each("number", tokens - {"now"})',
+        'return frozenset() if self.is_coarse(of) else _each("number", tokens - {"now", "earlier"})',
+    ),
+    slip(
+        "a root of 0 has a slope in penalties", "laws/test_kl_gradient",
+        'yield from e.arguments if e.operator == "sqrt" else ()', "yield from ()",
+    ),
+    slip(
+        "an advantage that is turned round is left", "laws/test_remainders",
+        "return all(_is_not_below_0(case, known) for case in steps) or None", "return True",
+    ),
+    slip(
+        "a penalty that leads away from its policy is left", "laws/test_remainders",
+        "ways = [frozenset({0, 1})] if targets else", "ways = [frozenset({0, 1}), frozenset({-1, 0})] if targets else",
+    ),
+    slip(
         "what bends a reward is a baseline", "laws/test_baseline",
         "return None if any(p.has_reward for p in known) or (own and rest) else", "return None if own and rest else",
     ),
