@@ -18,6 +18,10 @@ from fibration.language.atoms import Stratum
 from fibration.language.kernels import Fibration
 
 
+class NotOver(LookupError):
+    """One stratum does not lie over another, so that its elements have none of the other below them."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Strata and fibrations as a graph. Everything but `coarser` and `finer` needs it to be acyclic."""
@@ -76,9 +80,11 @@ class Shape:
         return tuple(found)
 
     def way(self, stratum: Stratum, target: Stratum) -> tuple[tuple[Stratum, Stratum], ...]:
-        """The fibrations along one path to a coarser stratum, each as its source and target."""
+        """The fibrations along one path to a coarser stratum, each as its source and target. Raises `NotOver`."""
         key = stratum, target
         if key not in self._ways:
+            if stratum != target and target not in self.coarser(stratum):
+                raise NotOver(f"{stratum} does not lie over {target}")
             found = []
             while stratum != target:
                 f = next(f for f in self.below(stratum) if target in (f.target, *self.coarser(f.target)))

@@ -21,12 +21,15 @@ from fibration import (
     equivalent,
     exp,
     identity_gate,
+    log_prob,
     log_ratio,
     mass,
+    policies,
     residual,
     sigmoid,
     sqrt,
     strata,
+    token_log_ratio,
     token_mean,
     total,
     uniform,
@@ -45,6 +48,8 @@ from fibration.printing.law_table import marks
 
 token, text, image, trajectory, prompt_group = strata("token text image trajectory prompt_group")
 weight = Attribute("weight", on=trajectory)
+words = Attribute("words", on=text)
+current, old = policies("current old")
 SOURCES = kept.sources()
 LATER = tuple(LAWS)[list(LAWS).index("identity") + 1 :]
 
@@ -270,3 +275,25 @@ def test_what_raised_an_exception_is_decided(hierarchy, law, status):
         subject.verdicts += LAWS[name].decide(subject)
     assert not [v.found for v in subject.verdicts if v.internal_error]
     assert {v.status for v in subject.verdicts if v.law == law} - {"proved"} == {status} - {"proved"}
+
+
+OF_TEXT = total(where(total(words, over=text) > 2, 1, 0), over=trajectory, of=text)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (tree(), tree(image=Gate(where(count(image, over=image) * log_prob(old) > -2, R, 2 * R)))),
+        (tree(), tree().replace(objective=token_mean().weigh(absolute(token_log_ratio * OF_TEXT)))),
+    ],
+)
+def test_what_raised_an_exception_is_compared(first, second):
+    (verdict,) = equivalent(first, second, timeout=None).verdicts
+    assert verdict.status == "refuted"
+
+
+def test_what_raised_an_exception_is_looked_for():
+    """A formula of texts, which the tokens of images do not have."""
+    h = tree().replace(objective=token_mean().weigh(1 / (OF_TEXT - exp(log_prob(old)))))
+    assert [v.status for v in LAWS["objective"].decide(Subject(h, []))] == ["proved", "refuted"]
+    assert {v.internal_error for law in ("objective", "causal") for v in LAWS[law].decide(Subject(h, []))} == {False}

@@ -33,6 +33,7 @@ from fibration.language.order import Ordered
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import Aggregate, within
+from fibration.language.strata import NotOver
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.witness.batches import Concrete
 from fibration.laws.witness.definition import formulas
@@ -103,7 +104,8 @@ def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum], ...]:
     found: dict[tuple[Apply, Stratum], None] = {}
     for h in pair:
         for leaf in h.leaves:
-            gates = (in_channel(h.gate(s), c) for s in h.order for c in h.decomposition.channels)
+            below = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
+            gates = (in_channel(h.gate(s), c) for s in below for c in h.decomposition.channels)
             split = (h.with_mass(e, leaf) for _, e in h.decomposition.densities)
             for e in (*h.objective.formulas, *terms(h), *gates, *split, *asked):
                 for inner in within(e):
@@ -149,7 +151,7 @@ def _roots(
                 _value(sides[0], concrete, leaf, moved, m, a) - _value(sides[1], concrete, leaf, moved, m, a)
                 for m in moves
             ]
-        except (NoValue, TooLarge):
+        except (NoValue, NotOver, TooLarge):  # it may be read on the tokens of another leaf alone
             continue
         slope = (y[1] - y[0]) / (u[1] - u[0])
         if not slope or abs((y[2] - y[1]) / (u[2] - u[1]) - slope) > Fraction(1, 10**40):

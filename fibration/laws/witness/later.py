@@ -21,7 +21,7 @@ from fibration.laws.witness.definition import Dense
 from fibration.laws.witness.duals import value_of
 from fibration.laws.witness.on_policy import attempt
 from fibration.laws.witness.probes import between, crossings, turning
-from fibration.laws.witness.search import concretes
+from fibration.laws.witness.search import concretes, is_read_at
 
 MOST_TRIED, MOST_TOKENS, FEW = 201, 4, 6  # of which a few are searched beside
 MOVES = tuple(Fraction(v) for v in ("-2", "-1/2", "-30", "-1/100"))
@@ -144,7 +144,7 @@ def _changes(row: Row, formula: Expression, what: str | Attribute, k: int, j: in
     def along(e: Expression) -> Callable[[Fraction], Fraction | None]:
         return lambda v: _put(row, what, j, v).value(e, k)
 
-    read = [at(e, leaf) for e in within(formula)]
+    read = [e for e in (at(e, leaf) for e in within(formula)) if is_read_at(row.concrete.shape, e, leaf)]
     found = {c for e in turning(read) for c in crossings(along(e), near=-4, far=2)}
     most = Fraction(0) if isinstance(what, str) else None
     low, high = what.ends if isinstance(what, Attribute) else (None, most)

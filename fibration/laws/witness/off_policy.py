@@ -21,7 +21,7 @@ from fibration.laws.witness.definition import Dense
 from fibration.laws.witness.duals import value_of
 from fibration.laws.witness.on_policy import attempt
 from fibration.laws.witness.probes import between, crossings, turning
-from fibration.laws.witness.search import concretes
+from fibration.laws.witness.search import concretes, is_read_at
 
 MOST_TRIED, MOST_TOKENS, FEW = 201, 6, 12  # of which a few are searched beside
 CURRENT_CHANGE = "token_log_ratio"
@@ -108,7 +108,7 @@ def _changes(batch: Batch, formula: Expression, changed: str) -> list[Fraction]:
     def along(e: Expression) -> Callable[[Fraction], Fraction | None]:
         return lambda v: replace(batch, changed=changed, by=v).value(e, 0)
 
-    read = [at(e, leaf) for e in within(formula)]
+    read = [e for e in (at(e, leaf) for e in within(formula)) if is_read_at(batch.concrete.shape, e, leaf)]
     deciding = [*turning(read), *(e for e in read if not e.is_condition)]
     found = {c for e in deciding for c in crossings(along(e), near=-6, far=2)}
     return [*(s * Fraction(n) for n in (1, 20) for s in (1, -1)), *between(sorted(found))]

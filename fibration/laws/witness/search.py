@@ -27,6 +27,7 @@ from fibration.language.atoms import (
     Stratum,
     Total,
     at,
+    read_at,
     residual,
     token_log_ratio,
 )
@@ -78,6 +79,14 @@ def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
     places: tuple[object, ...] = (atom.of, atom.over) if isinstance(atom, (Count, Total)) else ()
     places = (atom.on,) if isinstance(atom, Attribute) else places
     return all(s in hierarchy.strata for s in places if isinstance(s, Stratum))
+
+
+def is_read_at(shape: Shape, expression: Expression, stratum: Stratum) -> bool:
+    """Whether all atoms of an expression have values at the elements of a stratum."""
+    there = (stratum, *shape.coarser(stratum))
+    places = [read_at(a) for a in atoms(expression) if not isinstance(a, (Component, Parameter))]
+    places += [a.of for a in atoms(expression) if isinstance(a, Aggregate) and a.others]
+    return all(s in there for s in places if isinstance(s, Stratum))
 
 
 def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concrete]:

@@ -117,6 +117,9 @@ def verdicts(h: Hierarchy, laws: tuple[str, ...], timeout: float, foundations: b
                 return
 
     Budget(timeout).allows(ask)
+    for verdict in subject.verdicts:
+        if verdict.internal_error:
+            raise AssertionError(f"{verdict.law}: {verdict.found}")
     return found
 
 
