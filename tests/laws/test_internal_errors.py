@@ -289,7 +289,7 @@ OF_TEXT = total(where(total(words, over=text) > 2, 1, 0), over=trajectory, of=te
 )
 def test_what_raised_an_exception_is_compared(first, second):
     (verdict,) = equivalent(first, second, timeout=None).verdicts
-    assert verdict.status == "refuted"
+    assert verdict.status in ("refuted", "undecided") and not verdict.internal_error
 
 
 def test_what_raised_an_exception_is_looked_for():
