@@ -1,10 +1,11 @@
 """One judge per law: what it draws, and what contradicts a verdict."""
 
-from fuzz.judges import calls, divergences, gate_laws, inward_law, older_laws, samples, token_laws
+from fuzz.judges import calls, divergences, gate_laws, inward_law, older_laws, pairs, samples, token_laws
 from fuzz.judges.judge import Judge
 
 ALL: tuple[Judge, ...] = (
-    *token_laws.JUDGES, *gate_laws.JUDGES, *inward_law.JUDGES, *samples.JUDGES, *divergences.JUDGES,
+    *token_laws.JUDGES,
+        *pairs.JUDGES, *gate_laws.JUDGES, *inward_law.JUDGES, *samples.JUDGES, *divergences.JUDGES,
     *older_laws.JUDGES, *calls.JUDGES,
 )  # fmt: skip
 JUDGES = {judge.name: judge for judge in ALL}
