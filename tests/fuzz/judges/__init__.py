@@ -4,8 +4,7 @@ from fuzz.judges import calls, divergences, gate_laws, inward_law, older_laws, p
 from fuzz.judges.judge import Judge
 
 ALL: tuple[Judge, ...] = (
-    *token_laws.JUDGES,
-        *pairs.JUDGES, *gate_laws.JUDGES, *inward_law.JUDGES, *samples.JUDGES, *divergences.JUDGES,
-    *older_laws.JUDGES, *calls.JUDGES,
+    *token_laws.JUDGES, *gate_laws.JUDGES, *inward_law.JUDGES, *samples.JUDGES, *divergences.JUDGES,
+    *older_laws.JUDGES, *calls.JUDGES, *pairs.JUDGES,
 )  # fmt: skip
 JUDGES = {judge.name: judge for judge in ALL}
