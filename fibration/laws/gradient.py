@@ -13,9 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fibration.errors import an
+from fibration.language.atoms import Stratum, reward
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import home, whole_batch
+from fibration.language.traversal import atoms, desugar
 from fibration.laws.first_order_subspace import constant_on
-from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.law import Decision, Law, following, proved, undecided, unproved
 from fibration.laws.markov import without_a_value
+from fibration.laws.proof.baselines import of_tokens
 from fibration.laws.proof.coordinates import composed
 from fibration.laws.proof.on_policy import has_slope_one, is_one, is_smooth, reads_order, starts
 from fibration.laws.proof.subject import Subject
@@ -72,8 +78,22 @@ def _of_slopes(subject: Subject) -> Decision | None:
     coarse = next((s for s in over if subject.proved("first_order", constant_on(s))), None)
     if coarse is None:
         return None
+    if not _is_one_number(h, coarse):
+        found = f"A = {h.advantages}, which differs within {an(coarse)}: value and gradient agree for others alone"
+        remedy = f"write advantages that are one number per {coarse}; or gives_up={{'gradient': 'why'}}"
+        return undecided("hierarchy", found, remedy)
     what = f"by first_order, value and gradient agree for these, and an outcome reward is one number per {h.rows}"
     return proved(constant_on(coarse), what)
+
+
+def _is_one_number(h: Hierarchy, coarse: Stratum) -> bool:
+    """Whether the advantages that a hierarchy declares, if it does, are one number for each element of a stratum."""
+    if h.advantages is None:
+        return True
+    formula = desugar(h.advantages)
+    places = {s.name for s in (coarse, h.rows, *whole_batch(h).coarser(coarse))}
+    read = (a for a in atoms(formula) if a != reward)
+    return not of_tokens(h, formula) and all(home(h, a) in places for a in read)
 
 
 def _refused(subject: Subject) -> Decision:

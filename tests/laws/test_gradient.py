@@ -17,10 +17,15 @@ from oracles.definition import NO_VALUE, World, batches
 from thorough import some
 
 from fibration import (
+    Attribute,
     Gate,
+    after,
+    centred,
     count,
     load,
     minimum,
+    position,
+    reward,
     strata,
     token_log_ratio,
 )
@@ -130,3 +135,19 @@ def test_a_slip_in_a_gate_is_refused_unless_it_is_harmless(gate, slip):
 @verdicts.wrong_specs("gradient")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
+
+
+def test_agreement_for_one_advantage_per_row_is_none_for_advantages_of_tokens():
+    """GSPO spreads what a trajectory's tokens have over all of them."""
+    token, rows, group = strata("token trajectory prompt_group")
+    value, length = Attribute("value", on=token, positive=False), count(token, over=rows)
+    for advantages, right in (
+        (centred(reward, over=group, leave_one_out=True), True),
+        (reward - length, True),
+        (reward - value, False),
+        (reward - position(over=rows), False),
+        (reward + after(reward, over=rows), False),
+    ):
+        found = load("gspo").replace(groups=[group], advantages=advantages).verify().verdicts
+        (verdict,) = (v for v in found if v.law == "gradient")
+        assert verdict.status == ("proved" if right else "undecided"), verdict

@@ -215,3 +215,10 @@ def test_a_new_law_is_a_new_column(monkeypatch: pytest.MonkeyPatch) -> None:
     assert marks(made)[-1] == MARKS["undecided"]
     assert "│ newest" in text(made)
     assert "| newest |" in markdown([made])
+
+
+def test_reasons_for_one_law_name_their_subjects() -> None:
+    reasons = {"trajectory": "a", "token": "b"}
+    made = [Verdict("inward", f"gate on {s}", "refuted", "", given_up=why) for s, why in reasons.items()]
+    found = [note for _, note in notes(Report(load("ppo"), tuple(made)))]
+    assert found == ["ppo gives up inward of gate on trajectory: a", "ppo gives up inward of gate on token: b"]
