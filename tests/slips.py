@@ -926,13 +926,13 @@ WEIGHED = (
     ),
     slip(
         "every weight is at most a ratio", "laws/test_facts_weights",
-        "return Claim(_on_kept(h, ratio - weight, leaf), at_tokens(h, leaf), NOT_NEGATIVE).is_shown",
-        "return Claim(_on_kept(h, ratio - weight, leaf), at_tokens(h, leaf)).is_shown",
+        "return Claim(_on_kept(h, ratio - weight, leaf), known_at(h, leaf), NOT_NEGATIVE).is_shown",
+        "return Claim(_on_kept(h, ratio - weight, leaf), known_at(h, leaf)).is_shown",
     ),
     slip(
         "a mask bounds no weight", "laws/test_facts_weights",
-        "read, assume = _on_kept(h, weight, leaf), at_tokens(h, leaf)",
-        "read, assume = at(weight, leaf), at_tokens(h, leaf)",
+        "read, assume = _on_kept(h, weight, leaf), known_at(h, leaf)",
+        "read, assume = at(weight, leaf), known_at(h, leaf)",
     ),
     slip(
         "a total of nothing is positive", "laws/test_emptiness",

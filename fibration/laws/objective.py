@@ -12,23 +12,18 @@ import operator
 from collections.abc import Iterator
 from fractions import Fraction
 
-import sympy
-
 from fibration.errors import an
 from fibration.language.atoms import BATCH, Count, Stratum, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
 from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, where
-from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import CURRENT_LOG_PROB, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.proof.claim import Claim, divided
-from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
+from fibration.laws.proof.claim import Claim, divided, inside, known_at
+from fibration.laws.proof.signs import Assumptions
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness import off_policy
 from fibration.laws.witness.batches import Concrete, Witness, number, settings
@@ -75,11 +70,9 @@ def _of_tokens(
     h = subject.hierarchy
     _, _, written = name.partition(" ")
     written = {"advantage": str(h.advantages), "penalty": str(formula)}.get(word, written)
-    inside = _inside(formula)
     read_at = h.leaves if place is None else (place,)
-    claims = [Claim(divided(at(formula, s)), _known(h, s), signs) for s in read_at]
-    claims += [Claim(divided(at(e, s)), _known(h, s)) for e, of in inside for s in (h.leaves if of is None else (of,))]
-    loose = next((claim for claim in claims if not claim.is_shown), None)
+    claims = [Claim(divided(at(formula, s)), known_at(h, s), signs) for s in read_at]
+    loose = next((claim for claim in (*claims, *inside(h, formula)) if not claim.is_shown), None)
     if loose is None:
         negative = "" if signs == ANY else ", and is nowhere negative"
         of = "token" if place is None else place.name
@@ -90,23 +83,6 @@ def _of_tokens(
     )
     remedy = "divide by what is positive, take logarithms of what is, and maximum(w, 0) of what may be negative"
     return unproved(name, found, loose.remedy(h) or remedy, witness)
-
-
-def _inside(formula: Expression) -> list[tuple[Expression, Stratum | None]]:
-    """The formulas of what a formula gathers, and at the elements of what they are read; None is the tokens."""
-    found = []
-    for e in within(formula):
-        for a in atoms(e):
-            if isinstance(a, (Aggregate, Ordered)):
-                of = a.of if isinstance(a.of, Stratum) else None
-                found.append((where(a.formula, 1, 0) if a.formula.is_condition else a.formula, of))
-    return list(dict.fromkeys(found))
-
-
-def _known(h: Hierarchy, leaf: Stratum) -> Assumptions:
-    """What is known at the tokens of a leaf: the log-prob of the current policy is not above 0 either."""
-    plain, current = Assumptions(whole_batch(h), h.assume, leaf), to_sympy(CURRENT_LOG_PROB)
-    return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
 
 
 def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:

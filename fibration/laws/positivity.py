@@ -21,7 +21,7 @@ from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.identity import gate_without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
-from fibration.laws.proof.claim import Claim
+from fibration.laws.proof.claim import Claim, inside
 from fibration.laws.proof.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.proof.deviations import stay_above_minus_1
 from fibration.laws.proof.near import RHO
@@ -122,6 +122,8 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
         yield _Part(
             f"the gate on {stratum} is {h.gates[stratum]}", Claim(gate, assume), gate_without_a_value(subject, stratum)
         )
+        for claim in inside(h, gate):
+            yield _Part(f"the gate on {stratum} gathers a formula", claim, None)
     for leaf in h.leaves:
         recovery = h.with_mass(h.decomposition.recovery, leaf)
         claim, cause = Claim(recovery, subject.at(leaf)), subject.first_failure("recovery")

@@ -206,3 +206,13 @@ def test_what_stands_inside_has_a_value_too(name):
     assert status(weighed(LACKING[name]), "agreement") in ("refuted", "undecided")
     assert status(kept(LACKING[name] > 0), "mask_open") in ("refuted", "undecided")
     assert status(tree(LACKING[name] * residual), "identity") in ("refuted", "undecided")
+
+
+def test_a_gated_ratio_has_a_value_where_what_its_gate_gathers_has_one():
+    for inner, found in ((log(1 - token_log_ratio), "refuted"), (1 / position(over=trajectory), "refuted")):
+        h = tree(where(mean(inner, over=trajectory) > 0, residual, residual / 2))
+        assert status(h, "positivity") == found
+    assert (
+        status(tree(where(mean(1 / (1 + position(over=trajectory)), over=trajectory) > 0, residual, 0)), "positivity")
+        == "proved"
+    )

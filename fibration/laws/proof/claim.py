@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fibration.language.atoms import Count, Stratum, Total
+import sympy
+
+from fibration.language.atoms import Count, Stratum, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import ANY, ZERO, Signs
-from fibration.language.sympy_bridge import from_sympy, vanishes
-from fibration.language.traversal import transform
+from fibration.language.operators import ANY, ZERO, Signs, where
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
+from fibration.language.statistics import Aggregate, within
+from fibration.language.sympy_bridge import CURRENT_LOG_PROB, from_sympy, to_sympy, vanishes
+from fibration.language.traversal import atoms, transform
 from fibration.laws.proof import courses
 from fibration.laws.proof.branches import Case, TooManyCases, cases
 from fibration.laws.proof.gathered import HAVE_A_VALUE_OF_NONE, number_of
-from fibration.laws.proof.signs import Assumptions
+from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,21 @@ def divided(formula: Expression) -> Expression:
         return atom if number is None else atom / number * number
 
     return transform(formula, by_number)
+
+
+def known_at(h: Hierarchy, stratum: Stratum) -> Assumptions:
+    """What is known at the elements of a stratum: the log-prob of the current policy is not above 0 either."""
+    plain, current = Assumptions(whole_batch(h), h.assume, stratum), to_sympy(CURRENT_LOG_PROB)
+    return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
+
+
+def inside(h: Hierarchy, formula: Expression) -> Iterator[Claim]:
+    """That the formulas of all that a formula gathers, however deep, have values where they are read."""
+    found = dict.fromkeys(a for e in within(formula) for a in atoms(e) if isinstance(a, (Aggregate, Ordered)))
+    for a in found:
+        number = where(a.formula, 1, 0) if a.formula.is_condition else a.formula
+        for place in (a.of,) if isinstance(a.of, Stratum) else h.leaves:
+            yield Claim(divided(at(number, place)), known_at(h, place))
 
 
 def required_number(atom: Expression) -> Count | None:

@@ -23,22 +23,15 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate, total, within
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, CURRENT_LOG_PROB, OPERATOR_OF, to_sympy
+from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, to_sympy
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.proof.branches import Case, TooManyCases, cases
-from fibration.laws.proof.claim import Claim
+from fibration.laws.proof.claim import Claim, known_at
 from fibration.laws.proof.gathered import formulas
 from fibration.laws.proof.pieces import extremes
-from fibration.laws.proof.signs import NOT_POSITIVE, Assumptions
+from fibration.laws.proof.signs import Assumptions
 
 BETWEEN = ("mean", "largest", "quantile")  # statistics that lie between the values that they are of
-
-
-def at_tokens(h: Hierarchy, leaf: Stratum) -> Assumptions:
-    """What is known at every token of a leaf, the current policy's log-prob with the others."""
-    current = to_sympy(CURRENT_LOG_PROB)
-    plain = Assumptions(whole_batch(h), h.assume, leaf)
-    return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
 
 
 def supremum(h: Hierarchy, weight: Expression) -> Any:
@@ -49,7 +42,7 @@ def supremum(h: Hierarchy, weight: Expression) -> Any:
     a root and a multiple are bounded by what they are taken of.
     """
     found = list(dict.fromkeys(_at_leaf(h, weight, leaf) for leaf in h.leaves))
-    return oo if oo in found else _largest(found, at_tokens(h, h.leaves[0]).anywhere)
+    return oo if oo in found else _largest(found, known_at(h, h.leaves[0]).anywhere)
 
 
 def _largest(ends: list[Any], assume: Assumptions) -> Any:
@@ -69,7 +62,7 @@ def _at_leaf(h: Hierarchy, weight: Expression, leaf: Stratum) -> Any:
 
 
 def _of_whole(h: Hierarchy, weight: Expression, leaf: Stratum) -> Any:
-    read, assume = _on_kept(h, weight, leaf), at_tokens(h, leaf)
+    read, assume = _on_kept(h, weight, leaf), known_at(h, leaf)
     bounds = [to_sympy(e) for e in dict.fromkeys(_written(desugar(read)))]
     try:
         ends = [_of_case(case, bounds, assume) for case in cases(read, assume)]
@@ -143,10 +136,12 @@ def _top(value: Any, assume: Assumptions) -> Any:
 
 
 def _top_of_values(atom: Aggregate, assume: Assumptions) -> Any:
-    """What the formula of a statistic is at most, wherever it is read."""
+    """What the formula of a statistic is at most, wherever it is read; a parameter per element has a value at each."""
     ends = []
     for place, formula in formulas(atom, assume.populations.shape):
         value = to_sympy(formula)
+        if any(isinstance(a, Parameter) and a.on is not None for a in atoms(formula)):
+            return oo
         ends.append(oo if value.has(sympy.Piecewise) else _top(value, assume.elsewhere(place)))
     return oo if oo in ends else _largest(ends, assume.anywhere)
 
@@ -173,4 +168,4 @@ def sampled_from(h: Hierarchy, weight: Expression) -> str:
 
 
 def _is_above(h: Hierarchy, ratio: Expression, weight: Expression, leaf: Stratum) -> bool:
-    return Claim(_on_kept(h, ratio - weight, leaf), at_tokens(h, leaf), NOT_NEGATIVE).is_shown
+    return Claim(_on_kept(h, ratio - weight, leaf), known_at(h, leaf), NOT_NEGATIVE).is_shown
