@@ -207,6 +207,14 @@ NOT_PROVED = {
     "a large attribute": (
         logs(where((Attribute("v", on=token) > 100) & (residual > budget), back, residual)), None,
     ),
+    "a budget that no ratio reaches": ((one(where(advantage > 0, 0, clip(residual, -1, 1))), "token"), LOST),
+    "a budget that no mean of ratios reaches": (
+        (
+            two(outer=Gate(where(advantage > 0, 0, clip(residual, -1, 1))), split=ratio_deviation(scale=2 / T)),
+            "trajectory",
+        ),
+        None,
+    ),
     "an empty branch": (
         (tree(lambda texts: where(abs(residual) <= texts * abs(advantage), residual, -residual)), "image"), TURNED,
     ),

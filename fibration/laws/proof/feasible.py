@@ -26,6 +26,8 @@ Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, a
 def normal(difference: Any, signs: Signs, assume: Assumptions) -> tuple[Any, Signs]:
     """The same condition without denominators and factors whose sign is known; on an exponent, not its exponential."""
     top, bottom = sympy.fraction(sympy.together(difference))
+    if top == 0:
+        return sympy.Integer(0), signs
     number, factors = sympy.factor_list(top) if top.is_polynomial() and not top.is_Add else (1, [(top, 1)])
     value, turned = sympy.Integer(1), 1 if number > 0 else -1
     for factor, power in (*factors, (bottom, -1)):

@@ -280,12 +280,14 @@ class Places:
     def _feasible(self, conditions: dict[Any, Signs]) -> bool:
         if not all(conditions.values()):
             return False
-        if SHARE in self.known.extra:  # between 0 and 1: what it multiplies is less
-            for t in {t for d in conditions for t in sympy.expand(d).as_coefficients_dict()}:
-                if power := t.as_powers_dict().get(SHARE, 0):
-                    whole = t / SHARE**power
-                    less = 1 if power > 0 else -1
-                    conditions[whole - t] = frozenset(less * s for s in self.known.signs(whole))
+        terms = {t for d in conditions for t in sympy.expand(d).as_coefficients_dict()}
+        for t in terms:
+            power = t.as_powers_dict().get(SHARE, 0)
+            if power:  # `SHARE` is between 0 and 1: what it multiplies is less
+                whole, less = t / SHARE**power, 1 if power > 0 else -1
+                conditions[whole - t] = frozenset(less * s for s in self.known.signs(whole))
+            elif t.is_Pow and not t.exp.is_Integer:  # a root of more than 1 is more than 1
+                conditions[t - 1] = self.known.signs(t - 1)
         return feasible(conditions, self.known)
 
 

@@ -136,7 +136,10 @@ class Pushed:
         return all(keeps(self.gate, self.held, side, self.base, lines(side), but) for side in self.sides)
 
     def _end(self, side: int, own: Any) -> Any:
-        """Where residuals end on a side; None where other numbers say where."""
+        """Where residuals end on a side; None where other numbers say where, or nobody does."""
+        known = coordinate(self.subject.hierarchy, self.subject)
+        if not known or (known, self.channel) == ("split deviation", "-"):
+            return None
         if side == -1 and self.least == -1:
             return sympy.Integer(-1) if len(self.subject.hierarchy.order) == 1 else None
         reads_probability = symbol(OLD_LOG_PROB) in map(symbol, atoms(self.gate))

@@ -1,0 +1,30 @@
+"""Conditions that contradict each other, and those that do not."""
+
+from fibration import Parameter
+from fibration.language.strata import Shape
+from fibration.language.sympy_bridge import symbol
+from fibration.laws.proof.feasible import feasible, normal
+from fibration.laws.proof.signs import Assumptions
+
+ZERO, POSITIVE, NOT_NEGATIVE, NEGATIVE = frozenset({0}), frozenset({1}), frozenset({0, 1}), frozenset({-1})
+ASSUME = Assumptions(Shape((), ()))
+C = symbol(Parameter("C"))
+
+
+def can(difference, signs):
+    return feasible(dict([normal(difference, signs, ASSUME)]), ASSUME)
+
+
+def test_a_difference_that_vanishes_has_the_sign_0_and_no_other():
+    for nothing in (C - C, 0 * C):
+        assert can(nothing, ZERO)
+        assert can(nothing, NOT_NEGATIVE)
+        assert not can(nothing, POSITIVE)
+        assert not can(nothing, NEGATIVE)
+
+
+def test_a_number_has_its_own_sign():
+    assert can(C / C, POSITIVE)
+    assert not can(C / C, NEGATIVE)
+    assert can(-3 * C / C, NEGATIVE)
+    assert not can(-3 * C / C, NOT_NEGATIVE)
