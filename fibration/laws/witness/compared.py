@@ -111,11 +111,14 @@ def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | 
 def raised(h: Hierarchy, formula: Expression) -> Iterator[tuple[Fraction, Witness]]:
     """How an advantage rises with its own rewards, from the token on, where all others and all else are alike."""
     exact = rounding(desugar(formula))
+    tried: Counter[int] = Counter()
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         plain = Sample(h, concrete, ())
-        alike = all(len(set(values)) == 1 for values in concrete.attributes.values())
-        if len(plain.places) > MOST_RAISED or not _is_compared(h, concrete) or concrete.alike or not alike:
+        alike = all(len(set(values)) == 1 for values in concrete.attributes.values()) and not concrete.alike
+        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        if n > MOST_RAISED or tried[n] == MOST_OF_A_SIZE or not alike or not _is_compared(h, concrete):
             continue
+        tried[n] += 1
         for sample in replace(plain, rewards=(ZERO,) * len(plain.places)).onward:
             onward = [k for k in sample.own if k >= sample.token]
             values = [sample.given(onward, Fraction(r)).value(formula) for r in (-1, 0, 1)]
