@@ -13,6 +13,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import ZERO
 from fibration.language.report import Verdict
+from fibration.language.strata import Shape
 from fibration.laws.coherent_blame import agreed, blame
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.proof.claim import Claim
@@ -50,7 +51,7 @@ def element_of_two_masses(h: Hierarchy) -> Witness | None:
     """An element that gets different masses along different ways."""
     weights = [f.weight for f in h.fibrations]
     for concrete in concretes(h, weights, most=MOST_TRIED):
-        if found := _contradiction(h.fibrations, concrete, rounding(*weights)):
+        if found := _contradiction(h.shape, concrete, rounding(*weights)):
             (stratum, element), *ways = found
             (value, one), (other_value, other) = ((rounded(m, rounding(*weights)), by) for m, by in ways)
             text = (
@@ -65,18 +66,18 @@ def element_of_two_masses(h: Hierarchy) -> Witness | None:
 Way = tuple[Fraction, str]
 
 
-def _contradiction(
-    fibrations: tuple[Fibration, ...], concrete: Concrete, tolerance: Fraction
-) -> tuple[Element, Way, Way] | None:
-    """Masses spread from the first root along every edge, coarse to fine where that is possible."""
+def _contradiction(shape: Shape, concrete: Concrete, tolerance: Fraction) -> tuple[Element, Way, Way] | None:
+    """Masses spread from the first root along every edge, coarse to fine where that is possible.
+
+    A batch may have more strata than the shape, where a kernel reads a group.
+    """
     weight: dict[tuple[Fibration, int], Fraction] = {}
-    for f in fibrations:
+    for f in shape.fibrations:
         for a in range(concrete.size[f.source]):
             value = concrete.attempt(f.weight, f.source, a)
             if value is None or value <= 0:
                 return None  # no masses here; the law of Markov refuses the kernel
             weight[f, a] = value
-    shape = concrete.shape
     mass: dict[Element, Way] = {(shape.roots[0], 0): (Fraction(1), str(shape.roots[0]))}
     ends = [
         ((s, a), (f.target, concrete.maps[s, f.target][a]), weight[f, a])

@@ -24,7 +24,9 @@ from fibration import (
     log_prob,
     log_ratio,
     mass,
+    mean,
     policies,
+    proportional,
     residual,
     sigmoid,
     sqrt,
@@ -297,3 +299,29 @@ def test_what_raised_an_exception_is_looked_for():
     h = tree().replace(objective=token_mean().weigh(1 / (OF_TEXT - exp(log_prob(old)))))
     assert [v.status for v in LAWS["objective"].decide(Subject(h, []))] == ["proved", "refuted"]
     assert {v.internal_error for law in ("objective", "causal") for v in LAWS[law].decide(Subject(h, []))} == {False}
+
+
+def test_a_batch_on_which_others_are_asked_for_and_there_are_none_is_no_counterexample():
+    ratio = exp(mean(log_prob(old), over=trajectory))
+    others = mean(ratio, over=prompt_group, of=trajectory, others=True)
+    h = chain(trajectory=Gate(R / (1 + R * R))).replace(objective=token_mean().weigh(others))
+    verdicts = list(LAWS["inward"].decide(Subject(h, [])))
+    assert [v.status for v in verdicts if v.status != "proved"] == ["refuted"]
+
+
+def test_a_kernel_may_read_a_group():
+    domain, batch = strata("domain batch")
+    groups = count(prompt_group, over=batch)
+    crossed = Hierarchy(
+        name="crossed",
+        fibrations=[
+            Fibration(token, trajectory, MarkovKernel(1 / groups)),
+            Fibration(token, domain, uniform()),
+            Fibration(trajectory, batch, proportional(count(token))),
+            Fibration(domain, batch, proportional(count(token))),
+        ],
+        gates={s: identity_gate() for s in (token, trajectory, domain, batch)},
+        decomposition=log_ratio(scale=mass), objective=token_mean(), groups=[prompt_group],
+    )  # fmt: skip
+    (verdict,) = LAWS["coherent"].decide(Subject(crossed, []))
+    assert (verdict.status, verdict.internal_error) == ("refuted", False)

@@ -43,7 +43,7 @@ from fibration.laws.witness.definition import directions, formulas
 from fibration.laws.witness.duals import Dual, slopes_of, value_of
 from fibration.laws.witness.enclosures import branching
 from fibration.laws.witness.probes import between
-from fibration.laws.witness.search import concretes, smallest
+from fibration.laws.witness.search import concretes, leaves_one_alone, smallest
 
 MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500
 SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # of what tokens drift
@@ -184,7 +184,7 @@ def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
     for concrete in itertools.chain(usual, _others(h, read, shape)):
         n = sum(concrete.size[leaf] for leaf in h.leaves)
-        if n <= MOST_TOKENS:
+        if n <= MOST_TOKENS and not leaves_one_alone(h, concrete):
             yield from ((concrete, way) for way in directions(n))
 
 

@@ -100,6 +100,13 @@ def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concre
             yield concrete
 
 
+def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
+    """Whether a formula of tokens compares an element with others where there are none: an index refuses that batch."""
+    read = (a for e in hierarchy.objective.formulas for inner in within(e) for a in atoms(inner))
+    compared = {(a.of, a.over) for a in read if isinstance(a, Aggregate) and a.others}
+    return any(min(len(concrete.over(*s, b)) for b in range(concrete.size[s[1]])) < 2 for s in compared)  # type: ignore[arg-type, index]
+
+
 def usual(hierarchy: Hierarchy) -> dict[Expression, Fraction]:
     """Of every parameter its default, or where it has none a value that it may have."""
     found: dict[Expression, Fraction] = {}
