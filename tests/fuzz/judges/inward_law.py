@@ -196,8 +196,8 @@ class Followed:
         self.mass = value_of(w.value(w.h.masses[self.stratum], s, self.element))
 
     def is_told(self, rho: Fraction) -> bool:
-        """Whether a slope of 0 is one: that of a tanh is rounded to 0 far out."""
-        return abs(rho) * Fraction(self.mass) < 8 or not any(word in str(self.formula) for word in SMOOTH)
+        """Whether a slope of 0 is one: that of `tanh(residual / beta)` is rounded to 0 far out."""
+        return abs(rho) * Fraction(self.mass) < Fraction(1, 32) or not any(w in str(self.formula) for w in SMOOTH)
 
     def value(self, rho: Any, way: int, share: Any = 1) -> Any:
         bound: dict[Expression, Any] = {a: share * v for a, v in self.densities.items()}
