@@ -161,7 +161,11 @@ def right_gates():
         "state budget of APC": two(
             outer=zero_gate(), split=ratio_deviation(scale=1),
             inner=Gate(clip(residual, -maximum(T * budget - abs(over) + abs(residual), 0), maximum(T * budget - abs(over) + abs(residual), 0))),
-            gives_up={**dict.fromkeys(("first_order", "gradient"), "the state's own drift is dropped"), "positivity": "not decided for deviations over two levels"},
+            gives_up={
+                **dict.fromkeys(("first_order", "gradient"), "the state's own drift is dropped"),
+                "positivity": "not decided for deviations over two levels",
+                "inward": "a token that rises against its state makes its own budget wider",
+            },
         ),
         "pessimistic clip, ratios": one(pessimistic_clip_gate(below_one, high)),
         "dual clip, ratios": one(dual_clip_gate(below_one, high, Parameter("ceiling", default=3.0, lower=1))),

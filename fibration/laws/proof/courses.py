@@ -93,7 +93,7 @@ def _course(f: Any, inside: Assumptions, deep: int) -> Course | None:
     if len(known) == 1:
         return tuple(known)
     side, rest = inside.decisive(f)
-    if not _is_smooth(rest, inside):
+    if not is_smooth(rest, inside):
         return None
     if rest.is_polynomial(T) and (p := sympy.Poly(rest, T)).domain in (sympy.ZZ, sympy.QQ):
         return tuple(side * s for s in _of_polynomial(p))
@@ -103,15 +103,15 @@ def _course(f: Any, inside: Assumptions, deep: int) -> Course | None:
     return found and tuple(side * s for s in found)
 
 
-def _is_smooth(f: Any, inside: Assumptions) -> bool:
-    """Whether it has a value and all derivatives at every number above 0."""
-    for e in sympy.preorder_traversal(f):
+def is_smooth(f: Any, inside: Assumptions, variable: Any = T) -> bool:
+    """Whether it has a value and all derivatives at every number that a variable may be, whatever else stands still."""
+    for e in (e for e in sympy.preorder_traversal(f) if variable is T or e.has(variable)):
         if e.is_Pow and not (e.exp.is_Integer and e.exp > 0):
             fine = e.exp.is_Rational and inside.signs(e.base) in (POSITIVE, frozenset({-1} if e.exp.is_Integer else ()))
         elif isinstance(e, sympy.log):
             fine = inside.signs(e.args[0]) == POSITIVE
         else:
-            fine = e.is_Rational or e.is_NumberSymbol or e == T or isinstance(e, SMOOTH)
+            fine = e.is_Rational or e.is_NumberSymbol or e == variable or isinstance(e, SMOOTH)
         if not fine:
             return False
     return True

@@ -270,12 +270,13 @@ class Places:
         return not self._feasible(_joined(found))
 
     def _risen(self, conditions: Conditions) -> Iterator[tuple[Any, Signs]]:
-        """How the sides of conditions that are no polynomials have changed, where they rise or fall throughout."""
+        """How the sides of conditions have changed, where they rise or fall throughout."""
         step, others = self.moved.get(RHO, RHO) - RHO, {*self.moved} - {RHO}
-        bent = [d for d, _ in conditions if not d.is_polynomial(RHO) and not d.free_symbols & others]
+        bent = [d for d, _ in conditions if d.has(RHO) and not d.free_symbols & others]
         for d in bent if step.has(STEP) else ():
-            ways = {s * t for s in self.known.signs(sympy.diff(d, RHO)) for t in self.known.signs(step)}
-            yield sympy.expand(d.xreplace(self.moved) - d), frozenset(ways)
+            if courses.is_smooth(d, self.known, RHO):  # it jumps nowhere between the two places
+                ways = {s * t for s in self.known.signs(sympy.diff(d, RHO)) for t in self.known.signs(step)}
+                yield sympy.expand(d.xreplace(self.moved) - d), frozenset(ways)
 
     def _feasible(self, conditions: dict[Any, Signs]) -> bool:
         if not all(conditions.values()):
