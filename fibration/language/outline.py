@@ -119,6 +119,17 @@ class Outline(Declared):
             term = where(keep.condition, term, 0)
         return channel_sign * total(term, over=stratum)
 
+    def pulled_by(self, stratum: Stratum) -> Expression:
+        """What the sign of the pull is that of, on the channel "+": the advantage, or the statistic of tokens.
+
+        `pull` itself where `μ` counts what no statistic of tokens says, so that no gate can read it.
+        """
+        try:
+            read = atoms(self.pull(stratum))
+        except SpecError:
+            return pull
+        return next((a for a in read if isinstance(a, Aggregate)), advantage)
+
     def with_mass(self, expression: Expression, stratum: Stratum) -> Expression:
         """An expression read at a stratum, with its mass written out."""
         return substitute(expression, {mass: self.masses[stratum]}) if mass in set(atoms(expression)) else expression

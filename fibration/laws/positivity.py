@@ -21,7 +21,7 @@ from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.identity import gate_without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.markov import without_a_value
-from fibration.laws.proof.claim import Claim, inside
+from fibration.laws.proof.claim import Claim, divided, inside
 from fibration.laws.proof.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.proof.deviations import stay_above_minus_1
 from fibration.laws.proof.near import RHO
@@ -119,9 +119,8 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
             assume = assume.with_signs({RHO: NOT_NEGATIVE})
         if len(h.order) == 1 and known == "deviation":
             assume = assume.with_signs({1 + RHO: POSITIVE})
-        yield _Part(
-            f"the gate on {stratum} is {h.gates[stratum]}", Claim(gate, assume), gate_without_a_value(subject, stratum)
-        )
+        said, cause = f"the gate on {stratum} is {h.gates[stratum]}", gate_without_a_value(subject, stratum)
+        yield _Part(said, Claim(divided(gate), assume), cause)
         for claim in inside(h, gate):
             yield _Part(f"the gate on {stratum} gathers a formula", claim, None)
     for leaf in h.leaves:

@@ -244,7 +244,7 @@ class Batches:
             return low + size if low is not None else high - size if high is not None else self._number()
 
         def channels() -> Any:
-            return {"+": one(), "-": one()} if p.per_channel else one()
+            return {"+": one(), "-": one()} if p.per_channel and len(self.h.decomposition.channels) > 1 else one()
 
         if p.on is None:
             return channels()

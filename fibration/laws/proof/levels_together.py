@@ -21,10 +21,12 @@ import sympy
 from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
+from fibration.language.hierarchy import gates
 from fibration.language.operators import ANY, NOT_NEGATIVE, Signs
 from fibration.language.sympy_bridge import flowing, show, symbol, vanishes
 from fibration.language.traversal import substitute
 from fibration.laws.proof.branches import Case, TooManyCases, cases
+from fibration.laws.proof.claim import divided, inside
 from fibration.laws.proof.near import Near, is_kinked
 from fibration.laws.proof.subject import Subject
 
@@ -67,7 +69,7 @@ class Stack:
         else:
             own = functools.reduce(operator.sub, self._coarser(stratum), own)
         # not cancelled: ρ·ρ/ρ has no value at 0
-        return substitute(in_channel(self.h.gate(stratum), self.channel), {residual: own}) / m
+        return substitute(divided(in_channel(self.h.gate(stratum), self.channel)), {residual: own}) / m
 
     def _coarser(self, stratum: Stratum) -> Iterator[Expression]:
         """What the residual of a stratum takes off its density, coarser stratum by coarser stratum."""
@@ -217,5 +219,8 @@ def reference_values(subject: Subject, flat: bool, still: bool = False) -> dict[
 
 
 def usable(subject: Subject) -> bool:
-    """Whether the leaf measure in which all this is written is that of the kernels."""
-    return subject.hierarchy.shape.is_tree or subject.first_failure("coherent") is None
+    """Whether this leaf measure is that of the kernels, and all that gates gather has values."""
+    h = subject.hierarchy
+    if not (h.shape.is_tree or subject.first_failure("coherent") is None):
+        return False
+    return all(claim.is_shown for _, _, gate in gates(h) for claim in inside(h, gate))

@@ -15,11 +15,10 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Density, Stratum, advantage, gated
+from fibration.language.atoms import Density, Stratum, gated
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
 from fibration.language.operators import Signs, Stopped
-from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.proof import courses
@@ -43,12 +42,6 @@ class Fault:
     what: str
     pull: int
     spans: tuple[tuple[Any, Any], ...]  # of residuals, in units of the leaf measure
-
-
-def pulled_by(subject: Subject, stratum: Stratum) -> Expression:
-    """What the sign of the pull on a stratum is that of, but for the way a density moves the ratio."""
-    found = [a for a in atoms(subject.hierarchy.pull(stratum)) if isinstance(a, Aggregate)]
-    return found[0] if found else advantage
 
 
 def way_up(subject: Subject, channel: str) -> int | None:
@@ -98,7 +91,7 @@ class Pushed:
 
     @cached_property
     def base(self) -> Any:
-        return symbol(pulled_by(self.subject, self.stratum))
+        return symbol(self.subject.hierarchy.pulled_by(self.stratum))
 
     @cached_property
     def least(self) -> Any:

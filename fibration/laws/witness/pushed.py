@@ -26,6 +26,7 @@ from fibration.language.atoms import (
     advantage,
     gated,
     in_channel,
+    pull,
     residual,
 )
 from fibration.language.exact import NoValue, TooLarge
@@ -76,7 +77,9 @@ def levels(point: Point, stratum: Stratum, channel: str) -> Iterator[Level]:
     dense, h = point.dense, point.h
     at_tokens, xs = point.at_tokens, point.moving
     means = dense.densities_of(xs, point.advantages)
-    gate, base = in_channel(h.gate(stratum), channel), pulled_by(h, stratum)
+    gate, base = in_channel(h.gate(stratum), channel), h.pulled_by(stratum)
+    if base == pull:
+        return
     for element, m in enumerate(dense.mass[stratum]):
         rho = None if m is None else m * value_of(dense.residual(means[channel], stratum, element))
         if not rho:
@@ -85,15 +88,10 @@ def levels(point: Point, stratum: Stratum, channel: str) -> Iterator[Level]:
             a: value_of(v) for a, v in dense.read_by(gate, stratum, element, means, at_tokens).items()
         }
         up = _way_up(point, means, channel, dense.fibres[stratum][element][0])
-        pull = at_tokens.statistic(base, stratum, element) if isinstance(base, Aggregate) else bound[advantage]
+        pulled = at_tokens.statistic(base, stratum, element) if isinstance(base, Aggregate) else bound[advantage]
         found = dense.value(gate, stratum, element, {**bound, residual: Dual(rho, {0: Fraction(1)})})
         slope = slopes_of(found).get(0, Fraction(0))
-        yield Level(element, rho, slope, up * value_of(pull))
-
-
-def pulled_by(h: Hierarchy, stratum: Stratum) -> Expression:
-    """What the sign of the pull on a stratum is that of, but for the way a density moves the ratio."""
-    return next((a for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate)), advantage)
+        yield Level(element, rho, slope, up * value_of(pulled))
 
 
 def _way_up(point: Point, means: Mapping[str, Any], channel: str, token: int) -> Fraction:

@@ -8,6 +8,8 @@ from fractions import Fraction
 from fibration.language.atoms import Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
+from fibration.language.traversal import atoms
 from fibration.laws.witness.batches import (
     Concrete,
     Witness,
@@ -99,9 +101,9 @@ def summed(
 
 
 def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str, Fraction]:
-    """The density of a token with log ratio 1, if it is rational; else a density of 1."""
+    """The density of a token with log ratio 1, if it is rational and the token's alone; else a density of 1."""
     density = h.with_mass(h.decomposition.densities[0][1], leaf)
-    if not rounding(density):
+    if not rounding(density) and not any(isinstance(a, Ordered) for a in atoms(density)):
         value = concrete.attempt(density, leaf, i, {token_log_ratio: Fraction(1), advantage: Fraction(1)})
         if value is not None:
             return "log ratio 1", value

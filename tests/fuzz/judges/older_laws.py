@@ -199,6 +199,8 @@ class OlderLaw:
             return [], ""
         statuses = [v.status for v in mine]
         proofs = [v for v in mine if v.status == "proved"]
+        if self.name == "locality" and len(proofs) < len(mine):
+            return statuses, ""  # what reads too much may be what is evaluated
         if proofs and not (h.orthogonalise and self.name == "orthogonality"):
             for world in worlds(h, rng, self.tries, None, 24):
                 for v in proofs:
