@@ -91,6 +91,7 @@ class _Comparison:
     def __init__(self, pair: Pair) -> None:
         self.pair, self.variables = pair, Variables(pair)
         self.formulas = TokenFormulas(self.variables)
+        self._known_forms: dict[tuple[int, Stratum, int], Form] = {}
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
@@ -152,7 +153,14 @@ class _Comparison:
         return "weights" if any(h.objective.formulas for h in self.pair) else "μ"
 
     def _forms(self, leaf: Stratum, side: int) -> list[Form]:
-        return [Form(self.formulas, h, leaf, side) for h in self.pair]
+        return [self._form(k, leaf, side) for k in range(2)]
+
+    def _form(self, k: int, leaf: Stratum, side: int) -> Form:
+        """The first or the second hierarchy at a token, written once."""
+        if (k, leaf, side) not in self._known_forms:
+            h = (self.pair.first, self.pair.second)[k]
+            self._known_forms[k, leaf, side] = Form(self.formulas, h, leaf, side)
+        return self._known_forms[k, leaf, side]
 
     # ------------------------------------------------------------ level by level
 
@@ -186,9 +194,8 @@ class _Comparison:
 
     def _coefficients_agree(self, leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         """Whether all that a token adds is the same; `ratios_alone`: without the weights, where these are."""
-        return self._agree(
-            [_of_loss(self.formulas, h, leaf, side, self.sides) for h in self.pair], leaf, side, ratios_alone
-        )
+        terms = [_of_loss(self._form(k, leaf, side), [self._form(k, leaf, s) for s in self.sides]) for k in range(2)]
+        return self._agree(terms, leaf, side, ratios_alone)
 
     def _agree(self, terms: Sequence[_Coefficient], leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         assume = self.variables.at(leaf, side)
@@ -266,10 +273,8 @@ class _Coefficient:
         return {k: v.subs(self.at_point) for k, v in found.items()}
 
 
-def _of_loss(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, side: int, sides: Sequence[int]) -> _Coefficient:
-    """What the gated ratio adds, times the advantage."""
-    form = Form(formulas, h, leaf, side)
-    same_ratio = all(Form(formulas, h, leaf, other).ratio == form.ratio for other in sides)
-    return _Coefficient(
-        formulas, side, form.ratio, form.weight, advantage, same_ratio, h.objective.estimator == "score"
-    )
+def _of_loss(form: Form, others: Sequence[Form]) -> _Coefficient:
+    """What the gated ratio adds, times the advantage. `others`: the same on every side of `x = 0`."""
+    same_ratio = all(other.ratio == form.ratio for other in others)
+    is_score = form.h.objective.estimator == "score"
+    return _Coefficient(form.formulas, form.side, form.ratio, form.weight, advantage, same_ratio, is_score)

@@ -27,6 +27,7 @@ class Form:
         self.formulas, self.variables = formulas, formulas.variables
         self.h, self.leaf, self.side = h, leaf, side
         self.path = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
+        self._levels: dict[tuple[Stratum, str], Expression] = {}
 
     def mass(self, stratum: Stratum) -> Expression:
         return self.variables.counted(self.h.masses[stratum])
@@ -45,7 +46,7 @@ class Form:
         return functools.reduce(operator.add, terms)
 
     def _weight(self, leaf: Stratum, stratum: Stratum) -> Any:
-        return sympy.cancel(sympy.together(to_sympy(self.mass(leaf) / self.mass(stratum))))
+        return _quotient(self.mass(leaf), self.mass(stratum))
 
     def _function(self, leaf: Stratum, channel: str, side: int) -> Any:
         return self.variables.function(self._density(leaf, channel, side), leaf, side)
@@ -60,6 +61,11 @@ class Form:
 
     def level(self, stratum: Stratum, channel: str) -> Expression:
         """What a gate adds, per unit of the leaf measure."""
+        if (stratum, channel) not in self._levels:
+            self._levels[stratum, channel] = self._level(stratum, channel)
+        return self._levels[stratum, channel]
+
+    def _level(self, stratum: Stratum, channel: str) -> Expression:
         m, own = self.mass(stratum), self.mean(stratum, channel)
         for u, c in self.h.shape.moebius(stratum).items():
             own = own - as_expression(c) * self.mean(u, channel)
@@ -75,7 +81,7 @@ class Form:
         back = self.formulas.read(self.h.with_mass(self.h.decomposition.recovery, self.leaf), self.leaf)
         return substitute(back, {gated(c): self.mass(self.leaf) * e for c, e in added.items()})
 
-    @property
+    @functools.cached_property
     def ratio(self) -> Expression:
         """`𝒢` of the token."""
         channels = self.h.decomposition.channels
@@ -83,7 +89,13 @@ class Form:
             {c: functools.reduce(operator.add, [self.level(s, c) for s in self.path]) for c in channels}
         )
 
-    @property
+    @functools.cached_property
     def weight(self) -> Expression:
         """`μ·w` of the token."""
         return self.formulas.weight(self.h, self.leaf, self.h.objective)
+
+
+@functools.lru_cache(1024)
+def _quotient(one: Expression, other: Expression) -> Any:
+    """A quotient without what cancels; few masses are asked for again and again."""
+    return sympy.cancel(sympy.together(to_sympy(one / other)))

@@ -128,7 +128,7 @@ SEARCHES = (  # where laws look for counterexamples
     "mask_open.token_dropped", "causal.changed_by_later", "baseline.not_its_own", "kl_gradient.no_divergence",
     "inward.pushed_further_out", "inward.negative_ratio",
 )  # fmt: skip
-SEARCHED = 10  # one hierarchy of so many is searched for counterexamples too, which takes most of the time
+SEARCHED = 25  # one hierarchy of so many is searched for counterexamples too, which takes most of the time
 
 
 @contextlib.contextmanager
