@@ -332,7 +332,7 @@ class Pairs:
             made = OfPair(kind, make(e), make(other), when, demands)
         if what.startswith("gate"):
             for h in (made.first, made.second):
-                if verdicts(h, ("locality",), 5)[0].status != "proved":
+                if any(v.status != "proved" for v in verdicts(h, ("locality",), 5)):
                     raise NothingDrawn
         pair(made.first, made.second, made.when)
         if kind == RARE and not made.told_apart(random.Random(0), 6):

@@ -90,7 +90,7 @@ class OfTokens:
         h = case.h
         with proofs_alone(rng.randrange(SEARCHED) > 0):
             asked_first = verdicts(h, ("locality",), self.timeout)
-            if not asked_first or asked_first[0].status != "proved":
+            if any(v.status != "proved" for v in asked_first):
                 return [], ""
             found = verdicts(h, (self.name,), self.timeout)
         formulas = subjects(h)
