@@ -168,11 +168,21 @@ def branches(gate: Expression, assume: Assumptions, side: int, certain: Conditio
         return None
     made = []
     for case in found:
-        slope = case.slope(RHO)
-        if is_kinked(case.sympy()) or is_kinked(slope) or not case.defined(assume):
+        inside = assume.with_signs(dict(case.signs))
+        slope = _without_kinks(case.slope(RHO), inside)
+        if is_kinked(_without_kinks(case.sympy(), inside)) or is_kinked(slope) or not case.defined(assume):
             return None
         made.append(Branch((*case.signs, *certain), slope, _slope_signs(case, slope, assume, side)))
     return made
+
+
+def _without_kinks(value: Any, assume: Assumptions) -> Any:
+    """A formula without absolute values of what has one sign, which sympy makes of roots of squares."""
+    for e in sorted(value.atoms(sympy.Abs, sympy.sign), key=sympy.count_ops):
+        if (sign := assume.signs(e.args[0])) in ({1}, {-1}):
+            size = e.args[0] if isinstance(e, sympy.Abs) else sympy.Integer(1)
+            value = value.xreplace({e: next(iter(sign)) * size})
+    return value
 
 
 def _turns(b: Branch, assume: Assumptions) -> bool:
