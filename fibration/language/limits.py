@@ -17,6 +17,7 @@ from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, mass
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
 from fibration.language.operators import OPERATORS, Sugar
+from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.stops import NOTHING, STOP, moves
 from fibration.language.strata import Shape
@@ -65,51 +66,64 @@ class Here:
 
 
 def at_infinity(
-    expression: Expression, parameter: Parameter, sign: int, here: Here, through: frozenset[str] = NOTHING
+    expression: Expression, infinite: Mapping[Expression, int], here: Here, through: frozenset[str] = NOTHING
 ) -> Expression:
-    """The formula where `parameter` is `sign` times infinite; `Unbounded` where that is no formula.
+    """The formula where parameters are infinite, each with its sign; `Unbounded` where that is no formula.
 
-    `here`: where it is read. `through`: what passes gradients on, as in `moves`.
+    They are infinite at once: of two, neither is larger. `here`: where the formula is read. `through`: what passes
+    gradients on, as in `moves`.
     """
-    if parameter not in set(atoms(expression)):
+    if infinite.keys().isdisjoint(atoms(expression)):
         return expression
-    known = _Known(functools.partial(is_positive, here=here), lambda e: moves(desugar(e), through))
-    found = _limit(expression, parameter, sign, known)
+    known = _Known(
+        functools.partial(is_positive, here=here),
+        functools.partial(_has_value, here=here),
+        lambda e: moves(desugar(e), through),
+    )
+    found = _limit(expression, infinite, known)
     if isinstance(found, Expression):
         return found
-    raise Unbounded(f"{expression} has no finite value where {parameter} is infinite")
+    raise Unbounded(f"{expression} has no finite value where {' and '.join(map(str, infinite))} is infinite")
 
 
 class _Known(NamedTuple):
     """What limits ask of a formula."""
 
     positive: Callable[[Expression], bool]
+    has_value: Callable[[Expression], bool]
     moves: Callable[[Expression], bool]
 
+    def dropped(self, *parts: Limit) -> None:
+        """`Unbounded` for finite parts that the limit is without, and that may have no value."""
+        for e in parts:
+            if isinstance(e, Expression) and not self.has_value(e):
+                raise Unbounded(f"{e}, which may have no value, beside what is infinite")
 
-def _limit(e: Expression, p: Parameter, sign: int, known: _Known) -> Limit:
-    if e == p:
-        return sign
-    if not isinstance(e, Apply) or p not in set(atoms(e)):
+
+def _limit(e: Expression, infinite: Mapping[Expression, int], known: _Known) -> Limit:
+    if e in infinite:
+        return infinite[e]
+    if not isinstance(e, Apply) or infinite.keys().isdisjoint(atoms(e)):
         return e
     row = OPERATORS[e.operator]
     if isinstance(row, Sugar):
-        return _limit(row.expand(*e.arguments), p, sign, known)
+        return _limit(row.expand(*e.arguments), infinite, known)
     if e.operator == "where":
-        truth = _limit(e.arguments[0], p, sign, known)
+        truth = _limit(e.arguments[0], infinite, known)
         if isinstance(truth, bool):
-            return _limit(e.arguments[1 if truth else 2], p, sign, known)
-        sides = [_limit(a, p, sign, known) for a in e.arguments[1:]]
+            return _limit(e.arguments[1 if truth else 2], infinite, known)
+        sides = [_limit(a, infinite, known) for a in e.arguments[1:]]
         if sides[0] == sides[1]:
+            known.dropped(truth)
             return sides[0]
         return apply("where", truth, *map(_finite, sides))
-    parts = [_limit(a, p, sign, known) for a in e.arguments]
+    parts = [_limit(a, infinite, known) for a in e.arguments]
     if e.operator in ("and", "or"):
-        return _joined(e.operator, parts)
+        return _joined(e.operator, parts, known)
     if e.operator == STOP and not (isinstance(parts[0], Expression) and known.moves(parts[0])):
         return parts[0]  # nothing is left to stop
     if e.operator in COMPARED and all(isinstance(a, Expression) for a in parts):
-        return _of_limits(e.operator, parts, known.positive)  # type: ignore[arg-type]
+        return _of_limits(e.operator, parts, known)  # type: ignore[arg-type]
     if all(isinstance(a, Expression) for a in parts):
         for value, signs in OPERATORS[e.operator].domain(*parts):  # type: ignore[union-attr,arg-type]
             if isinstance(value, Number) and (value.value > 0) - (value.value < 0) not in signs:
@@ -117,23 +131,25 @@ def _limit(e: Expression, p: Parameter, sign: int, known: _Known) -> Limit:
         return apply(e.operator, *parts)  # type: ignore[arg-type]
     if e.operator == "not":
         return not parts[0]
-    return _one_infinite(e.operator, parts, known.positive)
+    return _one_infinite(e.operator, parts, known)
 
 
-def _of_limits(operator: str, parts: list[Expression], positive: Callable[[Expression], bool]) -> bool:
+def _of_limits(operator: str, parts: list[Expression], known: _Known) -> bool:
     """A comparison of two finite limits that certainly differ."""
     left, right = parts
+    known.dropped(left, right)
     for one, other, truth in ((left, right, operator in (">", ">=")), (right, left, operator in ("<", "<="))):
         if isinstance(one, Number) and isinstance(other, Number) and one.value > other.value:
             return truth
-        if other == as_expression(0) and positive(one):
+        if other == as_expression(0) and known.positive(one):
             return truth
     raise Unbounded(f"{left} {operator} {right} in the limit, where the two may be equal")
 
 
-def _joined(operator: str, parts: list[Limit]) -> Limit:
+def _joined(operator: str, parts: list[Limit], known: _Known) -> Limit:
     stop = operator == "or"
     if stop in [a for a in parts if isinstance(a, bool)]:
+        known.dropped(*parts)
         return stop
     left = [a for a in parts if not isinstance(a, bool)]
     return not stop if not left else left[0] if len(left) == 1 else apply(operator, *map(_finite, left))
@@ -145,15 +161,16 @@ def _finite(value: Limit) -> Expression:
     raise Unbounded("a branch is infinite, and another is not")
 
 
-def _one_infinite(operator: str, parts: list[Limit], positive: Callable[[Expression], bool]) -> Limit:
+def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
     """The limit of an operator of which some argument is infinite."""
+    known.dropped(*parts)
     if len(parts) == 1:
         (size,) = parts
         found = -size if operator == "neg" else _VALUES.get(operator, {}).get(size)  # type: ignore[operator,arg-type]
         if found is None:
             raise Unbounded(f"{operator} of what is infinite")
         return found  # type: ignore[no-any-return]
-    left, right = (_Size(a, positive) for a in parts)
+    left, right = (_Size(a, known.positive) for a in parts)
     if operator == "-":
         right, operator = right.negated(), "+"
     if operator == "+":
@@ -229,6 +246,20 @@ def is_positive(e: Expression, here: Here) -> bool:
             return all(is_positive(a, here) for a in e.arguments)
         return e.operator in ("exp", "sigmoid", "softplus")
     return False
+
+
+def _has_value(e: Expression, here: Here) -> bool:
+    """Whether a formula certainly has a value, and a slope."""
+    e = desugar(e)
+    if isinstance(e, Apply):
+        row: Any = OPERATORS[e.operator]
+        asked = [value for value, _ in row.domain(*e.arguments)]
+        defined = all(is_positive(v, here) or is_positive(-v, here) for v in asked)
+        return defined and all(_has_value(a, here) for a in e.arguments)
+    if isinstance(e, Aggregate):
+        nothing = e.others or not (e.of is None or e.kind in ("total", "some") or here.has([e.of]))
+        return not nothing and _has_value(e.formula, Here(here.shape))
+    return not isinstance(e, Ordered) or _has_value(e.formula, Here(here.shape))
 
 
 def _is_never_negative(e: Expression, here: Here) -> bool:

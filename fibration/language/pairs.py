@@ -345,9 +345,8 @@ def _put(
 ) -> Expression:
     """A formula with other parameters, and numbers for some of them; gradients flow `through` what it gathers."""
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
-    for p, value in fixed.items():
-        if p not in numbers:
-            e = at_infinity(e, p, 1 if value > 0 else -1, here, through)
+    infinite: dict[Expression, int] = {p: 1 if value > 0 else -1 for p, value in fixed.items() if p not in numbers}
+    e = at_infinity(e, infinite, here, through)
     return substitute(e, {**renamed, **numbers})
 
 

@@ -62,13 +62,13 @@ def _needed(h: Hierarchy) -> Iterator[str]:
     levels = [intensive(h, s, c) for s in h.order for c in h.decomposition.channels]
     levels += [f.weight for f in h.fibrations if not _is_beyond_rows(h, f.target)]
     read = [at(e, leaf) for e in h.objective.formulas for leaf in h.leaves]
-    inner = [e for formula in (*read, *levels) for e in within(formula)]
+    given = [] if h.advantages is None else [h.advantages]
+    given += [e for p in h.penalties.values() for e in (p.formula, *_formulas_of(p))]
+    inner = [e for formula in (*read, *levels, *given) for e in within(formula)]
     measures = (a for e in inner for a in atoms(e) if isinstance(a, (Count, Total)))
     yield from (str(a) for a in measures if _is_beyond_rows(h, a.over))
     joined = read_by_gates(h)
     yield from (str(Density(s)) for s in h.order if s in joined and _is_beyond_rows(h, s))
-    given = [] if h.advantages is None else [h.advantages]
-    given += [e for p in h.penalties.values() for e in (p.formula, *_formulas_of(p))]
     joined_by = [*read, *(gate for _, _, gate in gates(h)), *given, *(e for _, e in h.decomposition.densities)]
     gathered = [a for formula in joined_by for e in within(formula) for a in atoms(e)]
     gathered = [a for a in gathered if isinstance(a, (Aggregate, Ordered)) and _is_beyond_rows(h, a.over)]

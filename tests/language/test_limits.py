@@ -57,7 +57,7 @@ TEXTS, IMAGES = (count(s, over=trajectory) for s in (text, image))
 def test_what_may_be_a_tie_in_the_limit_is_not_decided(formula):
     """`residual < 1/C` holds at residual 0 for every C, and `residual < 0` does not; nor has a division by 0 a value."""
     with pytest.raises(Unbounded):
-        at_infinity(formula, C, 1, Here(chain.shape))
+        at_infinity(formula, {C: 1}, Here(chain.shape))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_may_be_a_tie_in_the_limit_is_not_decided(formula):
     [(where(tanh(C) < 2, 3, 4), 3), (where(exp(residual) > 1 / C, 3, 4), 3), (where(1 / C >= 1, 3, 4), 4)],
 )
 def test_limits_that_certainly_differ_are_compared(formula, limit):
-    assert at_infinity(formula, C, 1, Here(chain.shape)) == as_expression(limit)
+    assert at_infinity(formula, {C: 1}, Here(chain.shape)) == as_expression(limit)
 
 
 def at(stratum, **masses):
@@ -85,7 +85,7 @@ def at(stratum, **masses):
     ],
 )
 def test_a_size_that_is_above_0_there_makes_a_budget_that_never_binds(size, here):
-    assert at_infinity(where(residual < C * size, 1, 2), C, 1, here) == as_expression(1)
+    assert at_infinity(where(residual < C * size, 1, 2), {C: 1}, here) == as_expression(1)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_size_that_is_above_0_there_makes_a_budget_that_never_binds(size, here
 def test_a_size_that_may_be_0_makes_none(size, here):
     """A branch of a tree may be empty, and a kernel may give an element no mass."""
     with pytest.raises(Unbounded, match="whose sign is not known"):
-        at_infinity(where(residual < C * size, 1, 2), C, 1, here)
+        at_infinity(where(residual < C * size, 1, 2), {C: 1}, here)
 
 
 def test_a_budget_in_units_of_the_mass_of_a_tree_is_compared():

@@ -354,14 +354,14 @@ def test_infinite_parameters_leave_what_is_stopped_stopped():
         (x / (bound * mean(exp(x), over=turn)), as_expression(0), SUMS),
         (where(bound * largest(exp(x), over=turn) > 1, x, 0), x, SUMS),
     ):
-        assert at_infinity(formula, bound, 1, here, through) == limit
+        assert at_infinity(formula, {bound: 1}, here, through) == limit
     for formula in (
         x / bound + mean(x, over=turn) * bound,
         bound * deviation(x, over=turn),
         bound * position(over=turn),
     ):
         with pytest.raises(Unbounded):
-            at_infinity(formula, bound, 1, here, SUMS)
+            at_infinity(formula, {bound: 1}, here, SUMS)
     capped = penalised(x * stop(minimum(moved, bound)))
     put, _ = pair(capped, capped, parameters={"bound": float("inf")})
     assert put.penalties["kl"].formula == x * stop(moved)

@@ -360,7 +360,7 @@ def test_what_no_longer_moves_is_no_longer_stopped():
         stop(where(residual < C, 1, C)): as_expression(1),
     }
     for formula, limit in limits.items():
-        assert at_infinity(formula, C, 1, Here(three().shape)) == limit
+        assert at_infinity(formula, {C: 1}, Here(three().shape)) == limit
         gate(Gate(limit))
 
 

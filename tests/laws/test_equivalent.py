@@ -301,7 +301,7 @@ def test_conditions_print_as_they_are_written():
     ],
 )
 def test_a_budget_that_never_binds(formula, limit):
-    assert desugar(at_infinity(formula, C, 1, Here(gspo.shape))) == desugar(limit)
+    assert desugar(at_infinity(formula, {C: 1}, Here(gspo.shape))) == desugar(limit)
 
 
 def test_conditions_that_exclude_each_other_meet_nowhere():

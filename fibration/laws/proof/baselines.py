@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Attribute, Count, Parameter, Stratum, at, reward
+from fibration.language.atoms import Count, Stratum, at, read_at, reward
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE
@@ -117,10 +117,9 @@ def _is_in_row(h: Hierarchy, over: object) -> bool:
 
 def _is_sampled(h: Hierarchy, share: Any) -> bool:
     """Whether a share of rewards changes with what was sampled, or from token to token of a row."""
-    read = [ATOM_OF.get(s) for s in share.free_symbols]
-    places = (a.on for a in read if isinstance(a, (Attribute, Parameter)))
-    samples = Samples(h)
-    return any(on is not None and not samples.is_coarse(on) for on in places) or any(
+    read, samples = [ATOM_OF.get(s) for s in share.free_symbols], Samples(h)
+    places = (a.over if isinstance(a, Ordered) else read_at(a) for a in read if a is not None)
+    return any(place is not None and not samples.is_coarse(place) for place in places) or any(
         a is None or samples.of_atom(a, HERE) for a in read
     )
 

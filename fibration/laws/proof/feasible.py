@@ -19,7 +19,7 @@ from fibration.language.sympy_bridge import ATOM_OF
 from fibration.laws.proof.signs import Assumptions
 
 MOST = 150  # inequalities, between two eliminations
-ROUNDED = sympy.Rational(1, 10**20)  # more than numbers are rounded by
+ROUNDED = sympy.Rational(1, 10**20)  # more than numbers are rounded by, of their size
 Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
 
 
@@ -96,8 +96,9 @@ def _known(variable: Any, assume: Assumptions) -> Iterator[Row]:
     yield from _rows({variable: one}, sympy.Integer(0), assume.signs(variable))
     if variable.is_number:  # such as log(2)
         value = sympy.Rational(str(sympy.N(variable, 30)))
-        yield {variable: one}, -value + ROUNDED, False
-        yield {variable: -one}, value + ROUNDED, False
+        off = ROUNDED * max(1, abs(value))
+        yield {variable: one}, -value + off, False
+        yield {variable: -one}, value + off, False
     atom = ATOM_OF.get(variable)
     if isinstance(atom, (Parameter, Component)):
         p = atom.parameter if isinstance(atom, Component) else atom

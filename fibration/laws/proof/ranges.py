@@ -113,16 +113,25 @@ def of_exponential(signs_of_argument: Signs) -> Range:
 
 
 def narrowed(r: Range, signs: Signs) -> Range:
-    """The range where the atom has one of these signs."""
+    """The range where the atom has one of these signs: what passes through 0, or ends there, begins there."""
     signs = r.signs & signs or signs
-    lower, upper, is_open = r.lower, r.upper, r.open
-    if r.is_bounded and signs != r.signs and 0 in r.signs and signs != NOT_ZERO:
-        # what was passed through 0, or began there, begins there
-        if signs <= NOT_NEGATIVE:
-            lower, upper, is_open = upper and _ZERO, upper, 0 not in signs
-        else:
-            lower, upper, is_open = lower and _ZERO, lower, 0 not in signs
-    return Range(signs, lower, upper, is_open, r.closed)
+    if not r.is_bounded or signs == r.signs or 0 not in r.signs or signs == NOT_ZERO:
+        return replace(r, signs=signs)
+    if r.signs == ANY:
+        upwards = signs <= NOT_NEGATIVE
+        end = r.upper if upwards else r.lower
+        # of two bounds the upper one is the other end; any other bound is where the range began
+        closed = r.closed if upwards and r.lower is not None else not r.open
+        return Range(signs) if end is None else Range(signs, _ZERO, end, 0 not in signs, closed)
+    if _is_0(r.lower) or (r.lower is None and _is_0(r.upper)):
+        return replace(r, signs=signs, open=r.open or 0 not in signs)
+    if _is_0(r.upper):
+        return Range(signs, _ZERO, r.lower, 0 not in signs, not r.open)
+    return replace(r, signs=signs)
+
+
+def _is_0(end: Bound | None) -> bool:
+    return end is not None and not end[0].terms
 
 
 _ZERO: Bound = Polynomial({}), 1

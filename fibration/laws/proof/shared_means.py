@@ -161,7 +161,9 @@ class Variables:
         assume = self.at(leaf, side)
         found = cases(e, assume)
         if len(found) == 1 and self._is_defined(found[0], assume, by_value):
-            return sympy.expand(sympy.cancel(to_sympy(found[0].value)))
+            made = sympy.expand(sympy.cancel(to_sympy(found[0].value)))
+            if self.partial_in(e) <= {ATOM_OF[z] for z in made.free_symbols}:  # what cancels has to have a value
+                return made
         known = self._functions.setdefault((leaf, side, by_value), [])
         for other in known:
             if self.same(e, other, leaf, side, by_value):
@@ -197,7 +199,8 @@ class Variables:
         if isinstance(atom, Attribute):
             return atom.on in below
         if isinstance(atom, (Parameter, Component)):
-            return True
+            own = atom.parameter if isinstance(atom, Component) else atom
+            return own.on is None or own.on in below
         if atom == advantage:
             equal = (c for c in self.pair.conditions if isinstance(c, Equal) and c.value == advantage)
             return any(c.on in (*below, WHOLE) for c in equal)

@@ -132,6 +132,8 @@ class TokenFormulas:
         if len(branches) > 1 or not branches[0].defined(assume):
             return NOTHING, e
         parts = sympy.Add.make_args(sympy.expand(to_sympy(simple)))
+        if not v.partial_in(e) <= {ATOM_OF[z] for p in parts for z in p.free_symbols}:
+            return NOTHING, e
         fixed = [p for p in parts if all(v.is_constant_on(place, ATOM_OF[s]) for s in p.free_symbols)]
         if not fixed:
             return NOTHING, e
@@ -305,7 +307,8 @@ def _by_some(e: Expression) -> Expression:
         for a, b, op in ((left, right, e.operator), (right, left, _TURNED[e.operator])):
             if isinstance(a, Apply) and a.operator == "neg":
                 a, b, op = a.arguments[0], -b, _TURNED[op]
-            if isinstance(a, Aggregate) and a.kind == "largest" and all(isinstance(r, Parameter) for r in atoms(b)):
+            is_number = all(isinstance(r, Parameter) and r.on is None for r in atoms(b))
+            if isinstance(a, Aggregate) and a.kind == "largest" and is_number:
                 more = a.formula > b if op in (">", "<=") else a.formula >= b
                 above = Aggregate("some", more, a.over, None, a.of)
                 return above if op in (">", ">=") else ~above
