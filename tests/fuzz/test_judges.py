@@ -9,5 +9,5 @@ from fuzz.run import one
 
 @pytest.mark.parametrize("name", JUDGES)
 def test_no_verdict_is_contradicted(name):
-    failures = [f for seed in some(range(200), 10) for f in one(name, seed).failures]
+    failures = [f for seed in some(range(200), 20) for f in one(name, seed).failures]
     assert not failures, "\n\n".join(failures)
