@@ -86,7 +86,7 @@ LANGUAGE = (
     ),
     slip(
         "a pull passes by the slope of the value, whatever is stopped", "laws/test_inward",
-        "        slope = case.slope(RHO)\n        if", "        slope = sympy.diff(case.sympy(), RHO)\n        if",
+        "slope = _without_kinks(case.slope(RHO), inside)", "slope = _without_kinks(sympy.diff(case.sympy(), RHO), inside)",
     ),
     slip(
         "a gate that reads a density is followed with that density held alone", "laws/test_inward",
@@ -458,7 +458,7 @@ LAWS = (
     ),
     slip(
         "a reason for a roll-back covers a bound on the wrong side", "laws/test_given_up",
-        "known = {o.fault for o in unnamed if o.fault or o.status == \"refuted\"}", "known = {v.fault}",
+        "known = {_way(o) for o in unnamed if _way(o) or o.status == \"refuted\"}", "known = {_way(v)}",
     ),
     slip(
         "what is left of a law is not asked", "laws/test_given_up",

@@ -69,8 +69,13 @@ def _is_one_fault(v: Verdict, unnamed: Sequence[Verdict]) -> bool:
     if v.law in OF_FORMULAS:  # a weight and a condition of one statistic
         kinds = {s.partition(" ")[0] for s in subjects}
         return len(kinds) == len(subjects) and len({(o.status, o.fault) for o in unnamed}) == 1 and bool(v.fault)
-    known = {o.fault for o in unnamed if o.fault or o.status == "refuted"}
-    return known == {v.fault} and (bool(v.fault) or v.status == "refuted")
+    known = {_way(o) for o in unnamed if _way(o) or o.status == "refuted"}
+    return known == {_way(v)} and (bool(_way(v)) or v.status == "refuted")
+
+
+def _way(v: Verdict) -> str:
+    """The way in which a law fails: its fault, or the verdict that this one follows from."""
+    return v.fault or (" of ".join(v.cause) if v.cause else "")
 
 
 # ---------------------------------------------------------------- the law
