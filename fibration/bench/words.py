@@ -76,9 +76,13 @@ def variants(hierarchy: Hierarchy) -> Mapping[str, Hierarchy]:
 
 
 def accepted(hierarchy: Hierarchy) -> Hierarchy:
-    """The hierarchy with all the laws given up that it breaks: it is here for what it costs."""
-    broken = {key_of(v.law, v.subject): "measured for what it costs" for v in hierarchy.verify().failures}
-    return hierarchy.replace(gives_up={**hierarchy.gives_up, **broken})
+    """The hierarchy with all that it breaks given up, laws and what is left of them: it is here for what it costs."""
+    while failures := hierarchy.verify().failures:
+        broken = {key_of(v.law, v.subject): "measured for what it costs" for v in failures}
+        if broken.keys() <= hierarchy.gives_up.keys():
+            break  # what no reason covers is for whoever compiles it to say
+        hierarchy = hierarchy.replace(gives_up={**hierarchy.gives_up, **broken})
+    return hierarchy
 
 
 def measure(
