@@ -29,8 +29,8 @@ REMEDY = (
     "divide by no statistic of rewards, multiply by nothing that changes along a row; or gives_up={'baseline': 'why'}"
 )
 
-LEFT = "where all else is alike, more of its own reward is more advantage, and never less"
-REMEDY_LEFT = "let the advantage rise with reward, as reward - b does, or (reward - b)/s with s above 0"
+WEAKER = "where all else is alike, more of its own reward is more advantage, and never less"
+REMEDY_OF_WEAKER = "let the advantage rise with reward, as reward - b does, or (reward - b)/s with s above 0"
 
 
 def decide_baseline(subject: Subject) -> Iterator[Decision]:
@@ -70,10 +70,10 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     if rising:
         found = next((w for step, w in steps if step > 0), None)
         if found is not None:
-            yield proved("advantages", f"{LEFT}: {found}")
+            yield proved("advantages", f"{WEAKER}: {found}")
             return
     wrong = next((w for step, w in steps if step < 0 or (rising is False and not step)), None)
-    yield unproved("advantages", f"A = {h.advantages}", REMEDY_LEFT, wrong, required=LEFT)
+    yield unproved("advantages", f"A = {h.advantages}", REMEDY_OF_WEAKER, wrong, required=WEAKER)
 
 
 LAW = Law("baseline", STATEMENT, decide_baseline, remainder=remainder)

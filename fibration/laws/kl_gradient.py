@@ -53,20 +53,19 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     formula = desugar(at(weighed(h, penalty), h.leaves[0]))
     read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
     passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
-    may_be_0 = looks_beyond(formula) and not all(never_flows(h, leaf, penalty) for leaf in h.leaves)
-    witness = no_divergence(h, formula, passed, may_be_0)
+    is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
+    witness = no_divergence(h, formula, passed, looks_beyond(formula) and not is_flat)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     decision = unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
-    is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
     is_nothing = is_flat and any(has_slope(h, leaf, penalty) for leaf in h.leaves)
     return replace(decision, fault=NOTHING if is_nothing else "")
 
 
-LEFT = (
+WEAKER = (
     "from token to token of a state its derivative rises with log π - log q, so that it leads towards q; with log π "
     "alone it rises or falls"
 )
-REMEDY_LEFT = "turn its sign: a penalty is taken off the objective"
+REMEDY_OF_WEAKER = "turn its sign: a penalty is taken off the objective"
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:
@@ -75,13 +74,13 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     for name, penalty in asked(h):
         rising = [rises(h, leaf, penalty) for leaf in h.leaves]
         if all(rising):
-            yield proved(f"penalty '{name}'", LEFT)
+            yield proved(f"penalty '{name}'", WEAKER)
             continue
         formula = desugar(at(weighed(h, penalty), h.leaves[0]))
         read = {a for e in within(penalty.formula) for a in atoms(e) if isinstance(a, LogProb)}
         passed = sorted(a.policy.name for a in read if a.policy.name not in (CURRENT, OLD))
         witness = leads_nowhere(h, formula, passed, bool(read), False in rising)
-        left = unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_LEFT, witness, required=LEFT)
+        left = unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
         yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")
 
 
