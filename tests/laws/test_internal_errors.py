@@ -258,6 +258,10 @@ def tree(**gates):
     )  # fmt: skip
 
 
+# An attribute of one leaf, while a later token of the other leaf changes.
+OF_TEXTS = total(words, over=trajectory, of=text)
+
+
 @pytest.mark.parametrize(
     ("hierarchy", "law", "status"),
     [
@@ -268,6 +272,7 @@ def tree(**gates):
         (chain(token=Gate(R + R * R * sigmoid(2))), "inward", "refuted"),
         (chain(token=Gate(R / (1 + R * R * sqrt(2)))), "inward", "refuted"),
         (chain(token=Gate(R + R * R * R * exp(-1))), "inward", "proved"),
+        (tree().replace(objective=token_mean().weigh(exp(-OF_TEXTS))), "causal", "refuted"),
     ],
     ids=lambda value: str(dict(value.gates)) if isinstance(value, Hierarchy) else value,
 )

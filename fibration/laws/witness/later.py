@@ -98,12 +98,14 @@ def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
             pairs = list(_in_order(row))
             for k, j in pairs:
                 yield from ((row, _put(row, w, j, v), k) for w in moving for v in MOVES)
-                yield from ((row, _put(row, a, j, v), k) for a in own for v in _other(a, row, j))
+                yield from (
+                    (row, _put(row, a, j, v), k) for a in own if a.on == row.places[j][0] for v in _other(a, row, j)
+                )
                 shorter = _without(row, j)
                 yield from [(shorter, row, k)] if shorter is not None else []
             few += [(row, k, j) for k, j in pairs] if len(few) < FEW * len(signs) else []
     for row, k, j in few:
-        whats: list[str | Attribute] = [*moving, *own]
+        whats: list[str | Attribute] = [*moving, *(a for a in own if a.on == row.places[j][0])]
         for w in whats:
             yield from ((row, _put(row, w, j, v), k) for v in _changes(row, formula, w, k, j))
 
