@@ -169,8 +169,7 @@ class Attribute(_Named):
     @property
     def ends(self) -> tuple[Fraction | None, Fraction | None]:
         """Exact bounds: a float counts as the decimal that it prints as. 0 is one where values are positive."""
-        low, high = (None if b is None else Fraction(str(b)) for b in (self.lower, self.upper))
-        return Fraction(0) if low is None and self.positive else low, high
+        return _ends(self.lower, self.upper, self.positive)
 
     def nearest(self, value: Fraction) -> Fraction:
         """What is nearest to a value in the range; where values are positive, `value` is."""
@@ -450,3 +449,10 @@ def in_channel(expression: Expression, channel: str) -> Expression:
         return atom
 
     return transform(expression, resolve)
+
+
+@lru_cache(maxsize=1024)
+def _ends(lower: float | None, upper: float | None, positive: bool) -> tuple[Fraction | None, Fraction | None]:
+    """The bounds of an attribute, which a search reads for every value that it tries."""
+    low, high = (None if b is None else Fraction(str(b)) for b in (lower, upper))
+    return Fraction(0) if low is None and positive else low, high

@@ -252,7 +252,12 @@ class _Search:
         ]
 
     @cached_property
-    def patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
+    def patterns(self) -> list[dict[Attribute, Callable[[int], tuple[Fraction, ...]]]]:
+        """Values of all attributes, by how many elements there are."""
+        chosen = ({a: functools.partial(_first_of, a, of) for a, of in p.items()} for p in self._patterns())
+        return [{a: functools.cache(values) for a, values in p.items()} for p in chosen]
+
+    def _patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
         """Values of all attributes, by the number of the element."""
         plain = list(zip(POSITIVE_PATTERNS, POSITIVE_PATTERNS, strict=True))
         if not all(a.positive for a in self.attributes):
@@ -274,7 +279,7 @@ class _Search:
         size = plain.size
         legal: dict[tuple[object, ...], bool] = {}  # by what the masses read, which need not be all that is chosen
         for pattern in self.patterns:
-            attributes = {a: tuple(a.nearest(value(i)) for i in range(size[a.on])) for a, value in pattern.items()}
+            attributes = {a: values(size[a.on]) for a, values in pattern.items()}
             for values in self.settings:
                 concrete = Concrete(self.shape, maps, attributes, values)
                 read = tuple(attributes[a] if isinstance(a, Attribute) else values[a] for a in self.weighed)
@@ -295,6 +300,11 @@ class _Search:
         masses = (self.hierarchy.masses[leaf] for leaf in self.hierarchy.leaves) if self.balanced else ()
         read = (a.attribute if isinstance(a, Total) else a for m in masses for a in atoms(m))
         return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
+
+
+def _first_of(a: Attribute, pattern: Callable[[int], Fraction], n: int) -> tuple[Fraction, ...]:
+    """What is nearest to the first values of a pattern in the range of an attribute."""
+    return tuple(a.nearest(pattern(i)) for i in range(n))
 
 
 def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import sympy
 
@@ -36,7 +33,7 @@ from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import ATOM_OF
 from fibration.laws.proof.weights import supremum
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, batch, old, rollout, trajectory
-from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, verdicts, worlds
+from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, verdicts, worlds
 from fuzz.judges.token_laws import condition, weight
 from fuzz.numbers import Dual, slopes_of, value_of
 from fuzz.world import Batch, World
@@ -104,14 +101,6 @@ def of_a_branch(f: Formulas) -> Expression:
     return f.pick(made, made, made & f.condition(0), made | f.condition(0), ~made)  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def proofs_alone() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for name in SEARCHES:
-            stack.enter_context(mock.patch(f"fibration.laws.{name}", return_value=None))
-        yield
-
-
 @dataclass(frozen=True)
 class OfGates:
     """`g(0) = 0` and `g'(0) = 1`; `𝒢(r) = r` and `c = μ·A` to first order, at `r = 1` and beside it."""
@@ -132,7 +121,7 @@ class OfGates:
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
-        with proofs_alone():
+        with proofs_alone(SEARCHES):
             found = verdicts(h, (*BEFORE, *LAWS), self.timeout)
         if any(v.status != "proved" for v in found if v.law == "locality"):
             return [], ""

@@ -43,7 +43,7 @@ from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fuzz.batches import constants
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, attributes, old, prompt_group, trajectory
-from fuzz.judges.judge import SEARCHED, NothingDrawn, OfHierarchy, of_batch, proofs_alone, verdicts, worlds
+from fuzz.judges.judge import SEARCHED, SEARCHES, NothingDrawn, OfHierarchy, of_batch, proofs_alone, verdicts, worlds
 from fuzz.numbers import Dual, Illegal, NoValue, Unclear, slopes_of, value_of
 from fuzz.world import World
 
@@ -364,7 +364,7 @@ class OfGates:
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
-        with proofs_alone(rng.randrange(SEARCHED) > 0):
+        with proofs_alone(SEARCHES if rng.randrange(SEARCHED) else ()):
             asked_first = verdicts(h, ("locality",), self.timeout)
             if not asked_first or any(v.status != "proved" for v in asked_first):
                 return [], ""

@@ -32,7 +32,7 @@ from fibration.language.report import Verdict
 from fuzz.batches import Batches
 from fuzz.changes import Changes
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, old, rollout, token, trajectory, turn
-from fuzz.judges.judge import SEARCHED, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, verdicts
+from fuzz.judges.judge import SEARCHED, SEARCHES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, verdicts
 from fuzz.judges.token_laws import subjects
 from fuzz.numbers import value_of
 from fuzz.world import Batch, World
@@ -79,7 +79,7 @@ class OfSamples:
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
-        with proofs_alone(rng.randrange(SEARCHED) > 0):
+        with proofs_alone(SEARCHES if rng.randrange(SEARCHED) else ()):
             found = verdicts(h, (self.name,), self.timeout)
         for v in found:
             if v.status == "proved" and (said := self.wrong(h, v, rng)):

@@ -13,6 +13,7 @@ from fibration.language.report import Verdict
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, old, rollout
 from fuzz.judges.judge import (
     SEARCHED,
+    SEARCHES,
     TOLERANCE,
     TRIES,
     NothingDrawn,
@@ -88,7 +89,7 @@ class OfTokens:
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
-        with proofs_alone(rng.randrange(SEARCHED) > 0):
+        with proofs_alone(SEARCHES if rng.randrange(SEARCHED) else ()):
             asked_first = verdicts(h, ("locality",), self.timeout)
             if any(v.status != "proved" for v in asked_first):
                 return [], ""
