@@ -28,6 +28,7 @@ if not torch.cuda.is_available():  # read when triton is first imported
 sys.path.insert(0, str(Path(__file__).parent))
 
 import quick_fractions
+from budgets import Seconds
 from thorough import ALL
 
 CHOSEN_CC = os.environ.get("CC")
@@ -46,6 +47,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile("deterministic")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the process that gets the reports of all workers
+        config.pluginmanager.register(Seconds())
 
 
 def pytest_collection_finish() -> None:

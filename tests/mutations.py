@@ -4,7 +4,7 @@ it are run.
     python tests/mutations.py [--only NAME] [--tree PATH] [--full] [--limit SECONDS] [--list]
 
 Prints a Markdown table: the first test that fails, or SURVIVED. The tree is copied first and never touched. A slip whose
-text is not found exactly once is an error of the list (`slips.py`); at the end, the tests that failed have to pass without.
+text is not found exactly once is an error of the list (`slips/`); at the end, the tests that failed have to pass without.
 """
 
 from __future__ import annotations

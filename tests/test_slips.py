@@ -1,4 +1,4 @@
-"""Every slip of `slips.py` is still one line of the library, and the tests that should notice it are there."""
+"""Every slip of `slips` is still one line of the library, and the tests that should notice it are there."""
 
 import pytest
 from mutations import HERE, Copy

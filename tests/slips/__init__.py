@@ -1,0 +1,37 @@
+"""Slips of the kind that people make, for `mutations.py`: a file per room of the library, and one for the studies."""
+
+from slips import (
+    backends,
+    compiler,
+    language,
+    laws,
+    laws_proof,
+    laws_witness,
+    outside,
+    runtime,
+    runtime_index,
+    runtime_ranks,
+    specs,
+    studies,
+    trainers,
+)
+from slips.slip import Slip
+
+ROOMS = (
+    language,
+    laws,
+    laws_proof,
+    laws_witness,
+    compiler,
+    backends,
+    runtime,
+    runtime_index,
+    runtime_ranks,
+    trainers,
+    specs,
+    outside,
+    studies,
+)
+SLIPS: tuple[Slip, ...] = tuple(slip for room in ROOMS for slip in room.SLIPS)
+
+__all__ = ["ROOMS", "SLIPS", "Slip"]

@@ -1,0 +1,172 @@
+"""Slips in the backends."""
+
+from slips.slip import slip
+
+SLIPS = (
+    slip(
+        "a vector of sums hands on what is not discounted", "test_order",
+        "(discounted ? powers[WIDTH] * carry : carry)", "carry",
+    ),
+    slip(
+        "what comes after is left in the wrong order", "test_order",
+        "if (!forward) found = SHUFFLE(found, REVERSE);", "",
+    ),
+    slip(
+        "a token is among those that come after it", "test_order",
+        'places = "i" if node.forward else "(tokens - 1 - i)"', 'places = "i" if node.forward else "(tokens - i)"',
+    ),
+    slip(
+        "the shape of a tile follows the tokens of this rank", "backends*ranks",
+        "tokens = index.ranks.tokens if index.ranks else sum(", "tokens = sum(",
+    ),
+    slip(
+        "the upper neighbour of a quantile may lie beyond the bound", "backends*quantiles",
+        "if (k + next >= n - above) high = INFINITY, above = 0;", "if (k >= n - above) high = INFINITY, above = 0;",
+    ),
+    slip(
+        "C finds a quantile among what is no number", "backends*quantiles",
+        "if (kept + below + above < n) return NAN;", "if (n < 0) return NAN;",
+    ),
+    slip(
+        "of several leaves the values set aside last are left", "backends*quantiles",
+        """place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])""", 'place = "i"',
+    ),
+    slip(
+        "Triton takes the number at a place for the one after it", "backends*quantiles",
+        "b = torch.where(k + 1 < equal, a, least)", "b = torch.where(k < equal, a, least)",
+    ),
+    slip(
+        "C sums tokens in float32", "hard_inputs test_c.py test_shipped test_chains",
+        "f\"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
+        "f\"float {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};\"",
+    ),
+    slip(
+        "C reads places as int32", "test_c.py test_shipped test_chains",
+        'INTEGERS: "const int64_t *restrict {0}"', 'INTEGERS: "const int32_t *restrict {0}"',
+    ),
+    slip(
+        "C takes the number of a token for its place", "vectors test_shipped test_chains",
+        "(WHOLE_##S ? start + (i) :", "(WHOLE_##S ? first + (i) :",
+    ),
+    slip(
+        "C leaves out the last piece of a long sum", "test_c.py hard_inputs test_shipped test_chains",
+        "at < end ? at : end, at + LONG < end ? at + LONG : end)", "at < end ? at : end, at + LONG < end ? at + LONG : at < end ? at : end)",
+    ),
+    slip(
+        "C leaves a masked place before the first row as it was", "hard_inputs test_shipped test_chains",
+        'f"if (!b) FILL_GAP({out}, 0, start);"', 'f"if (!b) FILL_GAP({out}, 1, start);"',
+    ),
+    slip(
+        "C rounds ties of bfloat16 away from 0", "c_math",
+        "h = (i + 0x7fff + (i >> 16 & 1)) >> 16", "h = (i + 0x8000) >> 16",
+    ),
+    slip(
+        "C reads bfloat16 as whole numbers", "test_c.py hard_inputs test_shipped test_chains",
+        "{ return from_bf16(*p); }", "{ return (float)*p; }",
+    ),
+    slip(
+        "the key of a built library leaves out the flags", "test_c.py",
+        "parts = [source, *flags, *cc, version(cc), _processor()]", "parts = [source, *cc, version(cc), _processor()]",
+    ),
+    slip(
+        "Triton's tiles reach one token too far", "triton test_shipped test_chains",
+        "return i, i < n, tl.minimum(i, n - 1), n > 0", "return i, i <= n, tl.minimum(i, n - 1), n > 0",
+    ),
+    slip(
+        "Triton reads what lies after a row", "test_ptx",
+        "return i, i < n, tl.minimum(i, n - 1), n > 0", "return i, i < n, i, n > 0",
+    ),
+    slip(
+        "Triton reads before a row that has no token left", "test_ptx test_layouts",
+        "return i, i < n, tl.minimum(i, n - 1), n > 0", "return i, i < n, tl.minimum(i, n - 1), n >= 0",
+    ),
+    slip(
+        "Triton sums what lies beyond a row", "triton test_shipped test_chains",
+        'value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"',
+        "value = typed(names[push.operand], precision)",
+    ),
+    slip(
+        "Triton does not fill masked places after a row", "triton test_shipped test_chains",
+        "{value}, mask=i < left(reach, t, BLOCK_T))", "{value}, mask=m)",
+    ),
+    slip(
+        "C fills gaps between segments that are out of order", "backends/test_layouts",
+        "if (WHOLE_{w} && COUNTED_{w}) {{ /* masked", "if (WHOLE_{w}) {{ /* masked",
+    ),
+    slip(
+        "Triton fills gaps between segments that are out of order", "backends/test_layouts",
+        'f"if {word}_positions is None and {word}_tokens is None:"', 'f"if {word}_positions is None:"',
+    ),
+    slip(
+        "the certificate leaves out what Triton adds to a kernel's parameters", "test_standalone",
+        '"parameters": str(dict(kernel.parameters))', '"parameters": str(dict(request.signature))',
+    ),
+    slip(
+        "the certificate says what was asked for, not what the file is for", "test_standalone test_ahead",
+        '"target": kernel.target', '"target": arch',
+    ),
+    slip(
+        "Triton's blocks arrive without a release", "test_ptx",
+        'tl.atomic_add(counter, 1, sem="acq_rel")', 'tl.atomic_add(counter, 1, sem="relaxed")',
+    ),
+    slip(
+        "Triton's last program is the one of the last number", "test_grid_order",
+        "last = tl.atomic_add(", "last = tl.program_id(0) + 0 * tl.atomic_add(",
+    ),
+    slip(
+        "Triton's groups of a coarse stage wait for nothing", "test_ptx",
+        'self.line(1, "tl.debug_barrier()")\n', "pass\n",
+    ),
+    slip(
+        "Triton asks for what a sweep has yet to save", "test_chains",
+        "            if isinstance(node, Pull):  # which may be saved here, and is read elsewhere\n                self.value(1, node)\n            else:\n                self.need(1, node)\n",
+        "            self.need(1, node)\n",
+    ),
+    slip(
+        "a program of a coarse stage goes on before others have begun", "test_ptx test_grid_order",
+        'self.line(1, "if last_to_arrive(counter):")', 'self.line(1, "if tl.program_id(0) == 0:")',
+    ),
+    slip(
+        "programs of a coarse stage share what needs the results of others", "test_triton.py",
+        "if alone and reads <= own and (", "if (",
+    ),
+    slip(
+        "torch works in place on what it reads", "vectors gradients test_shipped test_chains",
+        '"expm1": "torch.expm1({})"', '"expm1": "({}).expm1_()"',
+    ),
+    slip(
+        "torch takes fibres to be sorted that begin so", "vectors test_operator test_shipped test_chains",
+        "is_sorted = bool((parent[1:] >= parent[:-1]).all())", "is_sorted = bool((parent[1:] >= parent[:-1]).any())",
+    ),
+    slip(
+        "Triton sums in order from the last token of the row before", "backends/test_order ptx",
+        "inside = m & (i > 0)\n", "inside = m\n",
+    ),
+    slip(
+        "Triton carries from tile to tile what is not discounted on the way", "backends/test_order ptx",
+        "power * carry[:, None]", "carry[:, None] + 0.0 * power",
+    ),
+    slip(
+        "Triton carries from tile to tile what the last one has summed alone", "backends/test_order ptx",
+        "carry = tl.sum(tl.where(column == columns - 1, sum, 0.0), axis=1)", "carry = tl.sum(tl.where(column == columns - 1, value, 0.0), axis=1)",
+    ),
+    slip(
+        "Triton sums what comes after in the order of what comes before", "backends/test_order ptx",
+        "neighbour = a - way", "neighbour = a - 1",
+    ),
+    slip(
+        "generated torch copies constants from the host", "test_issued test_golden",
+        "a = torch.full((), a, dtype=torch.float64, device=condition.device)",
+        "a = torch.tensor(a, dtype=torch.float64, device=condition.device)",
+    ),
+    slip(
+        "a call in another dtype runs the functions of the first", "test_c test_layouts shipped",
+        "varying = (batch.dtype, call.bound.per_row(batch), *dtypes)", "varying = (call.bound.per_row(batch),)",
+    ),
+    slip(
+        "on a GPU a product that is subtracted from itself is its rounding",
+        "test_ptx",
+        'return Language("triton", OPERATORS, constant, where, itself="{} * 0.0")',
+        'return Language("triton", OPERATORS, constant, where)',
+    ),
+)  # fmt: skip

@@ -1,0 +1,180 @@
+"""Slips in the laws."""
+
+from slips.slip import slip
+
+SLIPS = (
+    slip(
+        "a score that turns advantages round is proved", "laws/test_inward",
+        """    if subject.proved("positivity"):
+        return proved("hierarchy", "𝒢(r) > 0,""",
+        """    if not subject.proved("nothing"):
+        return proved("hierarchy", "𝒢(r) > 0,""",
+    ),
+    slip(
+        "a gate reads log-probs of what is trained", "laws*locality",
+        "if not atom.policy.is_frozen:", "if atom.policy.is_passed:",
+    ),
+    slip(
+        "a level reads log-probs of single tokens", "laws*locality",
+        'if self.stratum in self.h.leaves:\n            return None\n        why = f"two tokens',
+        'if self.here:\n            return None\n        why = f"two tokens',
+    ),
+    slip(
+        "a statistic is read over what lies over the element", "laws*locality",
+        "self.places = (stratum, *self.all.coarser(stratum))", "self.places = self.all.strata",
+    ),
+    slip(
+        "a scale reads what a recovery reads", "laws*locality",
+        "back = [(Recovery, h.decomposition.recovery), (Weight, h.decomposition.scale)]",
+        "back = [(Recovery, h.decomposition.recovery), (Recovery, h.decomposition.scale)]",
+    ),
+    slip(
+        "a level reads in which order its tokens come", "laws*locality",
+        "if atom.of is None and self.stratum not in self.h.leaves:", "if self.stratum in self.h.leaves and not self.here:",
+    ),
+    slip(
+        "a density reads what it likes of what comes before", "laws*locality",
+        "return super().order(atom) or next(filter(None, read), None)", "return super().order(atom)",
+    ),
+    slip(
+        "a gate reads the mean of nothing", "laws*locality",
+        "if empty in numbers:", "if empty not in atoms(gate) and empty not in numbers:",
+    ),
+    slip(
+        "log ratios are tried at round numbers alone", "laws*recovery",
+        "in dict.fromkeys([*PROBES, *_changes(deciding, here)]):", "in PROBES:",
+    ),
+    slip(
+        "giving up first_order covers positivity",
+        "laws/test_verify laws*positivity laws*right laws*first_order grammar documents",
+        'COVERS = {"first_order": ("first_order", "identity")}',
+        'COVERS = {"first_order": ("first_order", "identity", "positivity")}',
+    ),
+    slip(
+        "a gated ratio on one stratum needs a value alone", "laws*reasons laws*positivity laws*recovery",
+        "if Claim(whole, subject.at(leaf), POSITIVE).is_shown else", "if Claim(whole, subject.at(leaf)).is_shown else",
+    ),
+    slip(
+        "a reason for one penalty covers all of them", "laws/test_given_up",
+        'OF_FORMULAS = ("agreement", "mask_open", "causal", "kl_gradient")', 'OF_FORMULAS = ("agreement", "mask_open", "causal")',
+    ),
+    slip(
+        "a reason for a roll-back covers a bound on the wrong side", "laws/test_given_up",
+        "known = {_way(o) for o in unnamed if _way(o) or o.status == \"refuted\"}", "known = {_way(v)}",
+    ),
+    slip(
+        "what is left of a law is not asked", "laws/test_given_up",
+        "if (d.subject in faults and not is_given_up)", "if (d.subject in faults and d.status == \"proved\")",
+    ),
+    slip(
+        "giving up first_order covers a wrong gradient", "laws*gradient laws/test_verify",
+        'COVERS = {"first_order": ("first_order", "identity")}',
+        'COVERS = {"first_order": ("first_order", "identity", "gradient")}',
+    ),
+    slip(
+        "agreement for advantages that are constant on any stratum is that of the gradient", "laws*gradient",
+        "if h.rows in (s, *h.coarser(s)))", "if s != h.leaves[0])",
+    ),
+    slip(
+        "the slope of a recovery is not asked where gates agree to first order alone", "laws*first_order",
+        "if not exact and not is_smooth(subject):", "if False:",
+    ),
+    slip(
+        "quotients that tend to 1 refute a slope", "laws*search laws*identity",
+        "return None in off or off[-1] > off[0] * Fraction(99, 100)", "return True",
+    ),
+    slip(
+        "one advantage of each sign is enough", "laws*identity",
+        "*between(sorted(branching(gate, here)))]", "]",
+    ),
+    slip(
+        "what is out of time is kept", "laws*budget",
+        "    if not in_time or any(v.internal_error", "    if in_time is None or any(v.internal_error",
+    ),
+    slip(
+        "a reason covers a law that nobody has decided", "laws*budget",
+        'return verdict.status != "proved" and not verdict.is_unfinished', 'return verdict.status != "proved"',
+    ),
+    slip(
+        "laws that were not reached are left out", "laws*budget",
+        "    for law in later:\n        rest = replace(first", "    for law in later[:0]:\n        rest = replace(first",
+    ),
+    slip(
+        "facts have a time of their own", "laws*budget",
+        "self.left = self.left - (monotonic() - began) if ended else 0.0", "self.left = self.left if ended else 0.0",
+    ),
+    slip(
+        "a thread is told once that its time is out", "laws*budget",
+        "while self._is_at_work() and monotonic() < until:", "if self._is_at_work() and monotonic() < until:",
+    ),
+    slip(
+        "a work inside a work is not told", "laws*budget",
+        "            caller._inside.append(self)", "            pass",
+    ),
+    slip(
+        "a work that has ended may be told", "laws*budget",
+        "self._may_be_told, self._has_ended = False, True", "self._has_ended = True",
+    ),
+    slip(
+        "a refuted law counts as proved where its weight is 0",
+        "laws*markov laws*reflecting laws*orthogonality laws/test_random",
+        "Claim(f.weight, subject.at(f.source), POSITIVE)",
+        "Claim(f.weight, subject.at(f.source), frozenset({0, 1}))",
+    ),
+    slip(
+        "a gated ratio of 0 is no counterexample", "laws*positivity laws*facts laws/test_random",
+        "value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery))",
+        "value < -rounding(gate, recovery)",
+    ),
+    slip(
+        "a kernel in no cover is not asked", "laws/test_reflecting laws/test_quivers",
+        "yield from (decide_share(f, wrong, subject) for f in h.shape.uncovered())", "yield from ()",
+    ),
+    slip(
+        "a part of what does not sum to 1 is blamed for it", "laws/test_reflecting",
+        "if any(way.steps & set(c) for way in ways)), None)", "if not ways), None)",
+    ),
+    slip(
+        "a kernel that would not reflect is blamed for paths that disagree", "laws/test_coherent",
+        "return weight if all(sums_to_1(c, changed) for c in covers) else None", "return weight",
+    ),
+    slip(
+        "every disagreement follows from a kernel that fails", "laws/test_coherent",
+        "return failed[0] if failed and agreed(subject, right) else None", "return failed[0] if failed else None",
+    ),
+    slip(
+        "the kernel that is blamed counts among those that must agree without it", "laws/test_coherent",
+        "others = [g for g in h.fibrations if g != f]", "others = [*h.fibrations]",
+    ),
+    slip(
+        "a sum is blamed on a kernel that has values", "laws/test_markov laws/test_reflecting laws/test_verify",
+        'lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)',
+        'lacking = (f"kernel {f.name}" for f in fibrations)',
+    ),
+    slip("causes are lost where verdicts are kept", "laws/test_kept", "cause=c and Cause(*c))", "cause=None)"),
+    slip(
+        "R∘F is said to be the identity where it agrees at r = 1 alone", "first_order",
+        'return "R∘F = id" if subject.proved("recovery") else', 'return "R∘F = id" if subject.verdicts else',
+    ),
+    slip(
+        "a weight need only have a limit", "laws/test_agreement",
+        "return all(ends and all(vanishes(e - 1) for e in ends) for ends in found)",
+        "return all(ends and all(vanishes(e - ends[0]) for e in ends) for ends in found)",
+    ),
+    slip(
+        "a mask that may hold is open", "laws/test_agreement",
+        "if all(here.outcomes(keep.condition) == {True}", "if all(True in (here.outcomes(keep.condition) or ())",
+    ),
+    slip(
+        "a weight may be negative", "laws/test_agreement",
+        'f"weight {weight}{whose}", read, NOT_NEGATIVE', 'f"weight {weight}{whose}", read, ANY',
+    ),
+    slip(
+        "a gate that stays still agrees to first order", "laws/test_agreement",
+        "if is_one(subject) and has_slope_one(subject, still=True):", "if is_one(subject) and has_slope_one(subject):",
+    ),
+    slip(
+        "statistics of domains are known row by row", "laws/test_facts_weights",
+        "return place != h.rows and h.rows not in shape.coarser(place)", "return place == Stratum(BATCH)",
+    ),
+)  # fmt: skip

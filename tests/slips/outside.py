@@ -1,0 +1,181 @@
+"""Slips in the other rooms of the library."""
+
+from slips.slip import slip
+
+SLIPS = (
+    slip(
+        "the printed loss is without its penalties", "printing/test_show",
+        """yield f"J = Σ_i μ_i·{product}" + "".join(f" - {_penalised(k, p)}" for k, p in h.penalties.items())""",
+        'yield f"J = Σ_i μ_i·{product}"',
+    ),
+    slip(
+        "a benchmark draws what was out of time as if it had ended", "bench*laws",
+        "total = [timeout if r.out_of_time else", "total = [LEAST if r.out_of_time else",
+    ),
+    slip(
+        "a benchmark tries again what was out of time", "bench*laws",
+        "            if r.out_of_time:\n                continue\n            say(", "            say(",
+    ),
+    slip(
+        "GitHub is told of what follows too", "cli/test_main",
+        "for v in o.report.causes]", "for v in o.report.failures]",
+    ),
+    slip(
+        "nothing keeps steep slopes from tokens that are dropped", "test_token_words",
+        "drops = any(objective is not None and objective.kept for objective in weighed)", "drops = False",
+    ),
+    slip(
+        "an entry of the cache is written in place", "test_c.py",
+        "            workshop.rename(place)\n", "            shutil.copytree(workshop, place)\n",
+    ),
+    slip(
+        "a name in capitals is near to none", "test_main",
+        "difflib.get_close_matches(word.casefold().replace(\"-\", \"_\"), written, 1)",
+        "difflib.get_close_matches(word, written, 1)",
+    ),
+    slip(
+        "the doctor finds any backend well", "test_doctor",
+        "    if difference <= AGREEMENT:\n", "    if not difference > 1:\n",
+    ),
+    slip(
+        "the doctor takes a broken machine for usable", "test_doctor",
+        "    broken = [f.name for f in findings if f.state == \"broken\"]\n", "    broken: list[str] = []\n",
+    ),
+    slip(
+        "a new project takes the place of files", "test_project",
+        "    there = [name for name in files if (folder / name).exists()]\n", "    there: list[str] = []\n",
+    ),
+    slip(
+        "what is printed goes where long work is told of", "test_progress",
+        "    seen = sys.stdout.isatty()\n", "    seen = True\n",
+    ),
+    slip(
+        "a reason is markup in a notebook", "test_notebooks",
+        "{' | '.join(map(_cell, row))}", "{' | '.join(row)}",
+    ),
+    slip(
+        "a notebook shows refusals alone", "test_notebooks",
+        "    if v.accepted:\n        return f\"given up: {v.given_up}\" if v.status != \"proved\" else v.argument\n    said = {\n        \"required\"",
+        "    if v.accepted:\n        return \"\"\n    said = {\n        \"required\"",
+    ),
+    slip(
+        "a command that never came to its end went well", "test_outcome",
+        "    return left or UNUSABLE\n", "    return left\n",
+    ),
+    slip(
+        "handlers at exit change a verdict", "test_outcome",
+        "        return int(said) or (left if left >= 0 else 128 - left)\n",
+        "        return left if left >= 0 else 128 - left\n",
+    ),
+    slip(
+        "a result that was not written is one", "test_outcome",
+        "        end = SystemExit(UNUSABLE)\n", "        pass\n",
+    ),
+    slip(
+        "what is kept is run, whoever wrote it", "test_cache",
+        "    for doubt in filter(None, doubts):\n", "    for doubt in ():\n",
+    ),
+    slip(
+        "a cache folder that others may write is taken", "test_cache",
+        "    doubt = doubt_of(home)\n    if doubt:\n", "    doubt = doubt_of(home)\n    if doubt and doubt is None:\n",
+    ),
+    slip(
+        "what is built is a group's to write where the umask says so", "test_cache",
+        "            made.chmod(0o644)\n", "            made.chmod(0o664)\n",
+    ),
+    slip(
+        "any group counts as the user's own", "test_cache",
+        "    alone = {*its.gr_mem} <= {user.pw_name}\n", "    alone = True\n",
+    ),
+    slip(
+        "the cache folder itself may be sticky", "test_cache test_kept",
+        "doubt = doubt_of_one(part, info, sticky=not end)", "doubt = doubt_of_one(part, info, sticky=True)",
+    ),
+    slip(
+        "damage in the cache goes unseen", "test_c.py",
+        "all(_digest(place / name) == digest for name, digest in contents.items())",
+        "all((place / name).exists() for name, digest in contents.items())",
+    ),
+    slip(
+        "the last trajectories of a batch are in no micro-batch", "test_record",
+        "pairwise([*ends[:-1:trajectories], ends[-1]])", "pairwise(ends[::trajectories])",
+    ),
+    slip(
+        "a label may be one too large", "rollouts/test_file",
+        "(x >= NONE) & (x < len(names))", "(x >= NONE) & (x <= len(names))",
+    ),
+    slip(
+        "ranks are as fast as the fastest of them", "bench/test_ranks",
+        'slowest = max(a["seconds"]', 'slowest = min(a["seconds"]',
+    ),
+    slip(
+        "a rank's part of a batch lacks its first row", "bench/test_ranks",
+        "rows, tokens = slice(first, last),", "rows, tokens = slice(first + 1, last),",
+    ),
+    slip(
+        "tied actions share equally", "trust_region*maximiser",
+        "(values == extreme[states.of_token]), multiplicity, 0.0)",
+        "(values == extreme[states.of_token]), multiplicity.sign(), 0.0)",
+    ),
+    slip(
+        "the backward of a gate knows nothing of NaN", "test_nonfinite",
+        '"gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),',
+        '"gate_adjoint": only(transposed, "log_ratio_gradient"),',
+    ),
+    slip(
+        "recorded rewards are left where advantages were recorded too", "rollouts/test_replay",
+        "    if h.advantages is not None:\n        advantages: Tensor | None = op.adv", "    if h.advantages is not None and rollouts.advantages is None:\n        advantages: Tensor | None = op.adv",
+    ),
+    slip(
+        "log-probs of a recorded policy may be infinite", "rollouts/test_file",
+        "_all(r, name, column, np.isfinite,", "_all(r, name, column, lambda x: x == x,",
+    ),
+    slip(
+        "what sampled is taken for the old policy in a recorded batch", "plotting/test_policies",
+        "_double(rollouts.policies[name])", "_double(rollouts.old_log_probs)",
+    ),
+    slip(
+        "rows without tokens are recorded", "rollouts/test_from_batch",
+        "self.rows = np.flatnonzero(np.diff(before))", "self.rows = np.arange(self.n_given)",
+    ),
+    slip(
+        "advantages of rows without tokens stay in recorded rollouts", "rollouts/test_from_batch",
+        "_floats(array, name)[self.rows], name, False", "_floats(array, name)[: len(self.rows)], name, False",
+    ),
+    slip(
+        "what a mask hides is read", "rollouts/test_from_batch",
+        "_floats(self._every(_read(value, name), name), name)[self.kept], name, True", "_floats(self._every(_read(value, name), name), name)[: len(self.kept)], name, True",
+    ),
+    slip(
+        "float64 is rounded as it is recorded", "rollouts/test_from_batch",
+        "np.float64 if array.dtype in (np.float64, np.longdouble) else np.float32", "np.float32",
+    ),
+    slip(
+        "files of the first format have the domains of their first groups", "rollouts/test_file",
+        "Labels(domain[group], domains)", "Labels(domain[group * 0], domains)",
+    ),
+    slip(
+        "names of narrow strips stand on each other", "plotting/test_own",
+        "while groups and groups[-1][0] >= mean:", "while False:",
+    ),
+    slip(
+        "the parts that are told apart are the smallest", "plotting/test_own",
+        "rank = np.argsort(np.argsort(-counts", "rank = np.argsort(np.argsort(counts",
+    ),
+    slip(
+        "attributes of coarser elements may differ over their tokens", "plotting/test_own",
+        "np.flatnonzero((of != NONE) & (numbers[of] != values))", "np.flatnonzero((of == NONE) & (numbers[of] != values))",
+    ),
+    slip(
+        "without advantages coefficients are compared, and are 0", "plotting/test_own",
+        "    if gated.advantages is None:  # they are all 0", "    if False:  # they are all 0",
+    ),
+    slip(
+        "worlds of a figure whose weights see the batch share one", "plotting/test_policies",
+        "    seen |= read_of_tokens(op.hierarchy).outputs if op.hierarchy.objective.formulas else {}\n", "",
+    ),
+    slip(
+        "a figure takes a pull for a coarser drift", "plotting/test_policies",
+        'return of_tokens and _reads(operand, "advantage")', "return False",
+    ),
+)  # fmt: skip

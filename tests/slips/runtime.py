@@ -1,0 +1,254 @@
+"""Slips in the operator and its batches."""
+
+from slips.slip import slip
+
+SLIPS = (
+    slip(
+        "doubling forgets that discounts are squared", "test_order",
+        "share, reach = share * share, 2 * reach", "share, reach = share, 2 * reach",
+    ),
+    slip(
+        "doubling reaches into the row before", "test_order",
+        "x = torch.where(room >= reach, x + share", "x = torch.where(room >= 1, x + share",
+    ),
+    slip(
+        "what is put together is not written back", "backends*ranks",
+        "bound.vector_of(node, work, batch).copy_(whole)", "vectors[node] = whole",
+    ),
+    slip(
+        "metrics are gathered from beside where they lie", "backends/test_c.py",
+        "np.repeat(starts - before, lengths) + np.arange(lengths.sum())", "np.repeat(starts, lengths) + np.arange(lengths.sum())",
+    ),
+    slip(
+        "counts of single elements are those of the first", "runtime/test_metrics",
+        'key = (of, over, self.index.size[over] if row.how == "each" else 1)', "key = (of, over, 1)",
+    ),
+    slip(
+        "a quantile lies at its level of n numbers, not of the n - 1 between them", "backends*quantiles",
+        "place = level * last\n", "place = level * (last + 1)\n",
+    ),
+    slip(
+        "a policy that no formula names is taken", "test_bad_input",
+        "        if name not in known:\n            raise BatchError(\n                f\"no formula of", "        if False:\n            raise BatchError(\n                f\"no formula of",
+    ),
+    slip(
+        "log ratios are taken in the precision of the log-probs", "hard_inputs",
+        "return values.reshape(-1)[batch.index.positions_of(leaf)].double()",
+        "return values.reshape(-1)[batch.index.positions_of(leaf)]",
+    ),
+    slip(
+        "advantages per row are read by the number of the element", "hard_inputs test_operator test_shipped test_chains",
+        "batch.advantage[index.row_tensor()[index.rows_of_tokens(node.over)]]", "batch.advantage[index.rows_of_tokens(node.over)]",
+    ),
+    slip(
+        "a result is left as it is where no kernel fills it", "backends/test_layouts",
+        "lay.positions is None and lay.tokens is None for lay", "lay.positions is None for lay",
+    ),
+    slip(
+        "an advantage per trajectory is the least of its tokens'", "bad_input test_index_quiver hard_inputs",
+        "torch.where(low == high, low, torch.nan).double()", "low.double()",
+    ),
+    slip(
+        "a parameter per channel that requires grad is read as a number", "requires_grad",
+        "        return any(map(requires_grad, value.values()))\n", "        return False\n",
+    ),
+    slip(
+        "of policies that require grad the gradient is dropped", "requires_grad",
+        'named.update({f"policies[{name!r}]": t for name, t in policies.items()})', "pass",
+    ),
+    slip(
+        "what requires grad is refused where no gradient is recorded", "requires_grad hard_inputs",
+        "            if graph:\n                refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)",
+        "            if True:\n                refuse_graphs(program, parameters, policies, advantages=advantages, **tokens)",
+    ),
+    slip(
+        "a column of advantages is taken for a row", "bad_input",
+        "{-1 if shape == (*one, 1) else 0}", "{0}",
+    ),
+    slip(
+        "half precision is warned of whatever the gate", "test_precision",
+        "if REACHES * moved > band:", "if moved:",
+    ),
+    slip(
+        "rounding does not average over an element's tokens", "test_precision",
+        "moved = each / math.sqrt(over)", "moved = each",
+    ),
+    slip(
+        "every call warns of half precision", "test_precision",
+        "            self._knows_rounding = True\n", "",
+    ),
+    slip(
+        "a compiled call has the metrics of all words", "test_compiled",
+        "metrics=call.asked, **call.more)", "**call.more)",
+    ),
+    slip(
+        "a compiled gate's gradient forgets the parameters", "test_compiled",
+        '    call = _call("gate", *given)\n    with torch.enable_grad():', '    call = _call("gate", *given)\n    call.more["parameters"] = {}\n    with torch.enable_grad():',
+    ),
+    slip(
+        "a number's digits depend on what it is added to", "test_sums",
+        "digit = np.trunc(", "digit = np.rint(",
+    ),
+    slip(
+        "parameters per element are not checked", "test_parameters test_operator",
+        "        wrong = self.parameter.is_outside(found)\n", "        wrong = np.zeros(len(found), bool)\n",
+    ),
+    slip(
+        "numbers by label are not checked", "runtime/test_parameters",
+        "if not self.parameter.is_outside(found).any():", "if found is not None:",
+    ),
+    slip(
+        "the channels of a tensor lie in rows", "runtime/test_parameters",
+        "found = found[:, COLUMNS.index(self.channel)] if found.ndim == 2",
+        "found = found.reshape(2, -1)[COLUMNS.index(self.channel)] if found.ndim == 2",
+    ),
+    slip(
+        "an element without a value has the default, whatever is said of all others", "runtime/test_parameters",
+        "value.get(None, self.parameter.default)), **value}", "self.parameter.default), **value}",
+    ),
+    slip(
+        "values by label are in the order in which they were written", "runtime/test_parameters",
+        "of = {label: value[label] for label in numbers}", "of = {label: value[label] for label in value if label in numbers}",
+    ),
+    slip(
+        "a slip in a label is another domain", "runtime/test_parameters",
+        "if known or looks_like(str(one), str(label))]", "if known]",
+    ),
+    slip(
+        "metrics of micro-batches are averaged", "metrics",
+        "return Mean(self.sum + other.sum, self.count + other.count)",
+        "return Mean(self.sum / self.count + other.sum / other.count, torch.tensor(2.0))",
+    ),
+    slip(
+        "the smaller of two minima is lost", "metrics",
+        "pick = torch.maximum if self.largest else torch.minimum", "pick = torch.maximum",
+    ),
+    slip(
+        "a tensor of parameters that was changed in place is taken for what it was", "test_parameters",
+        "if version is None or version != known:", "if version is None or known is None:",
+    ),
+    slip(
+        "parameters are kept under their numbers, whatever elements have them", "test_parameters",
+        'key = f"{index.device} {shapes} {', 'key = f"{index.device} {',
+    ),
+    slip(
+        "a recorded graph reads parameters that are forgotten later", "test_parameters",
+        "index.keep(key, made)", "index.keep(key, ())",
+    ),
+    slip(
+        "parameters are copied to the device in every call", "test_issued",
+        "made = _MADE.get(key, make)", "made = make()",
+    ),
+    slip(
+        "a device is asked whether rows and tokens agree", "test_issued",
+        "if not devices.may_look(index.device):\n            same", "if devices.may_look(index.device):\n            same",
+    ),
+    slip(
+        "a gradient that another pass needs is handed out", "test_backward",
+        "result = known.to(dtype, copy=_graph_is_kept())", "result = known.to(dtype)",
+    ),
+    slip(
+        "parameters of the last call serve every other", "test_parameters",
+        "return type(given), given or repr(given)", "return type(given), 0",
+    ),
+    slip(
+        "ranks may ask for different metrics", "ranks/test_calls",
+        'said |= {"the metrics asked for": ", ".join(sorted(asked)) or "none"}', "pass",
+    ),
+    slip(
+        "an incoming gradient is taken for 1", "test_backward",
+        "if ctx.looks and float(gradient) == 1.0:", "if ctx.looks:",
+    ),
+    slip(
+        "maxima of elements are added up", "test_metrics",
+        "parts.append(block.amax(1) if largest else block.sum(1))", "parts.append(block.sum(1))",
+    ),
+    slip(
+        "the smallest ratio is shown negated", "test_metrics",
+        "            numbers[self.negated : self.negated + 1].neg_()\n", "            pass\n",
+    ),
+    slip(
+        "single elements come where their level alone is asked for", "test_asked",
+        "return row.group in asked and row.over in asked", "return row.group in asked",
+    ),
+    slip(
+        "means over nothing are logged as 0", "test_asked",
+        "            elif numbers[p.count]:\n                found[prefix + p.name] = value / numbers[p.count]",
+        "            else:\n                found[prefix + p.name] = value / max(numbers[p.count], 1)",
+    ),
+    slip(
+        "a row's reward counts as often as it has tokens", "test_bad_rewards",
+        "            if per_row and not index.rows_are_tokens():\n", "            if False:\n",
+    ),
+    slip(
+        "every rank's loss is that of the whole batch", "test_calls",
+        "result.objective, index.gradient_scale)", "result.objective, 1.0)",
+    ),
+    slip(
+        "parameters may differ between ranks", "test_calls",
+        "                said |= in_words(self.hierarchy, declared, index, ranks, parameters)\n", "",
+    ),
+    slip(
+        "the rank whose value is not finite raises alone", "test_calls",
+        'with agreed(group, f"what is not finite in {CALLS[program]}', 'with agreed(None, f"what is not finite in {CALLS[program]}',
+    ),
+    slip(
+        "the gate's backward says no word", "test_calls",
+        'agree(ranks.group, CALLS["gate_adjoint"], {})', "pass",
+    ),
+    slip(
+        "a parameter in the order of elements is read on ranks that have other orders", "test_calls",
+        "        if ranks is not None:\n            raise ParameterError(",
+        "        if ranks is not None and size < 0:\n            raise ParameterError(",
+    ),
+    slip(
+        "pieces of a row may have different advantages", "test_calls",
+        '            batch = agree_on_rows(batch, index, ranks, "advantage", rows)\n', "            pass\n",
+    ),
+    slip(
+        "advantages of this rank's rows are taken for those of all rows", "test_calls",
+        "if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:",
+        "if per_row and stratum == index.hierarchy.rows.name:",
+    ),
+    slip(
+        "terms beyond what is added up exactly go on as NaN", "test_calls",
+        "if BEYOND in outputs and float(outputs[BEYOND]) > 0:", "if BEYOND in outputs and float(outputs[BEYOND]) < 0:",
+    ),
+    slip(
+        "of advantages that vary one is picked", "test_nonfinite",
+        "result = torch.where(low == high, low, torch.nan)", "result = low",
+    ),
+    slip(
+        "of what may be per token or per row one is picked", "test_nonfinite",
+        "same = torch.where(one == other, one, torch.nan).to(flat.dtype)", "same = one.to(flat.dtype)",
+    ),
+    slip(
+        "what is dropped keeps its weight in tables", "plotting/test_policies",
+        "return np.where(self.kept, reduce(np.multiply, self.each, np.ones(len(self.kept))), 0.0)",
+        "return reduce(np.multiply, self.each, np.ones(len(self.kept)))",
+    ),
+    slip(
+        "penalties of elements are counted by rows", "test_penalties",
+        "read_at = (h.rows if penalty.over is None else penalty.over).name", "read_at = h.rows.name",
+    ),
+    slip(
+        "policies that penalties read are read by nobody", "test_penalties",
+        "read += [(f\"the penalty '{name}'\", e) for e in (penalty.formula, *weighed)]", "pass",
+    ),
+    slip(
+        "advantages of rows are in the order of those with tokens", "test_rewards",
+        "found[index.row_tensor()[places]] = values.expand(index.size[rows])[elements]", "found[places] = values.expand(index.size[rows])[elements]",
+    ),
+    slip(
+        "whoever holds rows of one token says that rewards are per token", "ranks/test_rewards",
+        "per_token = shape == index.shape and not index.rows_are_tokens()", "per_token = shape == index.shape",
+    ),
+    slip(
+        "every rank reads rewards as it has them", "ranks/test_rewards",
+        "is_per_row(index, rewards, group)", "is_per_row(index, rewards)",
+    ),
+    slip(
+        "advantages beside rewards are what is read", "test_bad_rewards",
+        "            refuse_both(self.hierarchy, advantages)\n", "",
+    ),
+)  # fmt: skip

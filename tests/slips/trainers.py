@@ -1,0 +1,164 @@
+"""Slips in `fibration/trainers`."""
+
+from slips.slip import slip
+
+SLIPS = (
+    slip(
+        "the importance weights are left out of the advantages", "trainers/test_window",
+        "result = result.to(dtype) * times.to(dtype)", "result = result.to(dtype)",
+    ),
+    slip(
+        "every rank has the coefficients of its own rows", "trainers/test_window",
+        "spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}", "spread: dict[str, Any] = {}",
+    ),
+    slip(
+        "on a fresh step the ratio is that to other log-probs", "trainers/test_window",
+        "old = now if log_probs is None or self.old_log_probs is None else self.old_log_probs",
+        "old = now if self.old_log_probs is None else torch.zeros_like(now)",
+    ),
+    slip(
+        "what is under the mask is compared too", "trainers/test_window",
+        "differs = torch.where(self.mask, (second - first).abs(), 0.0)", "differs = (second - first).abs()",
+    ),
+    slip(
+        "elements above the tokens are counted once per rank", "trainers/test_window",
+        "leaves = [self._strata.index(leaf) for leaf in self.index.leaves]", "leaves = list(range(len(self._strata)))",
+    ),
+    slip(
+        "tokens of other ranks are left out of what changed", "trainers/test_window",
+        '"regimes of tokens").sum(0)', '"regimes of tokens")[0]',
+    ),
+    slip(
+        "what is zeroed and what is rolled back is one regime", "trainers/test_window",
+        "torch.where(gave == read, 0, torch.where(gave == 0, 1, 2))", "torch.where(gave == read, 0, 1)",
+    ),
+    slip(
+        "the mean difference of a step is one rank's", "trainers/test_window",
+        "torch.stack([parts[:, 0].sum(), parts[:, 1].amax()])", "torch.stack([parts[0, 0], parts[:, 1].amax()])",
+    ),
+    slip(
+        "rows of one key are trajectories of their own", "trainers/test_window",
+        "self.ranks = as_group(_Alone())", "labels = {k: v for k, v in labels.items() if k != op.hierarchy.rows.name}",
+    ),
+    slip(
+        "a step without tokens is an error", "trainers/test_window",
+        "op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread) if self.tokens else None",
+        "op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread)",
+    ),
+    slip(
+        "what sampled is corrected for in advantages that are given alone", "trainers/test_window",
+        "return _weighted(self.mask, made, self.weights)", "return made",
+    ),
+    slip(
+        "trainers give groups without gates no labels", "trainers/test_labels",
+        "strata = (*reversed(hierarchy.order), *hierarchy.groups)", "strata = tuple(reversed(hierarchy.order))",
+    ),
+    slip(
+        "a warning comes at every step", "trainers/test_window",
+        "if before or not shares:", "if not shares:",
+    ),
+    slip(
+        "dropout of attention is no noise", "trainers/test_noise",
+        '("drop" in word or "jitter" in word)', '"jitter" in word',
+    ),
+    slip(
+        "dropout that a forward pass reads of its config is no noise", "trainers/test_noise",
+        "config if isinstance(config, Mapping) else getattr(config, \"__dict__\", {})",
+        "config if isinstance(config, Mapping) else {}",
+    ),
+    slip(
+        "log-probs of weights that have changed since are known", "trainers/test_known",
+        "return self._by == (_weights(model), temperature) and", "return self._by is not None and",
+    ),
+    slip(
+        "rows of other weights stay known", "trainers/test_known",
+        "self._by, self._rows = by, set()\n", "self._by = by\n",
+    ),
+    slip(
+        "of the rows asked for one has to be known", "trainers/test_known",
+        "all(row in self._rows for row in _rows(used))", "any(row in self._rows for row in _rows(used))",
+    ),
+    slip(
+        "what is known outranks what the user says", "trainers/test_labels",
+        "given[name] if name in given else known[name]", "known[name] if name in known else given[name]",
+    ),
+    slip(
+        "NaN is a label", "trainers/test_labels",
+        "return None if isinstance(value, Tensor) or value != value else value",
+        "return None if isinstance(value, Tensor) else value",
+    ),
+    slip(
+        "trajectories of a trainer have labels", "trainers/test_parameters",
+        "if node.over not in labelled:", 'if node.over == "batch":',
+    ),
+    slip(
+        "at a ratio of 1 one value is everyone's", "trainers/test_parameters",
+        "{None: next(iter(value.values())), **value}",
+        "{None: next(iter(value.values()))}",
+    ),
+    slip(
+        "a window that was broken off counts", "trainers/test_scale",
+        "        self._handed = []\n", "        self._handed = self._handed\n",
+    ),
+    slip(
+        "strata below the rows are labelled by row", "trainers/test_labels",
+        "if stratum not in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum):",
+        "if stratum in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum) and not hierarchy.gates:",
+    ),
+    slip(
+        "a loss of half the scale passes", "trainers/test_scale",
+        "if not (abs(low - 1) <= one.bound and abs(high - 1) <= one.bound):", "if not (abs(high - low) <= one.bound):",
+    ),
+    slip(
+        "a token that is left out passes", "trainers/test_scale",
+        "if not (abs(low - 1) <= one.bound and abs(high - 1) <= one.bound):", "if not abs(high - 1) <= one.bound:",
+    ),
+    slip(
+        "advantages that are not used pass", "trainers/test_scale",
+        "        if unused:\n", "        if len(unused) == len(found) > 1:\n",
+    ),
+    slip(
+        "of two backward passes the last counts", "trainers/test_scale",
+        "self.gradient = gradient if self.gradient is None else self.gradient + gradient", "self.gradient = gradient",
+    ),
+    slip(
+        "the rank whose loss has another scale raises alone", "trainers/test_scale",
+        'with agreed(None if group is None else as_group(group), "the scale of the loss"):', 'with agreed(None, "the scale"):',
+    ),
+    slip(
+        "a division by micro-batches is left on", "trainers/test_advantages",
+        "* (accumulation * ranks)", "* ranks",
+    ),
+    slip(
+        "an average over ranks is left on", "trainers/test_advantages",
+        "* (accumulation * ranks)", "* accumulation",
+    ),
+    slip(
+        "a count is rounded to float32", "trainers/test_advantages",
+        "count = torch.as_tensor(given, dtype=like.dtype,", "count = torch.as_tensor(given,",
+    ),
+    slip(
+        "an empty micro-batch is divided by 0", "trainers/test_advantages",
+        "not (0 < float(count)", "not (0 <= float(count)",
+    ),
+    slip(
+        "a row without tokens needs a length", "trainers/test_advantages",
+        "wrong = some & ~(", "wrong = ~(",
+    ),
+    slip(
+        "rows are divided by the width of the batch", "trainers/test_advantages",
+        "kept.flatten(1).sum(1) if lengths is None", "kept[0].numel() if lengths is None",
+    ),
+    slip(
+        "a mask may lose coefficients", "trainers/test_advantages",
+        "lost = (coefficients != 0) & (mask == 0)", "lost = (coefficients != 0) & (mask < 0)",
+    ),
+    slip(
+        "what sampled may be weighed by the trainer and by the hierarchy", "trainers/test_window",
+        "if weights is not None and ROLLOUT in passed(op.hierarchy):", "if False:",
+    ),
+    slip(
+        "a fresh step of several policies has log-probs of 0", "trainers/test_window",
+        "if log_probs is None and self.old_log_probs is None and self.op.hierarchy.policies:", "if False:",
+    ),
+)  # fmt: skip
