@@ -17,6 +17,9 @@ from fibration.language.operators import OPERATORS, Stopped, sqrt, where
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
+# What sympy makes of sqrt(-1), log(0) and 0/0 has no value here, and sympy refuses to compare it: a symbol stands for it.
+NO_VALUES = {c: Dummy(f"value of {c}", real=True) for c in (sympy.I, sympy.nan, sympy.zoo)}
+COMPARING = ("<", "<=", ">", ">=", "minimum", "maximum", "clip")
 MOST_FACTORED = 6  # symbols of what sympy is asked to find factors of
 ATOM_OF: dict[Dummy, Expression] = {}  # of every symbol
 OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
@@ -54,7 +57,10 @@ def to_sympy(expression: Expression) -> Any:
     if isinstance(expression, Number):
         return sympy.Rational(expression.value.numerator, expression.value.denominator)
     if isinstance(expression, Apply):
-        return OPERATORS[expression.operator].sympy(*(to_sympy(a) for a in expression.arguments))
+        arguments = [to_sympy(a) for a in expression.arguments]
+        if expression.operator in COMPARING:
+            arguments = [a.xreplace(NO_VALUES) for a in arguments]
+        return OPERATORS[expression.operator].sympy(*arguments)
     if isinstance(expression, Count) and expression.of == expression.over:
         return sympy.Integer(1)
     if isinstance(expression, Total) and expression.over == expression.attribute.on:

@@ -23,9 +23,9 @@ from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.sampled import leads_nowhere, looks_beyond, no_divergence
 
 STATEMENT = (
-    "in expectation over its tokens, what is taken off the objective has the gradient of KL(current‖q) to a frozen "
-    "policy q, or of the entropy: ∂P/∂log π = κ·(log π - log q) + const, or κ·log π + const; κ is of the state alone, "
-    "not 0 as a formula, and of a policy nowhere below 0"
+    "the expected gradient of a penalty is that of κ·KL(current‖q) to a frozen policy q, or of κ times the entropy: "
+    "∂P/∂log π = κ·(log π - log q) + const, or κ·log π + const; κ reads the state alone, is not 0, and for a policy q "
+    "is never below 0"
 )
 REMEDY = (
     "with d = log_prob(current) - log_prob(q) write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy "

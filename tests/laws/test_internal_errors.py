@@ -16,18 +16,22 @@ from fibration import (
     MarkovKernel,
     Parameter,
     absolute,
+    clip,
     clip_gate,
     count,
     equivalent,
     exp,
     identity_gate,
+    log,
     log_prob,
     log_ratio,
     mass,
     mean,
+    minimum,
     policies,
     proportional,
     residual,
+    reward,
     sigmoid,
     sqrt,
     strata,
@@ -39,6 +43,7 @@ from fibration import (
 )
 from fibration.cache import NOTES, Recent
 from fibration.cli.main import app
+from fibration.language.expressions import as_expression
 from fibration.laws import LAWS, kept
 from fibration.laws import equivalent as comparing
 from fibration.laws import verify as module
@@ -282,6 +287,18 @@ def test_what_raised_an_exception_is_decided(hierarchy, law, status):
         subject.verdicts += LAWS[name].decide(subject)
     assert not [v.found for v in subject.verdicts if v.internal_error]
     assert {v.status for v in subject.verdicts if v.law == law} - {"proved"} == {status} - {"proved"}
+
+
+@pytest.mark.parametrize(
+    "of_nothing", [sqrt(as_expression(-1)), log(as_expression(0)), 1 / (as_expression(2) - 2)], ids=str
+)
+@pytest.mark.parametrize("read", [lambda e: where(e >= 0, 1, 2), lambda e: minimum(e, 1), lambda e: clip(e, -1, 1)])
+def test_constants_without_a_value_are_compared(of_nothing, read):
+    """Sympy makes numbers of them that are not real, and refuses to compare these."""
+    h = chain().replace(advantages=read(of_nothing) * reward, objective=token_mean().weigh(read(of_nothing)))
+    verdicts = {law: list(LAWS[law].decide(Subject(h, []))) for law in ("objective", "agreement", "causal", "baseline")}
+    assert not [v.found for found in verdicts.values() for v in found if v.internal_error]
+    assert "refuted" in {v.status for v in verdicts["objective"]}
 
 
 OF_TEXT = total(where(total(words, over=text) > 2, 1, 0), over=trajectory, of=text)

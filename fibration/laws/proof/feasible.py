@@ -15,7 +15,7 @@ import sympy
 
 from fibration.language.atoms import Component, Count, Parameter
 from fibration.language.operators import POSITIVE, Signs
-from fibration.language.sympy_bridge import ATOM_OF
+from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES
 from fibration.laws.proof.signs import Assumptions
 
 MOST = 150  # inequalities, between two eliminations
@@ -25,7 +25,7 @@ Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, a
 
 def normal(difference: Any, signs: Signs, assume: Assumptions) -> tuple[Any, Signs]:
     """The same condition without denominators and factors whose sign is known; on an exponent, not its exponential."""
-    top, bottom = sympy.fraction(sympy.together(difference))
+    top, bottom = sympy.fraction(sympy.together(difference.xreplace(NO_VALUES)))
     if top == 0:
         return sympy.Integer(0), signs
     number, factors = sympy.factor_list(top) if top.is_polynomial() and not top.is_Add else (1, [(top, 1)])
