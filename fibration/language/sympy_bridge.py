@@ -17,7 +17,7 @@ from fibration.language.operators import OPERATORS, Stopped, sqrt, where
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
-# What sympy makes of sqrt(-1), log(0) and 0/0 has no value here, and sympy refuses to compare it: a symbol stands for it.
+# sqrt(-1), log(0) and 0/0 have no value, and sympy refuses to compare what it makes of them: a symbol stands for each.
 NO_VALUES = {c: Dummy(f"value of {c}", real=True) for c in (sympy.I, sympy.nan, sympy.zoo)}
 COMPARING = ("<", "<=", ">", ">=", "minimum", "maximum", "clip")
 MOST_FACTORED = 6  # symbols of what sympy is asked to find factors of

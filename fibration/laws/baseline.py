@@ -29,7 +29,10 @@ REMEDY = (
     "divide by no statistic of rewards, multiply by nothing that changes along a row; or gives_up={'baseline': 'why'}"
 )
 
-WEAKER = "where all else is alike, more of its own reward is more advantage, and never less"
+WEAKER = (
+    "where all other rewards are alike, and so is everything else: a reward above the others gives no less advantage "
+    "than the same reward, one below gives no more, and they do not all give the same"
+)
 REMEDY_OF_WEAKER = "let the advantage rise with reward, as reward - b does, or (reward - b)/s with s above 0"
 
 
@@ -58,8 +61,7 @@ def _decided(subject: Subject, h: Hierarchy) -> Decision:
 def remainder(subject: Subject) -> Iterator[Decision]:
     """What is left of the law where it is given up: an advantage rises with its own reward.
 
-    It is asked where all other rewards are alike and so is everything else: more reward from the token on is never less
-    advantage, and more of it somewhere.
+    Rewards above the others, and below them, are compared with the same reward; not two that are above.
     """
     h = subject.hierarchy
     if h.advantages is None:

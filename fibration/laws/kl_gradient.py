@@ -17,7 +17,7 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.proof.divergences import divergence, has_slope, is_asked, never_flows, rises, weighed
+from fibration.laws.proof.divergences import divergence, has_slope, is_asked, is_flat_near, never_flows, rises, weighed
 from fibration.laws.proof.samples import Samples
 from fibration.laws.proof.subject import Subject
 from fibration.laws.witness.sampled import leads_nowhere, looks_beyond, no_divergence
@@ -57,7 +57,7 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     witness = no_divergence(h, formula, passed, looks_beyond(formula) and not is_flat)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     decision = unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
-    is_nothing = is_flat and any(has_slope(h, leaf, penalty) for leaf in h.leaves)
+    is_nothing = is_flat and any(has_slope(h, leaf, penalty) and is_flat_near(h, leaf, penalty) for leaf in h.leaves)
     return replace(decision, fault=NOTHING if is_nothing else "")
 
 
@@ -79,7 +79,8 @@ def remainder(subject: Subject) -> Iterator[Decision]:
         formula = desugar(at(weighed(h, penalty), h.leaves[0]))
         read = {a for e in within(penalty.formula) for a in atoms(e) if isinstance(a, LogProb)}
         passed = sorted(a.policy.name for a in read if a.policy.name not in (CURRENT, OLD))
-        witness = leads_nowhere(h, formula, passed, bool(read), False in rising)
+        named = bool(read) and OLD not in {a.policy.name for a in read}
+        witness = leads_nowhere(h, formula, passed, named, False in rising)
         left = unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
         yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")
 

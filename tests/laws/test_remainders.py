@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hierarchies import baselines, divergences
 from hierarchies.baselines import G, T, greedy, others, prompt_group, spec, trajectory
-from hierarchies.divergences import Term, beta, d, entropy, k3, slope, x
+from hierarchies.divergences import Term, beta, current, d, entropy, k3, old, slope, x
 from laws.test_kl_gradient import NAMES, gradient, states, update
 
 import fibration
-from fibration import deviation, mean, reward, standardised, where
+from fibration import after, deviation, log_prob, mean, reward, standardised, where
 from fibration.laws import baseline, kl_gradient
 from fibration.laws.proof.subject import Subject
 
@@ -83,6 +83,13 @@ def test_rewards_of_tokens_may_be_discounted_and_not_turned():
     assert left(baseline, spec(baselines.value - rows["generalised"].formula)) == ["refuted"]
 
 
+def test_a_discount_that_is_taken_off_counts_for_more_further_on():
+    """Of the reward of k tokens later, the share is 3·0.3**k - 0.8**k, which is above 0 for the next token alone."""
+    soon, late = (after(reward, over=trajectory, discount=by) for by in (0.3, 0.8))
+    assert left(baseline, spec(reward + 3 * soon - late)) == ["undecided"]
+    assert left(baseline, spec(reward + 3 * soon + late)) == ["proved"]
+
+
 # ---------------------------------------------------------------- penalties
 
 TERMS = {**divergences.RIGHT, **divergences.WRONG}
@@ -117,6 +124,7 @@ def test_a_penalty_that_is_squashed_leads_away_from_a_policy_that_is_far_off():
     assert c[0] < c[1]  # where log(π/reference) is log 2 and log 2/3
 
 
+y = log_prob(current) - log_prob(old)
 LEFT = {
     "k3": (k3, "proved"),
     "k3 of some states": (where(entropy > 1, k3, 0), "proved"),
@@ -125,6 +133,10 @@ LEFT = {
     "k3 by what may be below 0": ((entropy - 1) * k3, "refuted"),
     "k1": (beta * d, "refuted"),
     "no gradient": (x * 1, "refuted"),
+    "the log ratio, and away from old": (x - 3 * x**2, "refuted"),
+    "the same by log-probs": (y - 3 * y**2, "refuted"),
+    "k1, and away from old": (d - 10 * x**2, "undecided"),
+    "flat near old, and rising": (x**4, "undecided"),
     "of tokens that are joined": (mean(k3, over=trajectory), "undecided"),
 }
 

@@ -157,7 +157,7 @@ class Alike:
 
 
 def rises(h: Hierarchy, formula: Expression) -> bool | None:
-    """Whether an advantage never falls as its own reward rises, to that of all others or from there.
+    """Whether a reward above all others gives no less advantage than the same reward, and one below gives no more.
 
     False: it is the same whatever the own reward is. None: neither was shown.
     """

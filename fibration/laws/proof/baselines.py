@@ -8,6 +8,7 @@ parts add up, and all but the reward is a baseline, or a reward of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import sympy
@@ -98,9 +99,9 @@ def multiple(h: Hierarchy, formula: Expression) -> Multiple | None:
 def rises_onward(h: Hierarchy, formula: Expression) -> bool:
     """Whether an advantage is a sum with the reward of the token and later ones in it, which may be discounted."""
     parts = _Taken(h, of_tokens(h, formula), discounted=True).parts(desugar(formula), HERE)
-    if parts is None or _is_sampled(h, parts.now) or _is_sampled(h, parts.later):
+    if parts is None or _is_sampled(h, parts.now) or _is_sampled(h, parts.later.subs(dict.fromkeys(LEFT_OF, 1))):
         return False
-    known = compared(h)
+    known = compared(h).with_signs({left: NOT_NEGATIVE for left in parts.later.free_symbols if left in LEFT_OF})
     return known.signs(parts.now) == POSITIVE and known.signs(parts.later) <= NOT_NEGATIVE
 
 
@@ -144,7 +145,7 @@ class _Taken:
 
     h: Hierarchy
     by_token: bool
-    discounted: bool = False  # later rewards may count for less, and their share is that of the next one
+    discounted: bool = False  # later rewards may count for less, by what is left of them after some tokens
 
     def parts(self, e: Expression, place: Place) -> Parts | None:
         if isinstance(e, Apply):
@@ -207,7 +208,8 @@ class _Taken:
         """Later rewards, all of the row, each as often as the others."""
         is_sum = place == HERE and o.of is None and o.over == self.h.rows and (self.discounted or o.discount == ONE)
         found = self._each(o.formula) if is_sum and not o.is_forward else None
-        return None if found is None else replace(found, now=NONE, later=found.now * to_sympy(o.discount))
+        left = _left(o.discount) if self.discounted else 1
+        return None if found is None else replace(found, now=NONE, later=found.now * left)
 
     def _gathered(self, a: Aggregate, place: Place) -> Parts | None:
         """A sum or a mean with the own reward in it, in which every element has a formula of its own sample."""
@@ -240,6 +242,19 @@ class _Taken:
         """Whether a formula at one element reads nothing of any other."""
         read = Samples(self.h, self.by_token).of(formula, Place(OTHERS, of, of))
         return not any(when != "others" for when, _ in read)
+
+
+LEFT_OF: dict[Any, Any] = {}  # the discount of every symbol that stands for its powers
+
+
+@cache
+def _left(discount: Expression) -> Any:
+    """What a discount leaves of a reward after any number of tokens: discounts fade at different rates."""
+    if discount == ONE:
+        return sympy.Integer(1)
+    made = sympy.Dummy(f"what {discount} leaves", real=True)
+    LEFT_OF[made] = discount
+    return made
 
 
 def _plain(read: Reads) -> Parts | None:

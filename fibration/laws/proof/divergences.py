@@ -109,6 +109,14 @@ def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
         return False
 
 
+def is_flat_near(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
+    """Whether the derivative stays as it is where the current policy moves a little from the old one."""
+    try:
+        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).is_flat_near
+    except TooManyCases:
+        return False
+
+
 def has_slope(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
     """Whether on policy the derivative is not 0 at every token."""
     return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).has_slope
@@ -172,6 +180,12 @@ class _Sampled:
         return all(self._is_of_state(cs[0]) and all(vanishes(c - cs[0]) for c in cs) for cs in at_0)
 
     @property
+    def is_flat_near(self) -> bool:
+        """Whether the derivative stays as it is where the current policy moves a little."""
+        found = self._near_old
+        return found is not None and all(vanishes(sympy.diff(c, X).subs(X, 0)) for branches in found for c in branches)
+
+    @property
     def _near_old(self) -> Groups | None:
         """The derivatives where the current policy may be beside the old one."""
         return self._derivatives(self._at_rest((), near=True), self.assume, near=True)
@@ -182,11 +196,11 @@ class _Sampled:
         targets = tuple(p for p in named if p not in (CURRENT, OLD))
         if len(targets) > 1:
             return None
-        ratios = not targets and any(token_log_ratio in set(atoms(e)) for e in within(self.formula))
+        ratios = not targets and any({token_log_ratio, OLD_LOG_PROB} & set(atoms(e)) for e in within(self.formula))
         if ratios and ((near := self._rises_near()) or not named):
             return near
         if self.never_flows:
-            return None if ratios else False
+            return None if ratios or not self.is_flat_near else False
         found = self._derivatives(self._at_rest(targets), self.on_policy)
         rates: list[Signs] = []
         for branches in found or []:

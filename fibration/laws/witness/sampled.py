@@ -137,7 +137,7 @@ def leads_nowhere(
 ) -> Witness | None:
     """A state in which a formula's derivative falls as the current policy rises above the one that it is compared with.
 
-    `named`: log-probs are read beside log ratios. `is_flat`: it is known to be the same at all tokens of a state.
+    `named`: log-probs are read, and those of old not. `is_flat`: it is known to be the same at all tokens of a state.
     """
     if len(passed) > 1:
         return None
@@ -180,6 +180,7 @@ def _near_old(
         state = State(h, concrete, formula, powers, {})
         if state.derivatives and any(_above(v) for v in state.update(powers, state.derivatives)):
             yield _on_policy(state)
+    none = TINY if turned else SMALL  # a cube is 0 to first order, and leads the right way
     beside = [State(h, concrete, formula, _even(2), {OLD: (Fraction(1, 2) + e, Fraction(1, 2) - e)}) for e in NEAR]
     for who in (CURRENT, OLD):
         rates = []
@@ -188,7 +189,7 @@ def _near_old(
                 return
             goal = state.update(state.current, state.away_from(OLD))
             rates.append(state.update(state.of(who), c)[0] / goal[0])
-        if all(r < -SMALL for r in rates) or (not may_be_0 and all(abs(r) <= SMALL for r in rates)):
+        if all(r < -SMALL for r in rates) or (not may_be_0 and all(abs(r) <= none for r in rates)):
             yield _beside(beside[0], who)
 
 
