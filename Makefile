@@ -11,7 +11,7 @@ comma := ,
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run lint check test test-all docs study test-ranks test-trainers $(TRAINERS:%=test-%) clean
+.PHONY: setup run lint check test test-all slips docs study test-ranks test-trainers $(TRAINERS:%=test-%) clean
 
 setup: $(READY)
 
@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 run: setup
-	@$(BIN)/fibration run fiberpo_domain --verify specs --out out
+	@$(BIN)/fibration run grpo --verify specs --out out
 
 lint: setup
 	@$(BIN)/ruff check .
@@ -54,6 +54,10 @@ test: lint
 CASES := 20000
 test-all: setup
 	@cd tests && ../$(BIN)/python -m fuzz.run --cases $(CASES) --workers 2 --minutes 40
+
+# One slip of tests/slips at a time, and the tests that should notice it. It takes hours; ONLY=words chooses slips by name.
+slips: setup
+	@$(BIN)/python tests/mutations.py $(if $(ONLY),--only "$(ONLY)")
 
 # The site, always from nothing: what Sphinx has read before it does not warn of again.
 docs: $(VENV)/.docs

@@ -62,16 +62,21 @@ def updates(found: Any) -> Any:
     return of
 
 
+def is_half(name: str) -> bool:
+    return "bf16" in CASES[name].config
+
+
 def bound(name: str) -> float:
-    return 1e-12 if CASES[name].exact else 1e-6
+    """Processors without bfloat16 sum the same row differently in another batch: 1 in 256 of logits of size 1 and more."""
+    return 1e-12 if CASES[name].exact else 1e-3 if is_half(name) else 1e-6
 
 
 @every_run
 def test_the_gradient_of_an_optimizer_step_is_that_of_the_whole_window(updates, ranks, name):
-    half = "bf16" in CASES[name].config  # the backward pass itself rounds to 1 in 256
+    alike = 0.05 if is_half(name) else 1e-5
     for update in updates(ranks, name):
-        assert update["error"] <= (1e-2 if half else bound(name))
-        assert name == "nothing at all" or update["fresh"] == (update["differs"] < 1e-5)
+        assert update["error"] <= (1e-2 if is_half(name) else bound(name))  # the backward pass rounds to 1 in 256
+        assert name == "nothing at all" or update["fresh"] == (update["differs"] < alike)
 
 
 @every_run
@@ -105,7 +110,7 @@ def test_the_loss_is_that_of_the_whole_window(updates, ranks, name):
 @every_run
 def test_metrics_are_those_of_the_whole_window_and_stand_in_for_clip_ratios(updates, ranks, name):
     for update in updates(ranks, name):
-        assert update["metrics_error"] <= (1e-9 if CASES[name].exact else 1e-5)
+        assert update["metrics_error"] <= (1e-9 if CASES[name].exact else 0.05 if is_half(name) else 1e-5)
         of_elements = CASES[name].trainer.get("metrics") == "all"
         assert [metric for metric in update["missing"] if of_elements or "[" not in metric] == []
         assert [metric for metric in update["logged"] if "clip_ratio" in metric] == []
