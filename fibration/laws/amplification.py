@@ -34,12 +34,14 @@ def amplification(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
         subject.hierarchy
     )
     why = "|∂J/∂log π| of a token is at most this times its μ and the largest |A|"
+    why += ", beside what penalties add" if subject.hierarchy.penalties else ""
     yield Fact("amplification", "hierarchy", value, next((b.why for b in bounds.values() if b.why), why))
 
 
 def _weighed(h: Hierarchy) -> str:
     """What weights of tokens multiply all this by."""
-    most = sympy.Mul(*(supremum(h, w) for w in h.objective.weighed))
+    ends = [supremum(h, w) for w in h.objective.weighed]
+    most = oo if oo in ends else sympy.Mul(*ends)
     if most == 1:
         return ""
     return "; times w" if most == oo else f"; times w, at most {text(most)}"

@@ -63,6 +63,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
         yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""))
         return
     limits: list[Any] = []
+    is_closed = True
     for (stratum, _), found in table.items():
         if found is None:
             return
@@ -78,10 +79,12 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             if ends is None or any(reads_batch(v) for v in ends):
                 return
             limits += ends
+            is_closed = is_closed and all(line.passes_at(end) for end in interval)
     finite = [v for v in limits if v != oo]
     smallest = extremes(finite, subject.assume, -1) if finite else [oo]
     value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
-    why = "𝒢(r) = r while every |log r| is at most this: no residual leaves its gate's pass-through interval"
+    within = "at most" if is_closed else "below"
+    why = f"𝒢(r) = r while every |log r| is {within} this: no residual leaves its gate's pass-through interval"
     yield Fact("radius", "hierarchy", value, why)
 
 

@@ -15,16 +15,19 @@ from fibration import (
     Stratum,
     absolute,
     before,
+    decomposition,
     deviation,
     equivalent,
     exp,
     log,
     log_prob,
+    mass,
     mean,
     residual,
     sqrt,
     where,
 )
+from fibration.language.atoms import gated as gated_density
 from fibration.language.expressions import as_expression
 
 R, batch = residual, Stratum("batch")
@@ -118,3 +121,15 @@ def test_a_large_constant_is_known_to_its_size():
 )
 def test_a_parameter_per_element_is_no_constant_of_the_batch(formula):
     assert status(by(formula), one(mu)) != "proved"
+
+
+@pytest.mark.parametrize("density", [x * x / x, x * u / u, x * (u - 1) / (u - 1)])
+def test_densities_that_lack_a_value_somewhere_are_not_the_same(density):
+    """At `x = 0`, or where `u` is 0 or 1, the first is 0/0."""
+
+    def of(d):
+        split = decomposition(density=d * mass, recovery=exp(gated_density("") / mass), scale=mass)
+        return one(mu, gate=Gate(R)).replace(decomposition=split)
+
+    assert status(of(density), of(x)) == "undecided"
+    assert status(of(x + 0), of(x)) == "proved"

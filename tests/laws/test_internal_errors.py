@@ -43,6 +43,7 @@ from fibration import (
 )
 from fibration.cache import NOTES, Recent
 from fibration.cli.main import app
+from fibration.language.atoms import Stratum
 from fibration.language.expressions import as_expression
 from fibration.laws import LAWS, kept
 from fibration.laws import equivalent as comparing
@@ -347,3 +348,48 @@ def test_a_kernel_may_read_a_group():
     )  # fmt: skip
     (verdict,) = LAWS["coherent"].decide(Subject(crossed, []))
     assert (verdict.status, verdict.internal_error) == ("refuted", False)
+
+
+def of_experts(weight=1, image_gate=None):
+    """Only images lie over experts."""
+    expert, batch = strata("expert batch")
+    tokens = {s: count(text, over=s) + count(image, over=s) for s in (trajectory, batch)}
+    fibrations = [Fibration(s, trajectory, MarkovKernel(1 / tokens[trajectory])) for s in (text, image)]
+    fibrations += [
+        Fibration(trajectory, batch, proportional(count(text) + count(image))),
+        Fibration(image, expert, uniform()),
+        Fibration(expert, batch, MarkovKernel(count(image) / tokens[batch])),
+    ]
+    levels = (text, image, trajectory, expert, batch)
+    return Hierarchy(
+        name="experts", fibrations=fibrations, gates={s: identity_gate() for s in levels} | ({image: image_gate} if image_gate else {}),
+        decomposition=log_ratio(scale=mass), objective=token_mean().weigh(weight), rows=trajectory,
+    )  # fmt: skip
+
+
+EXPERTS = count(Stratum("expert"), over=Stratum("batch"))
+WEIGHED = of_experts(1 + count(image, over=Stratum("batch"))), of_experts(1 + EXPERTS)
+GATED = of_experts(image_gate=Gate(where(Attribute("k", on=Stratum("expert")) > 1, R, clip(R, -1, 1)))), of_experts()
+
+
+@pytest.mark.parametrize(
+    ("both", "when", "status"),
+    [
+        (WEIGHED, "equal(count(image, over=expert))", "refuted"),
+        (WEIGHED, "count(image, over=expert) <= 1", "undecided"),
+        (WEIGHED, "equal(count(image, over=trajectory), on=expert)", "refuted"),
+        (GATED, "k > 1", "proved"),
+        (GATED, "equal(advantage, on=expert)", "refuted"),
+    ],
+)
+def test_conditions_may_speak_of_one_leaf_alone(both, when, status):
+    """Text lies over no expert, and a condition on these says nothing of it."""
+    (verdict,) = equivalent(*both, when=when).verdicts
+    assert not verdict.internal_error, verdict.found
+    assert verdict.status == status
+
+
+def test_a_single_element_is_one_and_not_none():
+    """With one expert both weights are 2; a batch without images has none, and is not asked of."""
+    (verdict,) = equivalent(of_experts(1 + EXPERTS), of_experts(2), when="one(expert)").verdicts
+    assert verdict.status != "refuted"

@@ -207,7 +207,8 @@ class Amplified:
             for line in table[stratum, channel] or ():
                 for i, p in enumerate(line.pieces):
                     above = least == -oo or p.high == oo or line.assume.signs(p.high - least)
-                    if above is True or not above <= ({-1} if least == 0 else {-1, 0}):
+                    # of an interval that ends where residuals begin, none is a residual
+                    if above is True or not above <= ({-1} if least == 0 and p.is_point else {-1, 0}):
                         yield channel, line, i
 
     def _pulls(self, channel: str, line: Line, i: int) -> list[tuple[Any, Any]] | None:

@@ -89,6 +89,10 @@ class Line:
             high += 1
         return self.pieces[low].low, self.pieces[high].high
 
+    def passes_at(self, end: Any) -> bool:
+        """Whether the gate is the identity at a breakpoint."""
+        return all(vanishes(p.value - RHO) for p in self.pieces if p.is_point and p.low == end)
+
     def range(self, low: Any, high: Any) -> tuple[list[Any], list[Any]] | None:
         """Candidates for infimum and supremum over residuals in `[low, high]` (bounds 0, -1 or infinite)."""
         candidates: list[Any] = []

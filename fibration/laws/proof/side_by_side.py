@@ -54,8 +54,10 @@ class Form:
     def _density(self, leaf: Stratum, channel: str, side: int) -> Expression:
         """What a token has per unit of the leaf measure: on one side of `x = 0`, by the branch there if it is one."""
         own = self.h.with_mass(self.h.decomposition[channel], leaf)
-        whole = cancel(self.formulas.read(own, leaf, ORDER) / self.mass(leaf))
+        whole = self.formulas.read(own, leaf, ORDER) / self.mass(leaf)
         assume = self.variables.at(leaf, side)
+        if all(case.defined(assume) for case in cases(whole, assume)):  # what cancels has to have a value
+            whole = cancel(whole)
         found = cases(whole, assume)
         return found[0].value if len(found) == 1 and found[0].defined(assume) else whole
 

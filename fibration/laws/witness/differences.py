@@ -23,6 +23,7 @@ from fibration.language.atoms import (
     Total,
     advantage,
     in_channel,
+    read_at,
     residual,
 )
 from fibration.language.conditions import Equal, One, reads_tokens
@@ -116,7 +117,7 @@ def _interleaved(many: Sequence[Iterator[Points]]) -> Iterator[Points]:
 
 def allowed(pair: Pair, concrete: Concrete) -> bool:
     """Whether a shape is one of those asked for, as far as that depends on who lies over whom."""
-    return not any(isinstance(c, One) and concrete.size[c.stratum] > 1 for c in pair.conditions)
+    return not any(isinstance(c, One) and concrete.size[c.stratum] != 1 for c in pair.conditions)
 
 
 def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[Points]:
@@ -158,10 +159,17 @@ def _holds_of(pair: Pair, concrete: Concrete) -> bool:
         if isinstance(c, Equal) and c.value != advantage:
             seen: dict[int, Fraction] = {}
             for leaf, i in _tokens(pair, concrete):
+                if not all(_lies_over(concrete, leaf, s) for s in (c.on, read_at(c.value))):
+                    continue
                 value = concrete.value(c.value, leaf, i)
                 if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:
                     return False
     return True
+
+
+def _lies_over(concrete: Concrete, leaf: Stratum, place: object) -> bool:
+    """Whether a condition that is read at a place says something of the tokens of a leaf."""
+    return not isinstance(place, Stratum) or place == leaf or place in concrete.shape.coarser(leaf)
 
 
 def _tokens(pair: Pair, concrete: Concrete) -> list[Token]:
@@ -212,7 +220,8 @@ def _is_asked(pair: Pair, point: Point) -> bool:
     for c in pair.conditions:
         if isinstance(c, Equal) and c.value == advantage:
             seen: dict[int, Fraction] = {}
-            if any(seen.setdefault(point.concrete.below(*t, c.on), a) != a for t, a in given.items()):
+            over = {t: a for t, a in given.items() if _lies_over(point.concrete, t[0], c.on)}
+            if any(seen.setdefault(point.concrete.below(*t, c.on), a) != a for t, a in over.items()):
                 return False
     asked = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
     return all(_holds(c, point.concrete, t, a) for c in asked for t, a in given.items())
@@ -238,6 +247,8 @@ def _advantages(
 
 
 def _holds(condition: Expression, concrete: Concrete, token: Token, a: Fraction) -> bool:
+    if not all(_lies_over(concrete, token[0], read_at(e)) for e in atoms(condition)):
+        return True
     try:
         return bool(evaluate(condition, lambda e: a if e == advantage else concrete.atom(e, *token)))
     except (NoValue, TooLarge):
@@ -258,7 +269,7 @@ def _parts(concrete: Concrete, tokens: Sequence[Token], same: list[Stratum]) -> 
     for s in same:
         seen: dict[int, int] = {}
         for k, (leaf, i) in enumerate(tokens):
-            if s == leaf or s in concrete.shape.coarser(leaf):
+            if _lies_over(concrete, leaf, s):
                 first = seen.setdefault(concrete.below(leaf, i, s), part[k])
                 part = [first if p == part[k] else p for p in part]
     names = {p: i for i, p in enumerate(dict.fromkeys(part))}
