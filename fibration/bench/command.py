@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from rich.console import Console
 
 from fibration import pipeline
-from fibration.bench import laws, ranks, report, small, words
+from fibration.bench import report
 from fibration.bench.candidates import candidates
 from fibration.bench.machine import describe_machine
 from fibration.bench.measure import bandwidth, clock
@@ -25,9 +24,6 @@ from fibration.printing.progress import working
 from fibration.printing.reports import load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
-SPREAD = ("fiberpo", "fiberpo_domain")  # two levels over rows, and four
-WORDED = ("grpo", "fiberpo")  # the cheapest loss, and one of two levels
-FEW = ("ppo", "grpo", "gspo", "fiberpo", "fiberpo_domain")  # 1, 2 and 4 deep
 SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
 
 
@@ -47,35 +43,21 @@ class Settings:
     json: Path | None = None
     plot: Path | None = None
     quick: bool = False
-    laws: bool = False
-    ranks: bool = False
-    words: bool = False
-    small: bool = False
-    timeout: float = BUDGET  # of a hierarchy's laws and facts
+    timeout: float = BUDGET  # of a hierarchy's laws
 
     @property
     def rounds(self) -> int:
-        if self.laws:
-            return self.repeats or (1 if self.quick else 3)
-        if self.small:
-            return self.repeats or (21 if self.quick else 301)
         return self.repeats or (5 if self.quick else 15)
 
     @property
     def command(self) -> list[str]:
         """The words that do the same again."""
         words = ["fibration", "bench", *self.specs]
-        if self.laws:
-            words += ["--laws", "--timeout", f"{self.timeout:g}", "--repeats", str(self.rounds)]
-            words += ["--quick"] if self.quick else []
-            for option, path in (("--json", self.json), ("--plot", self.plot)):
-                words += [option, str(path)] if path is not None else []
-            return words
         for option, values in (("--backend", self.backends), ("--tokens", self.tokens)):
             words += [w for v in values for w in (option, v)]
         words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
         words += ["--repeats", str(self.rounds), "--seed", str(self.seed)]
-        words += [f"--{flag}" for flag in ("sweep", "ranks", "words", "small", "quick") if getattr(self, flag)]
+        words += [f"--{flag}" for flag in ("sweep", "quick") if getattr(self, flag)]
         for option, path in (("--json", self.json), ("--plot", self.plot)):
             words += [option, str(path)] if path is not None else []
         return words
@@ -150,123 +132,9 @@ def check(settings: Settings) -> list[Hierarchy]:
     return found
 
 
-def bench_laws(console: Console, settings: Settings) -> int:
-    """The whole of `fibration bench --laws`; the exit code."""
-    if settings.backends or settings.tokens or settings.sweep:
-        raise BackendError("--laws measures no batches", remedy="leave --backend, --tokens and --sweep out")
-    from fibration.bench import law_report
-
-    _check_outputs(settings)
-    found = list(laws.cases(settings.specs, settings.quick))
-    machine = describe_machine(torch.device("cpu"))
-    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores")
-    with working("laws") as tell:
-        results = laws.measure(found, settings.rounds, settings.timeout, tell)
-    law_report.emit_table(console, results)
-    if settings.json is not None:
-        document = laws.document(settings.command, machine, settings.timeout, results)
-        write_file(settings.json, json.dumps(document, indent=2) + "\n")
-        console.print(f"written to {settings.json}")
-    if settings.plot is not None:
-        law_report.draw(results, machine, settings.timeout, settings.plot)
-        console.print(f"drawn in {settings.plot}")
-    return 0
-
-
-def bench_ranks(console: Console, settings: Settings) -> int:
-    """The whole of `fibration bench --ranks`; the exit code."""
-    if settings.sweep or settings.device != "cpu" or len(settings.tokens) > 1:
-        raise BackendError(
-            "--ranks measures one batch on processes of this machine",
-            remedy="leave --sweep and --device out, and name --tokens once",
-        )
-    from fibration.bench import rank_report
-
-    hierarchies = check(settings)
-    shape = Shape(
-        parse_count(*(settings.tokens or ("64Ki" if settings.quick else "4Mi",))), parse_count(settings.length)
-    )
-    machine, paper = describe_machine(torch.device("cpu")), ranks.Paper()
-    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores; {shape}\n")
-    results: list[ranks.Measured] = []
-    sizes = ranks.SIZES[:2] if settings.quick else ranks.SIZES
-    for hierarchy in hierarchies:
-        for backend in dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)):
-            with working(hierarchy.name) as tell:
-
-                def say(what: str, h: Hierarchy = hierarchy, tell: Any = tell) -> None:
-                    tell(f"{h.name}: {what}")
-
-                given = hierarchy, backend, shape, settings.rounds, sizes, settings.dtype, settings.seed
-                results += ranks.measure(*given, say)
-    rank_report.emit_tables(console, results, paper)
-    if settings.json is not None:
-        document = ranks.document(settings.command, machine, shape, paper, results)
-        write_file(settings.json, json.dumps(document, indent=2) + "\n")
-        console.print(f"written to {settings.json}")
-    if settings.plot is not None:
-        rank_report.draw(results, machine, shape, settings.plot)
-        console.print(f"drawn in {settings.plot}")
-    return 0
-
-
-def bench_words(console: Console, settings: Settings) -> int:
-    """The whole of `fibration bench --words`; the exit code."""
-    if settings.sweep or settings.plot is not None or len(settings.tokens) > 1:
-        raise BackendError(
-            "--words measures one batch, and draws nothing",
-            remedy="leave --sweep and --plot out, and name --tokens once",
-        )
-    hierarchies = check(settings)
-    shape = Shape(
-        parse_count(*(settings.tokens or ("64Ki" if settings.quick else "1Mi",))), parse_count(settings.length)
-    )
-    machine = describe_machine(torch.device(settings.device))
-    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores; {shape}\n")
-    results: list[words.Measured] = []
-    for hierarchy in hierarchies:
-        for backend in dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)):
-            with working(hierarchy.name):
-                given = hierarchy, backend, shape, settings.rounds, settings.dtype, settings.device, settings.seed
-                results += words.measure(*given)
-    words.emit_tables(console, results)
-    if settings.json is not None:
-        document = words.document(settings.command, machine, shape, results)
-        write_file(settings.json, json.dumps(document, indent=2) + "\n")
-        console.print(f"written to {settings.json}")
-    return 0
-
-
-def bench_small(console: Console, settings: Settings) -> int:
-    """The whole of `fibration bench --small`; the exit code."""
-    if settings.sweep or settings.plot is not None or len(settings.tokens) > 1:
-        raise BackendError(
-            "--small measures one batch, and draws nothing",
-            remedy="leave --sweep and --plot out, and name --tokens once",
-        )
-    hierarchies = check(settings)
-    tokens, length = parse_count(*(settings.tokens or ("8Ki",))), parse_count(settings.length)
-    machine = describe_machine(torch.device(settings.device))
-    console.print(f"{' '.join(settings.command)}\n{machine['processor']}, {machine['cores']} cores\n")
-    backends = list(dict.fromkeys(pipeline.choose(b) for b in settings.backends or ("auto",)))
-    plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
-    results: list[small.OnThreads] = []
-    for hierarchy in hierarchies:
-        with working(hierarchy.name):
-            results += small.measure_small(hierarchy, backends, tokens, length, plan)
-    small.emit_tables(console, results, backends)
-    if settings.json is not None:
-        document = small.document(settings.command, machine, results)
-        write_file(settings.json, json.dumps(document, indent=1) + "\n")
-        console.print(f"written to {settings.json}")
-    return 0
-
-
 def _usual(settings: Settings) -> tuple[str, ...]:
     """What is measured where no spec is named."""
-    if settings.sweep:
-        return SWEPT
-    return SPREAD if settings.ranks else WORDED if settings.words else FEW if settings.small else DEFAULT
+    return SWEPT if settings.sweep else DEFAULT
 
 
 def _check_outputs(settings: Settings) -> None:

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from fibration.cli.arguments import Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
 from fibration.cli.outcome import to_its_end
-from fibration.errors import BackendError, FibrationError, LawError, listed
+from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import check_writable, check_writable_file, write_file
 from fibration.language.loading import shipped, split
 from fibration.language.report import BUDGET
@@ -384,39 +384,19 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all samples there.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small batches; no memory, no cold starts.")] = False,
-    laws: Annotated[bool, typer.Option("--laws", help="Time laws and facts instead: --repeats, --timeout.")] = False,
-    ranks: Annotated[bool, typer.Option("--ranks", help="Spread one batch over 1, 2 and 4 processes instead.")] = False,
-    words: Annotated[
-        bool, typer.Option("--words", help="Add a weight, a statistic, a penalty, rewards, and time that beside none.")
-    ] = False,
-    small: Annotated[
-        bool, typer.Option("--small", help="Time calls of 8Ki tokens instead, where the host's work counts.")
-    ] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Time every backend beside hand-written losses.
 
-    Also beside torch.compile and a bare copy: on the same inputs, in turns, and with results compared. With --laws, the
-    laws and facts of hierarchies that grow, and of specs.
+    Also beside torch.compile and a bare copy: on the same inputs, in turns, and with results compared.
     """
     from fibration.bench import command
 
     settings = command.Settings(
         specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
-        device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick,
-        laws=laws, ranks=ranks, words=words, small=small, timeout=timeout,
+        device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick, timeout=timeout,
     )  # fmt: skip
-    kinds = {
-        "--laws": (laws, command.bench_laws),
-        "--ranks": (ranks, command.bench_ranks),
-        "--words": (words, command.bench_words),
-        "--small": (small, command.bench_small),
-    }
-    asked = {name: run for name, (wanted, run) in kinds.items() if wanted}
-    if len(asked) > 1:
-        raise BackendError(f"{listed(asked)} measure different things", remedy="ask for one at a time")
-    run = next(iter(asked.values()), command.bench)
-    raise typer.Exit(run(console(), settings))
+    raise typer.Exit(command.bench(console(), settings))
 
 
 def main() -> None:

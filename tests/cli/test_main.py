@@ -356,11 +356,6 @@ def test_rollouts_that_are_not_there_are_told_before_the_work(tmp_path: Path) ->
     assert output.startswith("error: ") and "holds no rollouts" in output
 
 
-def test_a_benchmark_measures_one_thing() -> None:
-    code, output = invoke("bench", "ppo", "--laws", "--ranks")
-    assert (code, output) == (2, "error: --laws and --ranks measure different things\n  ask for one at a time\n")
-
-
 def test_wrong_usage() -> None:
     assert invoke("verify")[0] == 2
     assert invoke("verify", "ppo", "--format", "yaml")[0] == 2

@@ -197,7 +197,8 @@ class Numbers:
                 return self.number(1 if self.less(0, a, False) else -1 if self.less(a, 0, False) else 0)
             case "sigmoid":
                 y = 1 / (1 + self.call("exp", -x))
-                return chained(y, (y * (1 - y), a))
+                low = self.call("exp", -abs(x))
+                return chained(y, (low / (1 + low) ** 2, a))  # far out it is small, and not 0
             case "softplus":
                 y = self.call("log1p", self.call("exp", -abs(x))) + max(x, 0)
                 return chained(y, (lambda: 1 / (1 + self.call("exp", -x)), a))
@@ -208,6 +209,6 @@ class Numbers:
             raise NoValue("the slope of a root of 0")
         slope: dict[str, Callable[[], Any]] = {
             "exp": lambda: y, "expm1": lambda: y + 1, "log": lambda: 1 / x, "log1p": lambda: 1 / (1 + x),
-            "tanh": lambda: 1 - y * y, "sqrt": lambda: 1 / (2 * y), "atan": lambda: 1 / (1 + x * x),
+            "tanh": lambda: (2 / (self.call("exp", x) + self.call("exp", -x))) ** 2, "sqrt": lambda: 1 / (2 * y), "atan": lambda: 1 / (1 + x * x),
         }  # fmt: skip
         return chained(y, (slope[op], a))

@@ -9,14 +9,6 @@ SLIPS = (
         'yield f"J = Σ_i μ_i·{product}"',
     ),
     slip(
-        "a benchmark draws what was out of time as if it had ended", "bench*laws",
-        "total = [timeout if r.out_of_time else", "total = [LEAST if r.out_of_time else",
-    ),
-    slip(
-        "a benchmark tries again what was out of time", "bench*laws",
-        "            if r.out_of_time:\n                continue\n            say(", "            say(",
-    ),
-    slip(
         "GitHub is told of what follows too", "cli/test_main",
         "for v in o.report.causes]", "for v in o.report.failures]",
     ),
@@ -103,14 +95,6 @@ SLIPS = (
     slip(
         "a label may be one too large", "rollouts/test_file",
         "(x >= NONE) & (x < len(names))", "(x >= NONE) & (x <= len(names))",
-    ),
-    slip(
-        "ranks are as fast as the fastest of them", "bench/test_ranks",
-        'slowest = max(a["seconds"]', 'slowest = min(a["seconds"]',
-    ),
-    slip(
-        "a rank's part of a batch lacks its first row", "bench/test_ranks",
-        "rows, tokens = slice(first, last),", "rows, tokens = slice(first + 1, last),",
     ),
     slip(
         "tied actions share equally", "trust_region*maximiser",

@@ -227,10 +227,11 @@ class Followed:
                 atom: value_of(w.value(of.arguments[0], s, e, {**held, residual: at})) for of, atom in stopped.items()
             }  # type: ignore[attr-defined]
             step = 1e-5 * max(1e-3, abs(at))
-            high, low = (value_of(w.value(plain, s, e, {**held, residual: at + d})) for d in (step, -step))
+            high, here, low = (value_of(w.value(plain, s, e, {**held, residual: at + d})) for d in (step, 0, -step))
         except (Unclear, Illegal, OverflowError, NoValue):
             return None
-        return float(high - low) / (2 * step)
+        above, below = float(high - here) / step, float(here - low) / step
+        return (above + below) / 2 if abs(above - below) <= 1e-2 * max(1, abs(above)) else None  # of a kink, none
 
 
 def follow(world: World, turned: World, stratum: Stratum, element: Any, channel: str, rng: random.Random) -> str:

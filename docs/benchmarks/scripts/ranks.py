@@ -1,4 +1,6 @@
-"""`fibration bench --ranks`: what it costs that a batch is spread over processes, beside one process that has it all.
+"""Time a batch that is spread over processes with gloo, beside one process that has all of it.
+
+    python docs/benchmarks/scripts/ranks.py [SPEC...] [--tokens 4Mi] [--json FILE.json]
 
 The processes of all groups are started once and take turns, so that what disturbs the machine disturbs all alike. Each
 has its share of the threads. Beside every call with a group stands the same call without, on the same processes at the
@@ -7,6 +9,7 @@ same time: each rank then takes its part for a batch of its own, which is wrong,
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -19,14 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rank_process import Task
+from rich.console import Console
+from rich.table import Table
 
+from fibration import pipeline
+from fibration.bench.machine import describe_machine
 from fibration.bench.measure import Timing
-from fibration.bench.rank_process import Task
-from fibration.bench.shapes import Shape
+from fibration.bench.shapes import DTYPES, Shape, parse_count
 from fibration.errors import BackendError
+from fibration.files import write_file
 from fibration.language.hierarchy import Hierarchy
+from fibration.printing.reports import load_quietly
 
 SIZES = (1, 2, 4)  # processes
+KIB, MIB = 2**10, 2**20
+# A call: milliseconds, over those of one process without a group and over those of these without, what a rank sends;
+# an index; the peak memory of a process.
+COLUMNS = ("", "call\nms", "/one", "/alone", "KiB", "in", "index\nms", "/alone", "KiB", "in", "peak\nMiB", "alone")
 TIMED = ("coefficients alone", "coefficients", "index alone", "index")
 TRIMMED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what is freed is given back
 
@@ -107,7 +120,7 @@ def world(task: Callable[[int, str], Task], size: int, environment: Mapping[str,
         processes = []
         for rank in range(size):
             p = subprocess.Popen(
-                [sys.executable, "-m", "fibration.bench.rank_process"],
+                [sys.executable, str(Path(__file__).with_name("rank_process.py"))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 env={**os.environ, **environment},
             )  # fmt: skip
@@ -158,14 +171,48 @@ def measure(
     return results
 
 
-def document(
-    command: Sequence[str], machine: Mapping[str, Any], shape: Shape, paper: Paper, results: Sequence[Measured]
-) -> dict[str, Any]:
-    """Everything that was measured, for `--json`. Seconds and bytes throughout."""
+def emit_table(console: Console, results: Sequence[Measured], paper: Paper) -> None:
+    """Medians and ratios of medians of one hierarchy, and what the last line means for many ranks."""
+    table = Table(box=None, padding=(0, 1, 0, 0), title=results[0].hierarchy.name, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in results:
+        table.add_row(*_cells(r, results[0]))
+    console.print(table)
+    p = paper.of(results[-1])
+    console.print(
+        f"on paper, {p['ranks']} ranks: {p['gatherings']} gatherings a call, each rank sends "
+        f"{p['sent_bytes'] / KIB:.0f} KiB and gets {p['received_bytes'] / MIB:.1f} MiB: {1e3 * p['call_s']:.1f} ms; "
+        f"an index {1e3 * p['index_s']:.1f} ms\n",
+        highlight=False,
+    )
+
+
+def _cells(r: Measured, one: Measured) -> list[str]:
+    call, alone, whole = r.timing("coefficients"), r.timing("coefficients alone"), one.timing("coefficients alone")
+    index, index_alone = r.timing("index"), r.timing("index alone")
+    return [
+        str(r.size),
+        f"{1e3 * call.median:.2f}",
+        f"{call.median / whole.median:.2f}",
+        f"{call.median / alone.median:.2f}",
+        f"{sum(r.sent['call']) / KIB:.1f}",
+        str(len(r.sent["call"])),
+        f"{1e3 * index.median:.1f}",
+        f"{index.median / index_alone.median:.2f}",
+        f"{sum(r.sent['index']) / KIB:.1f}",
+        str(len(r.sent["index"])),
+        f"{r.memory['memory'] / MIB:.1f}",
+        f"{r.memory['memory alone'] / MIB:.1f}",
+    ]
+
+
+def document(shape: Shape, paper: Paper, results: Sequence[Measured]) -> dict[str, Any]:
+    """Everything that was measured, in seconds and bytes."""
     return {
         "format": "fibration.bench.ranks/1",
-        "command": list(command),
-        "machine": dict(machine),
+        "command": sys.argv,
+        "machine": describe_machine(torch.device("cpu")),
         "tokens": shape.tokens,
         "length": shape.length,
         "results": [
@@ -183,3 +230,27 @@ def document(
             for r in results
         ],
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="*", default=["fiberpo", "fiberpo_domain"])
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--tokens", default="4Mi")
+    parser.add_argument("--length", default="512")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    shape, backend = Shape(parse_count(given.tokens), parse_count(given.length)), pipeline.choose(given.backend)
+    results: list[Measured] = []
+    for spec in given.specs:
+        found = measure(load_quietly(spec), backend, shape, given.repeats, SIZES, given.dtype)
+        emit_table(Console(), found, Paper())
+        results += found
+    if given.json:
+        write_file(given.json, json.dumps(document(shape, Paper(), results), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,30 @@
-"""What a weight, a statistic, an order, a penalty or rewards cost: a loss with one beside the same loss without."""
+"""Time a loss with one word more (a weight, a statistic, an order, a penalty, rewards) beside the loss without it.
+
+python docs/benchmarks/scripts/words.py [SPEC...] [--tokens 1Mi] [--json FILE.json]
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from fibration import pipeline
 from fibration.bench.candidates import make_ready, of_backend, start
+from fibration.bench.machine import describe_machine
 from fibration.bench.measure import Failed, Timing, clock, interleave, ratio
 from fibration.bench.report import number
-from fibration.bench.shapes import DTYPES, Shape, make_problem
+from fibration.bench.shapes import DTYPES, Shape, make_problem, parse_count
+from fibration.files import write_file
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import BATCH, Stratum, reward, token_log_ratio
 from fibration.language.expressions import Expression
@@ -23,6 +34,7 @@ from fibration.language.order import after, before, position
 from fibration.language.policies import log_prob, policies
 from fibration.language.reasons import key_of
 from fibration.language.statistics import mean, quantile
+from fibration.printing.reports import load_quietly
 
 PLAIN = "without"
 
@@ -125,10 +137,8 @@ def _cells(result: Measured, results: Sequence[Measured]) -> Iterator[str]:
     yield f"{over_plain(result, results) or 0:.2f}"
 
 
-def document(
-    command: Sequence[str], machine: Mapping[str, Any], shape: Shape, results: Sequence[Measured]
-) -> dict[str, Any]:
-    """Everything that was measured, for `--json`, in seconds."""
+def document(shape: Shape, results: Sequence[Measured]) -> dict[str, Any]:
+    """Everything that was measured, in seconds."""
 
     def of(r: Measured) -> dict[str, Any]:
         found = {"hierarchy": r.hierarchy.name, "backend": r.backend, "word": r.word}
@@ -137,9 +147,35 @@ def document(
 
     return {
         "format": "fibration.bench.words/1",
-        "command": list(command),
-        "machine": dict(machine),
+        "command": sys.argv,
+        "machine": describe_machine(torch.device("cpu")),
         "tokens": shape.tokens,
         "length": shape.length,
         "results": [of(r) for r in results],
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="*", default=["grpo", "fiberpo"])
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--tokens", default="1Mi")
+    parser.add_argument("--length", default="512")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    shape, backend = Shape(parse_count(given.tokens), parse_count(given.length)), pipeline.choose(given.backend)
+    results = [
+        r
+        for spec in given.specs
+        for r in measure(load_quietly(spec), backend, shape, given.repeats, given.dtype, given.device, 0)
+    ]
+    emit_tables(Console(), results)
+    if given.json:
+        write_file(given.json, json.dumps(document(shape, results), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,23 +1,33 @@
-"""What a small call costs: a few thousand tokens, where the host's work is most of it, beside eager torch."""
+"""Time calls of a few thousand tokens, where the host's work is most of it, beside eager torch.
+
+OMP_NUM_THREADS=2 python docs/benchmarks/scripts/small.py [SPEC...] [--tokens 8Ki] [--json FILE.json]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from fibration import pipeline
 from fibration.bench.candidates import EAGER, ROWS, candidates, of_backend
-from fibration.bench.machine import usable_cores
+from fibration.bench.machine import describe_machine, usable_cores
 from fibration.bench.measure import Failed, Timing, ratio
 from fibration.bench.report import number
 from fibration.bench.rows import Measured, Plan, measure
-from fibration.bench.shapes import LAYOUTS, Shape
+from fibration.bench.shapes import LAYOUTS, Shape, parse_count
+from fibration.files import write_file
 from fibration.language.hierarchy import Hierarchy
+from fibration.printing.reports import load_quietly
 
 
 @dataclass(frozen=True)
@@ -87,8 +97,8 @@ def _cells(result: OnThreads, backend: str) -> Iterator[str]:
             yield "" if beside is None else f"{beside:.2f}"
 
 
-def document(command: Sequence[str], machine: Mapping[str, Any], results: Sequence[OnThreads]) -> dict[str, Any]:
-    """Medians, quartiles and the best of everything, for `--json`, in seconds."""
+def document(results: Sequence[OnThreads]) -> dict[str, Any]:
+    """Medians, quartiles and the best of everything, in seconds."""
 
     def of(r: OnThreads) -> Iterator[dict[str, Any]]:
         for row in r.measured.rows:
@@ -104,7 +114,28 @@ def document(command: Sequence[str], machine: Mapping[str, Any], results: Sequen
 
     return {
         "format": "fibration.bench.small/1",
-        "command": list(command),
-        "machine": dict(machine),
+        "command": sys.argv,
+        "machine": describe_machine(torch.device("cpu")),
         "results": [one for r in results for one in of(r)],
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="*", default=["ppo", "grpo", "gspo", "fiberpo", "fiberpo_domain"])
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--tokens", default="8Ki")
+    parser.add_argument("--length", default="128")
+    parser.add_argument("--repeats", type=int, default=301)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    backends, plan = [pipeline.choose(given.backend)], Plan(given.repeats)
+    tokens, length = parse_count(given.tokens), parse_count(given.length)
+    results = [r for spec in given.specs for r in measure_small(load_quietly(spec), backends, tokens, length, plan)]
+    emit_tables(Console(), results, backends)
+    if given.json:
+        write_file(given.json, json.dumps(document(results), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,23 +1,32 @@
-"""`fibration bench --laws`: how long laws and facts take, against what grows. Every case in a process of its own."""
+"""Time laws and facts against what grows, every case in a process of its own.
+
+python docs/benchmarks/scripts/laws.py [SPEC...] [--quick] [--timeout 60] [--json FILE.json]
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fibration.bench.law_cases import FAMILIES
+import torch
+from law_cases import FAMILIES
+from rich.console import Console
+from rich.table import Table
+
+from fibration.bench.machine import describe_machine
 from fibration.bench.measure import Timing
 from fibration.errors import BackendError
+from fibration.files import write_file
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
-from fibration.laws.budget import Budget
 from fibration.printing.reports import load_quietly
 
 SHIPPED = "shipped"
@@ -58,19 +67,11 @@ def cases(specs: Sequence[str], quick: bool) -> Iterator[Case]:
         yield Case(SHIPPED, SHIPPED, 0, load_quietly(spec))
 
 
-def measure(
-    found: Sequence[Case], rounds: int, timeout: float, say: Callable[[str], None] = lambda what: None
-) -> list[Measured]:
+def measure(found: Sequence[Case], rounds: int, timeout: float) -> list[Measured]:
     """Round by round, so that what disturbs the machine disturbs all alike; out of time once is enough."""
-    Budget(timeout)  # raises for what is no time
-    if timeout == math.inf:
-        raise BackendError("--timeout inf cannot be measured", required="a budget that is drawn as a line")
     results = [Measured(case) for case in found]
-    for i in range(rounds):
-        for r in results:
-            if r.out_of_time:
-                continue
-            say(f"round {i + 1} of {rounds}: {r.case.family} {r.case.size or r.case.hierarchy.name}")
+    for _ in range(rounds):
+        for r in (r for r in results if not r.out_of_time):
             answer = ask(r.case.hierarchy, timeout)
             r.verify.append(answer["verify"])
             r.facts.append(answer["facts"])
@@ -83,7 +84,7 @@ def ask(hierarchy: Hierarchy, timeout: float) -> dict[str, Any]:
     task = {"hierarchy": hierarchy.model_dump_json(), "timeout": timeout}
     with tempfile.TemporaryDirectory(prefix="fibration-bench-") as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "fibration.bench.law_process"],
+            [sys.executable, str(Path(__file__).with_name("law_process.py"))],
             input=json.dumps(task), capture_output=True, text=True, timeout=timeout + START,
             env={**os.environ, "FIBRATION_CACHE": folder},
         )  # fmt: skip
@@ -96,14 +97,24 @@ def ask(hierarchy: Hierarchy, timeout: float) -> dict[str, Any]:
     return answer
 
 
-def document(
-    command: Sequence[str], machine: Mapping[str, Any], timeout: float, results: Sequence[Measured]
-) -> dict[str, Any]:
-    """Everything that was measured, for `--json`. Seconds throughout."""
+def emit_table(console: Console, results: Sequence[Measured]) -> None:
+    """A line per case: medians in seconds."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("", "laws s", "facts s", "total s", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for r in results:
+        name = f"{r.case.family}, {r.case.size}" if r.case.size else r.case.hierarchy.name
+        numbers = [f"{t.median:.2f}" for t in (Timing(tuple(r.verify)), Timing(tuple(r.facts)), r.total)]
+        table.add_row(name, *numbers, f"out of time: {r.out_of_time}" if r.out_of_time else r.outcome)
+    console.print(table)
+
+
+def document(timeout: float, results: Sequence[Measured]) -> dict[str, Any]:
+    """Everything that was measured, in seconds."""
     return {
         "format": "fibration.bench.laws/1",
-        "command": list(command),
-        "machine": dict(machine),
+        "command": sys.argv,
+        "machine": describe_machine(torch.device("cpu")),
         "timeout_s": timeout,
         "results": [
             {
@@ -120,3 +131,21 @@ def document(
             for r in results
         ],
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="*")
+    parser.add_argument("--quick", action="store_true", help="the small cases, once")
+    parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    results = measure(list(cases(given.specs, given.quick)), 1 if given.quick else given.repeats, given.timeout)
+    emit_table(Console(), results)
+    if given.json:
+        write_file(given.json, json.dumps(document(given.timeout, results), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

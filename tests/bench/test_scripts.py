@@ -1,0 +1,72 @@
+"""The scripts under `docs/benchmarks/scripts`: what they measure. Nothing is timed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import spec
+
+from fibration.bench.shapes import Shape, make_problem
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "scripts"
+SHAPE = Shape(2**12, 64)
+
+
+@pytest.fixture(autouse=True)
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_parts_of_ranks_make_up_the_batch(size: int) -> None:
+    from rank_process import part
+
+    whole = make_problem(spec("fiberpo_modal"), SHAPE)
+    parts = [part(whole, rank, size) for rank in range(size)]
+    assert torch.equal(torch.cat([p.log_probs for p in parts]), whole.log_probs)
+    for k, labels in whole.labels.items():
+        assert np.array_equal(np.concatenate([p.labels[k] for p in parts]), labels)
+    assert all(np.array_equal(p.offsets.diff().numpy(), p.lengths) and int(p.offsets[0]) == 0 for p in parts)
+
+
+def test_every_variant_of_a_loss_is_compiled_with_the_word_that_it_is_called_by() -> None:
+    from words import PLAIN, variants
+
+    h = spec("grpo")
+    found = variants(h)
+    assert found[PLAIN] == h
+    assert all(v.verify().ok and v.gates == h.gates for v in found.values())
+    assert {word for word, v in found.items() if "rollout" in v.policies} == {"third policy", "penalty"}
+
+
+def test_the_smallest_of_each_family_of_laws_is_decided() -> None:
+    from law_cases import FAMILIES
+    from law_process import decide
+
+    refused = {"one slip", "shares above 1", "not balanced", "summed where", "quotients"}
+    for family in FAMILIES:
+        found = decide(family.make(family.sizes[0]), 1e6)
+        assert found["outcome"] == ("refused" if family.name in refused else "verified"), family.name
+
+
+@pytest.mark.parametrize(
+    ("script", "given"),
+    [
+        ("words.py", ["grpo", "--backend", "torch", "--tokens", "512", "--length", "16", "--repeats", "1"]),
+        ("small.py", ["ppo", "--backend", "torch", "--tokens", "256", "--length", "16", "--repeats", "1"]),
+        ("laws.py", ["ppo", "--quick"]),
+        ("ranks.py", ["ppo", "--backend", "torch", "--tokens", "4Ki", "--length", "64", "--repeats", "1"]),
+    ],
+)
+def test_a_script_writes_what_it_measured(script: str, given: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    done = subprocess.run([sys.executable, SCRIPTS / script, *given, "--json", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(file.read_text())["results"]
+    assert given[0] in done.stdout
