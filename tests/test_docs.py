@@ -45,7 +45,7 @@ def test_files_and_modules_that_pages_and_docstrings_name_are_there():
     folders = [ROOT / name for name in ("backends", "fibration", "specs")]
     sources = [*ROOT.glob("*.py"), *(f for folder in folders for f in folder.rglob("*.py"))]
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    files = [f"/{f.relative_to(ROOT)}" for f in sources]
+    files = [f"/{f.relative_to(ROOT)}" for f in (*sources, *(ROOT / "docs").rglob("*.py"))]
     missing = []
     for page in (*pages, *sources):
         text = page.read_text()
