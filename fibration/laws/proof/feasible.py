@@ -19,6 +19,7 @@ from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES
 from fibration.laws.proof.signs import Assumptions
 
 MOST = 150  # inequalities, between two eliminations
+FAR = sympy.Integer(2) ** 10**4  # numbers further out, or nearer 0, are not written out as rationals
 ROUNDED = sympy.Rational(1, 10**20)  # more than numbers are rounded by, of their size
 Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
 
@@ -94,8 +95,8 @@ def _rows(terms: dict[Any, Any], constant: Any, signs: Signs) -> Iterator[Row]:
 def _known(variable: Any, assume: Assumptions) -> Iterator[Row]:
     one = sympy.Integer(1)
     yield from _rows({variable: one}, sympy.Integer(0), assume.signs(variable))
-    if variable.is_number:  # such as log(2)
-        value = sympy.Rational(str(sympy.N(variable, 30)))
+    if variable.is_number and 1 / FAR < abs(number := sympy.N(variable, 30)) < FAR:  # such as log(2)
+        value = sympy.Rational(str(number))
         off = ROUNDED * max(1, abs(value))
         yield {variable: one}, -value + off, False
         yield {variable: -one}, value + off, False
