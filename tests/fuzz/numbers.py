@@ -98,9 +98,15 @@ def _float(function: Callable[[float], float]) -> Callable[[Any], float]:
     def checked(x: Any) -> float:
         if function in (math.exp, math.expm1) and abs(x) > 600:
             raise Unclear(f"exp({x})")
-        return function(float(x))
+        y = function(float(x))
+        return beside_one(y) if x != 0 and function in (math.exp, math.expm1, math.tanh) else y
 
     return checked
+
+
+def beside_one(y: Any) -> Any:
+    """What only rounds to 1 or -1 is next to it: compared with it, it is unclear."""
+    return math.nextafter(y, 0) if isinstance(y, float) and abs(y) == 1 else y
 
 
 _FLOATS: dict[str, Callable[[Any], Any]] = {
@@ -196,7 +202,7 @@ class Numbers:
             case "sign":
                 return self.number(1 if self.less(0, a, False) else -1 if self.less(a, 0, False) else 0)
             case "sigmoid":
-                y = 1 / (1 + self.call("exp", -x))
+                y = beside_one(1 / (1 + self.call("exp", -x)))
                 low = self.call("exp", -abs(x))
                 return chained(y, (low / (1 + low) ** 2, a))  # far out it is small, and not 0
             case "softplus":
