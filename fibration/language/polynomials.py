@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 
@@ -135,6 +135,14 @@ def slack(p: Polynomial, q: Polynomial) -> tuple[Fraction, Fraction] | None:
     if any(m != ONE and c != k * q.terms.get(m, 0) for m, c in p.terms.items()):
         return None
     return k, p.constant - k * q.constant
+
+
+def excesses(p: Polynomial, q: Polynomial) -> Iterator[tuple[int, Polynomial]]:
+    """Whole numbers `k` and polynomials that are not 0, such that a positive multiple of `p` is `k·q` plus these."""
+    shared = [m for m in q.terms if m != ONE and m in p.terms]
+    for k in dict.fromkeys(Fraction(p.terms[m], q.terms[m]) for m in shared):
+        if rest := constant(k.denominator) * p + constant(-k.numerator) * q:
+            yield k.numerator, rest
 
 
 # ---------------------------------------------------------------- an atom within bounds

@@ -18,7 +18,7 @@ from fuzz.world import Batch
 
 ADVANTAGE, REWARD = Reading("advantage"), Reading("reward")
 MOST_TOKENS = 48  # of one row, unless a formula compares a count with more
-NEAR = Fraction(1, 2**30)
+NEAR = Fraction(1, 2**200)  # smaller than constants are large
 
 
 def formulas(h: Hierarchy) -> list[Expression]:

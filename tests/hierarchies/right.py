@@ -174,6 +174,8 @@ def right_gates():
         "lower clip of ratios by hand": one(where(residual < -below_one, -below_one, residual)),
         "halved fall of ratios": one(where(residual < -0.5, (residual - 0.5) / 2, residual)),
         "a logarithm that cannot fail": one(where(residual > 0.5, 0.5 + log1p(residual - 0.5), residual)),
+        "a logarithm of what is clipped above -1": two(inner=Gate(log1p(clip(residual, -0.5, 1)))),
+        "a budget that grows with a row, and is above 0": two(inner=clip_gate(maximum(epsilon - 1 / T, 1e-6))),
         "scaled twice": one(clip_gate(epsilon).per(3).per(2), log_ratio()),
         "the log-ratio clip of ratios": one(log_clip_gate(below_one, high), log_ratio()),
     }  # fmt: skip
@@ -199,6 +201,9 @@ def right_decompositions():
         "scaled against another measure": kernels(uniform(), proportional(count(token))),
         "maximum for a channel": two(
             split=Decomposition({"+": maximum(x, 0) / T, "-": where(x >= 0, 0, -x) / T}, exp((plus - minus) * T), 1 / T)
+        ),
+        "R of hyperbolic tangents": one(
+            identity_gate(), decomposition(density=x, recovery=(1 + tanh(gated("") / 2)) / (1 - tanh(gated("") / 2)))
         ),
         "R in branches": one(identity_gate(), decomposition(density=x, recovery=where(gated("") >= 0, exp(gated("")), exp(gated(""))))),
     }  # fmt: skip

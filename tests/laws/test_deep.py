@@ -79,8 +79,9 @@ def test_size_changes_no_verdict(make, small, large):
     assert len(values(few, "radius")) == len(values(many, "radius")) == 1
 
 
-def test_one_slip_at_the_bottom_of_a_deep_chain_is_found():
-    h = chain(8)
+@pytest.mark.parametrize("depth", [8, 30])
+def test_one_slip_at_the_bottom_of_a_deep_chain_is_found(depth):
+    h = chain(depth)
     first, *rest = h.fibrations
     wrong = Fibration(first.source, first.target, MarkovKernel(1 / (1 + count(first.source, over=first.target))))
     found = h.replace(fibrations=[wrong, *rest]).verify()

@@ -11,13 +11,18 @@ from oracles import verdicts
 from fibration import (
     Hierarchy,
     Objective,
+    Parameter,
     Penalty,
+    absolute,
     count,
+    exp,
     identity_gate,
     largest,
     log_prob,
     log_ratio,
+    maximum,
     mean,
+    minimum,
     policies,
     reward,
     token_mean,
@@ -41,12 +46,30 @@ def decided(hierarchy):
     return verdict
 
 
+def of_all(objective):
+    """The verdicts on μ and on further weights, of one stratum of tokens."""
+    one = Hierarchy(name="one", gates={token: identity_gate()}, decomposition=log_ratio(), objective=objective)
+    return list(LAWS["objective"].decide(Subject(one, [])))
+
+
 BRANCH = Objective(1 / count(text, over=trajectory))
 
 
 @pytest.mark.parametrize("objective", [trajectory_mean(), token_mean(), trajectory_mean().score()])
 def test_an_empty_branch_leaves_the_means_defined(objective):
     assert of(objective).status == "proved"
+
+
+@pytest.mark.parametrize("is_inverse", [True, False])
+def test_weights_that_are_cut_off_by_division_are_not_negative(is_inverse):
+    """Where a distance is above the bound, it is above 0: in whichever way the bound is written."""
+    old, rollout = policies("old rollout")
+    d, bound = log_prob(old) - log_prob(rollout), Parameter("bound", default=2)
+    for distance in (d, absolute(d), exp(d), exp(d) - 1 - d):
+        weight = 1 / maximum(1, distance / bound) if is_inverse else bound / maximum(bound, distance)
+        found = of_all(token_mean().weigh(weight))
+        assert [v.status for v in found] == ["proved", "proved"], found
+    assert of_all(token_mean().weigh(1 / minimum(bound, d)))[1].status == "refuted"
 
 
 def test_a_branch_that_may_be_empty():

@@ -161,6 +161,20 @@ def test_what_is_known_of_an_expression():
     assert Assumptions(TREE).with_signs({x * y: positive}).signs(-3 * x * y) == {-1}
 
 
+def test_terms_of_one_sign_beyond_a_known_expression():
+    """`x` is more than `n` where `x - n` is above 0; where it is below, that says nothing."""
+    x, y, n = symbol(residual), symbol(density(group)), symbol(count(text, over=turn))
+    above = Assumptions(TREE).with_signs({x - y - n: frozenset({1})})
+    assert above.signs(x - y) == {1}
+    assert above.signs(2 * x - 2 * y + n * sympy.exp(x)) == {1}
+    assert above.signs(y - x) == {-1}
+    assert above.signs(x - y - 2 * n) == ANY
+    assert above.signs(x) == ANY
+    assert Assumptions(TREE).with_signs({x - y - n: frozenset({-1})}).signs(x - y) == ANY
+    at_least = Assumptions(TREE).with_signs({x - n: frozenset({0, 1})})
+    assert at_least.signs(x) == {0, 1}
+
+
 def test_what_takes_too_many_steps_is_not_known(monkeypatch):
     product = sympy.Mul(*chain_counts(5))
     monkeypatch.setattr(module, "MOST_STEPS", 3)

@@ -29,6 +29,7 @@ from fibration.language.polynomials import (
     Quotient,
     TooLarge,
     as_quotient,
+    excesses,
     shifted,
     slack,
     variable,
@@ -364,7 +365,8 @@ class Assumptions:
                 found = self._terms(f) or self._at_counts(f) or self._shifted(f)
             except TooLarge:
                 return ANY
-            self._decided[f] = self._by_facts(f, found)
+            found = self._by_facts(f, found)
+            self._decided[f] = self._beyond_facts(f, found) if len(found) > 1 else found
         return self._decided[f]
 
     def _by_facts(self, p: Polynomial, found: Signs) -> Signs:
@@ -373,6 +375,23 @@ class Assumptions:
             if isinstance(known, Polynomial) and (ends := slack(p, known)):
                 more = _added([_turned(signs, ends[0]), _turned(POSITIVE, ends[1])])
                 found = found & more or more
+        return found
+
+    def _beyond_facts(self, p: Polynomial, found: Signs) -> Signs:
+        """These signs of a polynomial, or fewer where it is a multiple of one of known sign plus terms of one sign."""
+        for known, signs in self._facts.items():
+            if isinstance(known, Polynomial) and signs != ANY:
+                for k, rest in excesses(p, known):
+                    more = _added([_turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
+                    found = found & more or more
+        return found
+
+    def _plainly(self, monomial: Monomial, number: int) -> Signs:
+        """The signs of a term of symbols and exponentials; of other atoms facts may have to be known first."""
+        found = _turned(POSITIVE, number)
+        for a, p in monomial:
+            if not isinstance(e := atom_expression(a), sympy.exp):
+                found = _multiplied(found, _raised(self._range(a).signs, p) if e.is_Symbol else ANY)
         return found
 
     def _terms(self, p: Polynomial) -> Signs | None:

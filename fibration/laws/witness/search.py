@@ -67,9 +67,11 @@ def concretes(
         shape = hierarchy.shape if inside else whole_batch(hierarchy)
     place = next(iter(shape.leaves), None)
     found = _Search(hierarchy, tuple(at(inner, place) for e in expressions for inner in within(e)), shape)
-    first = list(itertools.islice(found.small(), None if most is None else (most + 1) // 2))
-    yield from first
-    yield from itertools.islice(found.large(), None if most is None else most - len(first))
+    tried = 0
+    for concrete in itertools.islice(found.small(), None if most is None else (most + 1) // 2):
+        tried += 1
+        yield concrete
+    yield from itertools.islice(found.large(), None if most is None else most - tried)
 
 
 def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
