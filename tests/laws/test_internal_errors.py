@@ -33,6 +33,7 @@ from fibration import (
     residual,
     reward,
     sigmoid,
+    signed_log_ratio,
     sqrt,
     strata,
     token_log_ratio,
@@ -279,6 +280,11 @@ OF_TEXTS = total(words, over=trajectory, of=text)
         (chain(token=Gate(R / (1 + R * R * sqrt(2)))), "inward", "refuted"),
         (chain(token=Gate(R + R * R * R * exp(-1))), "inward", "proved"),
         (tree().replace(objective=token_mean().weigh(exp(-OF_TEXTS))), "causal", "refuted"),
+        (
+            chain(trajectory=Gate(1 / R)).replace(decomposition=signed_log_ratio(scale=mass), groups=[]),
+            "inward",
+            "refuted",
+        ),
     ],
     ids=lambda value: str(dict(value.gates)) if isinstance(value, Hierarchy) else value,
 )

@@ -332,7 +332,8 @@ class Assumptions:
     def _factor(self, f: Factor) -> Signs:
         """The signs of an atom or a polynomial, whichever branches are not empty."""
         if isinstance(f, int):
-            return self._range(f).signs
+            found = self._range(f).signs
+            return found if len(found) == 1 else self._beyond_facts(variable(f), found)
         if self._wider and len(found := self._wider._factors.get(f, ANY)) == 1:
             return found
         if f not in self._factors:

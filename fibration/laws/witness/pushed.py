@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from fibration.language.assumptions import balanced
@@ -131,7 +132,8 @@ def pushed_further_out(
                 point = _point(h, concrete, way, t, advantages, of)
                 if point is not None and (here := _levels(point, stratum, channel)):
                     found.append((point, here))
-            if witness := _seen(found, stratum, channel, what, of):
+            # another element of that batch may have no value, and with it the coefficients
+            if witness := _attempt(partial(_seen, found, stratum, channel, what, of)):
                 if witness.values["what"] != OPENED:
                     return witness
                 other = other or witness
