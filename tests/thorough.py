@@ -2,7 +2,7 @@
 
 | | command | parametrised tests | random cases, backends, dtypes |
 |---|---|---|---|
-| few | `make test` | `FEW` cases of each function | a slice |
+| few | `make test` | `FEW` cases of each function; none that is marked `thorough` | a slice |
 | most | `make test-all`, which CI runs | all cases | a slice |
 | all | `FIBRATION_TESTS=all make test` | all cases | everything: hours, for changes deep in the laws or the compiler |
 """
@@ -36,17 +36,17 @@ def examples(n):
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests beyond `FEW` of each parametrised function, evenly spaced, where few are run.
+    """What is not run where few are: tests marked `thorough`, and cases of a function beyond `FEW`, evenly spaced.
 
     A test marked `whole` is never left out, nor is one that was named on the command line.
     """
     if LEVEL != "few":
         return []
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    out = [item for item in items if item.get_closest_marker("thorough")]
     for item in items:
-        if item.get_closest_marker("whole") is None:
+        if not (item.get_closest_marker("whole") or item.get_closest_marker("thorough")):
             functions[item.nodeid.partition("[")[0]].append(item)
-    out = []
     for cases in functions.values():
         n = len(cases)
         kept = {k * (n - 1) // (FEW - 1) for k in range(FEW)} if n > FEW else set(range(n))

@@ -138,10 +138,19 @@ def slack(p: Polynomial, q: Polynomial) -> tuple[Fraction, Fraction] | None:
 
 
 def excesses(p: Polynomial, q: Polynomial) -> Iterator[tuple[int, Polynomial]]:
-    """Whole numbers `k` and polynomials that are not 0, such that a positive multiple of `p` is `k·q` plus these."""
-    shared = [m for m in q.terms if m != ONE and m in p.terms]
-    for k in dict.fromkeys(Fraction(p.terms[m], q.terms[m]) for m in shared):
-        if rest := constant(k.denominator) * p + constant(-k.numerator) * q:
+    """Whole numbers `k` and polynomials that are not 0, such that a positive multiple of `p` is `k·q` plus these.
+
+    The polynomials have at most half as many terms as `p`, or one.
+    """
+    most = max(1, len(p.terms) // 2)
+    if abs(len(p.terms) - len(q.terms)) > most:
+        return
+    shared = [m for m in q.terms if m in p.terms]
+    if len(p.terms) + len(q.terms) - 2 * len(shared) > most:
+        return
+    for k in dict.fromkeys(Fraction(p.terms[m], q.terms[m]) for m in shared if m != ONE):
+        rest = constant(k.denominator) * p + constant(-k.numerator) * q
+        if rest and len(rest.terms) <= most:
             yield k.numerator, rest
 
 

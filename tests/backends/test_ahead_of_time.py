@@ -56,6 +56,7 @@ def ahead():
         return {k: future.result() for k, future in made.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("arch", "program", "names"), AHEAD, ids=lambda v: v if isinstance(v, str) else "")
 def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, program, names):
     found = ahead[arch, program]
@@ -69,6 +70,7 @@ def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, pro
             assert kernel.resources.spill_bytes <= 16, kernel
 
 
+@pytest.mark.thorough
 def test_the_resources_and_parameters_of_a_hierarchy(tmp_path):
     made = triton_artifact("ppo")
     (one,) = compile_all(made.source, made.plans, "sm_90", ["gate_adjoint"])
@@ -81,6 +83,7 @@ def test_the_resources_and_parameters_of_a_hierarchy(tmp_path):
         assert caught.value.found == f"{[4, *[8] * 9, 4, 8, 8]} bytes"
 
 
+@pytest.mark.thorough
 def test_other_layouts_and_dtypes_compile():
     """Gathered tokens, advantages per row, half precision, float64, no order: what other launches are made of."""
     made = triton_artifact("fiberpo_domain")

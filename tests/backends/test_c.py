@@ -130,6 +130,7 @@ def test_a_full_disk_leaves_nothing_behind(own_cache, monkeypatch):
     assert list(own_cache.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_many_processes_may_start_at_once(own_cache):
     script = textwrap.dedent("""
         from fibration.backends.c.build import build
@@ -301,6 +302,7 @@ def test_only_what_gates_compare_is_summed_in_float64():
     assert all(p.wide is False for s in plan("ppo").sweeps for p in s.passes)
 
 
+@pytest.mark.thorough
 def test_every_value_is_there_when_it_is_read():
     for name in ("ppo", "gspo", "fiberpo", "fiberpo_domain"):
         for program in ("evaluate", "objective", "gate", "gate_adjoint", "levels"):

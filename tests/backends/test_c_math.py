@@ -295,6 +295,7 @@ def test_a_float_is_stored_in_16_bits_as_by_torch(
     assert np.isnan(torch_floats(result[~number], dtype)).all()
 
 
+@pytest.mark.thorough
 def test_every_loop_becomes_vector_code(tmp_path: Path) -> None:
     if COMPILER is None:
         pytest.skip("no C compiler")

@@ -81,12 +81,14 @@ def test_the_interpreter_s_tolerances_are_tight():
         assert max(found) < usual
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", some(range(CHAINS), 30))
 def test_they_verify_as_first_drawn(seed):
     """Numbers are held against the interpreter whether or not the laws are; what is held here is not beside the point."""
     assert chain(seed).gates == candidate(seed).gates
 
 
+@pytest.mark.thorough
 def test_a_hundred_chains_are_a_varied_lot():
     """Or the tests above show less than they seem to: every depth, every gate, rows beside the chain, a common root."""
     chains = [candidate(seed) for seed in range(CHAINS)]
@@ -111,6 +113,7 @@ def test_a_hundred_chains_are_a_varied_lot():
     assert sum(set(v) != {"+", "-"} for v in values) > 10
 
 
+@pytest.mark.thorough
 def test_every_regime_occurs_in_random_chains():
     seen: dict[str, float] = dict.fromkeys(("passed", "rolled_back", "zeroed", "limited", "attenuated"), 0)
     for seed in range(1, CHAINS, 4):

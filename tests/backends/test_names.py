@@ -177,6 +177,7 @@ def with_plain_names(backend, build):
     return everything(backend, built(shape, "plain"), batch_for(shape, "plain"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("backend", "name"), CASES, indirect=["backend"], ids=str)
 def test_names_that_collide_when_put_together_change_nothing(name, backend):
     shape = SHAPES[name]

@@ -107,6 +107,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "program", "kind", "dtype"), dict.fromkeys([*SOME, *EVERY] if ALL else SOME), ids=str)
 def test_programs_as_they_run_on_a_gpu(emitter, name, program, kind, dtype):
     given = drawn(name, dtype, direct=program == "gate")

@@ -150,6 +150,7 @@ def defaults(op):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
     """Chains, a tree, quivers; losses of a third policy."""
@@ -196,6 +197,7 @@ def test_the_certificate_names_every_file(backend, tmp_path):
     assert certificate["module"] == f"ppo_{backend}.py"
 
 
+@pytest.mark.thorough
 def test_machine_code_comes_with_what_it_takes_of_the_chip(tmp_path):
     done = write("ppo", "triton", tmp_path, "--arch", "sm_90")
     assert done.exit_code == 0, done.stderr

@@ -300,6 +300,7 @@ def task(kind: str, **changes: Any) -> fresh.Task:
     return replace(fresh.Task(kind, h.model_dump_json(), of_backend("torch"), SMALL, "float32", "cpu", 0, 1), **changes)
 
 
+@pytest.mark.thorough
 def test_a_fresh_process_answers() -> None:
     answer = fresh.ask(task("memory", shape=Shape(MI, 64)), {"MALLOC_MMAP_THRESHOLD_": "65536"})
     assert not isinstance(answer, Failed), answer

@@ -35,6 +35,7 @@ def test_the_parts_of_ranks_make_up_the_batch(size: int) -> None:
     assert all(np.array_equal(p.offsets.diff().numpy(), p.lengths) and int(p.offsets[0]) == 0 for p in parts)
 
 
+@pytest.mark.thorough
 def test_every_variant_of_a_loss_is_compiled_with_the_word_that_it_is_called_by() -> None:
     from words import PLAIN, variants
 
@@ -55,6 +56,7 @@ def test_the_smallest_of_each_family_of_laws_is_decided() -> None:
         assert found["outcome"] == ("refused" if family.name in refused else "verified"), family.name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("script", "given"),
     [

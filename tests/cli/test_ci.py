@@ -234,6 +234,7 @@ def test_the_hooks_entry_on_changed_files(project: Path, files: list[str], code:
     assert words in " ".join(result.output.split())
 
 
+@pytest.mark.thorough
 def test_the_pre_commit_examples(project: Path) -> None:
     assert shell(f"{HOOK['entry']} specs/good.json specs/wrong.json").returncode == 1
     assert [hook["id"] for repo in HOSTED["repos"] for hook in repo["hooks"]] == [HOOK["id"]]
@@ -300,6 +301,7 @@ def test_the_page_names_every_format() -> None:
 # ---------------------------------------------------------------- the tables of laws
 
 
+@pytest.mark.thorough
 def test_the_pages_table_is_what_verify_prints() -> None:
     path = ROOT / "docs" / "losses.md"
     code, table = verify(ROOT / "specs", "--format", "markdown")

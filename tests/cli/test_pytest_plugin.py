@@ -380,6 +380,7 @@ def test_it_needs_no_torch(installed: pytest.Pytester) -> None:
     assert imported(installed) == ["1", "fibration", "fibration.cli.pytest_plugin", "sympy", "rich"]
 
 
+@pytest.mark.thorough
 def test_installed_it_needs_no_option_and_can_be_left_out(installed: pytest.Pytester) -> None:
     installed.runpytest_subprocess("-W", "error").assert_outcomes(passed=3, failed=1)
     configure(installed)
@@ -389,6 +390,7 @@ def test_installed_it_needs_no_option_and_can_be_left_out(installed: pytest.Pyte
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.thorough
 def test_installed_it_can_be_named_too(installed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ["-p", "fibration", "-W", "error", "--collect-only", "-q"]
     for _ in range(2):

@@ -90,6 +90,7 @@ def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
 
 
+@pytest.mark.thorough
 def test_few_are_undecided():
     """Over random gates, the procedure says 'undecided' of at most one in four."""
     rng = random.Random(5)

@@ -31,6 +31,7 @@ def test_proved_positivity_is_seen(name):
                     assert min(1, truth(v)) * (1 - TINY) <= g <= max(1, truth(v)) * (1 + TINY)
 
 
+@pytest.mark.thorough
 def test_two_levels_of_deviations_that_push_apart_are_not_proved_positive():
     """A trajectory that passes more than its tokens hold takes a ratio below 0."""
     for gates in ({trajectory: Gate(2 * residual)}, {token: Gate(2 * residual)}):

@@ -153,6 +153,7 @@ def test_random_ones(seed):
                 break
 
 
+@pytest.mark.thorough
 def test_random_ones_are_of_all_kinds():
     statuses = {(v.law, v.status) for seed in SEEDS for v in of_random(seed)[1]}
     assert {(law, "proved") for law in MINE} <= statuses

@@ -86,12 +86,14 @@ def gates(draw, depth=2, base=None):
     return where(c, draw(gates(depth - 1, base)), draw(gates(depth - 1, base)))
 
 
+@pytest.mark.thorough
 @examples(70)
 @given(gates(), st.sampled_from([log_ratio(), ratio_deviation(), signed_log_ratio()]))
 def test_random_gates_on_tokens(formula, split):
     check(one(formula, split), sizes=(1, 1, 1))
 
 
+@pytest.mark.thorough
 @examples(40)
 @given(
     gates(base=density(trajectory)), st.sampled_from([log_ratio(scale=1 / zoo.T), signed_log_ratio(scale=1 / zoo.T)])
@@ -146,6 +148,7 @@ def hierarchies(draw):
     )
 
 
+@pytest.mark.thorough
 @examples(20)
 @given(hierarchies())
 def test_random_hierarchies(h):

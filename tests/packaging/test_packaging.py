@@ -82,6 +82,7 @@ def test_the_metadata_names_the_command_and_the_plugins(wheel):
     }
 
 
+@pytest.mark.thorough
 def test_pytest_loads_the_plugin_of_the_unpacked_wheel(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "project").mkdir()

@@ -608,6 +608,7 @@ def invoke(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_the_command_writes_every_figure_and_always_the_same(tmp_path: Path) -> None:
     out, again = tmp_path / "new" / "out", tmp_path / "again"

@@ -53,6 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", RANKS)
 def test_gradients_of_ddp_and_fsdp_are_those_of_one_process(found, ranks):
     """Off policy, with elements rolled back and zeroed at every level, which `worker.py` asserts."""

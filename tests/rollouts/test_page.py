@@ -21,6 +21,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rollouts.md").read_text(
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_c")
 def test_the_first_block_leads_to_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

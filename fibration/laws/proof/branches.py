@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -67,7 +68,7 @@ def cases(expression: Expression, assume: Assumptions) -> list[Case]:
         try:
             assume.branches[expression] = [
                 Case(tuple(path.signs.items()), value, tuple(dict.fromkeys((*path.needs, *needs(value)))))
-                for path, value in _split(desugar(expression), Path({}), assume)
+                for path, value in _split(desugar(expression), Path({}, assume), assume)
             ]
         except TooManyCases as error:
             assume.branches[expression] = error
@@ -95,7 +96,12 @@ class Path:
     """What the conditions passed so far say, and what they need to have a value."""
 
     signs: dict[Any, Signs]
+    before: Assumptions  # that all of these are known, but for the last
     needs: Needs = ()
+
+    @cached_property
+    def known(self) -> Assumptions:
+        return self.before.with_signs(self.signs)
 
 
 def _split(e: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, Expression]]:
@@ -133,7 +139,7 @@ def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tu
     left, right = condition.arguments
     for k1, a in _split(left, path, assume):
         for k2, b in _split(right, k1, assume):
-            read = Path(k2.signs, (*k2.needs, *needs(a), *needs(b)))
+            read = replace(k2, needs=(*k2.needs, *needs(a), *needs(b)))
             found += _compare(condition.operator, flowing(to_sympy(a) - to_sympy(b)), read, assume)
     return found
 
@@ -147,9 +153,11 @@ def _compare(operator: str, difference: Any, path: Path, assume: Assumptions) ->
         true = frozenset(-s for s in true)
     possible = path.signs.get(difference)
     if possible is None:
-        possible = assume.with_signs(path.signs).signs(difference)
+        possible = path.known.signs(difference)
     outcomes = []
     for truth, signs in ((True, possible & true), (False, possible - true)):
-        if signs:
-            outcomes.append((path if signs == possible else Path({**path.signs, difference: signs}, path.needs), truth))
+        if signs == possible:
+            outcomes.append((path, truth))
+        elif signs:
+            outcomes.append((Path({**path.signs, difference: signs}, path.known, path.needs), truth))
     return outcomes

@@ -149,6 +149,7 @@ def test_what_is_sent_is_counted():
     assert (ran.traffic.tensors, ran.traffic.objects) == ([12, 4], 1)
 
 
+@pytest.mark.thorough
 def test_a_torch_without_distributed_is_enough():
     script = """
 import torch.distributed
