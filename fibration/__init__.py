@@ -79,7 +79,7 @@ from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy, log_prob, policies
 from fibration.language.report import Report
 from fibration.language.statistics import deviation, largest, mean, quantile, some, total
-from fibration.laws.equivalent import equivalent
+from fibration.laws.equivalent.decide import equivalent
 from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 
 if TYPE_CHECKING:

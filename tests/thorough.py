@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 LEVEL = os.environ.get("FIBRATION_TESTS", "few")
 assert LEVEL in ("few", "most", "all"), f"FIBRATION_TESTS is few, most or all, and not {LEVEL!r}"
 ALL = LEVEL == "all"
-FEW = 3
+FEW = 2
 
 
 def some(everything, step, start=0):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fibration.errors import FibrationError
-from fibration.laws.equivalent import equivalent
+from fibration.laws.equivalent.decide import equivalent
 from fibration.printing.reports import Outcome, load_quietly
 
 

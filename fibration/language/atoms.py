@@ -421,7 +421,7 @@ def at(expression: Expression, place: Where) -> Expression:
     return transform(expression, resolve)
 
 
-def put(expression: Expression, places: Callable[[Place], Stratum]) -> Expression:
+def resolve_places(expression: Expression, places: Callable[[Place], Stratum]) -> Expression:
     """Replace the places `source` and `target` by strata."""
 
     def stratum(place: Any) -> Any:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from fibration.errors import SpecError, an
-from fibration.language.atoms import SOURCE, TARGET, Stratum, at, count, put
+from fibration.language.atoms import SOURCE, TARGET, Stratum, at, count, resolve_places
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.registry import Written, constructor
@@ -75,7 +75,7 @@ class Fibration(Declared):
     @cached_property
     def weight(self) -> Expression:
         """`K(a|b)` read at a source element, with every count and total naming its stratum."""
-        return put(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
+        return resolve_places(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
 
     def __repr__(self) -> str:
         return f"Fibration({self.source!r}, {self.target!r}, kernel={self.kernel!r})"

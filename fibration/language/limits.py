@@ -19,7 +19,7 @@ from fibration.language.expressions import Apply, Expression, Number, apply, as_
 from fibration.language.operators import OPERATORS, Sugar
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
-from fibration.language.stops import NOTHING, STOP, moves
+from fibration.language.stops import NOTHING, STOP, carries_gradient
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
 
@@ -78,7 +78,7 @@ def at_infinity(
     known = _Known(
         functools.partial(is_positive, here=here),
         functools.partial(_has_value, here=here),
-        lambda e: moves(desugar(e), through),
+        lambda e: carries_gradient(desugar(e), through),
     )
     found = _limit(expression, infinite, known)
     if isinstance(found, Expression):

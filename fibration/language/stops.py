@@ -26,7 +26,7 @@ SUMS = ORDER | {"total", "mean"}
 HELD = "no gradient flows through weights, conditions, advantages and statistics, but for sums and means in penalties"
 
 
-def moves(formula: Expression, through: frozenset[str] = NOTHING) -> bool:
+def carries_gradient(formula: Expression, through: frozenset[str] = NOTHING) -> bool:
     """Whether a gradient of the current policy flows through a formula without sugar.
 
     `through`: what passes gradients on of all that is gathered of others, by its word.
@@ -34,9 +34,9 @@ def moves(formula: Expression, through: frozenset[str] = NOTHING) -> bool:
     if isinstance(formula, Apply):
         if formula.operator == STOP or formula.is_condition:
             return False
-        return any(moves(a, through) for a in formula.arguments)
+        return any(carries_gradient(a, through) for a in formula.arguments)
     if isinstance(formula, (Aggregate, Ordered)):
-        return _word(formula) in through and moves(desugar(formula.formula), through)
+        return _word(formula) in through and carries_gradient(desugar(formula.formula), through)
     current = isinstance(formula, LogProb) and not formula.policy.is_frozen
     return current or isinstance(formula, (Density, Gated)) or formula in (residual, token_log_ratio)
 
@@ -50,7 +50,7 @@ def check_stops(h: Outline, here: str) -> None:
     for root in roots(h):
         through = {"penalty": SUMS, "density": ORDER}.get(root.role, NOTHING)
         for what, stopped, flows in _stops(root.what, root.formula, through, root.role not in ("token", "advantages")):
-            if flows and moves(desugar(stopped), through):
+            if flows and carries_gradient(desugar(stopped), through):
                 continue
             raise SpecError(
                 f"{here}: {what} says {short(stop(stopped))}",
@@ -78,7 +78,7 @@ def _stops(
 def check_gradients(h: Outline, here: str) -> None:
     """Every penalty has a gradient."""
     for name, penalty in h.penalties.items():
-        if not moves(desugar(penalty.formula), SUMS):
+        if not carries_gradient(desugar(penalty.formula), SUMS):
             read = {a for e in within(penalty.formula) for a in atoms(e)}
             misspelt = (
                 suggest(p.name, [CURRENT]) for a in read if isinstance(a, LogProb) and (p := a.policy).is_passed
@@ -87,7 +87,7 @@ def check_gradients(h: Outline, here: str) -> None:
                 f"{here}: no gradient flows through the penalty '{name}', {short(penalty.formula)}",
                 required="a formula of token_log_ratio or log_prob(current), or of their totals, means and order",
                 found="largest, some, quantile, deviation, conditions and stop hold what they read"
-                if any(moves(a) for a in read)
+                if any(carries_gradient(a) for a in read)
                 else "it reads nothing of the current policy, so no update would change by it",
                 remedy=next(
                     filter(None, misspelt), "read log_prob(current); what rewards are less by is for advantages="

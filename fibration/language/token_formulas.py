@@ -71,7 +71,7 @@ def called(gathered: Aggregate | Ordered) -> str:
 
 
 @dataclass(frozen=True)
-class Root:
+class DeclaredFormula:
     """A formula of a hierarchy, and where it is read.
 
     `role`: what of its words is refused here. "token", "advantages", "penalty": all that is read at `place`, None for
@@ -84,25 +84,25 @@ class Root:
     place: Stratum | None = None
 
 
-def roots(h: Outline) -> Iterator[Root]:
+def roots(h: Outline) -> Iterator[DeclaredFormula]:
     """Every formula of a hierarchy."""
-    yield from (Root(f"the weight {short(w)}", w, "token") for w in h.objective.weighed)
-    yield from (Root(f"keep({short(k.condition)})", k.condition, "token") for k in h.objective.kept)
+    yield from (DeclaredFormula(f"the weight {short(w)}", w, "token") for w in h.objective.weighed)
+    yield from (DeclaredFormula(f"keep({short(k.condition)})", k.condition, "token") for k in h.objective.kept)
     if h.advantages is not None:
-        yield Root("the formula of advantages", h.advantages, "advantages")
+        yield DeclaredFormula("the formula of advantages", h.advantages, "advantages")
     for name, p in h.penalties.items():
-        yield Root(f"the penalty '{name}'", p.formula, "penalty", p.over)
+        yield DeclaredFormula(f"the penalty '{name}'", p.formula, "penalty", p.over)
         formulas = () if p.objective is None else p.objective.formulas
-        yield from (Root(f"the objective of the penalty '{name}'", formula, "token") for formula in formulas)
+        yield from (DeclaredFormula(f"the objective of the penalty '{name}'", formula, "token") for formula in formulas)
         if p.objective is not None:
-            yield Root(f"the objective of the penalty '{name}'", p.objective.weight, "level")
-    yield from (Root(f"kernel {f.name}", f.weight, "level") for f in h.fibrations)
-    yield from (Root(f"the gate on {s}", g.expression, "level") for s, g in h.gates.items())
+            yield DeclaredFormula(f"the objective of the penalty '{name}'", p.objective.weight, "level")
+    yield from (DeclaredFormula(f"kernel {f.name}", f.weight, "level") for f in h.fibrations)
+    yield from (DeclaredFormula(f"the gate on {s}", g.expression, "level") for s, g in h.gates.items())
     for channel, density in h.decomposition.densities:
-        yield Root(f"density '{channel}' of the decomposition", density, "density")
-    yield Root("the recovery", h.decomposition.recovery, "level")
-    yield Root("the scale of the decomposition", h.decomposition.scale, "level")
-    yield Root("the objective", h.objective.weight, "level")
+        yield DeclaredFormula(f"density '{channel}' of the decomposition", density, "density")
+    yield DeclaredFormula("the recovery", h.decomposition.recovery, "level")
+    yield DeclaredFormula("the scale of the decomposition", h.decomposition.scale, "level")
+    yield DeclaredFormula("the objective", h.objective.weight, "level")
 
 
 def check_token_formulas(h: Outline, here: str) -> None:

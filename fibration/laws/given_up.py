@@ -16,7 +16,7 @@ from fibration.language.reasons import LEFT, example, key_of, names, parts
 from fibration.language.report import Verdict
 from fibration.laws import LAWS
 from fibration.laws.law import Decision, Law, refuted
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 # Each verdict of these laws is on a formula of its own, which is wrong in its own way.
 OF_FORMULAS = ("agreement", "mask_open", "causal", "kl_gradient")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fibration.language.exact import TooLarge
 from fibration.language.reasons import LEFT
 from fibration.language.report import Cause, Evidence, Status, Verdict
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 INTERNAL_ERROR = "internal error"
 FILE_AN_ISSUE = "this is a defect of fibration: please file an issue with this hierarchy in its issue tracker"

@@ -30,12 +30,12 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Concrete, Witness, plural
+from fibration.laws.batches.shapes import regular_maps
 from fibration.laws.law import Decision, Law, proved, refuted
-from fibration.laws.proof.claim import Claim, divided, required_number
-from fibration.laws.proof.signs import Assumptions
-from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Concrete, Witness, plural
-from fibration.laws.witness.shapes import regular_maps
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.claim import Claim, divided, required_number
+from fibration.laws.subject import Subject
 
 STATEMENT = (
     "a gate reads its residual, parameters, counts, its element's attributes and advantage, densities of coarser "

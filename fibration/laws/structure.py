@@ -16,9 +16,9 @@ from fibration.language.assumptions import Balanced
 from fibration.language.atoms import BATCH, Component, Parameter, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
-from fibration.laws.proof.subject import Subject
-from fibration.laws.witness.batches import Witness
+from fibration.laws.subject import Subject
 
 STATEMENT = (
     "the fibrations are acyclic and connected, the strata over each one cover its tokens once, and what is assumed of "

@@ -14,11 +14,11 @@ from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
 from fibration.laws import LAWS, given_up
 from fibration.laws.budget import Budget
-from fibration.laws.facts import NAMES, facts
+from fibration.laws.facts.certified import NAMES, facts
 from fibration.laws.given_up import fails, with_reasons
 from fibration.laws.kept import Kept
 from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, Law, internal_error
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 OUT_OF_TIME = "out of time"
 Verdicts = tuple[Verdict, ...]
@@ -151,7 +151,7 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
 
 
 @dataclass(frozen=True)
-class Told:
+class StoredCounterexample:
     """A counterexample as it was written down: its words, and the numbers behind them.
 
     The objects that a `Witness` has besides are found by deciding the laws anew.
@@ -189,7 +189,7 @@ def _write(verdicts: Verdicts) -> list[dict[str, Any]]:
 
 def _read(data: list[dict[str, Any]], hierarchy: Hierarchy) -> Verdicts:
     told, causes = ([v.pop(key) for v in data] for key in ("counterexample", "cause"))
-    seen = [t and Told(**t, hierarchy=hierarchy, place=i) for i, t in enumerate(told)]
+    seen = [t and StoredCounterexample(**t, hierarchy=hierarchy, place=i) for i, t in enumerate(told)]
     return tuple(
         Verdict(**v, counterexample=w, cause=c and Cause(*c)) for v, w, c in zip(data, seen, causes, strict=True)
     )

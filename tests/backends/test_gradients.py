@@ -175,6 +175,7 @@ def test_gradcheck_agrees():
     )
 
 
+@pytest.mark.thorough
 @settings(max_examples=120 if ALL else 60)
 @given(case=cases(), seed=st.integers(0, 9))
 def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
@@ -189,6 +190,7 @@ def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
     assert values @ direction == pytest.approx(truth.slope, rel=1e-10, abs=1e-12 * max(size, 1))
 
 
+@pytest.mark.thorough
 @settings(max_examples=60 if ALL else 30)
 @given(case=cases(), seed=st.integers(0, 9))
 def test_coefficients_of_random_hierarchies_against_finite_differences(case, seed):

@@ -133,6 +133,7 @@ def ordered() -> Hierarchy:
     return h.replace(name="ordered", decomposition=split, objective=h.objective.weigh(weight))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lengths", [(300, 1, 4, 0), (5, 0, 40, 3, 1, 33, 9)] if ALL else [(300, 1, 4, 0)], ids=str)
 def test_sums_in_order_as_they_run_on_a_gpu(emitter, lengths):
     """Along a row in two tiles of four warps, by several blocks; short rows of one block are interleaved."""
@@ -156,6 +157,7 @@ def trained(op: Operator, batch: Batch, metrics: bool, **group: object) -> tuple
 SPREAD = [("fiberpo_domain", False), ("fiberpo_domain", True), ("fiberpo_modal", False), ("fiberpo_crossed", False)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "cut"), SPREAD if ALL else SPREAD[:1])
 def test_kernels_between_collectives(emitter, name, cut):
     """What one process gives, in bits; where rows are cut, but for roundings (half a unit of a few float32 operations)."""

@@ -27,8 +27,8 @@ from fibration import (
     sqrt,
 )
 from fibration.language.sympy_bridge import to_sympy
-from fibration.laws.proof.claim import Claim
-from fibration.laws.proof.signs import Assumptions
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.claim import Claim
 
 ARC = epsilon * atan(residual / epsilon)
 SOFT = 2 * epsilon * (softplus(residual / epsilon) - log(2))  # falls to -2 ln 2 epsilon, rises for ever

@@ -251,6 +251,7 @@ def test_the_pre_commit_examples(project: Path) -> None:
 # ---------------------------------------------------------------- GitHub, GitLab, pytest
 
 
+@pytest.mark.thorough
 def test_the_workflow_for_github(project: Path) -> None:
     (job,) = ACTIONS["jobs"].values()
     uses = [s["uses"].split("@")[0] for s in job["steps"] if "uses" in s]

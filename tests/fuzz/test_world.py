@@ -32,6 +32,7 @@ def test_coefficients_are_those_of_the_operator(name):
     assert compared >= 4
 
 
+@pytest.mark.thorough
 def test_coefficients_of_random_hierarchies_are_those_of_the_operator():
     compared = 0
     for seed in range(40):

@@ -43,7 +43,7 @@ from fibration.language.expressions import Expression, as_expression
 from fibration.language.report import Verdict
 from fibration.language.traversal import evaluate
 from fibration.laws import LAWS
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 F = Fraction
 token, text, image, audio, turn, trajectory = strata("token text_token image_token audio_token turn trajectory")

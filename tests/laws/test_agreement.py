@@ -33,10 +33,10 @@ from fibration import (
 )
 from fibration.language.assumptions import populated
 from fibration.language.places import whole_batch
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.values.duals import value_of
 from fibration.laws.verify import decide
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.duals import value_of
 
 DEFAULTS = {"C": 2.0, "D": 2.0, "q": 0.2}
 

@@ -44,7 +44,7 @@ from fibration.language.exact import transcendental
 from fibration.laws import LAWS, budget, kept
 from fibration.laws import verify as module
 from fibration.laws.budget import Budget, Stopped
-from fibration.laws.facts import NAMES
+from fibration.laws.facts.certified import NAMES
 from fibration.laws.law import proved
 from fibration.printing.law_table import marks
 

@@ -17,8 +17,8 @@ from support import Batch, spec
 from fibration import SpecError, absolute, clip, maximum, minimum, residual, sqrt, where
 from fibration.language.exact import NoValue
 from fibration.language.places import whole_batch
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.coefficients import Point
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete
 
 F = Fraction
 CLOSED = json.loads((Path(__file__).parents[1] / "vectors" / "closed_forms.json").read_text())["cases"]

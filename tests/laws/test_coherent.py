@@ -7,8 +7,8 @@ from oracles import on_batches
 
 from fibration import Fibration, uniform
 from fibration.laws import LAWS
-from fibration.laws.coherent_blame import mended
-from fibration.laws.proof.subject import Subject
+from fibration.laws.kernels.coherent_blame import mended
+from fibration.laws.subject import Subject
 
 
 @on_batches.wrong_quivers("coherent")

@@ -7,8 +7,8 @@ import sympy
 from hierarchies.zoo import two
 
 from fibration.language.operators import POSITIVE, Stopped
-from fibration.laws.proof.courses import DEEPEST, T, _course
-from fibration.laws.proof.subject import Subject
+from fibration.laws.signs.smooth_signs import DEEPEST, T, _course
+from fibration.laws.subject import Subject
 
 exp, log, tanh, atan = sympy.exp, sympy.log, sympy.tanh, sympy.atan
 U = T * T

@@ -20,7 +20,7 @@ from fibration import (
 )
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import symbol
-from fibration.laws.proof.signs import Assumptions
+from fibration.laws.signs.assumptions import Assumptions
 
 token, trajectory, group = Stratum("token"), Stratum("trajectory"), Stratum("prompt_group")
 u = Attribute("u", on=trajectory, positive=False, upper=1)

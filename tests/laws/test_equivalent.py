@@ -66,10 +66,10 @@ from fibration.language.limits import Here, at_infinity
 from fibration.language.pairs import pair
 from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import desugar
-from fibration.laws.proof.feasible import feasible, normal
-from fibration.laws.proof.same_loss import is_the_same, same_loss
-from fibration.laws.proof.signs import Assumptions
-from fibration.laws.witness.differences import difference
+from fibration.laws.equivalent.same_loss import is_the_same, same_loss
+from fibration.laws.equivalent.search import difference
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.feasible import feasible, normal
 
 
 @functools.cache

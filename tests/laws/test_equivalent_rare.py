@@ -26,7 +26,7 @@ from fibration import (
     where,
 )
 from fibration.language.pairs import pair
-from fibration.laws.proof.same_loss import same_loss
+from fibration.laws.equivalent.same_loss import same_loss
 
 now, then = log_prob(current), log_prob(old)
 v, u = Attribute("v", on=token, positive=False), Attribute("u", on=trajectory)
@@ -105,6 +105,7 @@ def test_gates_that_have_no_value_somewhere_are_not_the_same():
     assert not same_loss(pair(first, loss())).proved
 
 
+@pytest.mark.thorough
 def test_among_kept_tokens_a_branch_may_be_empty():
     """Of a trajectory whose kept tokens are images alone no text is counted: their weight is not 0."""
     text, image = strata("text_token image_token")

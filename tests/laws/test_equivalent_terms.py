@@ -8,7 +8,7 @@ from oracles import terms
 
 from fibration import deviation, equivalent, identity_gate, load
 from fibration.language.pairs import pair
-from fibration.laws.proof.same_loss import same_loss
+from fibration.laws.equivalent.same_loss import same_loss
 
 
 @pytest.mark.parametrize("name", SAME)

@@ -108,6 +108,7 @@ def test_two_budgets_that_never_bind_are_no_budgets():
     assert status(bounded, gated(R), parameters={"C": math.inf, "D": math.inf}) == "proved"
 
 
+@pytest.mark.thorough
 def test_a_large_constant_is_known_to_its_size():
     constant = sympy.exp(100)
     short, long = (sympy.Rational(str(sympy.N(constant, digits))) for digits in (30, 80))

@@ -38,8 +38,8 @@ from fibration import (
     where,
 )
 from fibration.language.pairs import pair
-from fibration.laws.proof.same_loss import same_loss
-from fibration.laws.witness.differences import difference
+from fibration.laws.equivalent.same_loss import same_loss
+from fibration.laws.equivalent.search import difference
 
 
 @functools.cache

@@ -36,8 +36,8 @@ from fibration import (
 )
 from fibration.language.atoms import mass
 from fibration.language.exact import TooLarge
-from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.crowds import crowd, pull
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.facts.amplification_search import crowd, pull
 
 F = Fraction
 STRIP = aggregate_gate(budget, rollback=count(token))
@@ -300,7 +300,7 @@ def test_a_fact_for_which_numbers_have_too_many_digits_is_not_certified(monkeypa
         raise TooLarge
         yield
 
-    monkeypatch.setattr("fibration.laws.facts.amplification", too_large)
+    monkeypatch.setattr("fibration.laws.facts.certified.amplification", too_large)
     found = one(Gate(clip(residual, -epsilon, epsilon / 7)), log_ratio(scale=1)).verify()
     assert found.fact("amplification") == "not certified"
     assert found.fact("radius")

@@ -3,8 +3,8 @@
 from fibration import Parameter
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import symbol
-from fibration.laws.proof.feasible import feasible, normal
-from fibration.laws.proof.signs import Assumptions
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.feasible import feasible, normal
 
 ZERO, POSITIVE, NOT_NEGATIVE, NEGATIVE = frozenset({0}), frozenset({1}), frozenset({0, 1}), frozenset({-1})
 ASSUME = Assumptions(Shape((), ()))

@@ -93,6 +93,7 @@ def test_what_is_said_is_so(name):
         holds(spec.h, verdict)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", some(range(24), 5, 1))
 def test_what_is_said_of_random_levels_is_so(seed):
     h = drawn(random.Random(seed))

@@ -39,7 +39,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.laws import LAWS
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 UNDECIDABLE = zoo.undecidable()
 

@@ -47,12 +47,12 @@ from fibration.cli.main import app
 from fibration.language.atoms import Stratum
 from fibration.language.expressions import as_expression
 from fibration.laws import LAWS, kept
-from fibration.laws import equivalent as comparing
 from fibration.laws import verify as module
 from fibration.laws.budget import Stopped
-from fibration.laws.facts import NAMES
+from fibration.laws.equivalent.decide import decide as comparing
+from fibration.laws.facts.certified import NAMES
 from fibration.laws.law import FILE_AN_ISSUE, proved
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 from fibration.printing.law_table import marks
 
 token, text, image, trajectory, prompt_group = strata("token text image trajectory prompt_group")

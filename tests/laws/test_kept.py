@@ -44,7 +44,7 @@ from fibration.language.registry import CONSTRUCTORS, constructor
 from fibration.language.report import Report
 from fibration.laws import LAWS, kept
 from fibration.laws import verify as module
-from fibration.laws.witness.batches import Witness
+from fibration.laws.batches.concrete import Witness
 
 SOURCES = kept.sources()
 WRONG = zoo.wrong()
@@ -214,6 +214,7 @@ def ask():
     return subprocess.run([sys.executable, "-c", textwrap.dedent(ASK)], capture_output=True, text=True, check=True)
 
 
+@pytest.mark.thorough
 def test_another_process_finds_the_verdicts(place):
     first, second = ask(), ask()
     assert (first.stderr, second.stderr) == ("['ppo']\n", "[]\n")
@@ -354,7 +355,13 @@ def test_an_edit_of_what_decides_changes_the_sources(tmp_path, monkeypatch):
     (copied / "bench" / "report.py").write_text("pass")
     assert kept.sources() == SOURCES
     seen = {SOURCES}
-    for edited in ("laws/markov.py", "laws/proof/near.py", "laws/witness/batches.py", "language/gates.py", "errors.py"):
+    for edited in (
+        "laws/kernels/markov.py",
+        "laws/signs/neighbourhood.py",
+        "laws/batches/concrete.py",
+        "language/gates.py",
+        "errors.py",
+    ):
         with (copied / edited).open("a") as file:
             file.write("# more\n")
         seen.add(kept.sources())

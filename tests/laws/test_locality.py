@@ -44,7 +44,7 @@ from fibration import (
     where,
 )
 from fibration.laws import LAWS
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 
 @verdicts.wrong_specs("locality")

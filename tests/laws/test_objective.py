@@ -33,7 +33,7 @@ from fibration import (
 from fibration.language.assumptions import populated
 from fibration.language.places import whole_batch
 from fibration.laws import LAWS
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 
 def of(objective, *more, **assumed):

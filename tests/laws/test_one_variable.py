@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import examples
 
-from fibration.laws.proof.one_variable import allowed, at, sign, signs_above_0, signs_at, stretches
+from fibration.laws.signs.one_variable import allowed, at, sign, signs_above_0, signs_at, stretches
 
 small = st.integers(-6, 6)
 

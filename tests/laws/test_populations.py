@@ -6,10 +6,10 @@ from hierarchies.quivers import batch, expert, group, image, make, text, traject
 from fibration import count, uniform
 from fibration.language.assumptions import populated
 from fibration.language.sympy_bridge import symbol
-from fibration.laws.proof.populations import Populations
-from fibration.laws.proof.signs import Assumptions
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.shapes import small
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.shapes import small
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.populations import Populations
 
 
 def shape_of(*edges):

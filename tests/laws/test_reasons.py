@@ -12,8 +12,8 @@ from oracles.certified import TINY, report
 from thorough import some
 
 from fibration import residual
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.shapes import small
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.shapes import small
 
 
 @pytest.mark.parametrize("name", some(KEPT, 2))

@@ -30,9 +30,9 @@ from fibration import (
 )
 from fibration.language.expressions import as_expression
 from fibration.laws import LAWS
-from fibration.laws import reflecting as kernels
+from fibration.laws.kernels import reflecting as kernels
 from fibration.laws.law import Decision
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 
 
 def test_counterexamples_are_small():

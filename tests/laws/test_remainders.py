@@ -15,8 +15,8 @@ from laws.test_kl_gradient import NAMES, gradient, states, update
 
 import fibration
 from fibration import after, deviation, log_prob, mean, reward, standardised, where
-from fibration.laws import baseline, kl_gradient
-from fibration.laws.proof.subject import Subject
+from fibration.laws.objectives import baseline, kl_gradient
+from fibration.laws.subject import Subject
 
 ROWS = {**baselines.RIGHT, **baselines.WRONG}
 REWARDED = (

@@ -34,7 +34,7 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.laws.proof.samples import HERE, Samples
+from fibration.laws.objectives.samples import HERE, Samples
 
 old, neg = policies("old neg")
 here = count(token)  # with of=trajectory it is the row's length

@@ -18,14 +18,18 @@ from fibration.language.expressions import apply
 from fibration.language.hierarchy import gates
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.places import whole_batch
-from fibration.laws import coherent, identity, markov, objective, positivity, recovery, reflecting
-from fibration.laws.proof.coordinates import coordinate
-from fibration.laws.proof.subject import Subject
-from fibration.laws.witness import definition, on_policy, positive
-from fibration.laws.witness.enclosures import Enclosed, Unsure, enclose
-from fibration.laws.witness.germs import Series, beside
-from fibration.laws.witness.probes import between, crossings, simplest, turning, whole_crossings
-from fibration.laws.witness.search import concretes
+from fibration.laws.batches import direct_operator, first_update
+from fibration.laws.batches.search import concretes
+from fibration.laws.gates import recovery
+from fibration.laws.gates.coordinates import coordinate
+from fibration.laws.kernels import coherent, markov, reflecting
+from fibration.laws.objectives import objective
+from fibration.laws.off_policy import positivity, positivity_search
+from fibration.laws.on_policy import identity
+from fibration.laws.subject import Subject
+from fibration.laws.values.enclosures import Enclosed, Unsure, enclose
+from fibration.laws.values.germs import Series, beside
+from fibration.laws.values.probes import between, crossings, simplest, turning, whole_crossings
 
 F = Fraction
 a = Reading("a")
@@ -48,14 +52,14 @@ def searches(h):
     if not h.shape.is_tree:
         yield coherent.element_of_two_masses(h)
     if "positivity" not in h.gives_up:
-        yield positive.ratio_not_positive(h)
+        yield positivity_search.ratio_not_positive(h)
         if len(h.order) == 1:
             yield positivity.ratio_not_positive(h, coordinate(h, Subject(h, [])))
     if not {"first_order", "identity"} & set(h.gives_up):
         yield from (identity.gate_off_identity(h, s, g) for s, _, g in gates(h))
-        yield definition.off_policy(h)
+        yield direct_operator.off_policy(h)
     if "gradient" not in h.gives_up:
-        yield on_policy.wrong_coefficients(h)
+        yield first_update.wrong_coefficients(h)
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -10,8 +10,8 @@ from hierarchies.zoo import chain, prompt_group, token, trajectory
 from fibration import Attribute, Parameter, count, maximum, residual, sqrt, total, uniform, where
 from fibration.language.operators import ANY, NOT_ZERO, POSITIVE
 from fibration.language.sympy_bridge import symbol, to_sympy
-from fibration.laws.proof.branches import cases
-from fibration.laws.proof.signs import Assumptions
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import cases
 
 SHAPE = chain(uniform(), uniform()).shape
 T, M, TG = count(token, over=trajectory), count(trajectory, over=prompt_group), count(token, over=prompt_group)

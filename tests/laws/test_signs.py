@@ -12,10 +12,10 @@ from fibration import Attribute, Parameter, count, density, residual, strata, to
 from fibration.language.assumptions import populated
 from fibration.language.operators import ANY
 from fibration.language.sympy_bridge import symbol, to_sympy
-from fibration.laws.proof import signs as module
-from fibration.laws.proof.signs import Assumptions
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.shapes import small
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.shapes import small
+from fibration.laws.signs import assumptions as module
+from fibration.laws.signs.assumptions import Assumptions
 
 EDGES = ((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group))
 TREE = make(*((a, b, uniform()) for a, b in EDGES)).shape

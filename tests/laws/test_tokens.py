@@ -37,9 +37,9 @@ from fibration import (
     where,
 )
 from fibration.language.places import whole_batch
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.duals import LogOf, held, log_of, value_of
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.values.duals import LogOf, held, log_of, value_of
 
 token, trajectory, batch = strata("token trajectory batch")
 current, old, rollout = policies("current old rollout")

@@ -5,8 +5,8 @@ from hierarchies import quivers, zoo
 from thorough import some
 
 from fibration.laws import LAWS
-from fibration.laws.proof import branches
-from fibration.laws.proof.subject import Subject
+from fibration.laws.signs import branches
+from fibration.laws.subject import Subject
 
 WRONG = {name: spec for name, spec in (zoo.wrong() | quivers.wrong()).items() if spec.law in LAWS}
 

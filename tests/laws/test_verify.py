@@ -24,6 +24,7 @@ def test_foundations_stop_the_rest():
             assert not found.facts
 
 
+@pytest.mark.thorough
 def test_verification_is_repeatable():
     """The same verdicts and counterexamples on a second run."""
     for name in ("negative by an attribute", "right for pairs only", "slope 2 below", "dip between breakpoints"):

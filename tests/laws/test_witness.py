@@ -9,9 +9,9 @@ from hierarchies.quivers import CROSS, DM, SHORT, TREE, batch, domain, image, ma
 
 from fibration import Attribute, Gate, residual, uniform
 from fibration.language.assumptions import populated
-from fibration.laws.witness.batches import Concrete, is_balanced
-from fibration.laws.witness.search import concretes
-from fibration.laws.witness.shapes import regular_maps, small
+from fibration.laws.batches.concrete import Concrete, is_balanced
+from fibration.laws.batches.search import concretes
+from fibration.laws.batches.shapes import regular_maps, small
 
 
 def shape_of(*edges):

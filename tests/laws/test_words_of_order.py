@@ -37,10 +37,10 @@ from fibration import (
     total,
 )
 from fibration.language.places import whole_batch
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.coefficients import Point
-from fibration.laws.witness.definition import Dense
-from fibration.laws.witness.duals import value_of
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.direct_operator import DirectOperator
+from fibration.laws.values.duals import value_of
 
 group, batch = Stratum("prompt_group"), Stratum("batch")
 epsilon = Parameter("epsilon", default=0.2, upper=1)
@@ -101,7 +101,7 @@ def test_words_are_evaluated_as_loops_do(name):
         rng = random.Random(seed)
         xs = [Fraction(rng.randint(-9, 9), 7) for _ in ROWS]
         concrete = Concrete(whole_batch(h), maps, {}, {})
-        here = Dense(h, concrete).at_tokens(xs, [Fraction(1)] * 6)
+        here = DirectOperator(h, concrete).at_tokens(xs, [Fraction(1)] * 6)
         expected = of(np.array([float(v) for v in xs]))
         tokens = [t for t in range(6) if np.isfinite(expected[t])]
         assert len(tokens) >= 4
@@ -115,7 +115,7 @@ def test_equal_values_have_no_deviation_and_nobody_has_no_others():
 
     h = one(mu.keep(deviation(x, over=batch) < 1), groups=[group])
     maps = {(token, trajectory): (0, 0, 1), (trajectory, group): (0, 1), (group, batch): (0, 0)}
-    here = Dense(h, Concrete(whole_batch(h), maps)).at_tokens([Fraction(1, 3)] * 3, [Fraction(1)] * 3)
+    here = DirectOperator(h, Concrete(whole_batch(h), maps)).at_tokens([Fraction(1, 3)] * 3, [Fraction(1)] * 3)
     assert here.value(deviation(x, over=batch), 0) == 0
     with pytest.raises(NoValue):
         here.value(mean(x * 0 + 1, over=group, of=trajectory, others=True), 0)

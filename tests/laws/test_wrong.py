@@ -37,8 +37,8 @@ from fibration import (
 from fibration.language.exact import transcendental
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import in_full, rounded, rounding, shown, written
 from fibration.laws.verify import Incomplete, decide
-from fibration.laws.witness.batches import in_full, rounded, rounding, shown, written
 
 token, trajectory = strata("token trajectory")
 WRONG, QUIVERS = verdicts.WRONG, on_batches.WRONG

@@ -10,8 +10,8 @@ from support import Batch
 
 from fibration.language.atoms import Component
 from fibration.language.places import whole_batch
-from fibration.laws.witness.batches import Concrete
-from fibration.laws.witness.coefficients import Point
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete
 from oracles import matrices
 
 F = Fraction

@@ -34,6 +34,7 @@ def wheel(tmp_path_factory):
     return run("build_wheel", next((work / "unpacked").iterdir()))
 
 
+@pytest.mark.thorough
 def test_the_wheel_holds_the_linked_folders_once_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {n.split("/")[0] for n in names}

@@ -543,6 +543,7 @@ def test_score_estimators_under_drift() -> None:
     assert "score estimator, π_old = 0.5 for every token" in written
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_pages_say_how_tokens_are_dealt_out() -> None:
     for figure in FIGURES:
@@ -593,6 +594,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", "apc_obj")  # one of each kind
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("figure", "name"),

@@ -235,6 +235,7 @@ def test_names_keep_apart_and_near(data: st.DataObject) -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_pictures_of_many_parts_and_of_none() -> None:
     names = [f"a data set of number {i}" for i in range(ROWS)]
     h = own().replace(objective=fibration.trajectory_mean().weigh(1 + fibration.absolute(fibration.token_log_ratio)))

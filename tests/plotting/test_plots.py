@@ -156,6 +156,7 @@ def test_a_hierarchy_takes_only_the_labels_that_it_needs(name: str, file: Path, 
     assert ("Σ μ·stop(𝒢(r))·A·log π" if name == "cispo" else "Σ μ·𝒢(r)·A") in output
 
 
+@pytest.mark.thorough
 def test_parameters_are_passed_on(file: Path, tmp_path: Path) -> None:
     given = ["--param", "epsilon=0.001", "--param", 'C_trajectory={"+": 0.001, "-": 0.002}']
     code, output = invoke("fiberpo", "--rollouts", file, "--out", tmp_path, *given)
@@ -273,6 +274,7 @@ def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "fiberpo_turns"])
 def test_what_recorded_rollouts_lack_is_named(name: str, file: Path, tmp_path: Path) -> None:
     missing = {
@@ -308,6 +310,7 @@ def branching() -> Rollouts:
     return dataclasses.replace(plain, labels={**plain.labels, **labels}, masks={"text_token": g.random(tokens) < 0.7})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", some(["fiberpo_modal", "fiberpo_turns", "fiberpo_crossed", "fiberpo_experts"], 4))
 def test_trees_and_quivers_run(name: str, tmp_path: Path) -> None:
     """The image tokens are those that the one mask leaves."""
@@ -334,6 +337,7 @@ def test_a_crossing_that_no_projection_tells_apart_is_refused() -> None:
         gated(crossed("projection"))
 
 
+@pytest.mark.thorough
 def test_a_quiver_of_known_strata_runs() -> None:
     g = gated(crossed())
     metrics, total = g.result.metrics, g.rollouts.n_tokens
@@ -371,6 +375,7 @@ def test_elements_of_several_domains_are_no_ones() -> None:
     assert who.colour(3) == INK
 
 
+@pytest.mark.thorough
 def test_tokens_under_no_element_of_a_branch() -> None:
     op, r = compiled(fibration.load("fiberpo_modal")), recorded()
     image = np.arange(r.n_tokens) % 3 == 0
@@ -475,6 +480,7 @@ def test_pictures_keep_to_their_page(make, batch: Gated) -> None:  # type: ignor
     inside(make(batch))
 
 
+@pytest.mark.thorough
 def test_pictures_of_other_batches() -> None:
     on_policy = gated("fiberpo", recorded(spread=0.0))
     many_and_far = gated("gspo", recorded(spread=3.0, domains=tuple(f"domain {i}" for i in range(12))))

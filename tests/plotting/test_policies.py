@@ -107,6 +107,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_run_uses_the_batch_that_has_the_policy(spec: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["run", str(spec), "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output

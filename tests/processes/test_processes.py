@@ -63,6 +63,7 @@ def test_gradients_of_ddp_and_fsdp_are_those_of_one_process(found, ranks):
             assert distance <= (1e-13 if "float64" in case else 1e-6), case
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_examples_print_what_one_process_does(found, ranks):
     first, *others = (one["printed"] for one in found(ranks))

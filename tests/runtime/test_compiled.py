@@ -56,6 +56,7 @@ NARROW = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NARROW)
 def test_one_graph_with_the_results_of_the_call(name):
     """To the bit, and so are metrics; made anew where shapes vary for the first time, and not where values do."""

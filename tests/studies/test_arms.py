@@ -38,6 +38,7 @@ def of(name, drift=0.3, step=5, seed=3, trust=1.0):
     return values, measured
 
 
+@pytest.mark.thorough
 def test_every_loss_passes_its_laws_and_takes_its_scales():
     declared_here = [name for name, arm in LOSSES.items() if arm.hierarchy().name not in shipped()]
     for name in [*(n for n in declared_here if n in ARMS), *some((n for n in declared_here if n not in ARMS), 4)]:

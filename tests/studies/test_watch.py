@@ -76,6 +76,7 @@ def test_what_is_not_read_is_refused(capsys, given, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_numbers_are_checked_without_what_draws():
     code = "import analyse, sys; print({'matplotlib', 'PIL'} & {*sys.modules})"
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

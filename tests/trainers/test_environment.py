@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("accelerate", "datasets", "omegaconf", "ray", "tensordict", "transformers", "trl", "verl")
 
 
+@pytest.mark.thorough
 def test_the_library_imports_no_trainer():
     """Nor does any of its names, or the command line."""
     program = (

@@ -78,6 +78,7 @@ def test_random_search_never_beats_the_maximiser(sample: Sample, gamma, seed, re
 ASCENTS = 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(ASCENTS))
 def test_projected_ascent_reaches_the_maximum_and_not_more(seed):
     """So the closed form is neither beaten nor needlessly generous: the climb ends within 0.01% of it.

@@ -31,7 +31,7 @@ from fibration.language.atoms import Parameter, Stratum
 from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import ATOM_OF
-from fibration.laws.proof.weights import supremum
+from fibration.laws.facts.weights import supremum
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, batch, old, rollout, trajectory
 from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, verdicts, worlds
 from fuzz.judges.token_laws import condition, weight

@@ -16,7 +16,7 @@ from fibration.language.objectives import Objective
 from fibration.language.report import Verdict
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
-from fibration.laws.proof.subject import Subject
+from fibration.laws.subject import Subject
 from fuzz.batches import Batches
 from fuzz.generate import simpler
 from fuzz.numbers import Illegal, NoValue, Unclear
@@ -124,9 +124,10 @@ def verdicts(h: Hierarchy, laws: tuple[str, ...], timeout: float, foundations: b
 
 
 SEARCHES = (  # where laws look for counterexamples
-    "objective.off_policy.without_its_sign", "objective.token_without_weight", "agreement.weight_off_one",
-    "mask_open.token_dropped", "causal.changed_by_later", "baseline.not_its_own", "kl_gradient.no_divergence",
-    "inward.pushed_further_out", "inward.negative_ratio",
+    "objectives.objective.objective_search.without_its_sign", "objectives.objective.token_without_weight",
+    "objectives.agreement.weight_off_one", "objectives.mask_open.token_dropped", "objectives.causal.changed_by_later",
+    "objectives.baseline.not_its_own", "objectives.kl_gradient.no_divergence", "off_policy.inward.pushed_further_out",
+    "off_policy.inward.negative_ratio",
 )  # fmt: skip
 SEARCHED = 25  # one hierarchy of so many is searched for counterexamples too, which takes most of the time
 

@@ -12,7 +12,7 @@ from fibration import Fibration, Hierarchy, log_ratio, mass, ratio_deviation, si
 from fibration.errors import FibrationError
 from fibration.language.atoms import Gated
 from fibration.language.report import Verdict
-from fibration.laws.reflecting import speaks_of
+from fibration.laws.kernels.reflecting import speaks_of
 from fuzz.anything import QUIVERS, TREES, Anything, whole
 from fuzz.generate import SETTINGS, Setting
 from fuzz.judges.judge import (

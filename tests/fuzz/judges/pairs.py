@@ -36,8 +36,8 @@ from fibration.errors import FibrationError
 from fibration.language.expressions import Expression
 from fibration.language.pairs import pair
 from fibration.laws.budget import Budget
-from fibration.laws.proof.same_loss import Found, same_loss
-from fibration.laws.witness.differences import difference
+from fibration.laws.equivalent.same_loss import Found, same_loss
+from fibration.laws.equivalent.search import difference
 from fuzz.batches import Batches, constants
 from fuzz.generate import (
     PARAMETERS,

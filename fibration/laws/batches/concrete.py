@@ -1,0 +1,342 @@
+"""Small concrete hierarchies in exact rationals: where a law that fails is seen to fail.
+
+Nothing here uses sympy. A law is refuted only by a `Witness` found on a `Concrete`, so a refutation never rests on the
+symbolic engine, and a reader can check it by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, TypeVar
+
+import mpmath
+
+from fibration.errors import an
+from fibration.language.atoms import Attribute, Count, Stratum, Total
+from fibration.language.exact import FIFTY_DIGITS, NoValue
+from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import OPERATORS, Valued
+from fibration.language.order import Ordered
+from fibration.language.statistics import Aggregate
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms, evaluate
+from fibration.laws.batches.shapes import Maps
+
+Exact = TypeVar("Exact", int, Fraction)
+MOST_DIGITS = 10**20  # of numerator and denominator, where an exponential that happens to be rational is written so
+MOST_WRITTEN = 2**12  # bits: of more than 4300 digits, Python writes no number
+ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
+
+
+@dataclass(frozen=True)
+class Concrete:
+    """Who lies over whom, with attribute and parameter values.
+
+    `maps[source, target]` gives the target element below every source element of a fibration. `alike` says how many
+    elements of a stratum each one stands for, all with the same values and the same number of elements over them.
+    """
+
+    shape: Shape
+    maps: Maps
+    attributes: Mapping[Attribute, tuple[Fraction, ...]] = field(default_factory=dict)
+    parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
+    alike: Mapping[Stratum, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def chain(self) -> tuple[Stratum, ...]:
+        """The strata, each after those that it lies over."""
+        return self.shape.order
+
+    @cached_property
+    def size(self) -> dict[Stratum, int]:
+        found: dict[Stratum, int] = {}
+        for s in self.shape.order:
+            below = self.shape.below(s)
+            if below:
+                found[s] = len(self.maps[s, below[0].target])
+            else:
+                found[s] = max((max(self.maps[f.source, s], default=0) for f in self.shape.above(s)), default=0) + 1
+        return found
+
+    @cached_property
+    def parents(self) -> dict[Stratum, tuple[int, ...]]:
+        """Of every stratum with one coarser neighbour, the element below each of its elements."""
+        return {s: self.maps[s, t] for s, t in self.maps if len(self.shape.below(s)) == 1}
+
+    def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
+        """The `target` element that an element lies over."""
+        for edge in self.shape.way(stratum, target):
+            element = self.maps[edge][element]
+        return element
+
+    def all_below(self, stratum: Stratum, target: Stratum) -> Sequence[int]:
+        """The `target` element of every element of a stratum."""
+        found: Sequence[int] = range(self.size[stratum])
+        for edge in self.shape.way(stratum, target):
+            found = [self.maps[edge][e] for e in found]
+        return found
+
+    def over(self, source: Stratum, target: Stratum, element: int) -> list[int]:
+        """The `source` elements over a `target` element."""
+        if (source, target) not in self._over:
+            lists: list[list[int]] = [[] for _ in range(self.size[target])]
+            for a, b in enumerate(self.all_below(source, target)):
+                lists[b].append(a)
+            self._over[source, target] = lists
+        return self._over[source, target][element]
+
+    @cached_property
+    def _over(self) -> dict[tuple[Stratum, Stratum], list[list[int]]]:
+        return {}
+
+    @cached_property
+    def _totals(self) -> dict[tuple[Total, int], Fraction]:
+        return {}
+
+    def stands_for(self, stratum: Stratum, element: int) -> int:
+        """How many elements one stands for."""
+        return self.alike[stratum][element] if stratum in self.alike else 1
+
+    def atom(self, atom: Expression, stratum: Stratum, element: int) -> Fraction:
+        """The value of a count, total, attribute or parameter at an element."""
+        if isinstance(atom, Count):
+            assert isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum)
+            b = self.below(stratum, element, atom.over)
+            inside = self.over(atom.of, atom.over, b)
+            if not self.alike:
+                return Fraction(len(inside))
+            return Fraction(sum(self.stands_for(atom.of, a) for a in inside), self.stands_for(atom.over, b))
+        if isinstance(atom, Total):
+            assert isinstance(atom.over, Stratum)
+            key = atom, self.below(stratum, element, atom.over)
+            if key not in self._totals:
+                values = self.attributes[atom.attribute]
+                inside = self.over(atom.of, atom.over, key[1])
+                total = sum((self.stands_for(atom.of, a) * values[a] for a in inside), Fraction(0))
+                self._totals[key] = total / self.stands_for(atom.over, key[1])
+            return self._totals[key]
+        if isinstance(atom, Attribute):
+            return self.attributes[atom][self.below(stratum, element, atom.on)]
+        return self.parameters[atom]
+
+    def value(
+        self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Fraction] | None = None
+    ) -> Fraction:
+        """An expression at an element, exactly. `bound` gives residuals, advantages, densities."""
+        extra = bound or {}
+        return evaluate(expression, lambda a: extra[a] if a in extra else self.atom(a, stratum, element))  # type: ignore[no-any-return]
+
+    def attempt(
+        self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Fraction] | None = None
+    ) -> Fraction | None:
+        """As `value`; None where the expression has none."""
+        try:
+            return self.value(expression, stratum, element, bound)
+        except NoValue:
+            return None
+
+    def describe(self, stratum: Stratum, element: int = 0) -> str:
+        """`a trajectory of 3 tokens`, or `a domain of 2 prompt_groups with 1 and 2 trajectories`."""
+        sources = [f.source for f in self.shape.above(stratum)]
+        if not sources:
+            return an(stratum)
+        inside = {s: self.over(s, stratum, element) for s in sources}
+        text = f"{an(stratum)} of {' and '.join(number(len(found), s) for s, found in inside.items())}"
+        finer = [f.source for f in self.shape.above(sources[0])]
+        if len(sources) == len(finer) == 1:
+            sizes = [len(self.over(finer[0], sources[0], a)) for a in inside[sources[0]]]
+            if len(sizes) <= 6:
+                what = plural(finer[0].name) if sum(sizes) > 1 else finer[0].name
+                text += f" with {' and '.join(map(str, sizes))} {what}"
+        return text
+
+    @property
+    def chosen(self) -> str:
+        """The values of parameters, each after a comma."""
+        return "".join(f", {p} = {v}" for p, v in self.parameters.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        parents = {
+            s.name: {f.target.name: list(self.maps[s, f.target]) for f in below}
+            for s in self.chain
+            if (below := self.shape.below(s))
+        }
+        return {
+            "sizes": {s.name: n for s, n in self.size.items()},
+            "parents": parents,
+            "attributes": {a.name: written(values) for a, values in self.attributes.items()},
+            "parameters": {str(p): written(v) for p, v in self.parameters.items()},
+        }
+
+
+def plural(name: str) -> str:
+    """`trajectories` for `trajectory`."""
+    if name.endswith("y") and name[-2:-1] not in "aeiou":
+        return name[:-1] + "ies"
+    return name + ("es" if name.endswith(("s", "x", "ch")) else "s")
+
+
+def number(n: int, stratum: Stratum) -> str:
+    """`1 trajectory`, `2 trajectories`."""
+    return f"{n} {stratum.name if n == 1 else plural(stratum.name)}"
+
+
+def lies(concrete: Concrete, stratum: Stratum) -> str:
+    """`trajectories 1 to 3 lie over domains 1, 1, 2 and modalities 1, 2, 1`; '' for one, or for many."""
+    n = concrete.size[stratum]
+    if not 1 < n <= 8:
+        return ""
+    over = [
+        f"{plural(f.target.name)} {', '.join(str(b + 1) for b in concrete.maps[stratum, f.target])}"
+        for f in concrete.shape.below(stratum)
+    ]
+    return f"{plural(stratum.name)} 1 to {n} lie over {' and '.join(over)}"
+
+
+def shown(value: Fraction) -> str:
+    """Six digits of a number, of any size."""
+    if _is_ordinary(value):
+        return f"{float(value):.6g}"
+    return str(mpmath.nstr(mpmath.mpf(value.numerator) / value.denominator, 6))
+
+
+class Rounded(Fraction):
+    """A number of which fifty digits are known: an exponential, a logarithm or a root is in it."""
+
+
+def rounded(value: Fraction, tolerance: Fraction) -> Fraction:
+    """A result that may be off by `tolerance`: `Rounded`, if it is."""
+    return Rounded(value) if tolerance and max(abs(value.numerator), value.denominator) > MOST_DIGITS else value
+
+
+def in_full(value: Fraction) -> str:
+    """A number for a reader: as it is, but six digits where no more are exact, or where no float64 holds it."""
+    if not _is_ordinary(value):
+        return shown(value)
+    if not isinstance(value, Rounded):
+        return str(value)
+    short = shown(value)
+    return short if Fraction(short).denominator > 1 or value.denominator == 1 else _decimal(value)  # not a whole number
+
+
+def in_brief(value: Fraction) -> str:
+    """A fraction as it is, but for one of many digits: of that, six."""
+    return in_full(value) if value.denominator < 10**6 else shown(value)
+
+
+def written(value: object) -> Any:
+    """A value for a program, in JSON: rational numbers as `"p/q"`, exactly; of `Rounded` ones, fifty digits."""
+    if isinstance(value, (tuple, list)):
+        return [written(v) for v in value]
+    if isinstance(value, Fraction):
+        return _decimal(value) if isinstance(value, Rounded) or _size(value) > MOST_WRITTEN else str(value)
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+def _decimal(value: Fraction) -> str:
+    with localcontext(prec=FIFTY_DIGITS, Emax=MAX_EMAX, Emin=MIN_EMIN):
+        return str(Decimal(value.numerator) / value.denominator)
+
+
+def _is_ordinary(value: Fraction) -> bool:
+    return value == 0 or (SMALLEST < abs(value) < LARGEST and _size(value) <= MOST_WRITTEN)
+
+
+def _size(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def settings(concrete: Concrete) -> str:
+    """The values of parameters and attributes, in parentheses."""
+    parts = [f"{p} = {v}" for p, v in concrete.parameters.items()]
+    parts += [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Where a law fails: a sentence, and everything needed to check it without this library."""
+
+    text: str
+    concrete: Concrete | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        hierarchy = {} if self.concrete is None else {"hierarchy": self.concrete.to_dict()}
+        return {"text": self.text, **hierarchy, "values": {k: written(v) for k, v in self.values.items()}}
+
+
+def rounding(*expressions: Expression) -> Fraction:
+    """How far an exact result may be off: rational arithmetic is exact, exp, log and roots have fifty digits."""
+    return Fraction(1, 10**30) if any(_rounds(e) for e in expressions) else Fraction(0)
+
+
+def _rounds(e: Expression) -> bool:
+    if isinstance(e, (Aggregate, Ordered)):
+        return getattr(e, "kind", "") == "deviation" or _rounds(e.formula)
+    return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
+
+
+def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
+    """`m` of every element: of the leaves as the kernels give it, of all others the sum of what lies over them.
+
+    Raises `NoValue` where the kernels have no value.
+    """
+    return _summed(concrete, _leaf_masses(h, concrete), Fraction(0))
+
+
+def _leaf_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
+    found: dict[Stratum, list[Fraction]] = {}
+    for leaf in concrete.shape.leaves:
+        known: dict[tuple[Fraction, ...], Fraction] = {}
+        read = list(atoms(h.masses[leaf]))
+        found[leaf] = []
+        for i in range(concrete.size[leaf]):
+            key = tuple(concrete.atom(a, leaf, i) for a in read)
+            if key not in known:
+                known[key] = concrete.value(h.masses[leaf], leaf, i)
+            found[leaf].append(known[key])
+    return found
+
+
+def _summed(concrete: Concrete, values: Mapping[Stratum, Sequence[Exact]], zero: Exact) -> dict[Stratum, list[Exact]]:
+    """Of every element, the sum of the numbers of the leaf elements over it."""
+    found = {s: [zero] * concrete.size[s] for s in concrete.shape.order}
+    for s, sums in found.items():
+        for leaf in concrete.shape.leaves_over(s):
+            for element, value in zip(concrete.all_below(leaf, s), values[leaf], strict=True):
+                sums[element] += value
+    return found
+
+
+def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratum) -> bool:
+    """Whether `m(a∩b)·m(c) = m(a)·m(b)` for all cells over each `c` of the strata that both lie over."""
+    shape = concrete.shape
+    try:
+        masses = _leaf_masses(h, concrete)
+    except NoValue:
+        return True  # without masses nothing can be said about their balance; another law refuses the kernel
+    one = math.lcm(*(value.denominator for values in masses.values() for value in values))  # in whole numbers, quickly
+    whole = {s: [int(value * one) for value in values] for s, values in masses.items()}
+    m, cells = _summed(concrete, whole, 0), Counter[tuple[int, int]]()
+    for s in shape.leaves_over(first) & shape.leaves_over(second):
+        for a, b, value in zip(concrete.all_below(s, first), concrete.all_below(s, second), whole[s], strict=True):
+            cells[a, b] += value
+    tolerance = rounding(*(h.masses[leaf] for leaf in shape.leaves)) * one**2
+    return all(
+        abs(cells[a, b] * m[meet][c] - m[first][a] * m[second][b]) <= tolerance
+        for meet in shape.meets(first, second)
+        for c in range(concrete.size[meet])
+        for a in concrete.over(first, meet, c)
+        for b in concrete.over(second, meet, c)
+    )

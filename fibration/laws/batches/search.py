@@ -1,0 +1,409 @@
+"""Candidates for a counterexample, smallest first: shapes, with values on them.
+
+All small shapes come first. Larger ones are regular, as many elements over each, or uneven, a few with many elements
+beside others with few. Their sizes are those around the constants of the formulas, and those at which a condition
+changes (`probes.py`); so are the values of parameters and attributes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fibration.language.assumptions import Balanced
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Gated,
+    Parameter,
+    Stratum,
+    Total,
+    at,
+    read_at,
+    residual,
+    token_log_ratio,
+)
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate, within
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
+from fibration.laws.batches.shapes import Candidate, Maps, regular, regular_one, small, uneven
+from fibration.laws.values.enclosures import enclose, of_its_sign
+from fibration.laws.values.probes import between, crossings, turning, whole_crossings
+
+MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger ones
+MAX_CROSSED = 4  # every quiver
+MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
+MAX_ELEMENTS, MAX_UNEVEN = 100_000, 1_000
+BUDGETS = (400_000, 400_000, 40_000)  # leaf elements of all candidates of one kind together
+FAR, FAR_ROUNDED = 12, 2  # powers of ten up to which values are looked for, and where exponentials are taken of them
+MOST_VALUES = 8  # of one parameter or attribute, around the places where conditions change
+
+
+def concretes(
+    hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None, most: int | None = None
+) -> Iterator[Concrete]:
+    """Candidates for a counterexample to what the expressions say.
+
+    What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
+    `shape` has the strata of the hierarchy, and may have more: where statistics are read, or anything over rows, groups
+    or the batch, it has these. No more than `most` are made, half of them of all small shapes.
+    """
+    if shape is None:
+        inside = all(_is_inside(hierarchy, a) for e in expressions for a in atoms(e))
+        shape = hierarchy.shape if inside else whole_batch(hierarchy)
+    place = next(iter(shape.leaves), None)
+    found = _Search(hierarchy, tuple(at(inner, place) for e in expressions for inner in within(e)), shape)
+    tried = 0
+    for concrete in itertools.islice(found.small(), None if most is None else (most + 1) // 2):
+        tried += 1
+        yield concrete
+    yield from itertools.islice(found.large(), None if most is None else most - tried)
+
+
+def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
+    """Whether the strata of a hierarchy, without rows, groups and the batch, give an atom its value."""
+    if isinstance(atom, (Aggregate, Ordered)):
+        return False
+    places: tuple[object, ...] = (atom.of, atom.over) if isinstance(atom, (Count, Total)) else ()
+    places = (atom.on,) if isinstance(atom, Attribute) else places
+    return all(s in hierarchy.strata for s in places if isinstance(s, Stratum))
+
+
+def is_read_at(shape: Shape, expression: Expression, stratum: Stratum) -> bool:
+    """Whether all atoms of an expression have values at the elements of a stratum."""
+    there = (stratum, *shape.coarser(stratum))
+    places = [read_at(a) for a in atoms(expression) if not isinstance(a, (Component, Parameter))]
+    places += [a.of for a in atoms(expression) if isinstance(a, Aggregate) and a.others]
+    return all(s in there for s in places if isinstance(s, Stratum))
+
+
+def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concrete]:
+    """The batches of so many leaf elements, parameters at their defaults and attributes at what is nearest to 1."""
+    parameters, assumed = usual(hierarchy), [a for a in hierarchy.assume if isinstance(a, Balanced)]
+    for maps in small(shape, leaves, hierarchy.assume):
+        size = Concrete(shape, maps).size
+        attributes = {a: (a.nearest(Fraction(1)),) * size[a.on] for a in hierarchy.attributes.values()}
+        concrete = Concrete(shape, maps, attributes, parameters)
+        if all(is_balanced(hierarchy, concrete, a.first, a.second) for a in assumed):
+            yield concrete
+
+
+def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
+    """Whether a formula of tokens compares an element with others where there are none: an index refuses that batch."""
+    read = (a for e in hierarchy.objective.formulas for inner in within(e) for a in atoms(inner))
+    compared = {(a.of, a.over) for a in read if isinstance(a, Aggregate) and a.others}
+    return any(min(len(concrete.over(*s, b)) for b in range(concrete.size[s[1]])) < 2 for s in compared)  # type: ignore[arg-type, index]
+
+
+def usual(hierarchy: Hierarchy) -> dict[Expression, Fraction]:
+    """Of every parameter its default, or where it has none a value that it may have."""
+    found: dict[Expression, Fraction] = {}
+    for p in hierarchy.parameters.values():
+        defaults = dict(p.default_items())
+        for c in ("+", "-") if p.per_channel else ("",):
+            value = defaults.get(c, defaults.get(""))
+            found[Component(p, c) if c else p] = parameter_values(p)[0] if value is None else Fraction(str(value))
+    return found
+
+
+@dataclass(frozen=True)
+class _Search:
+    hierarchy: Hierarchy
+    expressions: tuple[Expression, ...]
+    shape: Shape
+
+    def small(self) -> Iterator[Concrete]:
+        shape = self.shape
+        for leaves in range(1, (MAX_LEAVES if shape.is_tree else MAX_CROSSED) + 1):
+            found = small(shape, leaves, self.hierarchy.assume)
+            for maps in itertools.islice(found, None if shape.is_chain else MAX_SMALL):
+                yield from self.valued(maps)
+
+    def large(self) -> Iterator[Concrete]:
+        """Candidates of each kind have a budget of their own, so that none crowds out another."""
+        kinds = self.changing(), regular(self.shape, self.fans, MAX_LEAVES, MAX_ELEMENTS), self.uneven()
+        left = list(BUDGETS)
+        tagged = ((c, k) for k, kind in enumerate(kinds) for c in kind)
+        for candidate, kind in sorted(tagged, key=lambda found: (found[0].elements, found[1])):
+            if left[kind] <= 0:
+                continue
+            for concrete in self.valued(candidate.make()):
+                left[kind] -= candidate.leaves
+                if left[kind] < 0:
+                    break
+                yield concrete
+
+    # ------------------------------------------------------------ sizes
+
+    @cached_property
+    def counted(self) -> Callable[[Count | Total], frozenset[Stratum]]:
+        """The strata whose sizes multiply to what is counted: asked for at every number that is tried."""
+        return functools.cache(functools.partial(_counted, self.shape))
+
+    @cached_property
+    def fans(self) -> list[int]:
+        """Sizes around the constants met."""
+        numbers = {n for e in self.expressions for n in _constants(e)}
+        return sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})
+
+    def changing(self) -> list[Candidate]:
+        """Regular shapes on both sides of the sizes at which a condition changes."""
+        found: dict[tuple[int, ...], Candidate] = {}
+        free = [s for s in self.shape.order if s not in self.shape.roots]
+        for difference in self.deciding:
+            met = _met(difference)
+            sized = [a for a in met if isinstance(a, (Count, Total))]
+            told = [{a: v for a, v in values.items() if a in met} for values in self.settings[:MOST_VALUES]]
+            distinct = [values for i, values in enumerate(told) if values not in told[:i]]
+            read = [a for a in atoms(difference) if isinstance(a, (Count, Total))]
+            for values, s, others in itertools.product(distinct, free if read else (), (1, 2)):
+                if not any(s in self.counted(a) for a in read):
+                    continue
+                fan = {u: others if u in free else 1 for u in self.shape.order}
+
+                def at(n: Fraction, s: Stratum = s, fan: dict[Stratum, int] = fan) -> Fraction | None:
+                    return _on_regular(difference, self.sizes(sized, {**fan, s: int(n)}), values)  # noqa: B023
+
+                for n in whole_crossings(at, MAX_ELEMENTS):
+                    for m in (n - 1, n, n + 1):
+                        sizes = {**fan, s: m}
+                        found[tuple(sizes.values())] = regular_one(self.shape, sizes)
+        return [c for c in found.values() if c.elements <= MAX_ELEMENTS]
+
+    def uneven(self) -> Iterator[Candidate]:
+        if any(isinstance(a, (Count, Total)) for a in self.used):
+            yield from uneven(self.shape, self.fans, MAX_LEAVES, MAX_UNEVEN)
+
+    def sizes(self, counted: Iterable[Count | Total], fan: Mapping[Stratum, int]) -> dict[Expression, int]:
+        """How many are counted where as many elements lie over each."""
+        return {a: math.prod(fan[u] for u in self.counted(a)) for a in counted if isinstance(a.over, Stratum)}
+
+    # ------------------------------------------------------------ values
+
+    @cached_property
+    def balanced(self) -> list[Balanced]:
+        return [a for a in self.hierarchy.assume if isinstance(a, Balanced)]
+
+    @cached_property
+    def used(self) -> list[Expression]:
+        masses = (self.hierarchy.masses[leaf] for leaf in self.shape.leaves if self.balanced)
+        return list(dict.fromkeys(a for e in (*self.expressions, *masses) for a in atoms(e)))
+
+    @cached_property
+    def deciding(self) -> list[Expression]:
+        """What decides by its sign: about a branch, about having a value, or a formula that is to be positive."""
+        numbers = (e for e in self.expressions if not e.is_condition)
+        return list(dict.fromkeys([*turning(self.expressions), *numbers]))
+
+    @cached_property
+    def attributes(self) -> list[Attribute]:
+        read = (a for a in self.used if isinstance(a, (Attribute, Total)))
+        return list(dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in read))
+
+    @cached_property
+    def settings(self) -> list[dict[Expression, Fraction]]:
+        """Values of all parameters: at one place in the list of each, then with every parameter one place on."""
+        declared: dict[Expression, Parameter] = {
+            a: a.parameter if isinstance(a, Component) else a
+            for a in self.used
+            if isinstance(a, (Parameter, Component))
+        }
+        choices = {a: parameter_values(p) for a, p in declared.items()}
+        first = {a: values[0] for a, values in choices.items()}
+        for a, p in declared.items():
+            choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *_range(p))]))
+        longest = max((len(c) for c in choices.values()), default=1)
+        turns = (0, 1) if len(choices) > 1 else (0,)
+        return [
+            {a: c[(k + turn * i) % len(c)] for i, (a, c) in enumerate(choices.items())}
+            for turn in turns
+            for k in range(longest)
+        ]
+
+    def changes(
+        self, atom: Expression, others: Mapping[Expression, Fraction], low: Fraction | None, high: Fraction | None
+    ) -> list[Fraction]:
+        """Values of a parameter or attribute around those at which a condition changes, on small regular shapes."""
+        points: set[Fraction] = set()
+        for e in self.deciding:
+            read = set(atoms(e))
+            if not read & {atom, *(a for a in read if isinstance(a, Total) and a.attribute == atom)}:
+                continue
+            met = _met(e)
+            sized = [a for a in met if isinstance(a, (Count, Total))]
+            known = tuple((a, others[a]) for a in met if a in others and a != atom)
+            for n in (1, 2) if sized else (1,):
+                fan = {s: 1 if s in self.shape.roots else n for s in self.shape.order}
+                points |= set(_changes(e, atom, known, tuple(self.sizes(sized, fan).items()), low, high))
+        return [v for v in between(sorted(points)) if (low is None or low < v) and (high is None or v < high)][
+            :MOST_VALUES
+        ]
+
+    @cached_property
+    def patterns(self) -> list[dict[Attribute, Callable[[int], tuple[Fraction, ...]]]]:
+        """Values of all attributes, by how many elements there are."""
+        chosen = ({a: functools.partial(_first_of, a, of) for a, of in p.items()} for p in self._patterns())
+        return [{a: functools.cache(values) for a, values in p.items()} for p in chosen]
+
+    def _patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
+        """Values of all attributes, by the number of the element."""
+        plain = list(zip(POSITIVE_PATTERNS, POSITIVE_PATTERNS, strict=True))
+        if not all(a.positive for a in self.attributes):
+            plain += [(POSITIVE_PATTERNS[0], other) for other in OTHER_PATTERNS]
+        found = [{a: positive if a.positive else other for a in self.attributes} for positive, other in plain]
+        for a in self.attributes:
+            low, high = a.ends
+            within = [] if low is None or high is None else [low + (high - low) * t for t in SHARES]
+            ends = [Fraction(str(b)) for b in (a.lower, a.upper) if b is not None]
+            for value in dict.fromkeys([*ends, *within, *self.changes(a, self.settings[0], low, high)]):
+                found += [{**found[0], a: pattern} for pattern in (_all(value), _first(value))]
+        return found if self.attributes else [{}]
+
+    def valued(self, maps: Maps) -> Iterator[Concrete]:
+        """Several choices of attribute and parameter values, where what is assumed holds."""
+        plain = Concrete(self.shape, maps)
+        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):
+            return
+        size = plain.size
+        legal: dict[tuple[object, ...], bool] = {}  # by what the masses read, which need not be all that is chosen
+        for pattern in self.patterns:
+            attributes = {a: values(size[a.on]) for a, values in pattern.items()}
+            for values in self.settings:
+                concrete = Concrete(self.shape, maps, attributes, values)
+                read = tuple(attributes[a] if isinstance(a, Attribute) else values[a] for a in self.weighed)
+                if read not in legal:
+                    legal[read] = all(is_balanced(self.hierarchy, concrete, a.first, a.second) for a in self.balanced)
+                if legal[read]:
+                    yield concrete
+
+    @cached_property
+    def compared(self) -> list[tuple[Stratum, Stratum]]:
+        """What is compared with the others over an element: an index refuses one alone."""
+        read = (a for a in self.used if isinstance(a, Aggregate) and a.others)
+        return list(dict.fromkeys((a.of, a.over) for a in read))  # type: ignore[misc]
+
+    @cached_property
+    def weighed(self) -> list[Expression]:
+        """The attributes and parameters in the masses that balance is a matter of."""
+        masses = (self.hierarchy.masses[leaf] for leaf in self.hierarchy.leaves) if self.balanced else ()
+        read = (a.attribute if isinstance(a, Total) else a for m in masses for a in atoms(m))
+        return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
+
+
+def _first_of(a: Attribute, pattern: Callable[[int], Fraction], n: int) -> tuple[Fraction, ...]:
+    """What is nearest to the first values of a pattern in the range of an attribute."""
+    return tuple(a.nearest(pattern(i)) for i in range(n))
+
+
+def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
+    assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
+    return frozenset((a.of, *shape.coarser(a.of))) - {a.over, *shape.coarser(a.over)}
+
+
+def _met(e: Expression) -> list[Expression]:
+    """What it is made of, also inside of what it gathers of others."""
+    found = dict.fromkeys(a for inner in within(e) for a in atoms(inner))
+    return list(found | dict.fromkeys(a.attribute for a in found if isinstance(a, Total)))
+
+
+def _on_regular(
+    e: Expression, sizes: Mapping[Expression, int], values: Mapping[Expression, Fraction]
+) -> Fraction | None:
+    """A number of the sign of an expression, on policy, where as many are counted.
+
+    What `values` does not name is 1.
+    """
+
+    def atom(a: Expression) -> Any:
+        if a in sizes:
+            return values.get(a.attribute, Fraction(1)) * sizes[a] if isinstance(a, Total) else Fraction(sizes[a])
+        if isinstance(a, LogProb):
+            return Fraction(-1)
+        if isinstance(a, (Aggregate, Ordered)):  # of what is the same at all tokens
+            return Fraction(0) if getattr(a, "kind", "") == "deviation" else enclose(a.formula, atom)
+        return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
+
+    return of_its_sign(e, atom)
+
+
+@functools.lru_cache(4096)  # every law that searches asks where the same conditions change
+def _changes(
+    e: Expression,
+    atom: Expression,
+    known: tuple[tuple[Expression, Fraction], ...],
+    sizes: tuple[tuple[Expression, int], ...],
+    low: Fraction | None,
+    high: Fraction | None,
+) -> tuple[Fraction, ...]:
+    given, counts = dict(known), dict(sizes)
+    far = FAR_ROUNDED if rounding(e) else FAR
+    return tuple(crossings(lambda v: _on_regular(e, counts, {**given, atom: v}), low, high, far=far))
+
+
+def _constants(e: Expression) -> Iterator[int]:
+    if isinstance(e, Number):
+        yield from {abs(int(e.value)), abs(int(e.value)) + 1} if abs(e.value) < MAX_ELEMENTS else ()
+    elif isinstance(e, Apply):
+        for a in e.arguments:
+            yield from _constants(a)
+
+
+# Values of an attribute, by the number of the element; where it has a range, what is nearest in it.
+POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(1),
+    lambda i: Fraction(i + 1),
+    lambda i: Fraction(2),
+    lambda i: Fraction(1, i + 2),
+    lambda i: Fraction(1 if i else 1000),
+)
+OTHER_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(-1),
+    lambda i: Fraction(0),
+    lambda i: Fraction(i) * (-1) ** i,
+)
+SHARES = (Fraction(1, 2), Fraction(1, 100))  # of a range that has two ends
+
+
+def _all(value: Fraction) -> Callable[[int], Fraction]:
+    return lambda i: value
+
+
+def _first(value: Fraction) -> Callable[[int], Fraction]:
+    return lambda i: Fraction(1) if i else value
+
+
+def _range(parameter: Parameter) -> tuple[Fraction | None, Fraction | None]:
+    low = None if parameter.lower in (None, -math.inf) else Fraction(str(parameter.lower))
+    high = None if parameter.upper in (None, math.inf) else Fraction(str(parameter.upper))
+    return low, high
+
+
+def parameter_values(parameter: Parameter) -> list[Fraction]:
+    """Values to try: the defaults, then some spread over the allowed interval."""
+    low, high = _range(parameter)
+    defaults = [Fraction(str(v)) for _, v in parameter.default_items()]
+    if low is not None and high is not None:
+        spread = [low + (high - low) * t for t in (Fraction(1, 2), Fraction(1, 100), Fraction(99, 100))]
+    elif low is not None:
+        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10), Fraction(3, 4))]
+    elif high is not None:
+        spread = [high - t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
+    else:
+        spread = [Fraction(1), Fraction(-1), Fraction(1, 100)]
+    if (low is None or low < 0) and (high is None or high > 0):
+        spread.append(Fraction(0))
+    return list(dict.fromkeys([*defaults, *spread]))

@@ -1,0 +1,217 @@
+"""What a call gives for every token, and what is read there: log-probs, advantages, statistics, what comes before.
+
+No gradient flows through what weights, conditions and gates read here; through what penalties and decompositions read
+one does (`flows`), in log ratios, sums, means and order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fibration.language.atoms import Reading, Stratum, advantage, at, reward, token_log_ratio
+from fibration.language.exact import NoValue
+from fibration.language.expressions import Expression
+from fibration.language.operators import sqrt
+from fibration.language.order import Ordered
+from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import atoms, evaluate
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.values.duals import Real, differentiate, held, value_of
+from fibration.laws.values.enclosures import Enclosed, enclosed
+
+Read = Callable[[Expression, Callable[[Expression], Any]], Any]  # how formulas are evaluated: exactly, between bounds
+Place = tuple[Stratum, int]  # a token: its leaf, and which element of it
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a batch, with a log ratio and an advantage each, and log-probs of frozen policies where given.
+
+    A log-prob that is not given is that of `old`; where that is not given, both it and the current one are below 0.
+    `rewards` are those of the tokens' rows, or of the tokens.
+    """
+
+    concrete: Concrete
+    places: Sequence[Place]
+    log_ratios: Sequence[Real]
+    advantages: Sequence[Fraction]
+    read: Read
+    log_probs: Mapping[str, Sequence[Real]] = field(default_factory=dict)
+    rewards: Sequence[Fraction] = ()
+    flows: bool = False
+
+    def value(self, expression: Expression, k: int) -> Any:
+        """A formula at a token; of a condition, whether it holds."""
+        return self.read(at(expression, self.places[k][0]), lambda a: self.atom(a, k))
+
+    def value_at(self, expression: Expression, stratum: Stratum, element: int) -> Any:
+        """A formula at an element, or at a token."""
+        if (stratum, element) in self._number_of:
+            return self.value(expression, self._number_of[stratum, element])
+        return self.read(at(expression, stratum), lambda a: self._atom_at(a, stratum, element))
+
+    def atom(self, atom: Expression, k: int) -> Any:
+        if atom == token_log_ratio:
+            return self._moving[k]
+        if isinstance(atom, LogProb):
+            return self.log_prob(atom.policy.name, k)
+        return self._atom_at(atom, *self.places[k])
+
+    def _atom_at(self, atom: Expression, stratum: Stratum, element: int) -> Any:
+        if atom in (advantage, reward):
+            given = self.advantages if atom == advantage else self.rewards
+            return given[self._first(stratum, element)]
+        if isinstance(atom, Aggregate):
+            return self.statistic(atom, stratum, element)
+        if isinstance(atom, Ordered):
+            return self.ordered(atom, stratum, element)
+        return self.concrete.atom(atom, stratum, element)
+
+    def log_prob(self, policy: str, k: int) -> Any:
+        if policy in self.log_probs:
+            return held(self.log_probs[policy][k])
+        if policy == CURRENT:
+            return self.log_prob(OLD, k) + self._moving[k]
+        return -1 - max(value_of(self._moving[k]), Fraction(0)) if policy == OLD else self.log_prob(OLD, k)
+
+    def statistic(self, statistic: Aggregate, stratum: Stratum, element: int) -> Any:
+        """A statistic read at an element, over all that lies over the one that it names; `NoValue` of none."""
+        assert isinstance(statistic.over, Stratum)
+        place = statistic.over, self.concrete.below(stratum, element, statistic.over)
+        left = self.concrete.below(stratum, element, statistic.of) if statistic.others else None  # type: ignore[arg-type]
+        key = statistic, place, left
+        if key not in self._known:
+            inside = [p for p in self._elements(statistic.of, *place) if left is None or p[1] != left]
+            numbers = [self._number(*p, *place) for p in inside]
+            if left is not None and (more := self.concrete.stands_for(statistic.of, left) - 1):  # type: ignore[arg-type]
+                inside, numbers = [*inside, (statistic.of, left)], [*numbers, more]  # type: ignore[list-item]
+            if not inside and statistic.kind not in ("total", "some"):
+                raise NoValue(f"{statistic} of none")
+            level = Fraction(1)  # what is largest stands last
+            if statistic.level is not None:
+                level = evaluate(statistic.level, self.concrete.parameters)
+            values = [self.value_at(statistic.formula, *p) for p in inside]
+            self._known[key] = self._gathered(statistic.kind, values, numbers, level)
+        return self._known[key]
+
+    def _gathered(self, kind: str, values: list[Any], numbers: list[int], level: Fraction) -> Any:
+        if kind == "deviation":
+            return self._deviation(values, numbers)
+        found = _statistic(kind, values, numbers, level)
+        return found if kind in ("some", "total", "mean") or isinstance(found, Enclosed) else held(found)
+
+    def _deviation(self, values: list[Any], numbers: list[int]) -> Any:
+        """Of a sample; exactly 0 where all are equal."""
+        n = sum(numbers)
+        if n == 1 or all(v == values[0] for v in values):
+            return Fraction(0)
+        words = [Reading(f"value {i + 1}") for i in range(len(values))]
+        mean = sum((Fraction(m) * w for m, w in zip(numbers[1:], words[1:], strict=True)), numbers[0] * words[0]) / n
+        squares = [Fraction(m) * (w - mean) ** 2 for m, w in zip(numbers, words, strict=True)]
+        known = dict(zip(words, (v if isinstance(v, Enclosed) else held(v) for v in values), strict=True))
+        found = sqrt(sum(squares[1:], squares[0]) / (n - 1))
+        return self.read(found, known.__getitem__)  # type: ignore[arg-type]
+
+    def ordered(self, o: Ordered, stratum: Stratum, element: int) -> Any:
+        """What comes before an element, or after it, over the one that it names, in the order of the tokens."""
+        assert isinstance(o.over, Stratum)
+        if self.concrete.alike:
+            raise NoValue(f"{o} of tokens that stand for several, of which none is the first")
+        place = o.over, self.concrete.below(stratum, element, o.over)
+        inside = self._elements(o.of, *place)
+        own = inside.index((stratum, element) if o.of is None else (o.of, self.concrete.below(stratum, element, o.of)))  # type: ignore[arg-type]
+        discount = evaluate(o.discount, self.concrete.parameters)
+        found: Any = Fraction(0)
+        for i in range(own) if o.is_forward else range(own + 1, len(inside)):
+            key = o, inside[i], None
+            if key not in self._known:
+                self._known[key] = self.value_at(o.formula, *inside[i])
+            found = found + discount ** abs(i - own) * self._known[key]
+        return found
+
+    def _elements(self, of: Any, stratum: Stratum, element: int) -> list[Place]:
+        """What a statistic or an order is of, over an element: tokens, or elements by their first tokens."""
+        inside = [self.places[k] for k in self.over(stratum, element)]
+        if of is None:
+            return inside
+        lies = self.concrete.shape.leaves_over(of)
+        return list(dict.fromkeys((of, self.concrete.below(*p, of)) for p in inside if p[0] in lies))
+
+    def over(self, stratum: Stratum, element: int) -> list[int]:
+        """Which tokens lie over an element."""
+        reach, below = self.concrete.shape.leaves_over(stratum), self.concrete.below
+        return [k for k, (leaf, i) in enumerate(self.places) if leaf in reach and below(leaf, i, stratum) == element]
+
+    def _first(self, stratum: Stratum, element: int) -> int:
+        own = self._number_of.get((stratum, element))
+        return self.over(stratum, element)[0] if own is None else own
+
+    def _number(self, source: Stratum, i: int, stratum: Stratum, element: int) -> int:
+        """How many of what lies over one element such a token, or element, stands for."""
+        number = Fraction(self.concrete.stands_for(source, i), self.concrete.stands_for(stratum, element))
+        assert number.denominator == 1
+        return int(number)
+
+    @cached_property
+    def _number_of(self) -> dict[Place, int]:
+        return {place: k for k, place in enumerate(self.places)}
+
+    @cached_property
+    def _moving(self) -> list[Any]:
+        return list(self.log_ratios) if self.flows else [held(x) for x in self.log_ratios]
+
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        return {}
+
+
+def read_on_policy(
+    expression: Expression, concrete: Concrete, stratum: Stratum, element: int, a: Fraction, base: Fraction
+) -> dict[Expression, Fraction]:
+    """The log-probs and statistics that a formula reads at an element, where all policies coincide.
+
+    All advantages are `a`, and all log-probs `base`.
+    """
+    read = [e for e in atoms(expression) if isinstance(e, (LogProb, Aggregate, Ordered))]
+    if not read:
+        return {}
+    places = [(leaf, i) for leaf in concrete.shape.leaves for i in range(concrete.size[leaf])]
+    n = len(places)
+    here = Tokens(concrete, places, [Fraction(0)] * n, [a] * n, differentiate, {OLD: [base] * n})
+    first = here.over(stratum, element)[0]
+    return {
+        e: value_of(here.atom(e, first) if isinstance(e, LogProb) else here.value_at(e, stratum, element)) for e in read
+    }
+
+
+def _statistic(kind: str, values: list[Any], numbers: list[int], level: Fraction) -> Any:
+    if kind == "some":
+        return any(values)
+    if kind in ("total", "mean"):
+        total = sum((Fraction(n) * v for n, v in zip(numbers, values, strict=True)), Fraction(0))
+        return total if kind == "total" else total * Fraction(1, sum(numbers))
+    position = (sum(numbers) - 1) * level
+    if not any(isinstance(v, Enclosed) for v in values):
+        return _ordered(values, numbers, position)
+    known = [enclosed(v) for v in values]
+    return Enclosed(*(_ordered([getattr(v, end) for v in known], numbers, position) for end in ("low", "high")))
+
+
+def _ordered(values: list[Any], numbers: list[int], position: Fraction) -> Any:
+    """What stands at a position among the ordered values, linearly between two of them."""
+    ranked = sorted(zip(values, numbers, strict=True), key=lambda found: value_of(found[0]))
+    ends = list(itertools.accumulate(n for _, n in ranked))
+    low, share = math.floor(position), position - math.floor(position)
+    a = ranked[bisect.bisect_right(ends, low)][0]
+    if not share:
+        return a
+    b = ranked[bisect.bisect_right(ends, low + 1)][0]
+    return a * (1 - share) + b * share

@@ -1,0 +1,24 @@
+"""The laws by name, in the order in which `verify` asks them."""
+
+from __future__ import annotations
+
+from fibration.language.hierarchy import CAN_BE_GIVEN_UP, FOUNDATIONS
+from fibration.laws import locality, structure
+from fibration.laws.gates import recovery
+from fibration.laws.kernels import coherent, markov, orthogonality, reflecting
+from fibration.laws.law import Law
+from fibration.laws.objectives import agreement, baseline, causal, kl_gradient, mask_open, objective
+from fibration.laws.off_policy import inward, positivity
+from fibration.laws.on_policy import first_order, gradient, identity
+
+_FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
+_CONSEQUENCES = (
+    recovery, identity, first_order, gradient, agreement, mask_open, causal, baseline, kl_gradient, orthogonality,
+    positivity, inward,
+)  # fmt: skip
+LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
+
+if {n: law.may_be_given_up for n, law in LAWS.items()} != {
+    n: n in CAN_BE_GIVEN_UP for n in FOUNDATIONS + CAN_BE_GIVEN_UP
+}:
+    raise AssertionError("fibration.language.hierarchy and fibration.laws name different laws")

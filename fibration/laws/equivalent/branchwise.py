@@ -1,0 +1,125 @@
+"""Formulas of two hierarchies compared branch by branch: wherever branches of both meet, they are the same function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import Gated, Reading
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.operators import ZERO, Signs, where
+from fibration.language.sympy_bridge import ATOM_OF, vanishes
+from fibration.laws.on_policy.levels_together import merged
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.feasible import feasible, normal
+
+MOST = 600  # combinations of branches
+Conditions = dict[Any, Signs]
+
+
+def same(
+    one: Expression, other: Expression, assume: Assumptions, asked: Sequence[Conditions], by_value: bool = False
+) -> bool:
+    """Whether two formulas are the same function with the same derivatives, branch for branch; or in their values."""
+    if one == other:
+        return True
+    for (a, b), known in together([cases(one, assume), cases(other, assume)], assume, asked):
+        mine, yours = (at_ties(e.sympy(), known) if by_value else e.held() for e in (a, b))
+        if not (identical(mine, yours) and alike(a, b, known, assume, by_value)) and can_hold(known, assume):
+            return False
+    return True
+
+
+def at_ties(value: Any, known: Conditions) -> Any:
+    """A value where what is known to be 0 is 0."""
+    ties = [d for d, signs in known.items() if signs == ZERO]
+    for k, d in enumerate(ties):
+        for s in sorted(d.free_symbols, key=str):
+            slope = sympy.diff(d, s)
+            if slope.is_number and slope != 0:
+                solved = s - d / slope
+                value, ties[k + 1 :] = value.subs(s, solved), [e.subs(s, solved) for e in ties[k + 1 :]]
+                break
+    return value
+
+
+def together(
+    many: Sequence[list[Case]], assume: Assumptions, asked: Sequence[Conditions]
+) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
+    """Every combination of branches that can hold on a batch that is asked for, and where it does."""
+    if math.prod(map(len, many)) > MOST:
+        raise TooManyCases(f"more than {MOST} combinations")
+    conditions = {id(case): normal_form(case, assume) for found in many for case in found}
+
+    def extend(known: Conditions, k: int) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
+        if k == len(many):
+            yield (), known
+            return
+        for case in many[k]:
+            more = conditions[id(case)]
+            both = None if more is None else merged(known, more)
+            if both is not None and (both == known or feasible(both, assume)):
+                yield from (((case, *rest), where) for rest, where in extend(both, k + 1))
+
+    for some in asked:
+        yield from extend(some, 0)
+
+
+def outcomes(condition: Expression, assume: Assumptions) -> Iterator[Case]:
+    """The cases in which a condition holds."""
+    yield from (c for c in cases(where(condition, 1, 0), assume) if c.value == as_expression(1))
+
+
+def normal_form(case: Case, assume: Assumptions) -> Conditions | None:
+    """The conditions of a branch in one form; None if they exclude each other."""
+    found: Conditions | None = {}
+    for d, signs in case.signs:
+        at_0 = {v: 0 for v in d.free_symbols if assume.signs(v) == ZERO}  # exp(x) is 1 there
+        value, allowed = normal(d.subs(at_0), signs, assume)
+        if value.is_number:
+            found = found if assume.signs(value) <= allowed else None
+        elif found is not None:
+            found = merged(found, {value: allowed})
+    return found
+
+
+def can_hold(conditions: Conditions, assume: Assumptions) -> bool:
+    """Whether no condition is excluded by what the others say of its sign; asked where elimination has not told."""
+    for d, allowed in conditions.items():
+        others = {e: signs for e, signs in conditions.items() if e != d}
+        if not assume.with_signs(others).signs(d) & allowed:
+            return False
+    return True
+
+
+def alike(one: Case, other: Case, known: Conditions, assume: Assumptions, by_value: bool) -> bool:
+    """Whether two branches that meet have values, and slopes, at the same places."""
+    return _unmet(one, known, assume, by_value) == _unmet(other, known, assume, by_value)
+
+
+def _unmet(case: Case, known: Conditions, assume: Assumptions, by_value: bool) -> set[tuple[Any, Signs]]:
+    needs = case.needs if by_value else case.needs_of_slopes(may_move)
+    if all(assume.signs(e) <= allowed for e, allowed in needs):
+        return set()
+    inside = assume.with_signs({**known, **dict(case.signs)})
+    return {(sympy.expand(e), allowed) for e, allowed in needs if not inside.signs(e) <= allowed}
+
+
+def may_move(value: Any) -> bool:
+    """Whether a gradient may flow through a value: through a log ratio, what is gated or gathered."""
+    return any(isinstance(ATOM_OF[s], (Reading, Gated)) for s in value.free_symbols)
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Whether two branch-free formulas are the same, as functions of all their variables."""
+    difference = sympy.sympify(one - other)
+    if difference == 0 or vanishes(difference):
+        return True
+    if not difference.has(sympy.exp):
+        return False
+    plain = difference.replace(sympy.exp, lambda a: sympy.exp(sympy.expand(sympy.cancel(sympy.together(a)))))
+    return vanishes(sympy.expand(plain))

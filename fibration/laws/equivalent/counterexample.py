@@ -1,0 +1,81 @@
+"""The counterexample to two losses that are said to be the same: the batch, and what either makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from fibration.language.atoms import Stratum
+from fibration.language.conditions import WHOLE
+from fibration.language.pairs import Pair
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete, Witness, rounded, shown
+from fibration.laws.values.duals import LogOf, value_of
+
+Token = tuple[Stratum, int]
+
+
+def witness(
+    pair: Pair,
+    points: tuple[Point, Point],
+    rewards: Sequence[Fraction],
+    token: Token,
+    mine: Mapping[Token, Fraction],
+    yours: Mapping[Token, Fraction],
+    off: Fraction,
+) -> Witness:
+    """A batch on which a token has another coefficient in either; its policies, and rewards where these are given."""
+    point, other = points
+    concrete, (leaf, element) = point.concrete, token
+    first, second = (f"'{h.name}'" for h in pair)
+    if first == second:
+        first, second = "the first", "the second"
+    what, given = ("log ratios", point.log_ratios) if point.ratios is None else ("ratios", point.ratios)
+    what_said, spoken = _said(point)
+    of_policies = "".join(f", {what_said} {_listed(v)} under {p}" for p, v in spoken.items())
+    attributes = "".join(f", {a.name} {_listed(v)}" for a, v in concrete.attributes.items())
+    advantages = f"advantages {_listed(point.advantages)}"
+    theirs = tuple(dict(zip(other.dense.tokens, other.advantages, strict=True))[t] for t in mine)
+    if rewards:
+        who = f"both make the {advantages}"
+        if theirs != point.advantages:
+            who = f"{first} makes the {advantages} and {second} {_listed(theirs)}"
+        advantages = f"rewards {_listed(rewards)}, of which {who}"
+    text = (
+        f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(given)}{of_policies} and "
+        f"{advantages}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
+        f"{first} and {_readable(yours[token])} in {second}"
+    )
+    values = {
+        "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
+        "token": f"{leaf} {element + 1}", "coefficients": tuple(rounded(c, off) for c in mine.values()),
+        "other_coefficients": tuple(rounded(yours[t], off) for t in mine),
+    }  # fmt: skip
+    if rewards:
+        values |= {"rewards": tuple(rewards), "other_advantages": theirs}
+    values |= {f"{what_said.replace('-', '_')} of {p}": v for p, v in spoken.items()}
+    return Witness(text, concrete, values)
+
+
+def _said(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
+    """What policies say of the tokens: probabilities where these are rational, else log-probs."""
+    if all(isinstance(v, LogOf) for values in point.log_probs.values() for v in values):
+        said = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
+        return "probabilities", said
+    return "log-probs", {p: tuple(map(value_of, values)) for p, values in point.log_probs.items()}
+
+
+def _listed(values: Sequence[Fraction]) -> str:
+    return ", ".join(map(_readable, values))
+
+
+def _readable(value: Fraction) -> str:
+    """A rational, or six digits of one that is long."""
+    return str(value) if len(str(value)) <= 16 else shown(value)
+
+
+def _place(pair: Pair, concrete: Concrete) -> str:
+    """The batch in words, down from what has several elements."""
+    single = [s for s in pair.shape.order if concrete.size[s] == 1 and pair.shape.above(s)]
+    whole = [s for s in single if all(concrete.size[u] == 1 for u in pair.shape.strata if s in pair.shape.finer(u))]
+    return concrete.describe(whole[-1] if whole else WHOLE)

@@ -1,0 +1,142 @@
+"""Are two losses the same? They are if every token of every batch gets the same coefficient `c_i = ∂J/∂log π_i`.
+
+A difference is looked for on small batches first, then a proof for all sizes, then a difference in earnest.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from fibration.errors import LawError, SpecError
+from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
+from fibration.language.pairs import Given, Pair, pair
+from fibration.language.report import BUDGET, Report, Verdict
+from fibration.laws import LAWS
+from fibration.laws.budget import Budget
+from fibration.laws.equivalent.same_loss import NoBatchError, same_loss
+from fibration.laws.equivalent.search import FEW, MANY, difference
+from fibration.laws.law import FILE_AN_ISSUE, internal_error
+from fibration.laws.subject import Subject
+from fibration.laws.verify import OUT_OF_TIME
+
+STATEMENT = "the same coefficients c_i = ∂J/∂log π_i on every batch"
+REMEDY = "change one of them; or ask for fewer batches with when=..., and match or fix parameters with parameters={...}"
+
+
+class Comparison(Verdict):
+    """The verdict on two losses."""
+
+    def error(self, name: str, so_too: str = "") -> LawError:
+        plain = super().error(name, so_too)
+        verb = "is not the same loss as" if self.status == "refuted" else "could not be shown to be the same loss as"
+        return LawError(
+            f"'{name}' {verb} {self.subject}", required=plain.required, found=plain.found, remedy=plain.remedy
+        )
+
+
+class Comparisons(Report):
+    """The report on two losses: on the first of them, beside the second."""
+
+    @property
+    def outcome(self) -> str:
+        (verdict,) = self.verdicts
+        said = {"proved": "the same loss as", "refuted": "not the same loss as"}
+        return f"{said.get(verdict.status, 'not shown to be the same loss as')} {verdict.subject}"
+
+
+def equivalent(
+    first: Hierarchy,
+    second: Hierarchy,
+    when: object = None,
+    *,
+    parameters: Given | None = None,
+    timeout: float | None = BUDGET,
+) -> Report:
+    """Whether two losses are the same: a `Report` with one verdict.
+
+    It is *proved* if every token has the same coefficient `c_i = ∂J/∂log π_i` on every batch of every size, *refuted*
+    by the smallest batch found on which one differs, with both coefficients, or *undecided*. Levels may differ in
+    names, number and shape; tokens, rows and attributes are matched by name.
+
+    `when`: a condition on the batches that count, or several, as objects or text: a comparison that holds at every
+    token (`advantage >= 0`), `equal(advantage, on=trajectory)`, `equal(count(token, over=trajectory))`, `one(domain)`,
+    `same(old, rollout)`, `on_policy`. An advantage that a gate below the tokens reads is the same on each element of
+    its stratum anyway.
+
+    `parameters`: parameters are matched by name, and have one value each; `{"epsilon": "eps_low"}` matches others,
+    `{"bound": "1 + epsilon"}` writes one in those of the other hierarchy, and `{"C": math.inf}` fixes one, here a
+    budget that never binds.
+
+    What is not decided within `timeout` seconds, None for no limit, is undecided. A comparison that raises an exception
+    is undecided too, and the report asks for an issue.
+
+    Raises SpecError and ParameterError for what does not match, and for hierarchies whose foundations do not hold.
+    """
+    both, budget, found = pair(first, second, when, parameters), Budget(timeout), list[Comparison]()
+    if not budget.allows(lambda: found.append(_decide(both))):
+        late = f"{OUT_OF_TIME} after {budget.seconds:g} s"
+        more = f"give it more: timeout={10 * budget.seconds:g}, or --timeout {10 * budget.seconds:g}"
+        found = [Comparison("equivalent", _subject(both), "undecided", "", STATEMENT, late, more, out_of_time=True)]
+    return Comparisons(first, tuple(found))
+
+
+def _subject(both: Pair) -> str:
+    subject = f"'{both.second.name}'"
+    if both.fixed:
+        said = (f"{n} = {v if isinstance(v, str) else f'{v:g}'}" for n, v in both.fixed.items())
+        subject += f" with {', '.join(said)}"
+    if both.when:
+        subject += f" when {' and '.join(map(repr, both.when))}"
+    return subject
+
+
+class _Broken(Exception):
+    """A foundation raised an exception; its argument is what the verdict says of that."""
+
+
+def _decide(both: Pair) -> Comparison:
+    try:
+        for h in both:
+            _check_foundations(h)
+    except _Broken as error:
+        return _broken(both, str(error))
+    try:
+        return _compare(both)
+    except (NoBatchError, MemoryError):  # the caller's and the machine's
+        raise
+    except Exception as error:
+        return _broken(both, internal_error("a comparison", error))
+
+
+def _broken(both: Pair, found: str) -> Comparison:
+    return Comparison(
+        "equivalent", _subject(both), "undecided", "", STATEMENT, found, FILE_AN_ISSUE, internal_error=True
+    )
+
+
+def _compare(both: Pair) -> Comparison:
+    subject = _subject(both)
+    witness, found = difference(both, FEW), None
+    if witness is None:
+        found = same_loss(both)
+        if found.proved:
+            return Comparison("equivalent", subject, "proved", found.why)
+        witness = difference(both, MANY)
+    if witness is not None:
+        return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
+    assert found is not None
+    return Comparison("equivalent", subject, "undecided", "", STATEMENT, found.why, REMEDY)
+
+
+@functools.lru_cache(maxsize=256)
+def _check_foundations(h: Hierarchy) -> None:
+    """Without kernels that reflect, counts that are defined and the like, coefficients mean nothing."""
+    subject = Subject(h, [])
+    for law in FOUNDATIONS:
+        subject.verdicts += list(LAWS[law].decide(subject))
+        failure = subject.first_failure(law)
+        if failure is not None and failure.internal_error:
+            raise _Broken(failure.found)
+        if failure is not None:
+            error = failure.error(h.name)
+            raise SpecError(error.what, required=error.required, found=error.found, remedy=error.remedy)

@@ -1,0 +1,280 @@
+"""Whether two hierarchies give every token of every batch the same coefficient, for all sizes at once.
+
+Advantages that are made of rewards are the same formula, and the rest is for any advantages; what penalties add to `c`
+is compared by itself. Then there are two arguments. Level by level: every gate is the same function of the same means,
+branch for branch, so that `𝒢` and all its derivatives are; and `μ` is the same. Or by the coefficients:
+`c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i` is a sum over the token's own log ratio and over what it moves of others, and in every
+combination of branches each summand is the same. A sum over what is constant on an element is its count times one
+summand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from fibration.errors import SpecError, listed
+from fibration.language.atoms import Count, Stratum, advantage, gated
+from fibration.language.conditions import WHOLE
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.pairs import Pair
+from fibration.language.sympy_bridge import flowing, symbol, to_sympy
+from fibration.language.traversal import atoms
+from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
+from fibration.laws.equivalent.same_penalties import has_same_penalties, penalties
+from fibration.laws.equivalent.shared_means import Mean, Variables
+from fibration.laws.equivalent.side_by_side import Form
+from fibration.laws.equivalent.token_formulas import ONE, TokenFormulas, Unsuited
+from fibration.laws.gates.coordinates import X
+from fibration.laws.signs.branches import TooManyCases, cases
+from fibration.laws.signs.neighbourhood import SIDES, is_kinked
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whether the losses are the same, and why, or what stood in the way."""
+
+    proved: bool
+    why: str
+
+
+def same_loss(pair: Pair) -> Found:
+    """Decide it, as far as the two arguments go."""
+    if is_the_same(pair):
+        return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
+    if any(h.orthogonalise is not None for h in pair):
+        return Found(False, "residuals of a projection are no means: only equal formulas are compared there")
+    try:
+        return _Comparison(pair).decide()
+    except TooManyCases:
+        return Found(False, f"the branches of both meet in more than {MOST} ways")
+    except Unsuited as error:
+        return Found(False, str(error))
+
+
+def is_the_same(pair: Pair) -> bool:
+    """Whether the declarations differ in names, reasons and their order alone."""
+    first, second = (_content(h) for h in pair)
+    return first == second
+
+
+def _content(h: Hierarchy) -> object:
+    split, objective = h.decomposition, h.objective
+    return (
+        {(f.source, f.target): f.weight for f in h.fibrations}, {s: h.gate(s) for s in h.gates},
+        split.densities, split.recovery, split.scale, objective.weight, objective.estimator,
+        Counter(objective.weighed), Counter(objective.kept), h.rows, h.orthogonalise, h.groups, h.advantages,
+        Counter(h.penalties.values()),
+    )  # fmt: skip
+
+
+def _written(h: Hierarchy) -> str:
+    """The weights of a loss, for a reader."""
+    o = h.objective
+    found = [f"μ = {o.spelled_out(h.leaves, h.rows)}", *(f"w = {w}" for w in o.weighed)]
+    found += [f"{k.condition} (normalised by {'all' if k.normaliser == 'all' else 'what is kept'})" for k in o.kept]
+    return ", ".join(found)
+
+
+class NoBatchError(SpecError):
+    """No batch meets the conditions of a comparison."""
+
+
+class _Comparison:
+    """The branches of both hierarchies side by side."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair, self.variables = pair, Variables(pair)
+        self.formulas = TokenFormulas(self.variables)
+        self._known_forms: dict[tuple[int, Stratum, int], Form] = {}
+        self.sides = (0,) if self.variables.on_policy else SIDES
+        self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
+
+    def decide(self) -> Found:
+        if not any(self.variables.asked(*place) for place in self.places):
+            raise NoBatchError(
+                f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
+                required="conditions that some token can meet, since all losses are the same on no batch",
+                remedy="leave one of them out; each call compares on the batches that meet all conditions",
+            )
+        for agree, what in ((self._advantages_agree, "advantages"), (self._penalties_agree, "penalties")):
+            if not agree():
+                return Found(False, f"{what}, {self._listed(what)}, could not be shown to be the same")
+        estimators = {h.objective.estimator for h in self.pair}
+        weights = all(self._weights_agree(*place) for place in self.places)
+        ratios = not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places)
+        if ratios and weights and len(estimators) == 1:
+            return Found(
+                True, f"every level adds the same function of the same means; R, F and {self._weight} are the same"
+            )
+        tries = (True, False) if weights else (False,)
+        if any(all(self._coefficients_agree(*place, alone) for place in self.places) for alone in tries):
+            what = "what a token's own log ratio and each mean that it moves add to c is the same, branch for branch"
+            return Found(True, what)
+        if ratios and not weights:
+            first, second = map(_written, self.pair)
+            return Found(False, f"the gated ratios 𝒢(r) are the same, but {first} could not be shown to be {second}")
+        return Found(
+            False,
+            "the two have other branches, or other formulas on them, and no batch was found that tells them apart",
+        )
+
+    def _listed(self, what: str) -> str:
+        if what == "advantages":
+            return " and ".join(str(h.advantages) for h in self.pair)
+        return " and ".join(" + ".join(map(str, h.penalties.values())) or "none" for h in self.pair)
+
+    def _advantages_agree(self) -> bool:
+        """Whether they are the same formula of rewards, in value, if they are one."""
+        first, second = (h.advantages for h in self.pair)
+        if first is None or second is None or first == second:
+            return True
+        formulas = {leaf: [self.formulas.value(e, leaf) for e in (first, second)] for leaf in self.pair.first.leaves}
+        return all(self.variables.same(a, b, leaf, None, by_value=True) for leaf, (a, b) in formulas.items())
+
+    def _penalties_agree(self) -> bool:
+        """Whether they add the same to coefficients, all of one loss together."""
+        if has_same_penalties(self.pair):
+            return True
+        for leaf, side in self.places:
+            found = [penalties(self.formulas, h, leaf) for h in self.pair]
+            terms = [_Coefficient(self.formulas, side, e, ONE, ONE, same_ratio=True) for e in found]
+            if not self._agree(terms, leaf, side, True):
+                return False
+        return True
+
+    @property
+    def _weight(self) -> str:
+        return "weights" if any(h.objective.formulas for h in self.pair) else "μ"
+
+    def _forms(self, leaf: Stratum, side: int) -> list[Form]:
+        return [self._form(k, leaf, side) for k in range(2)]
+
+    def _form(self, k: int, leaf: Stratum, side: int) -> Form:
+        """The first or the second hierarchy at a token, written once."""
+        if (k, leaf, side) not in self._known_forms:
+            h = (self.pair.first, self.pair.second)[k]
+            self._known_forms[k, leaf, side] = Form(self.formulas, h, leaf, side)
+        return self._known_forms[k, leaf, side]
+
+    # ------------------------------------------------------------ level by level
+
+    def _ratios_agree(self, leaf: Stratum, side: int) -> bool:
+        """Whether `𝒢` is the same function, because the recovery is, and what the levels add."""
+        forms = self._forms(leaf, side)
+        first, second = (f.h.decomposition.channels for f in forms)
+        if first != second:
+            return False
+        back = [f.recovery({c: gated(c) for c in first}) for f in forms]
+        return self.variables.same(back[0], back[1], leaf, side) and all(self._channel_agrees(forms, c) for c in first)
+
+    def _channel_agrees(self, forms: Sequence[Form], channel: str) -> bool:
+        mine, yours = ([f.level(s, channel) for s in f.path] for f in forms)
+        leaf, side = forms[0].leaf, forms[0].side
+        left = []
+        for level in mine:
+            twin = next((k for k, other in enumerate(yours) if self.variables.same(level, other, leaf, side)), None)
+            if twin is None:
+                left.append(level)
+            else:
+                del yours[twin]
+        nothing = as_expression(0)
+        return self.variables.same(sum(left, nothing), sum(yours, nothing), leaf, side)
+
+    def _weights_agree(self, leaf: Stratum, side: int) -> bool:
+        first, second = self._forms(leaf, side)
+        return self.variables.same(first.weight, second.weight, leaf, side, by_value=True)
+
+    # ------------------------------------------------------------ by the coefficients
+
+    def _coefficients_agree(self, leaf: Stratum, side: int, ratios_alone: bool) -> bool:
+        """Whether all that a token adds is the same; `ratios_alone`: without the weights, where these are."""
+        terms = [_of_loss(self._form(k, leaf, side), [self._form(k, leaf, s) for s in self.sides]) for k in range(2)]
+        return self._agree(terms, leaf, side, ratios_alone)
+
+    def _agree(self, terms: Sequence[_Coefficient], leaf: Stratum, side: int, ratios_alone: bool) -> bool:
+        assume = self.variables.at(leaf, side)
+        parts = [(t.ratio, ONE if ratios_alone else t.weight) for t in terms]
+        if len({self.variables.partial_in(*both) for both in parts}) > 1:
+            return False
+        split = [cases(e, assume) for both in parts for e in both]
+        for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
+            mine, yours = (
+                {k: at_ties(flowing(e), known) for k, e in t.parts(ratio.held(), weight.sympy()).items()}
+                for t, ratio, weight in ((terms[0], r, u), (terms[1], q, v))
+            )
+            same = all(identical(mine.get(k, 0), yours.get(k, 0)) for k in {**mine, **yours})
+            same = same and alike(r, q, known, assume, by_value=False) and alike(u, v, known, assume, by_value=True)
+            if not same and can_hold(known, assume):
+                return False
+        return True
+
+
+class _Coefficient:
+    """What a token of one hierarchy adds to coefficients, by the variable through which it does."""
+
+    def __init__(
+        self,
+        formulas: TokenFormulas,
+        side: int,
+        ratio: Expression,
+        weight: Expression,
+        times: Expression,
+        same_ratio: bool,
+        is_score: bool = False,
+    ) -> None:
+        self.variables, self.side, self.is_score = formulas.variables, side, is_score
+        variables = self.variables
+        self.ratio, self.weight, self.times = ratio, weight, times
+        means = {name: mean for mean, name in variables.names.items()}
+        known = {symbol(n): m for n, m in (*means.items(), *((r, g) for g, r in formulas.gathered_as.items()))}
+        self.moving = [symbol(a) for a in atoms(self.ratio) if symbol(a) in known]
+        self.at_point: dict[Any, int] = {X: 0} if side == 0 else {}
+        self.at_point |= {z: 0 for z in known if variables.signs[z] == frozenset({0})}
+        read = [a for a in atoms(self.ratio) if not (variables.on_policy and symbol(a) in self.at_point)]
+        self.folded: dict[Any, tuple[Mean, Stratum]] = {}
+        reads = [*read, *atoms(self.weight), *atoms(times)]
+        for z in self.moving:
+            mean = known[z]
+            if not isinstance(mean, Mean) or len(mean.parts) > 1 or isinstance(mean.parts[0][2], Expression):
+                continue
+            place = mean.place if isinstance(mean.place, Stratum) else WHOLE
+            own = not mean.parts[0][2].free_symbols & set(known)  # moves with the token's log ratio alone
+            if same_ratio and own and all(variables.is_constant_on(place, a) for a in reads):
+                self.folded[z] = mean, place
+
+    def parts(self, ratio: Any, weight: Any) -> dict[Any, Any]:
+        """On one branch, what the token's own log ratio adds (under `x`), and what each mean does.
+
+        A mean on which everything that is summed is constant is part of the former: its sum over tokens is their number
+        times one summand.
+        """
+        if is_kinked(ratio):
+            raise Unsuited("a branch is a root of a square")
+        size = weight * to_sympy(self.times)
+        if self.is_score:
+            return {X: (size * ratio).subs(self.at_point)}
+        found = {X: size * sympy.diff(ratio, X)}
+        for z in self.moving:
+            slope = size * sympy.diff(ratio, z)
+            if z not in self.folded:
+                found[z] = slope
+                continue
+            mean, place = self.folded[z]
+            if mean.side in (None, self.side):
+                ((leaf, share, function),) = mean.parts
+                number = to_sympy(self.variables.counted(Count(leaf, place)))
+                found[X] += number * slope * share * sympy.diff(function, X)
+        return {k: v.subs(self.at_point) for k, v in found.items()}
+
+
+def _of_loss(form: Form, others: Sequence[Form]) -> _Coefficient:
+    """What the gated ratio adds, times the advantage. `others`: the same on every side of `x = 0`."""
+    same_ratio = all(other.ratio == form.ratio for other in others)
+    is_score = form.h.objective.estimator == "score"
+    return _Coefficient(form.formulas, form.side, form.ratio, form.weight, advantage, same_ratio, is_score)

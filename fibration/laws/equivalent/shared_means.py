@@ -1,0 +1,266 @@
+"""Two hierarchies in the same variables: the token's own log ratio, and means over what it lies over.
+
+In units of the leaf measure every density of a coarser stratum is a mean of functions of the tokens' log ratios,
+weighed by `m(token)/m(element)`. Where both hierarchies take the same mean it is one variable, whatever their levels
+are called and however their densities are split; means of different kinds are variables that know nothing of each
+other. What holds for all values of the variables holds on every batch, and so do derivatives.
+
+A mean of `f(x)` is taken in three parts, over tokens with `x < 0`, `x = 0` and `x > 0`, on each of which `f` is the
+branch that holds there. So `|x|` split by its sign and `x` itself are sums of the same variables.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Count,
+    Parameter,
+    Reading,
+    Stratum,
+    Total,
+    advantage,
+    reward,
+    token_log_ratio,
+)
+from fibration.language.conditions import WHOLE, Equal, One
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.operators import ANY, Signs, stop
+from fibration.language.pairs import Pair
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
+from fibration.language.traversal import atoms, transform
+from fibration.laws.equivalent.branchwise import Conditions, may_move, normal_form, outcomes, same
+from fibration.laws.gates.coordinates import X
+from fibration.laws.on_policy.levels_together import merged
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import Case, cases
+from fibration.laws.signs.feasible import feasible
+
+NOT_POSITIVE: Signs = frozenset({-1, 0})
+
+
+@dataclass(frozen=True)
+class Mean:
+    """One variable: a mean over the elements of `place`, of the tokens on one side of `x = 0`."""
+
+    place: object  # a stratum, or the leaves of which there is one element
+    side: int | None  # None: of all tokens, whatever their log ratios
+    parts: tuple[tuple[Stratum, Any, Any], ...]  # per leaf: the weight of a token, the function of what it has
+
+
+@dataclass
+class Variables:
+    """The variables of a pair, and its counts where the conditions make them equal."""
+
+    pair: Pair
+    names: dict[Mean, Reading] = field(default_factory=dict)
+    signs: dict[Any, Signs] = field(default_factory=dict)
+    places: dict[Reading, object] = field(default_factory=dict)  # of every variable
+    partial: set[Expression] = field(default_factory=set)  # the variables that have no value on some batches
+    _at: dict[Any, Assumptions] = field(default_factory=dict)
+    _asked: dict[Any, list[Conditions]] = field(default_factory=dict)
+    _functions: dict[Any, list[Expression]] = field(default_factory=dict)
+
+    @property
+    def on_policy(self) -> bool:
+        return self.pair.is_on_policy
+
+    @functools.cached_property
+    def single(self) -> frozenset[Stratum]:
+        """The strata with one element: those that are said to be, the batch, and what is coarser and as wide."""
+        shape = self.pair.shape
+        asked = {c.stratum for c in self.pair.conditions if isinstance(c, One)}
+        wide = {u for s in asked for u in shape.coarser(s) if shape.leaves_over(u) == shape.leaves_over(s)}
+        return frozenset({WHOLE, *asked, *wide} & set(shape.strata))
+
+    def counted(self, e: Expression) -> Expression:
+        """A formula with its counts and policies as the conditions have them."""
+        return transform(e, lambda a: self._log_prob(a.policy) if isinstance(a, LogProb) else self._count(a))
+
+    def _log_prob(self, policy: Policy) -> Expression:
+        """The log-prob of a policy, by that of the old one where it can be.
+
+        The current one moves with its log ratio, also where that is 0; a frozen one has no derivative.
+        """
+        group = next((g for g in self.pair.same_policies if policy.name in g), frozenset({policy.name}))
+        old = LogProb(Policy(OLD))
+        if not policy.is_frozen:
+            return old + token_log_ratio
+        if OLD in group:
+            return old
+        if CURRENT in group:
+            return old + stop(token_log_ratio)
+        return LogProb(Policy(min(group)))
+
+    def _count(self, atom: Expression) -> Expression:
+        if not isinstance(atom, (Count, Total)) or not isinstance(atom.over, Stratum):
+            return atom
+        shape = self.pair.shape
+        of = atom.of if isinstance(atom, Count) else None
+        if isinstance(of, Stratum) and of in self.single and shape.leaves_over(of) == set(shape.leaves):
+            return as_expression(1)
+        over = WHOLE if atom.over in self.single and atom.of != atom.over else atom.over
+        for c in self.pair.conditions:
+            if isinstance(c, Equal) and isinstance(c.value, type(atom)) and c.value != advantage:
+                base = c.value.over
+                within = c.on == WHOLE or c.on in (atom.over, *shape.coarser(atom.over))
+                if (
+                    isinstance(base, Stratum)
+                    and _what(c.value) == _what(atom)
+                    and atom.over in shape.coarser(base)
+                    and within
+                ):
+                    return self._count(Count(base, atom.over)) * self._made(c.value, base)
+        return self._made(atom, over)
+
+    def _made(self, atom: Count | Total, over: Stratum) -> Expression:
+        over = WHOLE if over in self.single and atom.of != over else over
+        return Count(atom.of, over) if isinstance(atom, Count) else Total(atom.attribute, over)
+
+    def at(self, leaf: Stratum, side: int | None) -> Assumptions:
+        """What is known where a token of a leaf has a log ratio on this side, or any."""
+        key = leaf, side, len(self.signs)
+        if key not in self._at:
+            plain = Assumptions(self.pair.shape, self.pair.assume, leaf)
+            own = {} if side is None else {X: frozenset({side})}
+            self._at[key] = plain.with_signs({**own, **dict.fromkeys(self._log_probs, NOT_POSITIVE), **self.signs})
+        return self._at[key]
+
+    @functools.cached_property
+    def _log_probs(self) -> list[Any]:
+        return [symbol(LogProb(p)) for p in (Policy(OLD), *self.pair.policies)]
+
+    def asked(self, leaf: Stratum, side: int | None) -> list[Conditions]:
+        """What is asked of every token, case by case."""
+        key, assume = (leaf, side, len(self.signs)), self.at(leaf, side)
+        if key not in self._asked:
+            found: list[Conditions] = [{}]
+            for c in self.pair.conditions:
+                if isinstance(c, Expression):
+                    holds = [normal_form(case, assume) for case in outcomes(self.counted(c), assume)]
+                    both = [merged(a, b) for a in found for b in holds if b is not None]
+                    found = [b for b in both if b is not None and feasible(b, assume)]
+            self._asked[key] = found
+        return self._asked[key]
+
+    def same(self, one: Expression, other: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> bool:
+        """Whether two formulas are the same function of the variables there, with the same derivatives or in value."""
+        if one != other and self.partial_in(one) != self.partial_in(other):
+            return False
+        return same(one, other, self.at(leaf, side), self.asked(leaf, side), by_value)
+
+    def function(self, e: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> Any:
+        """One name for all formulas that are the same there: what sympy makes of one branch, or one of several."""
+        assume = self.at(leaf, side)
+        found = cases(e, assume)
+        if len(found) == 1 and self._is_defined(found[0], assume, by_value):
+            made = sympy.expand(sympy.cancel(to_sympy(found[0].value)))
+            if self.partial_in(e) <= {ATOM_OF[z] for z in made.free_symbols}:  # what cancels has to have a value
+                return made
+        known = self._functions.setdefault((leaf, side, by_value), [])
+        for other in known:
+            if self.same(e, other, leaf, side, by_value):
+                return other
+        known.append(e)
+        return e
+
+    @staticmethod
+    def _is_defined(case: Case, assume: Assumptions, by_value: bool) -> bool:
+        return case.defined(assume, None if by_value else case.needs_of_slopes(may_move))
+
+    def note_partial(self, variable: Expression, function: Any, leaf: Stratum, side: int | None) -> None:
+        """Remember a variable of a function that has no value, or no slope, of some tokens."""
+        if isinstance(function, Expression):
+            assume = self.at(leaf, side)
+            if self.partial_in(function) or not all(
+                self._is_defined(c, assume, False) for c in cases(function, assume)
+            ):
+                self.partial.add(variable)
+        elif any(ATOM_OF[s] in self.partial for s in function.free_symbols):
+            self.partial.add(variable)
+
+    def partial_in(self, *formulas: Expression) -> frozenset[Expression]:
+        """What formulas read that has no value on some batches; to be the same they read the same."""
+        return frozenset(a for e in formulas for a in atoms(e) if a in self.partial)
+
+    def is_constant_on(self, stratum: Stratum, atom: Expression) -> bool:
+        """Whether an atom has one value for all tokens over an element of a stratum."""
+        below = (stratum, *self.pair.shape.coarser(stratum))
+        if isinstance(atom, (Count, Total)):
+            said = (c for c in self.pair.conditions if isinstance(c, Equal) and self.counted(c.value) == atom)
+            return atom.over in below or atom.over == WHOLE or any(c.on in (*below, WHOLE) for c in said)
+        if isinstance(atom, Attribute):
+            return atom.on in below
+        if isinstance(atom, (Parameter, Component)):
+            own = atom.parameter if isinstance(atom, Component) else atom
+            return own.on is None or own.on in below
+        if atom == advantage:
+            equal = (c for c in self.pair.conditions if isinstance(c, Equal) and c.value == advantage)
+            return any(c.on in (*below, WHOLE) for c in equal)
+        if atom == reward:
+            return self.pair.has_rewards_of_rows and self.pair.first.rows in below
+        if not isinstance(atom, Reading) or atom not in self.places:
+            return False
+        place = self.places[atom]
+        return isinstance(place, frozenset) or place in below
+
+    def mean(self, place: object, side: int | None, parts: tuple[tuple[Stratum, Any, Any], ...]) -> Expression:
+        """A mean of these functions, as a multiple of the variable that it is."""
+        filled = [f for _, _, f in parts if isinstance(f, Expression) or f != 0]
+        if not filled:
+            return as_expression(0)
+        factor = sympy.Integer(1)
+        if not any(isinstance(f, Expression) for f in filled):
+            factor = self._factor(place, filled)
+            parts = tuple((leaf, weight, sympy.expand(f / factor)) for leaf, weight, f in parts)
+        key = Mean(place, side, parts)
+        if key not in self.names:
+            made = self.names[key] = Reading(f"mean {len(self.names) + 1}")
+            self.signs[symbol(made)] = self._signs_of(key)
+            self.places[made] = place
+            for leaf, _, function in parts:
+                self.note_partial(made, function, leaf, side)
+        return from_sympy(factor) * self.names[key]
+
+    def _factor(self, place: object, functions: list[Any]) -> Any:
+        """What is constant over the place and can be taken out of the mean; at least the number."""
+        stratum = place if isinstance(place, Stratum) else WHOLE
+        found = {sympy.Mul(*(a for a in sympy.Mul.make_args(f) if self.is_fixed(stratum, a))) for f in functions}
+        if len(found) == 1:
+            return found.pop()
+        number = functions[0].as_coeff_Mul()[0]
+        return number if number.is_Rational else sympy.Integer(1)
+
+    def is_fixed(self, stratum: Stratum, factor: Any) -> bool:
+        return all(s != X and self.is_constant_on(stratum, ATOM_OF[s]) for s in factor.free_symbols)
+
+    def _signs_of(self, mean: Mean) -> Signs:
+        """Weights are never negative: the mean has the sign of its function."""
+        if mean.side == 0 and all(not isinstance(f, Expression) and f.subs(X, 0) == 0 for _, _, f in mean.parts):
+            return frozenset({0})
+        found = frozenset({0}).union(*(self.signs_of(f, leaf, mean.side) for leaf, _, f in mean.parts))
+        return ANY if mean.side == 0 else found
+
+    def signs_of(self, function: Any, leaf: Stratum, side: int | None) -> Signs:
+        """The signs of a function of what a token has."""
+        assume = self.at(leaf, side)
+        if isinstance(function, Expression):
+            return frozenset().union(
+                *(assume.with_signs(dict(c.signs)).signs(c.sympy()) for c in cases(function, assume))
+            )
+        t = sympy.Dummy("t", positive=True)  # exp(x) - 1 has the sign of x
+        known = assume.with_signs({t: frozenset({1})})
+        if side is not None:
+            function = function.subs(sympy.exp(X), 1 / (1 + t) if side < 0 else 1 + t if side > 0 else 1)
+        return known.signs(function)
+
+
+def _what(atom: Count | Total) -> object:
+    return atom.of if isinstance(atom, Count) else atom.attribute

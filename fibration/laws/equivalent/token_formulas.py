@@ -1,0 +1,326 @@
+"""Formulas of tokens in the variables of a pair: weights, conditions, and statistics over other tokens.
+
+A statistic of one formula over one stratum is one variable, in whatever words the formula is written, and so is what
+comes before or after. Means and totals are means of what tokens have, as densities are; of those that differ by what is
+constant on the element one is a multiple of the other. A sum over elements is one over tokens, each with its share; and
+the others' mean is that of all without the own. What moves with no log ratio stands in `stop`: all in weights and
+gates, all but order in decompositions, all but sums and order in penalties.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import Count, Parameter, Reading, Stratum, Total, Where, at, token_log_ratio
+from fibration.language.conditions import WHOLE
+from fibration.language.expressions import Apply, Expression, as_expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
+from fibration.language.operators import ANY, Signs, stop, where
+from fibration.language.order import Ordered
+from fibration.language.statistics import Aggregate
+from fibration.language.stops import NOTHING as NONE
+from fibration.language.stops import ORDER
+from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
+from fibration.language.traversal import atoms, desugar, substitute, transform
+from fibration.laws.equivalent.shared_means import Variables
+from fibration.laws.signs.branches import cases
+from fibration.laws.signs.neighbourhood import SIDES
+
+ONE, NOTHING = as_expression(1), as_expression(0)
+PerLeaf = dict[Stratum, Expression]
+
+
+class Unsuited(Exception):
+    """A hierarchy that cannot be written in these variables; its message says why."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A variable: what is largest, a quantile or a deviation of the tokens over an element; what comes before one."""
+
+    kind: str
+    place: object
+    level: Expression | None  # the discount, of order
+    formulas: tuple[tuple[Stratum, int | None, Any], ...]
+    of: Where = None
+
+
+@dataclass
+class TokenFormulas:
+    """What formulas read of tokens, in the variables of a pair."""
+
+    variables: Variables
+    gathered_as: dict[Gathered, Reading] = field(default_factory=dict)
+    _known: dict[tuple[Expression, Stratum, frozenset[str]], Expression] = field(default_factory=dict)
+
+    def read(self, e: Expression, leaf: Stratum, through: frozenset[str] = NONE) -> Expression:
+        """A formula read at a token, or at what it lies over, with its counts, policies and statistics.
+
+        `through`: what gradients flow through of all that is gathered, by its word.
+        """
+        key = e, leaf, through
+        if key not in self._known:
+            new = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(e))
+            atom = functools.partial(self._atom, leaf=leaf, through=through)
+            self._known[key] = transform(_by_some(desugar(e)), atom) if new else self.variables.counted(e)
+        return self._known[key]
+
+    def value(self, e: Expression, leaf: Stratum) -> Expression:
+        """A formula through which no gradient flows, as what counts in the strata of a token."""
+        found = _unstopped(self.read(at(e, leaf), leaf))
+        return substitute(found, {token_log_ratio: NOTHING}) if self.variables.on_policy else found
+
+    def _atom(self, atom: Expression, leaf: Stratum, through: frozenset[str]) -> Expression:
+        if not isinstance(atom, (Aggregate, Ordered)):
+            return self.variables.counted(atom)
+        flows = (atom.kind if isinstance(atom, Aggregate) else atom.direction) in through
+        several = len(self.variables.pair.first.leaves) > 1
+        if several and (isinstance(atom, Ordered) or atom.of is not None):
+            raise Unsuited(f"{atom}, of tokens of several kinds, is compared in equal formulas alone")
+        of = None if atom.of == leaf else atom.of
+
+        def each(e: Expression, s: Stratum) -> Expression:
+            here = at(e, of or s)
+            return self.read(here, s, through) if flows else self.value(here, s)
+
+        if isinstance(atom, Ordered):
+            found = self._ordered(atom, leaf, of, each(atom.formula, leaf), flows)
+        elif atom.kind == "some":
+            holds = {s: each(where(atom.formula, 1, 0), s) for s in self._leaves(atom.over)}
+            return self.gathered("total", holds, atom.over) > 0  # type: ignore[arg-type]
+        else:
+            found = self._statistic(
+                atom, leaf, of, {s: each(atom.formula, s) for s in self._leaves(atom.over)}, not flows
+            )
+        return found if flows else stop(found)
+
+    def _statistic(self, atom: Aggregate, leaf: Stratum, of: Where, formulas: PerLeaf, by_value: bool) -> Expression:
+        assert isinstance(atom.over, Stratum)
+        if atom.of is not None and atom.kind in ("total", "mean"):
+            return self._of_elements(atom, leaf, formulas[leaf], by_value)
+        level = None if atom.level is None else self.value(atom.level, next(iter(formulas)))
+        return self.gathered(atom.kind, formulas, atom.over, level, of, by_value)
+
+    def _of_elements(self, atom: Aggregate, leaf: Stratum, formula: Expression, by_value: bool) -> Expression:
+        """A sum over elements as one over tokens, each with its share of its element."""
+        assert isinstance(atom.over, Stratum) and isinstance(atom.of, Stratum)
+        v = self.variables
+        n, share = v.counted(Count(atom.of, atom.over)), v.counted(Count(leaf, atom.of))
+        fixed, rest = self._parted(formula, leaf, atom.over)
+        found = n * fixed
+        if rest != NOTHING:
+            found = found + self.gathered("total", {leaf: rest / share}, atom.over, by_value=by_value)
+        if atom.kind == "total":
+            return found
+        return (found - formula) / (n - 1) if atom.others else found / n
+
+    def _parted(self, e: Expression, leaf: Stratum, over: Stratum) -> tuple[Expression, Expression]:
+        """What of a sum is constant over an element, and the rest."""
+        v = self.variables
+        place = over if over not in v.single else WHOLE
+        if all(v.is_constant_on(place, a) for a in atoms(e)):
+            return e, NOTHING
+        simple, assume = self._simple(e, leaf), v.at(leaf, None)
+        branches = cases(simple, assume)
+        if len(branches) > 1 or not branches[0].defined(assume):
+            return NOTHING, e
+        parts = sympy.Add.make_args(sympy.expand(to_sympy(simple)))
+        if not v.partial_in(e) <= {ATOM_OF[z] for p in parts for z in p.free_symbols}:
+            return NOTHING, e
+        fixed = [p for p in parts if all(v.is_constant_on(place, ATOM_OF[s]) for s in p.free_symbols)]
+        if not fixed:
+            return NOTHING, e
+        rest = sympy.Add(*(p for p in parts if p not in fixed))
+        return from_sympy(sympy.Add(*fixed)), from_sympy(rest)
+
+    def _ordered(self, o: Ordered, leaf: Stratum, of: Where, formula: Expression, flows: bool) -> Expression:
+        """What comes before, or after: of a sum the sum, and what is constant comes out."""
+        v = self.variables
+        assert isinstance(o.over, Stratum)
+        place = o.over if o.over not in v.single else WHOLE
+        discount = from_sympy(sympy.expand(to_sympy(self.value(o.discount, leaf))))
+        if discount == NOTHING:
+            return NOTHING * formula
+        side = 0 if v.on_policy else None
+        function = v.function(formula, leaf, side, by_value=not flows)
+        terms = [] if isinstance(function, Expression) else sympy.Add.make_args(function)
+        if not terms:
+            return self._variable(Gathered(o.direction, place, discount, ((leaf, side, function),), of))
+        found = NOTHING
+        for term in terms:
+            fixed = [f for f in sympy.Mul.make_args(term) if v.is_fixed(place, f)]
+            factor = sympy.Mul(*fixed)
+            if factor != 0:
+                key = Gathered(o.direction, place, discount, ((leaf, side, term / factor),), of)
+                found = found + from_sympy(factor) * self._variable(key)
+        return found
+
+    def _leaves(self, stratum: Where) -> list[Stratum]:
+        assert isinstance(stratum, Stratum)
+        reach = self.variables.pair.shape.leaves_over(stratum)
+        return [leaf for leaf in self.variables.pair.first.leaves if leaf in reach]
+
+    # ------------------------------------------------------------ statistics
+
+    def gathered(
+        self,
+        kind: str,
+        formulas: PerLeaf,
+        over: Stratum,
+        level: Expression | None = None,
+        of: Where = None,
+        by_value: bool = True,
+    ) -> Expression:
+        """A statistic of what the tokens of each leaf have, over an element of a stratum.
+
+        `of`: they have it as parts of such elements, each of which counts once. `by_value`: no gradient flows.
+        """
+        v = self.variables
+        formulas = {leaf: self._simple(e, leaf) for leaf, e in formulas.items()}
+        first, *others = formulas.values()
+        none = NOTHING * first  # it has a value where the formula has one
+        if kind == "deviation" and len(formulas) == 1:
+            formulas = {leaf: self._parted(e, leaf, over)[1] for leaf, e in formulas.items()}
+            first, *others = formulas.values()
+        if over in formulas:
+            return none if kind == "deviation" else formulas[over]
+        number = functools.reduce(operator.add, [v.counted(Count(leaf, over)) for leaf in formulas])
+        place = over if over not in v.single else WHOLE
+        if all(e == first for e in others) and all(v.is_constant_on(place, a) for a in atoms(first)):
+            return number * first if kind == "total" else none if kind == "deviation" else first
+        split = any(token_log_ratio in set(atoms(e)) for e in formulas.values())
+        sides: Sequence[int | None] = ((0,) if v.on_policy else SIDES) if split else (None,)
+        there: object = frozenset(formulas) if over in v.single else over
+        if kind not in ("total", "mean"):
+            made = tuple(
+                (s, side, v.function(e, s, side, by_value=True)) for s, e in formulas.items() for side in sides
+            )
+            of = of if kind == "deviation" else None
+            return self._variable(Gathered(kind, there, level, made, of))
+        share = sympy.cancel(1 / to_sympy(number))
+        terms = []
+        for side in sides:
+            made = tuple((s, share, v.function(e, s, side, by_value)) for s, e in formulas.items())
+            (_, _, f), several = made[0], len(made) > 1
+            alone = several or split or isinstance(f, Expression)  # else a mean of a sum is the sum of means
+            for parts in [made] if alone else [((*made[0][:2], part),) for part in sympy.Add.make_args(f)]:
+                fixed = not alone and all(v.is_constant_on(place, ATOM_OF[s]) for s in parts[0][2].free_symbols)
+                terms.append(from_sympy(parts[0][2]) if fixed else v.mean(there, side, parts))
+        mean = functools.reduce(operator.add, terms)
+        return number * mean if kind == "total" else mean
+
+    def _simple(self, e: Expression, leaf: Stratum) -> Expression:
+        """A formula, or its only branch."""
+        assume = self.variables.at(leaf, None)
+        found = cases(e, assume)
+        return found[0].value if len(found) == 1 and found[0].defined(assume) else e
+
+    def _variable(self, key: Gathered) -> Expression:
+        v = self.variables
+        if key not in self.gathered_as:
+            made = self.gathered_as[key] = Reading(f"{key.kind} {len(self.gathered_as) + 1}")
+            signs: Signs = frozenset().union(*(v.signs_of(f, leaf, side) for leaf, side, f in key.formulas))
+            if key.kind in ORDER:
+                signs |= {0}  # of the first there is none before
+            elif key.kind == "deviation":
+                signs = frozenset({0, 1})
+            v.signs[symbol(made)] = ANY if {-1, 1} <= signs else signs
+            for leaf, side, f in key.formulas:
+                v.note_partial(made, f, leaf, side)
+            if key.kind not in ORDER:
+                v.places[made] = key.place
+            elif key.of is not None:
+                v.places[made] = key.of
+        return self.gathered_as[key]
+
+    # ------------------------------------------------------------ weights of a token
+
+    def weight(self, h: Hierarchy, leaf: Stratum, objective: Objective) -> Expression:
+        """`μ·w` of a token, and 0 where it is not kept."""
+        weight = objective.spelled_out(h.leaves, h.rows)
+        counted = [k.condition for k in objective.kept if k.normaliser == "kept"]
+        if counted:
+            weight = self._among(weight, leaf, functools.reduce(operator.and_, counted))
+        for w in objective.weighed:
+            weight = weight * w
+        for keep in objective.kept:
+            weight = where(keep.condition, weight, 0)
+        return self.value(weight, leaf)
+
+    def _among(self, weight: Expression, leaf: Stratum, kept: Expression) -> Expression:
+        """`μ` where these tokens alone are counted, and the elements that have one of them.
+
+        A kept token is one of its own kind: 0 where there is none of these. Of another branch there may be none.
+        """
+        numbers: list[Expression] = []
+
+        def atom(a: Expression) -> Expression:
+            if not isinstance(a, (Count, Total)) or a.of == a.over:
+                return a
+            assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
+            each: Callable[[Expression], Expression] = lambda e: e if isinstance(a, Count) else e * a.attribute  # noqa: E731
+            found = self._number(kept, a.of, a.over, each)
+            if isinstance(a, Count) and leaf in self.variables.pair.shape.leaves_over(a.of):
+                numbers.append(found)
+            return found
+
+        value = transform(weight, atom)
+        for n in numbers:
+            value = where(n > 0, value, 0)
+        return value
+
+    def _number(
+        self, kept: Expression, of: Stratum, over: Stratum, each: Callable[[Expression], Expression]
+    ) -> Expression:
+        """How many elements of a stratum have a kept token, or what they add up to, over another."""
+        leaves = self._leaves(over)
+        if of in leaves:
+            return self.gathered(
+                "total", {s: self.value(where(kept, each(ONE) if s == of else 0, 0), s) for s in leaves}, over
+            )
+        own = self._leaves(of)
+        there = self.gathered("total", {s: self.value(where(kept, 1, 0), s) for s in own}, of)
+        if of in self.variables.single:
+            return where(there > 0, each(ONE), 0)
+        share = where(there > 0, each(ONE / there), 0)
+        return self.gathered(
+            "total", {s: self.value(where(kept, share, 0), s) if s in own else NOTHING for s in leaves}, over
+        )
+
+
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _by_some(e: Expression) -> Expression:
+    """A formula in which what is largest is compared by whether some token has more."""
+    if not isinstance(e, Apply):
+        return e
+    if e.operator in _TURNED:
+        left, right = e.arguments
+        for a, b, op in ((left, right, e.operator), (right, left, _TURNED[e.operator])):
+            if isinstance(a, Apply) and a.operator == "neg":
+                a, b, op = a.arguments[0], -b, _TURNED[op]
+            is_number = all(isinstance(r, Parameter) and r.on is None for r in atoms(b))
+            if isinstance(a, Aggregate) and a.kind == "largest" and is_number:
+                more = a.formula > b if op in (">", "<=") else a.formula >= b
+                above = Aggregate("some", more, a.over, None, a.of)
+                return above if op in (">", ">=") else ~above
+    arguments = tuple(map(_by_some, e.arguments))
+    return e if arguments == e.arguments else Apply(e.operator, arguments)
+
+
+def _unstopped(e: Expression) -> Expression:
+    """A formula as it is where no derivatives are taken."""
+    if not isinstance(e, Apply):
+        return e
+    arguments = tuple(map(_unstopped, e.arguments))
+    if e.operator == "stop":
+        return arguments[0]
+    return e if arguments == e.arguments else Apply(e.operator, arguments)

@@ -1,0 +1,1 @@
+"""Facts, certified beside the laws: radius, bounds, amplification, second moment, normaliser, restorative."""

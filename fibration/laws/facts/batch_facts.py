@@ -1,0 +1,147 @@
+"""The facts of what rows have in common: `second_moment` of weights, `normaliser`, what needs a batch, and `blocks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+from sympy import oo
+
+from fibration.language.atoms import BATCH, Count, Density, Stratum, Total, at
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.order import Ordered
+from fibration.language.penalties import Penalty
+from fibration.language.places import whole_batch
+from fibration.language.report import Fact
+from fibration.language.statistics import Aggregate, within
+from fibration.language.sympy_bridge import to_sympy, vanishes
+from fibration.language.traversal import atoms
+from fibration.laws.facts.weights import sampled_from, supremum
+from fibration.laws.gates.coordinates import intensive
+from fibration.laws.gates.pieces import text
+from fibration.laws.gates.reach import is_effect
+from fibration.laws.signs.neighbourhood import RHO
+from fibration.laws.subject import Subject
+
+WHY_NOT = "no condition and no minimum bounds it, nor its square"
+
+
+def second_moment(subject: Subject) -> Iterator[Fact]:
+    """How large every weight is, and a bound of `E[w²]` under the policy that tokens are sampled from."""
+    h = subject.hierarchy
+    for weight in h.objective.weighed:
+        most, name = supremum(h, weight), f"weight {weight}"
+        if most == oo:
+            yield Fact("second_moment", name, "w has no bound that is known", WHY_NOT)
+            continue
+        policy = sampled_from(h, weight)
+        square = most if policy else sympy.expand(most**2)
+        where = f" under {policy}" if policy else ""
+        why = (
+            f"w is at most a ratio to the probabilities of {policy}, whose mean there is 1" if policy else "w², at most"
+        )
+        yield Fact("second_moment", name, f"w is at most {text(most)}, E[w²] at most {text(square)}{where}", why)
+
+
+def normaliser(h: Hierarchy) -> Fact:
+    """Which numbers need the whole batch before any coefficient is known."""
+    needed = list(dict.fromkeys(_needed(h)))
+    if not needed:
+        return Fact("normaliser", "objective", "nothing", "each row's coefficients are known without the others")
+    why = "these are of several rows, and known before the coefficients of any"
+    return Fact("normaliser", "objective", "; ".join(needed), why)
+
+
+def _needed(h: Hierarchy) -> Iterator[str]:
+    mu = h.objective.spelled_out(h.leaves, h.rows)
+    counts = [a for a in atoms(mu) if isinstance(a, (Count, Total)) and _is_beyond_rows(h, a.over)]
+    kept = any(k.normaliser == "kept" for k in h.objective.kept)
+    yield from (f"{a} of what is kept" if kept else str(a) for a in counts)
+    levels = [intensive(h, s, c) for s in h.order for c in h.decomposition.channels]
+    levels += [f.weight for f in h.fibrations if not _is_beyond_rows(h, f.target)]
+    read = [at(e, leaf) for e in h.objective.formulas for leaf in h.leaves]
+    given = [] if h.advantages is None else [h.advantages]
+    given += [e for p in h.penalties.values() for e in (p.formula, *_formulas_of(p))]
+    inner = [e for formula in (*read, *levels, *given) for e in within(formula)]
+    measures = (a for e in inner for a in atoms(e) if isinstance(a, (Count, Total)))
+    yield from (str(a) for a in measures if _is_beyond_rows(h, a.over))
+    joined = read_by_gates(h)
+    yield from (str(Density(s)) for s in h.order if s in joined and _is_beyond_rows(h, s))
+    joined_by = [*read, *(gate for _, _, gate in gates(h)), *given, *(e for _, e in h.decomposition.densities)]
+    gathered = [a for formula in joined_by for e in within(formula) for a in atoms(e)]
+    gathered = [a for a in gathered if isinstance(a, (Aggregate, Ordered)) and _is_beyond_rows(h, a.over)]
+    yield from map(str, gathered)
+    for name, p in h.penalties.items():
+        if p.objective is not None:
+            own = atoms(p.objective.spelled_out(h.leaves, h.rows))
+            counted = (str(a) for a in own if isinstance(a, (Count, Total)) and _is_beyond_rows(h, a.over))
+            kept = any(k.normaliser == "kept" for k in p.objective.kept)
+            yield from (f"{a} of what the penalty '{name}' keeps" if kept else a for a in counted)
+        elif p.over is not None:
+            yield f"how many there are of what the penalty '{name}' is read over, {p.over}"
+
+
+def _formulas_of(p: Penalty) -> tuple[Expression, ...]:
+    return () if p.objective is None else p.objective.formulas
+
+
+def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
+    """Whether an element may have tokens of several rows."""
+    shape = whole_batch(h)
+    if not isinstance(place, Stratum) or place not in shape.strata:
+        return place == Stratum(BATCH)
+    return place != h.rows and h.rows not in shape.coarser(place)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def blocks(h: Hierarchy) -> Fact:
+    """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
+    needed = read_by_gates(h)
+    joined = {o.over for _, e in h.decomposition.densities for o in atoms(e) if isinstance(o, Ordered)}
+    if joined:
+        rows = [s for s in joined if isinstance(s, Stratum)]
+        widest = next((s for s in rows if all(s == o or s in whole_batch(h).coarser(o) for o in rows)), None)
+        if widest is None or any(s != widest and widest not in whole_batch(h).coarser(s) for s in needed):
+            return Fact(
+                "blocks", "Jacobian of 𝒢", "one block", "F reads what comes before a token, and gates what is coarser"
+            )
+        why = f"F reads what comes before or after a token over one {widest}"
+        return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {widest}", why)
+    common = [s for s in h.order if all(n == s or s in h.coarser(n) for n in needed)]
+    finest = [s for s in common if not any(s in h.coarser(o) for o in common)]
+    if not finest:
+        return Fact("blocks", "Jacobian of 𝒢", "one block", "no stratum is coarser than all that the gates read")
+    if not needed and len(h.leaves) > 1:
+        return Fact("blocks", "Jacobian of 𝒢", "diagonal", "every gate is the identity")
+    why = "no gate reads beyond the element of this stratum that it lies over"
+    over = {a.over for _, _, gate in gates(h) for a in atoms(gate) if isinstance(a, (Aggregate, Ordered))}
+    if any(o != s and s not in h.shape.coarser(o) for o in over for s in finest if isinstance(o, Stratum)):
+        why += ", but for statistics, which are held"
+    value = " and over ".join(s.name for s in finest)
+    return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {value}", why)
+
+
+def read_by_gates(h: Hierarchy) -> set[Stratum]:
+    """The strata whose densities decide what the levels give together.
+
+    Levels that pass unchanged telescope: `D = σ + Σ (h_v - ρ_v)` over the others. So a token depends on what the
+    elements below it hold of the strata that these residuals and gates are made of.
+    """
+    needed: set[Stratum] = set()
+    for stratum, _, gate in gates(h):
+        if _has_branches(gate) or not vanishes(to_sympy(gate) - RHO):
+            needed |= {stratum, *h.shape.moebius(stratum)}
+            needed |= {a.stratum for a in atoms(gate) if isinstance(a, Density)}
+            if is_effect(h, stratum):  # a fit joins all that crosses
+                needed.update(h.shape.crossed())
+    return needed
+
+
+def _has_branches(e: Any) -> bool:
+    return getattr(e, "operator", "") in ("where", "clip", "minimum", "maximum", "abs", "sign") or any(
+        _has_branches(a) for a in getattr(e, "arguments", ())
+    )

@@ -1,0 +1,203 @@
+"""Facts certified beside the laws: how far ratios pass unchanged, what each level adds at most, where it resists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+from sympy import oo
+
+from fibration.language.atoms import Density, Stratum, advantage, in_channel, pull
+from fibration.language.hierarchy import gates
+from fibration.language.report import Fact
+from fibration.language.statistics import Aggregate
+from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
+from fibration.language.traversal import atoms
+from fibration.laws.facts.amplification import amplification
+from fibration.laws.facts.batch_facts import blocks, normaliser, second_moment
+from fibration.laws.gates.contributions import Lines, contribution, reads_batch
+from fibration.laws.gates.coordinates import coordinate, lines
+from fibration.laws.gates.pieces import Line, Piece, extremes, text
+from fibration.laws.gates.reach import domain, is_effect, reach
+from fibration.laws.off_policy.further_out import moves_along
+from fibration.laws.signs.neighbourhood import RHO, WORDS
+from fibration.laws.subject import Subject
+
+# the one that costs most is the last
+NAMES = ("radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "amplification")
+
+
+def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
+    """Everything that can be certified of a hierarchy whose laws have been decided, by name."""
+    h = subject.hierarchy
+    table = lines(h, subject)
+    known = coordinate(h, subject)
+    # distances of log ratios from residuals, when the levels are means and R turns their sum back into a ratio
+    far = known in ("log", "split", "deviation") and not subject.first_failure("markov", "reflecting", "recovery")
+    yield "radius", _radius(subject, table, known) if far else iter(())
+    yield "bounds", _bounds(subject, table, known) if far else iter(())
+    yield "continuity", _continuity(subject, table, known)
+    yield "blocks", _one(lambda: blocks(h))
+    yield "second_moment", second_moment(subject)
+    yield "normaliser", _one(lambda: normaliser(h))
+    yield "amplification", amplification(subject, table, known)
+
+
+def _one(find: Callable[[], Fact]) -> Iterator[Fact]:
+    yield find()
+
+
+# ---------------------------------------------------------------- pass-through radius
+
+
+def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
+    """`max{R : |x_i| <= R for all i implies 𝒢(r) = r}`, the least over all sizes."""
+    h = subject.hierarchy
+    exact = all(subject.germ(g, s).passes for s, _, g in gates(h))
+    if not exact:
+        if any(v.law == "identity" and v.status == "undecided" for v in subject.verdicts) or _makes_up(subject):
+            return
+        smooth = subject.proved("identity")
+        why = "some gate is not the identity on any neighbourhood of 0"
+        yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""))
+        return
+    limits: list[Any] = []
+    is_closed = True
+    for (stratum, _), found in table.items():
+        if found is None:
+            return
+        for line in found:
+            interval = line.passes()
+            if interval is None:
+                return
+            ends = reach(h, stratum, known, *interval, subject.at(stratum))
+            if ends is None and is_effect(h, stratum):
+                why = f"the effects on {stratum}, of a least-squares fit, have no bound that holds for every crossing"
+                yield Fact("radius", "hierarchy", "not certified", why)
+                return
+            if ends is None or any(reads_batch(v) for v in ends):
+                return
+            limits += ends
+            is_closed = is_closed and all(line.passes_at(end) for end in interval)
+    finite = [v for v in limits if v != oo]
+    smallest = extremes(finite, subject.assume, -1) if finite else [oo]
+    value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
+    within = "at most" if is_closed else "below"
+    why = f"𝒢(r) = r while every |log r| is {within} this: no residual leaves its gate's pass-through interval"
+    yield Fact("radius", "hierarchy", value, why)
+
+
+def _makes_up(subject: Subject) -> bool:
+    """Whether gates that fail alone may pass everything together: then the radius is not 0, and not looked for."""
+    if subject.proved("identity"):
+        return False
+    first = next(v.status for v in subject.verdicts if v.law == "first_order")
+    # a score estimator is refuted for its value, whatever the gates
+    return first != "refuted" or subject.hierarchy.objective.estimator == "score"
+
+
+# ---------------------------------------------------------------- bounds of log 𝒢
+
+
+def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
+    """What every level adds at most, and for each leaf the sum over its own level and all coarser ones."""
+    h = subject.hierarchy
+    found: dict[Stratum, tuple[Any, Any]] = {}
+    for stratum in h.order:
+        level = contribution(stratum, table, subject, known)
+        if level is not None and not any(reads_batch(v) for v in level):
+            found[stratum] = level
+    totals = {}
+    for leaf in h.leaves:
+        path = [found.get(s) for s in h.order if s == leaf or s in h.coarser(leaf)]
+        if None not in path:
+            lows, highs = zip(*path, strict=True)  # type: ignore[arg-type]
+            totals[leaf] = -oo if -oo in lows else sum(lows), oo if oo in highs else sum(highs)
+    if not totals:
+        return
+    if known != "deviation":
+        for leaf, total in totals.items():
+            what = "log 𝒢" if len(h.leaves) == 1 else f"log 𝒢 on {leaf}"
+            yield Fact("bounds", what, _interval(*total), "the sum of what the levels contribute at most")
+        why = "range of its gates over the residuals that can reach them"
+        for stratum, level in found.items():
+            yield Fact("bounds", f"{stratum} level", _interval(*level), why)
+    elif len(h.order) == 1 and subject.proved("positivity"):
+        low, high = totals[h.leaves[0]]
+        # a gate whose bound may lie below -1 does not get there: no deviation does, and the ratio is positive
+        least = 1 + low if low == -oo or -1 not in subject.assume.signs(1 + low) else sympy.Max(0, 1 + low)
+        shown = _interval(least, 1 + high)
+        why = "1 plus the range of the gate over r > 0 and every advantage"
+        yield Fact("bounds", "𝒢", f"({shown[1:]}" if low == -1 else shown, why)
+
+
+def _interval(low: Any, high: Any) -> str:
+    return f"{'(' if low == -oo else '['}{text(low)}, {text(high)}{')' if high == oo else ']'}"
+
+
+# ---------------------------------------------------------------- continuity of the gates, and where they resist
+
+
+def _continuity(subject: Subject, table: Lines, acts_on: str) -> Iterator[Fact]:
+    h = subject.hierarchy
+    for stratum in h.order:
+        found = [table[stratum, c] for c in h.decomposition.channels]
+        known = [line for per_channel in found for line in per_channel or ()]
+        if None in found:
+            yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
+            continue
+        read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density) or moves_along(a)]
+        held = f" in its residual, with {' and '.join(read)} held" if read else ""  # across a density it may jump
+        how = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
+        yield Fact("continuity", f"gate on {stratum}", how)
+        least = domain(h, stratum, acts_on)[0]
+        regions = dict.fromkeys(
+            r for c in h.decomposition.channels for r in _regions(subject, stratum, c, table, least)
+        )
+        if regions:
+            why = "there the gradient opposes further drift"
+            yield Fact("restorative", f"gate on {stratum}", "; ".join(regions), why)
+
+
+def _regions(subject: Subject, stratum: Stratum, channel: str, table: Lines, least: Any) -> Iterator[str]:
+    """Where a gate has negative slope, in the words of the positive side if it is the same on both.
+
+    `least` is the residual below which none is: a deviation of ratios is above -1.
+    """
+    found: dict[str, list[tuple[Any, Any, Any, Line]]] = {}
+    for line in table[stratum, channel] or ():
+        for p in line.restorative():
+            when = _when(subject, stratum, channel, line, p)
+            found.setdefault(when, []).append((p.low, p.high, p.slope, line))
+    for when, low, high, slope, line in ((when, *region) for when, regions in found.items() for region in regions):
+        mirrored = any(
+            vanishes(low + top) and vanishes(high + base) and vanishes(slope - steep)
+            for base, top, steep, _ in found[when]
+            if oo not in (top, high)
+        )
+        if mirrored and line.assume.signs(high) <= {-1, 0}:
+            continue
+        name = "|ρ|" if mirrored else "ρ"
+        low = least if low == -oo and least == -1 else low
+        # the two channels differ only in their budgets' names
+        region = f"{text(low)} < {name} < {text(high)} with slope {text(slope)}{when}"
+        yield region.replace("[+]", "").replace("[-]", "")
+
+
+def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: Piece) -> str:
+    """On which batches a piece of a gate holds: for which way of the pull, if the gate asks for it, or advantages."""
+    h, said = subject.hierarchy, []
+    known = {*subject.at(stratum).extra, 1 + RHO}
+    told = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}
+    turned = set[int]()
+    if pull in set(atoms(h.gates[stratum].expression)):
+        side = 1 if line.assume.signs(piece.high) == {1} or piece.high == oo else -1
+        turned = {side * s for s in line.assume.signs(to_sympy(in_channel(h.pull(stratum), channel)))}
+    if turned in ({1}, {-1}):
+        said.append(f"the pull is {'outward' if turned == {1} else 'inward'}")
+    elif (signs := line.assume.extra.get(symbol(advantage))) in WORDS:
+        said.append(f"the advantage is {WORDS[signs]}")
+    others = ((d, s) for d, s in line.assume.extra.items() if d not in known and d not in told and s in WORDS)
+    said += [f"{text(d)} is {WORDS[s]}" for d, s in others]
+    return f" where {' and '.join(said)}" if said else ""

@@ -1,0 +1,161 @@
+"""Recovery (def:fgh ii): `R ∘ F = id` on `r > 0`, decided case by case over the sign of the log ratio."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+
+from fibration.language.atoms import Stratum, advantage, token_log_ratio
+from fibration.language.exact import NoValue, TooLarge
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import exp
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
+from fibration.language.sympy_bridge import show, vanishes
+from fibration.language.traversal import atoms, evaluate
+from fibration.laws.batches.concrete import Witness, rounded, rounding, shown
+from fibration.laws.batches.search import concretes
+from fibration.laws.batches.tokens import Tokens
+from fibration.laws.gates.coordinates import X, composed, log_of
+from fibration.laws.gates.exponentials import is_the_ratio
+from fibration.laws.law import Decision, Law, proved, refuted, undecided
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import TooManyCases, cases
+from fibration.laws.subject import Subject
+from fibration.laws.values.duals import differentiate, value_of
+from fibration.laws.values.enclosures import Unsure, enclose, of_its_sign
+from fibration.laws.values.probes import between, crossings, turning
+
+STATEMENT = "R(F(r)) = r for every r > 0"
+MOST_TRIED, MOST_TOKENS = 201, 3  # tokens of a batch on which what comes before is read
+
+
+def decide_recovery(subject: Subject) -> Iterator[Decision]:
+    h = subject.hierarchy
+    arguments = {leaf: recovers_case_by_case(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves}
+    if all(arguments.values()):
+        yield proved("decomposition", "; ".join(dict.fromkeys(arguments.values())))
+        return
+    lost = next(((leaf, w) for leaf in h.leaves if (w := ratio_not_recovered(h, leaf))), None)
+    if lost:
+        remedy = "divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)"
+        yield refuted("decomposition", f"R(F(r)) = {composed(h, lost[0])}", remedy, lost[1])
+    else:
+        leaf = next(leaf for leaf, argument in arguments.items() if not argument)
+        remedy = "use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)"
+        yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", remedy)
+
+
+def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
+    """`log R(F(r))` for either sign of the log ratio `x`, where it is `x`; '' where that is not shown."""
+    lines = []
+    try:
+        for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
+            assume = known.with_signs({X: frozenset({sign})})
+            for case in cases(whole, assume):
+                if not case.defined(assume):
+                    return ""
+                log_ratio = log_of(case.sympy())
+                difference = log_ratio - X
+                if sign == 0:
+                    difference = difference.subs(X, 0)
+                if vanishes(difference):
+                    lines.append(f"{word}: log R(F(r)) = {show(log_ratio) if sign else '0'}")
+                elif is_the_ratio(case.sympy()):
+                    lines.append(f"{word}: R(F(r)) = exp(x)")
+                else:
+                    return ""
+    except TooManyCases:
+        return ""
+    return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
+
+
+NEAR, FAR = -12, 2  # powers of ten between which log ratios are looked for at which a branch changes
+PROBES = tuple(
+    s * Fraction(x) for x in ("0", "1", "1/2", "3", "1/10", "1/100", "10", "100", "1e-6", "1e-12") for s in (1, -1)
+)
+
+
+def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
+    """A log ratio that does not come back."""
+    whole, root = composed(h, leaf), h.roots[0]
+    if any(isinstance(a, Ordered) for a in atoms(whole)):
+        return _not_recovered_in_order(h, leaf, whole)
+    read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
+    for concrete in concretes(h, [whole], most=MOST_TRIED):
+        signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
+        for i, own in itertools.product(range(concrete.size[leaf]), signs):
+            point = tuple(own if a == advantage else concrete.atom(a, leaf, i) for a in read)
+            if point in seen:
+                continue
+            seen.add(point)
+            here = dict(zip(read, point, strict=True))
+            for x in dict.fromkeys([*PROBES, *_changes(deciding, here)]):
+                if lost := _lost(whole, {**here, token_log_ratio: x}):
+                    got, truth, recovered = lost
+                    place = "" if leaf == root else f"in {concrete.describe(root)}, "
+                    given = f"log ratio {_number(x)}" + (f" and advantage {own}" if advantage in read else "")
+                    text = f"{place}a {leaf} with {given} comes back as {got} instead of {truth}"
+                    values = {"log_ratio": x, "recovered": recovered, "element": i}
+                    return Witness(text, concrete, values | ({"advantage": own} if advantage in read else {}))
+    return None
+
+
+def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
+    """Log ratios of a row of which one does not come back, where more than its own is read."""
+    for concrete in concretes(h, [whole], whole_batch(h), most=MOST_TRIED):
+        places = [(s, i) for s in h.leaves for i in range(concrete.size[s])]
+        if len(places) > MOST_TOKENS:
+            continue
+        for x, own in itertools.product((Fraction(1, 2), Fraction(-1, 2)), (Fraction(1), Fraction(-1))):
+            here = Tokens(concrete, places, [x] * len(places), [own] * len(places), differentiate)
+            truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
+            for k, (s, i) in enumerate(places):
+                try:
+                    value: Fraction | None = value_of(here.value(whole, k)) if s == leaf else truth
+                except NoValue:
+                    value = None
+                if value is None or abs(value - truth) > rounding(whole):
+                    got = "no value" if value is None else shown(value)
+                    given = f" and advantages {own}" if advantage in set(atoms(whole)) else ""
+                    text = (
+                        f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * len(places))}{given}, "
+                        f"token {k + 1} comes back as {got} instead of {shown(truth)}"
+                    )
+                    back = None if value is None else rounded(value, rounding(whole))
+                    return Witness(text, concrete, {"log_ratio": x, "recovered": back, "element": i, "advantage": own})
+    return None
+
+
+def _changes(deciding: list[Expression], here: Mapping[Expression, Fraction]) -> list[Fraction]:
+    """Log ratios at which a branch changes, beside and between them."""
+
+    def at(e: Expression) -> Callable[[Fraction], Fraction | None]:
+        return lambda x: of_its_sign(e, {**here, token_log_ratio: x}.__getitem__)
+
+    return between(sorted({c for e in deciding for c in crossings(at(e), near=NEAR, far=FAR)}))
+
+
+def _lost(whole: Expression, here: Mapping[Expression, Fraction]) -> tuple[str, str, Fraction | None] | None:
+    """What comes back and what went in, if these are certainly not the same, in words; and what comes back."""
+    truth = enclose(exp(token_log_ratio), here.__getitem__)
+    try:
+        value = enclose(whole, here.__getitem__)
+    except NoValue:
+        return "no value", shown(truth.middle), None
+    except (Unsure, TooLarge):
+        return None
+    if value.low <= truth.high and truth.low <= value.high:
+        return None
+    one, other = shown(value.middle), shown(truth.middle)
+    off = "" if one != other else f", off by {shown(value.middle - truth.middle)}"
+    return one, other + off, rounded(value.middle, value.high - value.low)
+
+
+def _number(x: Fraction) -> str:
+    return str(x) if x.denominator <= 10**12 else shown(x)
+
+
+LAW = Law("recovery", STATEMENT, decide_recovery)

@@ -1,0 +1,107 @@
+"""Where kernels of a quiver do not cohere: the one whose change would mend it, or else the paths that disagree.
+
+A kernel is to blame if all the others agree without it, and `m(a)/m(b)` of the measure that they spread can be read at
+its elements and reflects. On a single way around there may be several such kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import reduce
+from operator import mul
+
+import networkx as nx
+
+from fibration.language.atoms import Stratum
+from fibration.language.cancel import ONE, cancel
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, MarkovKernel
+from fibration.language.leaf_measure import gauge, own
+from fibration.language.operators import ZERO
+from fibration.language.traversal import atoms, transform
+from fibration.laws.kernels.reflecting import sums_to_1
+from fibration.laws.locality import Weight
+from fibration.laws.signs.claim import Claim
+from fibration.laws.subject import Subject
+
+ONE_MEASURE = "give all kernels one measure: proportional() of one count, or of one total, on every edge"
+
+
+def blame(subject: Subject) -> tuple[str, str]:
+    """What was found, and what to do."""
+    found = [(f, weight) for f in subject.hierarchy.fibrations if (weight := mended(subject, f)) is not None]
+    if not found:
+        return disagreeing(subject), ONE_MEASURE
+    slips = [f"the kernel {f.name} has the weight {f.weight}, and the others spread {w}" for f, w in found]
+    mends = [f"give {f.name} the weight {w}" for f, w in found]
+    one = "one of these is wrong: " if len(found) > 1 else ""
+    return one + "; or ".join(slips), f"{'; or '.join(mends)}; or {ONE_MEASURE}"
+
+
+def mended(subject: Subject, f: Fibration) -> Expression | None:
+    """The weight with which a kernel would agree with all others and reflect; None if there is none, or none found."""
+    h = subject.hierarchy
+    others = [g for g in h.fibrations if g != f]
+    around = nx.Graph((g.source, g.target) for g in others)
+    if not (f.source in around and f.target in around and nx.has_path(around, f.source, f.target)):
+        return None  # no other way leads around it
+    m = agreed(subject, others)
+    if m is None:
+        return None
+    weight = cancel(m[f.source] / m[f.target])
+    if not _is_read_at(h, weight, f.source):
+        return None
+    right = Fibration(f.source, f.target, MarkovKernel(weight))
+    changed = Subject(h.replace(fibrations=[right if g == f else g for g in h.fibrations]), [])
+    covers = [c for c in changed.hierarchy.shape.covers(f.target) if right in c]
+    return weight if all(sums_to_1(c, changed) for c in covers) else None
+
+
+def agreed(subject: Subject, fibrations: Collection[Fibration]) -> dict[Stratum, Expression] | None:
+    """The masses that some of the fibrations spread; None unless these are shown to agree."""
+    m = _spread(subject.hierarchy, fibrations)
+
+    def agrees(f: Fibration) -> bool:
+        return Claim(m[f.target] * f.weight - m[f.source], subject.at(f.source), ZERO).is_shown
+
+    return m if all(agrees(f) for f in fibrations) else None
+
+
+def _spread(h: Hierarchy, fibrations: Collection[Fibration]) -> dict[Stratum, Expression]:
+    """`m` of every stratum, in each part that these fibrations join from one stratum of it; up and down."""
+    m: dict[Stratum, Expression] = {}
+
+    def steps() -> Iterator[tuple[Stratum, Expression]]:
+        weights = {f: transform(f.weight, own) for f in fibrations}
+        for f, weight in weights.items():
+            if f.target in m and f.source not in m:
+                yield f.source, cancel(m[f.target] * weight)
+        for f, weight in weights.items():
+            if f.source in m and f.target not in m:
+                value = cancel(m[f.source] / weight)
+                if _is_read_at(h, value, f.target):
+                    yield f.target, value
+
+    for start in h.order:
+        if start not in m:
+            m[start] = ONE if h.roots == (start,) else gauge(h.shape, start)
+            while step := next(steps(), None):
+                m[step[0]] = step[1]
+    return m
+
+
+def _is_read_at(h: Hierarchy, value: Expression, stratum: Stratum) -> bool:
+    return all(Weight(h, stratum).problem(a) is None for a in atoms(value))
+
+
+def disagreeing(subject: Subject) -> str:
+    """The first two ways down that part and meet again, and whose kernels are not shown to have one product."""
+    h = subject.hierarchy
+    for one, other in h.shape.parallel():
+        products = [reduce(mul, (f.weight for f in way)) for way in (one, other)]
+        if not Claim(products[0] - products[1], subject.at(one[0].source), ZERO).is_shown:
+            ways = [" → ".join([way[0].source.name, *(f.target.name for f in way)]) for way in (one, other)]
+            said = [f"{way} have the product {cancel(p)}" for way, p in zip(ways, products, strict=True)]
+            return f"weights along {said[0]}, and along {said[1]}"
+    return f"weights of {', '.join(f.name for f in h.fibrations)} that no one measure gives"

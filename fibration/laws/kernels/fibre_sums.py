@@ -1,0 +1,123 @@
+"""Sums of a kernel's weights over a fibre, in closed form.
+
+Counts and totals are *additive*: summed over a fibre they give the count or total of what lies below.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import Attribute, Count, Stratum, Total, read_at
+from fibration.language.expressions import Expression
+from fibration.language.kernels import Fibration
+from fibration.language.operators import ANY, Signs
+from fibration.language.sympy_bridge import from_sympy, symbol
+from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.populations import Populations
+from fibration.laws.subject import Subject
+
+
+def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations) -> Any | None:
+    """`Σ_{a over b} weight(a)`, for a weight that is linear in the additive measures of `a`; None for any other.
+
+    Every element of a finer stratum lies over one `a`, so that its measures over `b` are the sums of those over `a`.
+    Where the weight reads a stratum between the two, the sum is taken in two steps.
+    """
+    varying = [s for s in weight.free_symbols if varies(s, target, known)]
+    between = {place for s in varying if (place := read_at(from_sympy(s))) != source}
+    if between:
+        for z in known.shape.coarser(source):
+            reads = {source, *known.coarser[z]}
+            if target in known.coarser[z] - {z} and between <= reads and known.always(source, z):
+                inner = fibre_sum(weight, source, z, known)
+                return None if inner is None else fibre_sum(inner, z, target, known)
+        return None
+    if not varying:
+        return weight * symbol(Count(source, target))
+    weight = sympy.cancel(sympy.together(weight))
+    if not weight.is_polynomial(*varying):
+        return None
+    polynomial = sympy.Poly(weight, *varying)
+    if polynomial.total_degree() > 1:
+        return None
+    result: Any = 0
+    for monomial, coefficient in polynomial.terms():
+        measure = next((s for s, p in zip(varying, monomial, strict=True) if p), None)
+        if measure is None:
+            summed: Expression | None = Count(source, target)
+        else:
+            summed = _summed(from_sympy(measure), target)
+        if summed is None:
+            return None
+        result += coefficient * symbol(summed)
+    return result
+
+
+def _summed(measure: Expression, target: Stratum) -> Expression | None:
+    """An additive measure of `a`, summed over the fibre."""
+    if isinstance(measure, Count):
+        return Count(measure.of, target)
+    if isinstance(measure, Total):
+        return Total(measure.attribute, target)
+    return Total(measure, target) if isinstance(measure, Attribute) else None
+
+
+def varies(s: Any, target: Stratum, known: Populations) -> bool:
+    """Whether an atom, given as a symbol, can differ between elements of one fibre: of a crossing stratum too."""
+    home = read_at(from_sympy(s))
+    return home is not None and home not in known.coarser[target]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the weights of several kernels over one element sum to, each and together, where these cases hold."""
+
+    cases: tuple[Case, ...]
+    terms: tuple[Any, ...]
+    total: Any
+
+
+def kernel_sums(
+    kernels: Sequence[Fibration], signs: dict[Any, Signs], subject: Subject, factors: Sequence[int] = ()
+) -> Iterator[Sums | None]:
+    """The sums over an element of their one target, for all cases that can hold together where `signs` do.
+
+    None where one is not found, or has no value. `factors` are those of the kernels in the total, 1 if not given.
+    """
+    try:
+        branches = [cases(f.weight, subject.at(f.source).with_signs(signs)) for f in kernels]
+    except TooManyCases:
+        yield None
+        return
+    for chosen in itertools.product(*branches):
+        conditions: dict[Any, Signs] = dict(signs)
+        for case in chosen:
+            conditions.update({d: conditions.get(d, ANY) & s for d, s in case.signs})
+        if not all(conditions.values()):
+            continue  # the branches exclude each other
+        terms: tuple[Any, ...] = tuple(_term(f, case, signs, subject) for f, case in zip(kernels, chosen, strict=True))
+        if any(t is None for t in terms):
+            yield None
+            continue
+        total: Any = sum(n * t for n, t in zip(factors or [1] * len(terms), terms, strict=True))
+        absent = {s: 0 for s in total.free_symbols if _is_absent(s, signs, subject)}
+        yield Sums(chosen, terms, total.subs(absent))
+
+
+def _term(f: Fibration, case: Case, signs: dict[Any, Signs], subject: Subject) -> Any | None:
+    known = subject.assume.populations
+    if any(varies(a, f.target, known) for d, _ in case.signs for a in d.free_symbols):
+        return None  # the branch differs within a fibre
+    if not case.defined(subject.at(f.source).with_signs(signs)):
+        return None  # to sympy 0/0 of equal terms is 1
+    return fibre_sum(case.sympy(), f.source, f.target, known)
+
+
+def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
+    atom = from_sympy(s)
+    return isinstance(atom, (Count, Total)) and subject.assume.with_signs(signs).absent(atom.of, atom.over)

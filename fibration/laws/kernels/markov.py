@@ -1,0 +1,58 @@
+"""Markov (def:fgh i): every weight of a kernel is defined and never negative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration
+from fibration.language.operators import POSITIVE
+from fibration.language.report import Verdict
+from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding, settings
+from fibration.laws.kernels.kernel_search import Fibre, weights
+from fibration.laws.law import Decision, Law, proved, refuted, undecided
+from fibration.laws.signs.claim import Claim
+from fibration.laws.subject import Subject
+
+STATEMENT = "every weight K(a|b) is defined and at least 0"
+
+
+def decide_markov(subject: Subject) -> Iterator[Decision]:
+    for f in subject.hierarchy.fibrations:
+        kernel = f"kernel {f.name}"
+        # 0 would be allowed; the normal form divides by the measure, so it is not
+        if Claim(f.weight, subject.at(f.source), POSITIVE).is_shown:
+            yield proved(kernel, f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
+        elif witness := negative_weight(subject.hierarchy, f):
+            remedy = "use uniform(), or proportional(m) with a count or the total of a positive attribute"
+            yield refuted(kernel, str(f.weight), remedy, witness)
+        else:
+            remedy = "write it as a quotient of sums of positive terms, or declare attributes positive"
+            yield undecided(kernel, f"{f.weight}, whose sign could not be decided", remedy)
+
+
+def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
+    """A weight that is below 0, or has no value."""
+    for concrete, b, fibre in weights(h, (f,)):
+        for _, a, weight in fibre:
+            if weight is None or weight < -rounding(f.weight):
+                exact = None if weight is None else rounded(weight, rounding(f.weight))
+                value = "no value" if exact is None else in_full(exact)
+                text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
+                return Witness(text + settings(concrete), concrete, {"element": b, "source": a, "weight": exact})
+    return None
+
+
+def without_a_value(subject: Subject, *fibrations: Fibration) -> Verdict | None:
+    """The verdict on the first of these kernels whose weights may have no value."""
+    lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)
+    named = next(lacking, None)
+    return next((v for v in subject.verdicts if v.law == LAW.name and v.subject == named), None)
+
+
+def _ordinal(fibre: Fibre, element: int) -> str:
+    place = [a for _, a, _ in fibre].index(element) + 1
+    return {1: "first", 2: "second", 3: "third"}.get(place, f"{place}th")
+
+
+LAW = Law("markov", STATEMENT, decide_markov, may_be_given_up=False)

@@ -1,0 +1,195 @@
+"""Orthogonality: no residual has anything left of what a coarser stratum already gates, `π_{u*} ρ_v = 0` for `u > v`.
+
+On a tree it follows from reflecting kernels. In a quiver `ρ_v = s_v - Σ_u c_u s_u` in intensive units
+(`Shape.moebius`), and with `P_u = E_m[. | u]` the projections decide: `P_u P_w` is `P_w` for `w` coarser than `u`, and
+`P_z` for two strata that cross in proportional frequencies within their one common coarsening `z`. Where that does not
+settle it, a small quiver is looked for on which the sum is not 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fibration.errors import an
+from fibration.language.assumptions import Balanced
+from fibration.language.atoms import Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.laws.batches.concrete import Witness
+from fibration.laws.kernels.kernel_search import Cover
+from fibration.laws.kernels.orthogonality_search import residuals_that_do_not_sum_to_0
+from fibration.laws.kernels.projections import Projections
+from fibration.laws.kernels.reflecting import subject_of
+from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
+from fibration.laws.structure import common_coarsening
+from fibration.laws.subject import Subject
+
+STATEMENT = "the residual of every stratum sums to 0 over what it lies over: π_* ρ = 0"
+CROSSED = "the residual of every stratum sums to 0 over each coarser one: π_{u*} ρ_v = 0 for u > v"
+UNNEEDED = "orthogonalise='projection' only where the residuals would not be orthogonal without"
+APART = "no common coarsening"
+TELESCOPES = "π_*(σ - K π_*σ) = π_*σ - (Σ K)·π_*σ = 0, since ΣK = 1"
+
+
+def decide_orthogonality(subject: Subject) -> Iterator[Decision]:
+    h = subject.hierarchy
+    strata = list(dict.fromkeys(f.source for f in h.fibrations))
+    if h.shape.is_tree:
+        yield from (_on_tree(subject, s) for s in strata)
+        return
+    # what projections rest on: kernels that spread one measure
+    broken = subject.first_failure("markov", "reflecting", "coherent")
+    proofs = [_by_algebra(h, s) for s in strata]
+    if h.orthogonalise == "projection":
+        if not broken and all(isinstance(p, str) for p in proofs):
+            yield _unneeded(h)
+            return
+        proofs = [_by_projection(h, s) for s in strata]
+    for s, proof in zip(strata, proofs, strict=True):
+        what = f"residual on {s}"
+        if broken:
+            found = f"{broken.subject} fails '{broken.law}'"
+            yield following(undecided(what, found, broken.remedy, CROSSED), broken)
+        elif isinstance(proof, str):
+            yield proved(what, proof)
+        else:
+            witness = proof.witness if h.orthogonalise else residuals_that_do_not_sum_to_0(h, s)
+            yield replace(unproved(what, proof.found, proof.remedy, witness, CROSSED), fault=proof.fault)
+
+
+def _on_tree(subject: Subject, s: Stratum) -> Decision:
+    """Siblings over one target are summed together: their kernels reflect together."""
+    shape = subject.hierarchy.shape
+    (f,) = shape.below(s)
+    cover = next(c for c in shape.covers(f.target) if f in c)
+    kernel = next(v for v in subject.verdicts if v.law == "reflecting" and v.subject == subject_of(cover))
+    what = f"residual on {s}"
+    if kernel.status == "proved":
+        return proved(what, TELESCOPES + _jointly(cover))
+    found = "π_*(σ - K π_*σ) = (1 - ΣK)·π_*σ, which is not 0" + _jointly(cover)
+    return following(unproved(what, found, kernel.remedy, kernel.counterexample), kernel)
+
+
+def _jointly(cover: Cover) -> str:
+    return "" if len(cover) == 1 else f", summed over {' and '.join(f.source.name for f in cover)} together"
+
+
+def _unneeded(h: Hierarchy) -> Decision:
+    assumed = [a for a in h.assume if isinstance(a, Balanced)]
+    why = f" with {', '.join(map(repr, assumed))}" if assumed else ": no two strata cross"
+    found = f"a projection that is asked for where none is needed: every residual is orthogonal{why}"
+    remedy = "drop orthogonalise" + (f", or {' and '.join(map(repr, assumed))}" if assumed else "")
+    return refuted("hierarchy", found, remedy, None, UNNEEDED)
+
+
+# ---------------------------------------------------------------- proofs
+
+
+@dataclass(frozen=True)
+class _Open:
+    """Why a residual was not shown to be orthogonal, and a witness where every batch is one."""
+
+    fault: str
+    found: str
+    remedy: str
+    witness: Witness | None = None
+
+
+def _by_algebra(h: Hierarchy, v: Stratum) -> str | _Open:
+    """The argument for one stratum, or what is missing: what is 0 over the nearest strata is so over all coarser."""
+    shape = h.shape
+    nearest = [u for u in shape.coarser(v) if not any(u in shape.coarser(w) for w in shape.coarser(v))]
+    algebra = Projections(h, v)
+    failed = [u for u in nearest if not algebra.vanishes(u)]
+    if failed:
+        return _missing(h, v, algebra.opaque(failed))
+    joint = ""
+    for u in nearest:
+        if shape.leaves_over(u) != shape.leaves_over(v):
+            # v is one branch over u: what lies beside it is summed with it, and must leave out the same
+            covers = [c for c in shape.covers(u) if v in [f.source for f in c]]
+            if not covers or any(shape.moebius(f.source) != shape.moebius(v) for c in covers for f in c):
+                return _partly(h, v)
+            joint = _jointly(covers[0])
+    return algebra.line(nearest) + joint
+
+
+def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> _Open:
+    """Which crossing is to blame, and what would mend it."""
+    shape = h.shape
+    for u, w in pairs:
+        if not shape.meets(u, w):
+            found = f"{u} and {w} have no common coarsening: what they share is taken from {an(v)} twice"
+            return _Open(APART, found, common_coarsening(h, u, w))
+    for u, w in pairs:
+        if len(meets := shape.meets(u, w)) > 1:
+            both = " and ".join(s.name for s in meets)
+            found = f"{u} and {w} meet in {both}, which cross each other"
+            remedy = f"add the stratum of pairs {'_'.join(s.name for s in meets)} between them, with a chain through it"
+            return _Open("several common coarsenings", found, remedy)
+    if not pairs or any(shape.leaves_over(u) != shape.leaves_over(w) for u, w in pairs):
+        return _partly(h, v)
+    crossing = list(dict.fromkeys(_ordered(h, p) for p in pairs))
+    # the balance of finer strata is that of what they lie over
+    finest = [p for p in crossing if not any(q != p and _implies(h, q, p) for q in crossing)]
+    assume = ", ".join(f"balanced({a}, {b})" for a, b in finest)
+    u, w = finest[0]
+    cell = next((s for s in h.strata if s.name in (f"{u}_{w}", f"{w}_{u}")), None)
+    chain = f"a stratum {u}_{w} with a chain through it" if cell is None else f"{cell} over one of {u} and {w} alone"
+    return _Open(
+        "unbalanced",
+        f"{', '.join(f'{a} and {b}' for a, b in finest)} may cross in frequencies that are not proportional",
+        f"assume=[{assume}], which is checked on every index; or {chain}; or orthogonalise='projection'",
+    )
+
+
+def _ordered(h: Hierarchy, pair: tuple[Stratum, Stratum]) -> tuple[Stratum, Stratum]:
+    first, second = sorted(pair, key=h.strata.index)
+    return first, second
+
+
+def _implies(h: Hierarchy, finer: tuple[Stratum, Stratum], coarser: tuple[Stratum, Stratum]) -> bool:
+    """Whether balance of one pair is that of another besides."""
+    shape = h.shape
+    along = any(
+        all(c in (f, *shape.coarser(f)) for f, c in zip(finer, turned, strict=True))
+        for turned in (coarser, coarser[::-1])
+    )
+    return along and shape.meets(*finer) == shape.meets(*coarser)
+
+
+def _partly(h: Hierarchy, v: Stratum) -> _Open:
+    """A stratum that shares some coarser one with branches that do not share all of them."""
+    shape = h.shape
+    beside = next((u for u in shape.coarser(v) if shape.leaves_over(u) != shape.leaves_over(v)), v)
+    only = [u for u in shape.coarser(v) if u not in shape.coarser(beside) and u != beside]
+    lone = only[0] if only else beside
+    return _Open(
+        "in part",
+        f"more than {an(v)} lies over {an(beside)}, and only a part of it over {an(lone)}",
+        f"let everything over {beside} lie over {lone} too, or take {lone} out of the hierarchy",
+    )
+
+
+# ---------------------------------------------------------------- projection
+
+
+def _by_projection(h: Hierarchy, v: Stratum) -> str | _Open:
+    """Least squares on the strata coarser than crossed ones. What they cannot tell apart is refused on every index."""
+    shape = h.shape
+    spanned = shape.under_crossings()
+    up = shape.coarser(v)
+    for u, w in itertools.combinations(up, 2):
+        if not shape.comparable(u, w) and not shape.meets(u, w):
+            found = f"{u} and {w} have no common coarsening: no projection can tell their means apart"
+            every = Witness(f"on every batch, a constant is one of {u} and one of {w}: the fit has not full rank")
+            return _Open(APART, found, common_coarsening(h, u, w), every)
+    if v in spanned or v in shape.crossings():
+        if len({shape.leaves_over(s) for s in (v, *up)}) > 1:
+            return _partly(h, v)
+        return f"least squares: P_u ρ = 0 for u = {', '.join(s.name for s in up)}, on every index of full rank"
+    return _partly(h, v) if any(f.target in spanned for f in shape.below(v)) else _by_algebra(h, v)
+
+
+LAW = Law("orthogonality", STATEMENT, decide_orthogonality)

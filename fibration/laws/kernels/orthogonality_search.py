@@ -1,0 +1,120 @@
+"""Residuals of one token's density, on small concrete hierarchies: what they sum to over coarser elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from fibration.language.atoms import Stratum, advantage, token_log_ratio
+from fibration.language.exact import NoValue, TooLarge
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import (
+    Concrete,
+    Witness,
+    in_full,
+    lies,
+    plural,
+    rounded,
+    rounding,
+    settings,
+    token_masses,
+)
+from fibration.laws.batches.search import concretes
+
+MOST_TRIED, MOST_ELEMENTS = 1001, 60
+
+
+def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
+    """A token such that the residuals of its density do not sum to 0 over some coarser element."""
+    groups = list(_groups(h, v))
+    if not groups:
+        return None
+    weights = [f.weight for f in h.fibrations]
+    densities = [h.with_mass(e, leaf) for _, e in h.decomposition.densities[:1] for leaf in h.leaves]
+    tolerance = rounding(*weights)
+    for concrete in concretes(h, [*weights, *densities], most=MOST_TRIED):
+        if sum(concrete.size.values()) > MOST_ELEMENTS:
+            continue
+        try:
+            m = token_masses(h, concrete)
+        except (NoValue, TooLarge):
+            continue
+        if any(x <= 0 for values in m.values() for x in values):
+            continue
+        for leaf in h.leaves:
+            for i in range(concrete.size[leaf]):
+                unit, size = _unit(h, concrete, leaf, i)
+                for u, members in groups:
+                    sums = summed(h, concrete, m, leaf, i, u, members)
+                    bad = next((b for b, total in enumerate(sums) if abs(total) > tolerance), None)
+                    if bad is not None:
+                        of = " and ".join(s.name for s in members)
+                        value = rounded(sums[bad] * size, tolerance)
+                        text = (
+                            f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
+                            f"{u} {bad + 1} sum to {in_full(value)}{settings(concrete)}"
+                        )
+                        values = {
+                            "leaf": leaf.name, "token": i, "density": size, "stratum": [s.name for s in members],
+                            "over": u.name, "element": bad, "sum": value,
+                        }  # fmt: skip
+                        return Witness(text, concrete, values)
+    return None
+
+
+def _groups(h: Hierarchy, v: Stratum) -> Iterator[tuple[Stratum, tuple[Stratum, ...]]]:
+    """Over which coarser strata the residuals must sum to 0, and with those of which others beside it."""
+    shape = h.shape
+    for u in shape.coarser(v):
+        if shape.leaves_over(u) == shape.leaves_over(v):
+            yield u, (v,)
+        elif edge := next((f for f in shape.below(v) if f.target == u), None):
+            for cover in [c for c in shape.covers(u) if edge in c] or [(edge,)]:
+                yield u, tuple(f.source for f in cover)
+
+
+def summed(
+    h: Hierarchy,
+    concrete: Concrete,
+    m: dict[Stratum, list[Fraction]],
+    leaf: Stratum,
+    token: int,
+    u: Stratum,
+    members: tuple[Stratum, ...],
+) -> list[Fraction]:
+    """`π_{u*} ρ` for the density that is 1 on one token, on every element of `u`."""
+    shape = h.shape
+
+    def sigma(s: Stratum, e: int) -> int:
+        return int(s in (leaf, *shape.coarser(leaf)) and concrete.below(leaf, token, s) == e)
+
+    sums = [Fraction(0)] * concrete.size[u]
+    for v in members:
+        c = shape.moebius(v)
+        for a in range(concrete.size[v]):
+            base = {w: concrete.below(v, a, w) for w in c}
+            pulled = (n * m[v][a] / m[w][base[w]] * sigma(w, base[w]) for w, n in c.items())
+            sums[concrete.below(v, a, u)] += sigma(v, a) - sum(pulled, Fraction(0))
+    return sums
+
+
+def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str, Fraction]:
+    """The density of a token with log ratio 1, if it is rational and the token's alone; else a density of 1."""
+    density = h.with_mass(h.decomposition.densities[0][1], leaf)
+    if not rounding(density) and not any(isinstance(a, Ordered) for a in atoms(density)):
+        value = concrete.attempt(density, leaf, i, {token_log_ratio: Fraction(1), advantage: Fraction(1)})
+        if value is not None:
+            return "log ratio 1", value
+    return "density 1", Fraction(1)
+
+
+def _layout(concrete: Concrete, stratum: Stratum) -> str:
+    """Where the elements in question lie."""
+    shape = concrete.shape
+    crossings = (s for s in (stratum, *shape.coarser(stratum)) if s in shape.crossings())
+    text = next((t for s in crossings if (t := lies(concrete, s))), "")
+    if not text and concrete.size[stratum] > 1:
+        text = f"{plural(stratum.name)}: {concrete.size[stratum]}"
+    return f"{text}; " if text else ""

@@ -1,0 +1,238 @@
+"""Batches on which an advantage is not its own reward less what is of no own sample: by differences, in rationals."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fibration.language.atoms import Attribute, Stratum
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
+from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.statistics import within
+from fibration.language.traversal import atoms, desugar
+from fibration.laws.batches.concrete import Concrete, Witness, in_brief, number, rounded, rounding, settings
+from fibration.laws.batches.direct_operator import DirectOperator
+from fibration.laws.batches.first_update import attempt
+from fibration.laws.batches.search import concretes
+from fibration.laws.values.duals import value_of
+
+MOST_TRIED, MOST_TOKENS, MOST_OF_A_SIZE = 3000, 4, 60
+MOST_RAISED = 5
+ZERO, ONE = Fraction(0), Fraction(1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A batch with a reward per token, those of one row alike where they are the row's.
+
+    A token of the first row is looked at, its advantage and what of its row is sampled from there on.
+    """
+
+    h: Hierarchy
+    concrete: Concrete
+    rewards: tuple[Fraction, ...]
+    policy: str = ""  # of which that token's log-prob is another than all others
+    token: int = 0
+
+    @cached_property
+    def places(self) -> tuple[tuple[Stratum, int], ...]:
+        return DirectOperator(self.h, self.concrete).tokens
+
+    @cached_property
+    def rows(self) -> list[int]:
+        return [self.concrete.below(*p, self.h.rows) for p in self.places]
+
+    @property
+    def own(self) -> list[int]:
+        """The tokens of the first row."""
+        return [k for k, row in enumerate(self.rows) if row == self.rows[0]]
+
+    @property
+    def onward(self) -> Iterator[Sample]:
+        """The same batch, looked at from one token of the first row after another, before those of other leaves."""
+        yield from (replace(self, token=k) for k in self.own if self.places[k][0] == self.places[0][0])
+
+    def value(self, formula: Expression) -> Fraction | None:
+        """The advantage of the token."""
+        n = len(self.places)
+        log_probs = {
+            p: [Fraction(-2 if p == self.policy and k == self.token else -1) for k in range(n)]
+            for p in (OLD, *self.h.policies)
+            if p != CURRENT
+        }
+        here = replace(
+            DirectOperator(self.h, self.concrete).at_tokens([ZERO] * n, [ONE] * n, log_probs), rewards=self.rewards
+        )
+        found = attempt(lambda: here.value(formula, self.token))
+        return None if found is None else value_of(found)
+
+    def given(self, tokens: Sequence[int], value: Fraction) -> Sample:
+        """With another reward of some tokens."""
+        return replace(self, rewards=tuple(value if k in tokens else r for k, r in enumerate(self.rewards)))
+
+    @property
+    def longer(self) -> Sample:
+        """With one more token in the first row."""
+        c, (leaf, i) = self.concrete, self.places[0]
+        maps = {(s, t): (*m, m[i]) if s == leaf else m for (s, t), m in c.maps.items()}
+        attributes: dict[Attribute, tuple[Fraction, ...]] = {
+            a: (*v, v[i]) if a.on == leaf else v for a, v in c.attributes.items()
+        }
+        last = max(k for k, p in enumerate(self.places) if p[0] == leaf) + 1
+        rewards = (*self.rewards[:last], self.rewards[0], *self.rewards[last:])
+        return replace(self, concrete=Concrete(c.shape, maps, attributes, c.parameters), rewards=rewards)
+
+
+def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
+    """A batch in which a token's advantage does not rise with its own rewards alike, whatever else is sampled."""
+    exact = rounding(desugar(formula))
+    policies = [a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb)]
+    tried: Counter[int] = Counter()
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        plain = Sample(h, concrete, ())
+        n = len(plain.places)
+        if n > MOST_TOKENS or tried[n] == MOST_OF_A_SIZE or not _is_compared(h, concrete) or concrete.alike:
+            continue
+        tried[n] += 1
+        resting = replace(plain, rewards=(ZERO,) * len(plain.places))
+        for sample in (s for at in resting.onward for s in _samples(at, list(dict.fromkeys(policies)))):
+            if (found := _uneven(sample, formula, by_token, exact)) is not None:
+                return found
+        if (found := _along(resting, formula, by_token, exact)) is not None:
+            return found
+    return None
+
+
+def raised(h: Hierarchy, formula: Expression) -> Iterator[tuple[Fraction, Witness]]:
+    """How an advantage rises with its own rewards, from the token on, where all others and all else are alike."""
+    exact = rounding(desugar(formula))
+    tried: Counter[int] = Counter()
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        plain = Sample(h, concrete, ())
+        alike = all(len(set(values)) == 1 for values in concrete.attributes.values()) and not concrete.alike
+        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        if n > MOST_RAISED or tried[n] == MOST_OF_A_SIZE or not alike or not _is_compared(h, concrete):
+            continue
+        tried[n] += 1
+        for sample in replace(plain, rewards=(ZERO,) * len(plain.places)).onward:
+            onward = [k for k in sample.own if k >= sample.token]
+            values = [sample.given(onward, Fraction(r)).value(formula) for r in (-1, 0, 1)]
+            for (low, high), said in zip(itertools.pairwise(values), ("from -1 to 0", "from 0 to 1"), strict=True):
+                if low is None or high is None or 0 < abs(high - low) <= _tolerance(exact, low, high):
+                    continue
+                words = f"by {{}} as its own rewards go {said}"
+                yield high - low, _witness(sample, sample, [(words, high - low)], exact)
+
+
+def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
+    """Whether there are several rows over everything that rows lie over."""
+    below = [s for s in whole_batch(h).coarser(h.rows) if s in concrete.size]
+    fibres = (concrete.over(h.rows, s, e) for s in below for e in range(concrete.size[s]))
+    return concrete.size[h.rows] > 1 and all(len(f) > 1 for f in fibres)
+
+
+Varied = tuple[str, Sample]  # what is other than in the first
+
+
+def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
+    """Samples that differ by one thing other than the own reward; all of them have its slope."""
+    others = [k for k in range(len(sample.rows)) if k not in sample.own]
+    apart = sample.given(others, ONE)
+    longer = ("its row has one token more", sample.longer)
+    yield [("", sample), ("the others have rewards of 1", apart), longer]
+    far = sample
+    for n, k in enumerate(others):
+        far = far.given([k], Fraction(n + 1))
+    yield [("", apart), ("the others have rewards 1, 2, ...", far), (longer[0], apart.longer)]
+    for p in policies:
+        if p != CURRENT:
+            yield [("", sample), (f"its log_prob({p}) is -2 instead of -1", replace(sample, policy=p))]
+            yield [("", apart), (f"its log_prob({p}) is -2 instead of -1", replace(apart, policy=p))]
+
+
+def _along(sample: Sample, formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
+    """Two tokens of a row whose advantages do not rise alike, with the reward of its last one or of the row."""
+    tokens = sample.own[-1:] if by_token else sample.own
+    which = f"the reward of token {tokens[-1] + 1}" if by_token else "its own reward"
+    first: tuple[str, Fraction] | None = None
+    for at in (replace(sample, token=k) for k in sample.own):
+        low, high = (at.given(tokens, r).value(formula) for r in (ZERO, ONE))
+        if low is None or high is None:
+            return None
+        words = f"by {{}} as {which} goes from 0 to 1"
+        if first is not None and abs(high - low - first[1]) > _tolerance(exact, low, high):
+            told = [first, (f"that of token {at.token + 1} {words}", high - low)]
+            return _witness(sample, at, told, exact)
+        first = first or (words, high - low)
+    return None
+
+
+def _tolerance(exact: Fraction, *values: Fraction) -> Fraction:
+    """How far a difference of such numbers may be off."""
+    return exact * max(ONE, *map(abs, values))
+
+
+def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
+    """Two steps of an advantage, with its own reward, that are not the same; or one that is not above 0."""
+    first: tuple[str, Fraction] | None = None
+    first_off = exact
+    for how, sample in varied:
+        for tokens in [[k] for k in sample.own if k >= sample.token] if by_token else [sample.own]:
+            values = [sample.given(tokens, Fraction(r)).value(formula) for r in (-1, 0, 1, 2)]
+            if None in values:
+                return None
+            low_end, a, b, c = (v for v in values if v is not None)
+            which = f"the reward of token {tokens[0] + 1}" if by_token else "its own reward"
+            for low, high, said in ((a, b, "from 0 to 1"), (b, c, "from 1 to 2"), (low_end, a, "from -1 to 0")):
+                step, words = high - low, f"by {{}} as {which} goes {said}{f' where {how}' if how else ''}"
+                off = _tolerance(exact, low, high)
+                if first is not None and abs(step - first[1]) > max(off, first_off):
+                    return _witness(varied[0][1], sample, [first, (words, step)], exact)
+                if step < -off or not step:
+                    return _witness(varied[0][1], sample, [(words, step)], exact)
+                if first is None:
+                    first, first_off = (words, step), off
+    return _crossed(varied, formula, exact)
+
+
+def _crossed(varied: list[Varied], formula: Expression, exact: Fraction) -> Witness | None:
+    """What the others' rewards do to an advantage, which must not change with its own sample."""
+    first: tuple[str, Fraction] | None = None
+    off = exact
+    for how, sample in varied:
+        others = [k for k in range(len(sample.rows)) if k not in sample.own]
+        values = [sample.given(others, Fraction(r)).value(formula) for r in (0, 1)]
+        if None in values:
+            return None
+        low, high = (v or ZERO for v in values)
+        step, off = high - low, max(off, _tolerance(exact, low, high))
+        words = f"by {{}} as the rewards of all others go from 0 to 1{f' where {how}' if how else ''}"
+        if how.startswith("its ") and first is not None and abs(step - first[1]) > off:
+            return _witness(varied[0][1], sample, [first, (words, step)], exact)
+        first = first or (words, step)
+    return None
+
+
+def _witness(base: Sample, sample: Sample, told: list[tuple[str, Fraction]], exact: Fraction) -> Witness:
+    c = base.concrete
+    sizes = [base.rows.count(row) for row in dict.fromkeys(base.rows)]
+    each = (
+        f"{sizes[0]} token{'s' * (sizes[0] > 1)} each"
+        if len(set(sizes)) == 1
+        else f"{' and '.join(map(str, sizes))} tokens"
+    )
+    place = f"a batch of {number(c.size[base.h.rows], base.h.rows)} of {each}"
+    steps = [words.format(in_brief(rounded(v, exact))) for words, v in told]
+    rewards = ", ".join(map(in_brief, base.rewards))
+    text = f"in {place} with rewards {rewards}, the advantage of token {base.token + 1} rises {', and '.join(steps)}"
+    values: dict[str, Any] = {"rewards": base.rewards, "row": tuple(base.rows), "steps": tuple(v for _, v in told)}
+    values |= {"after_row": tuple(sample.rows), "after_rewards": sample.rewards, "policy": sample.policy}
+    values["token"] = base.token
+    return Witness(text + settings(c), c, values)

@@ -1,0 +1,70 @@
+"""Causal: no weight and no condition of a token depends on what comes after it in its row.
+
+The prefix is the state in which a token was sampled. A weight that looks further is no function of state and action: a
+sequence's ratio, say, has less bias for more variance, and means that. Of `μ`, gates and advantages this says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fibration.errors import SpecError, listed
+from fibration.language.expressions import Apply, Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.sympy_bridge import from_sympy, to_sympy
+from fibration.language.traversal import atoms
+from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.objectives.causal_search import changed_by_later
+from fibration.laws.objectives.samples import HERE, Samples
+from fibration.laws.subject import Subject
+
+STATEMENT = "no weight and no condition of a token depends on what comes after it in its row, nor on how much does"
+REMEDY = (
+    "read what is the token's own, before(f, over=row) or position(over=row); or gives_up={'causal': 'why'}, where the "
+    "whole sequence is meant to be weighed or dropped"
+)
+
+
+def decide_causal(subject: Subject) -> Iterator[Decision]:
+    objective = subject.hierarchy.objective
+    for weight in objective.weighed:
+        yield _decided(subject, "weight", weight)
+    for keep in objective.kept:
+        yield _decided(subject, "condition", keep.condition)
+
+
+def _decided(subject: Subject, word: str, formula: Expression) -> Decision:
+    h, name = subject.hierarchy, f"{word} {formula}"
+    ahead = reads_ahead(h, formula)
+    if not ahead:
+        return proved(name, f"{formula} reads a token and its prefix alone{Samples(h).granted(formula)}")
+    witness = changed_by_later(h, formula, word)
+    found = f"{formula}, which reads {ahead[0]}" + ("" if witness else ", and was not shown to be free of what follows")
+    said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
+    decision = replace(unproved(name, found, REMEDY, witness), fault=f"reads {listed(sorted(map(str, ahead)))}")
+    return following(decision, next(said, None))
+
+
+def reads_ahead(h: Hierarchy, formula: Expression) -> list[Expression]:
+    """What a formula reads at a token that later tokens of its row have a part in."""
+    return _ahead(h, formula) and _ahead(h, _simplified(formula))
+
+
+def _ahead(h: Hierarchy, formula: Expression) -> list[Expression]:
+    samples = Samples(h)
+    read = dict.fromkeys(atoms(formula))
+    return [a for a in read if any(when == "later" for when, _ in samples.of_atom(a, HERE))]
+
+
+def _simplified(formula: Expression) -> Expression:
+    """A formula in which what cancels is left out."""
+    if isinstance(formula, Apply) and (formula.is_condition or formula.operator == "where"):
+        return Apply(formula.operator, tuple(map(_simplified, formula.arguments)))
+    try:
+        return from_sympy(to_sympy(formula))
+    except SpecError:
+        return formula
+
+
+LAW = Law("causal", STATEMENT, decide_causal)

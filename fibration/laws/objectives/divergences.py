@@ -1,0 +1,474 @@
+"""What a penalty's derivative is the gradient of: divergences to frozen policies, and the entropy.
+
+Of tokens sampled from `b`, `Σ b·c·∇log π` is the gradient of `κ·KL(current‖q)` where `c·b/π` is `κ·(log π - log q)` and
+a constant, both of the state alone: what adds up to 0 under `π` has no gradient. With no `q` it is that of
+`-κ·entropy`. On policy `b` is `π`; exact off policy is what is so for `b = old`, whatever `π` is.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Attribute, Parameter, Stratum, advantage, at, token_log_ratio
+from fibration.language.expressions import Apply, Expression, as_expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import POSITIVE, ZERO, Signs, stop, where
+from fibration.language.order import Ordered
+from fibration.language.penalties import Penalty
+from fibration.language.places import whole_batch
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.statistics import Aggregate, rewritten, within
+from fibration.language.sympy_bridge import (
+    ATOM_OF,
+    CURRENT_LOG_PROB,
+    OLD_LOG_PROB,
+    from_sympy,
+    show,
+    symbol,
+    to_sympy,
+    vanishes,
+)
+from fibration.language.traversal import atoms, desugar, transform
+from fibration.laws.objectives.samples import AHEAD, HERE, Samples
+from fibration.laws.signs.assumptions import NOT_POSITIVE, Assumptions
+from fibration.laws.signs.branches import TooManyCases, cases
+
+X, REFERENCE = symbol(token_log_ratio), symbol(OLD_LOG_PROB)
+FLOWS = ("total", "mean")  # the statistics that a gradient flows through
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """`c = Σ_q κ_q·(log π - log q) + κ_0·log π + const` at a token."""
+
+    kappas: tuple[dict[str, Any], ...]  # of the frozen policies, in states in which they differ; "" is the entropy
+    is_exact: bool  # off policy too, of tokens that old has sampled
+    as_old: tuple[str, ...] = ()  # policies that are taken to be old
+
+    @property
+    def words(self) -> str:
+        c = " or ".join(_sum([(k, f"(log π - log {q})" if q else "log π") for q, k in s.items()]) for s in self.kappas)
+        what = " or ".join(
+            _sum([(k, f"KL(current‖{q})") if q else (-k, "entropy") for q, k in s.items()]) for s in self.kappas
+        )
+        where = "".join(f", where {p} is old" for p in self.as_old)
+        if self.is_exact:
+            told = f"∂P/∂log π = r·({c} + const): the gradient of {what}"
+            return f"{told}, off policy too, of tokens that old has sampled{where}"
+        near = "near it, to first order" if OLD in self.kappas[0] else "there alone"
+        return f"on policy ∂P/∂log π = {c} + const: the gradient of {what}, {near}{where}"
+
+
+def is_asked(h: Hierarchy, penalty: Penalty) -> bool:
+    """Whether a penalty is one of tokens, whatever their advantages are, that moves with the current policy."""
+    own = (penalty.objective or h.objective.of_penalties).formulas
+    read = {a for formula in (penalty.formula, *own) for e in within(formula) for a in atoms(e)}
+    moved = {a for e in within(penalty.formula) for a in atoms(e)} & {token_log_ratio, CURRENT_LOG_PROB}
+    return penalty.over is None and advantage not in read and bool(moved)
+
+
+def weighed(h: Hierarchy, penalty: Penalty) -> Expression:
+    """A penalty's formula with its own weights, which are held, and 0 where it is not kept."""
+    formula, objective = penalty.formula, penalty.objective or h.objective.of_penalties
+    for weight in objective.weighed:
+        formula = stop(weight) * formula
+    kept = [k.condition for k in objective.kept]
+    return where(functools.reduce(operator.and_, kept), formula, 0) if kept else formula
+
+
+def divergence(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> Divergence | None:
+    """What a penalty's derivative at a token is the gradient of; None where that is not shown."""
+    return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).divergence(_policies(penalty.formula))
+
+
+def rises(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool | None:
+    """Whether a penalty's derivative rises from token to token of a state with how far the current policy is above the
+    one that it is compared with; where there is none, with its log-prob, or falls with it.
+
+    False: it is the same at all tokens. None: neither was shown.
+    """
+    try:
+        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).rises(_policies(penalty.formula))
+    except TooManyCases:
+        return None
+
+
+def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
+    """Whether on policy the derivative is the same for every token of a state, so that nothing is left of it."""
+    try:
+        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).never_flows
+    except TooManyCases:
+        return False
+
+
+def is_flat_near(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
+    """Whether the derivative stays as it is where the current policy moves a little from the old one."""
+    try:
+        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).is_flat_near
+    except TooManyCases:
+        return False
+
+
+def has_slope(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
+    """Whether on policy the derivative is not 0 at every token."""
+    return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).has_slope
+
+
+def _policies(formula: Expression) -> list[str]:
+    """The policies whose log-probs are read, however deep."""
+    read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
+    return list(dict.fromkeys(read))
+
+
+def _subsets(policies: list[str]) -> Iterator[tuple[str, ...]]:
+    for n in range(len(policies), -1, -1):
+        yield from itertools.combinations(policies, n)
+
+
+Groups = list[list[Any]]  # the derivatives in the branches of each state
+Kappas = tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """A formula at the tokens of a leaf, one of which is sampled in every state."""
+
+    h: Hierarchy
+    leaf: Stratum
+    formula: Expression
+
+    @functools.cached_property
+    def assume(self) -> Assumptions:
+        """Tokens are neither certain nor impossible."""
+        plain = Assumptions(whole_batch(self.h), self.h.assume, self.leaf)
+        now = REFERENCE + X
+        return plain.with_signs({now: NOT_POSITIVE, sympy.exp(now) - 1: NOT_POSITIVE})
+
+    @functools.cached_property
+    def on_policy(self) -> Assumptions:
+        return self.assume.with_signs({X: ZERO})
+
+    @functools.cached_property
+    def passed(self) -> list[str]:
+        """The policies beside the two that every call has."""
+        return [p for p in _policies(self.formula) if p not in (CURRENT, OLD)]
+
+    def divergence(self, named: list[str]) -> Divergence | None:
+        """`named` are the policies that the penalty reads itself, without its weights."""
+        try:
+            for targets in _subsets(self.passed):
+                if (found := self._to(targets)) is not None:
+                    return found
+            return None if {*named} - {CURRENT, OLD} else self._to_old()
+        except TooManyCases:
+            return None
+
+    @property
+    def never_flows(self) -> bool:
+        found = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
+        if found is None:
+            return False
+        at_0 = [[c.subs(X, 0) for c in branches] for branches in found]
+        return all(self._is_of_state(cs[0]) and all(vanishes(c - cs[0]) for c in cs) for cs in at_0)
+
+    @property
+    def is_flat_near(self) -> bool:
+        """Whether the derivative stays as it is where the current policy moves a little."""
+        found = self._near_old
+        return found is not None and all(vanishes(sympy.diff(c, X).subs(X, 0)) for branches in found for c in branches)
+
+    @property
+    def _near_old(self) -> Groups | None:
+        """The derivatives where the current policy may be beside the old one."""
+        return self._derivatives(self._at_rest((), near=True), self.assume, near=True)
+
+    # ------------------------------------------------------------ which way
+
+    def rises(self, named: list[str]) -> bool | None:
+        targets = tuple(p for p in named if p not in (CURRENT, OLD))
+        if len(targets) > 1:
+            return None
+        ratios = not targets and any({token_log_ratio, OLD_LOG_PROB} & set(atoms(e)) for e in within(self.formula))
+        if ratios and ((near := self._rises_near()) or not named):
+            return near
+        if self.never_flows:
+            return None if ratios or not self.is_flat_near else False
+        found = self._derivatives(self._at_rest(targets), self.on_policy)
+        rates: list[Signs] = []
+        for branches in found or []:
+            c = branches[0].subs(X, 0)
+            rate = sympy.diff(c, REFERENCE)
+            drawn = {REFERENCE, *(symbol(LogProb(Policy(q))) for q in targets)}
+            alone = all(vanishes(sympy.diff(c, s)) for s in c.free_symbols - drawn if self._is_drawn(s))
+            drift = sum((sympy.diff(c, s) for s in drawn), sympy.Integer(0))
+            if not alone or not all(vanishes(b.subs(X, 0) - c) for b in branches) or (targets and not vanishes(drift)):
+                return None
+            rates.append(self.assume.signs(sympy.cancel(rate)))
+        ways = [frozenset({0, 1})] if targets else [frozenset({0, 1}), frozenset({-1, 0})]
+        one_way = any(all(signs <= way for signs in rates) for way in ways)
+        return (one_way and any(0 not in signs for signs in rates)) or None
+
+    def _rises_near(self) -> bool | None:
+        """Beside the old policy, of tokens of either, in every state."""
+        found = self._near_old
+        of_current: list[Any] = []
+        of_old: list[Any] = []  # under which c counts exp(-x) times
+        for branches in found or []:
+            starts = [c.subs(X, 0) for c in branches]
+            slopes = [sympy.diff(c, X).subs(X, 0) for c in branches]
+            if not all(vanishes(s - starts[0]) for s in starts) or not all(map(self._is_of_state, (*starts, *slopes))):
+                return None
+            of_current += slopes
+            of_old += [s - starts[0] for s in slopes]
+        if not found or all(map(vanishes, of_current)) or all(map(vanishes, of_old)):
+            return False if found else None
+        both = (of_current, of_old)
+        above = all(any(self.assume.signs(r) == POSITIVE for r in rates) for rates in both)
+        return (above and all(map(self._is_positive, (*of_current, *of_old)))) or None
+
+    @property
+    def has_slope(self) -> bool:
+        found = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
+        return found is None or not all(vanishes(c.subs(X, 0)) for branches in found for c in branches)
+
+    # ------------------------------------------------------------ on policy, and off it
+
+    def _to(self, targets: tuple[str, ...]) -> Divergence | None:
+        """To these policies, where all others are one."""
+        found = self._derivatives(self._at_rest(targets), self.on_policy)
+        at_0 = [[c.subs(X, 0) for c in branches] for branches in found or []]
+        if (kappas := self._kappas(at_0, targets, REFERENCE)) is None:
+            return None
+        as_old = tuple(p for p in self.passed if p not in targets)
+        if as_old and not self._only_weigh(as_old, targets, at_0):
+            return None
+        exact = self._kappas(self._from_old(targets), targets, REFERENCE + X)
+        return Divergence(exact or kappas, exact is not None, as_old)
+
+    def _only_weigh(self, as_old: tuple[str, ...], targets: tuple[str, ...], at_0: Groups) -> bool:
+        """Whether these policies do nothing but weigh, by ratios of `old` to them, or leave out.
+
+        What is taken off to one of them is no divergence to another, though it vanishes where the one is `old`.
+        """
+        free = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
+        given = [symbol(LogProb(Policy(q))) for q in targets]
+        ratio = [REFERENCE, *(symbol(LogProb(Policy(p))) for p in as_old)]
+
+        def weighs(c: Any, one: Any) -> bool:
+            w = c / one
+            drift = sum((sympy.diff(w, s) for s in ratio), sympy.Integer(0))
+            return all(vanishes(sympy.diff(w, s)) for s in given) and vanishes(drift)
+
+        ones = [c for branches in at_0 for c in branches if not vanishes(c)]
+        moved = [c.subs(X, 0) for branches in free or [] for c in branches]
+        return free is not None and all(vanishes(c) or any(weighs(c, one) for one in ones) for c in moved)
+
+    def _to_old(self) -> Divergence | None:
+        """To `old` itself, whose gradient is 0 on policy."""
+        as_old = tuple(self.passed)
+        if (exact := self._rates(self._from_old(()))) is not None:
+            return Divergence(exact, True, as_old)
+        found = []
+        for branches in self._near_old or []:
+            start, rate = (f(branches[0]).subs(X, 0) for f in (lambda c: c, lambda c: sympy.diff(c, X)))
+            starts = (c.subs(X, 0) - start for c in branches)
+            rates = (sympy.diff(c, X).subs(X, 0) - rate for c in branches)
+            # of tokens of the current policy, and of old, under which c counts exp(-x) times
+            if not (all(map(vanishes, (*starts, *rates))) and all(self._is_of_state(v) for v in (start, rate))):
+                return None
+            if not all(vanishes(k) or self._is_positive(k) for k in (rate, rate - start)):
+                return None
+            found += [{OLD: rate}] if not (vanishes(rate) or vanishes(rate - start)) else []
+        return Divergence(_distinct(found), False, as_old) if found else None
+
+    def _from_old(self, targets: tuple[str, ...]) -> Groups:
+        """`c·π_old/π`, with statistics as they are off policy."""
+        free = rewritten(desugar(self.formula), lambda e: transform(e, lambda a: _as_old(a, targets)))
+        found = self._derivatives(free, self.assume) or []
+        return [[sympy.expand(sympy.expand(c * sympy.exp(-X)), power_exp=True) for c in branches] for branches in found]
+
+    def _derivatives(self, formula: Expression, assume: Assumptions, near: bool = False) -> Groups | None:
+        """`∂P/∂log π` of a token in every branch; None where others have a part in it, or where there may be none.
+
+        `near`: in those alone that may hold beside a log ratio of 0.
+        """
+        if _joins(formula):
+            return None
+        groups: dict[tuple[tuple[Any, Signs], ...], list[Any]] = {}
+        for case in cases(formula, assume):
+            if near and not all(self._may_be_near(d, signs) for d, signs in case.signs):
+                continue
+            inside = assume.with_signs(dict(case.signs))
+            if any(inside.signs(a) != POSITIVE for a in map(to_sympy, _under_roots(case.value)) if self._moves(a)):
+                return None
+            state = tuple((d, signs) for d, signs in case.signs if not any(map(self._is_drawn, d.free_symbols)))
+            groups.setdefault(state, []).append(case.slope(X))
+        return [[c for other in groups if _agree(state, other) for c in groups[other]] for state in groups]
+
+    def _moves(self, value: Any) -> bool:
+        return any(map(self._is_drawn, value.free_symbols))
+
+    def _may_be_near(self, difference: Any, signs: Signs) -> bool:
+        there = self.assume.signs(difference.subs(X, 0))
+        return 0 in there or bool(there & signs)
+
+    def _kappas(self, found: Groups, targets: tuple[str, ...], now: Any) -> Kappas | None:
+        """`κ` of every policy and of the entropy, if these say all that a token has a part in, in every state.
+
+        `now` is the log-prob of the current policy.
+        """
+        of = {q: symbol(LogProb(Policy(q))) for q in targets}
+        kappas = []
+        for branches in found:
+            c = branches[0]
+            kappa = {q: -sympy.diff(c, s) for q, s in of.items()}
+            kappa[""] = sympy.diff(c, REFERENCE) - sum(kappa.values())
+            rest = c - sum((k * (now - of.get(q, 0)) for q, k in kappa.items()), sympy.Integer(0))
+            alike = all(vanishes(b - c) for b in branches)
+            if not alike or not all(self._is_of_state(v) for v in (*kappa.values(), rest)):
+                return None
+            kappa = {q: self._of_state(k) for q, k in kappa.items()}
+            kappa = {q: k for q, k in kappa.items() if not vanishes(k)}
+            if any(not self._is_positive(k) for q, k in kappa.items() if q):
+                return None
+            kappas += [kappa] if kappa else []
+        same = all(kappa.keys() == kappas[0].keys() for kappa in kappas)
+        return _distinct(kappas) if kappas and same and set(targets) <= set(kappas[0]) else None
+
+    def _rates(self, found: Groups) -> Kappas | None:
+        """`κ` where every derivative is `κ·x + const`."""
+        rates = []
+        for branches in found:
+            rate = sympy.diff(branches[0], X)
+            rest = branches[0] - rate * X
+            alike = all(vanishes(b - branches[0]) for b in branches)
+            if not (self._is_of_state(rate) and self._is_of_state(rest) and alike):
+                return None
+            rate = self._of_state(rate)
+            if not (vanishes(rate) or self._is_positive(rate)):
+                return None
+            rates += [] if vanishes(rate) else [{OLD: rate}]
+        return _distinct(rates) or None
+
+    # ------------------------------------------------------------ what is of the state
+
+    def _is_positive(self, value: Any) -> bool:
+        """Whether a number of the state, which is not 0 as a formula, is nowhere below 0."""
+        return -1 not in self.assume.signs(value)
+
+    def _is_of_state(self, value: Any) -> bool:
+        """Whether nothing that the token has a part in has one in a value."""
+        return all(vanishes(sympy.diff(value, s)) for s in value.free_symbols if self._is_drawn(s))
+
+    def _of_state(self, value: Any) -> Any:
+        """What is written of it, without what cancels."""
+        return value.subs({s: 0 for s in value.free_symbols if self._is_drawn(s)})
+
+    def _is_drawn(self, s: Any) -> bool:
+        """Whether what a symbol stands for changes with the token that is sampled.
+
+        How long its row becomes is like `μ`, not asked; attributes of the token are of its state, later ones are not.
+        """
+        atom = ATOM_OF.get(s)
+        if atom is None:
+            return True
+        read = Samples(self.h).of_atom(atom, HERE)
+        return any(when in AHEAD and what != "number" for when, what in read)
+
+    def _at_rest(self, targets: tuple[str, ...], near: bool = False) -> Expression:
+        """The formula where all policies but `targets` are `old`, with statistics of what then is one number.
+
+        `near`: where the current policy may be beside it.
+        """
+        resting = _as_old if near else _resting
+
+        def gathered(atom: Expression) -> Expression:
+            if not isinstance(atom, (Aggregate, Ordered)):
+                return _as_old(atom, targets)
+            inner = rewritten(desugar(atom.formula), lambda e: transform(e, lambda a: resting(a, targets)))
+            if atom.is_condition:
+                return atom
+            if vanishes(to_sympy(inner)):
+                return as_expression(0)
+            if not isinstance(atom, Aggregate) or atom.kind == "total" or not self._is_one(inner, atom.over):
+                return atom
+            return as_expression(0) if atom.kind == "deviation" else inner
+
+        joined = _joins(self.formula)
+        return transform(desugar(self.formula), (lambda a: _as_old(a, targets)) if joined else gathered)
+
+    def _is_one(self, formula: Expression, over: object) -> bool:
+        """Whether a formula is one number at all that lies over an element, and so of its state."""
+        below = (over, *whole_batch(self.h).coarser(over))  # type: ignore[arg-type]
+        given = (a.on if isinstance(a, (Attribute, Parameter)) else over for a in atoms(formula))
+        plain = all(isinstance(a, (Attribute, Parameter)) for a in atoms(formula))
+        return plain and all(on is None or on in below for on in given)
+
+
+def _joins(e: Expression, held: bool = False) -> bool:
+    """Whether a gradient flows through what is gathered of several tokens."""
+    if isinstance(e, Apply):
+        return any(_joins(a, held or e.operator == "stop" or e.is_condition) for a in e.arguments)
+    if isinstance(e, Aggregate) and e.kind not in FLOWS:
+        return False
+    if isinstance(e, (Aggregate, Ordered)) and not held:
+        return any(a in (token_log_ratio, CURRENT_LOG_PROB) for inner in within(e.formula) for a in atoms(inner))
+    return False
+
+
+def _under_roots(e: Expression) -> Iterator[Expression]:
+    """What roots are taken of, through which a gradient may flow: of 0 they have no slope."""
+    if isinstance(e, Apply) and e.operator != "stop":
+        yield from (a for argument in e.arguments for a in _under_roots(argument))
+        yield from e.arguments if e.operator == "sqrt" else ()
+
+
+def _as_old(a: Expression, targets: tuple[str, ...]) -> Expression:
+    frozen = isinstance(a, LogProb) and a.policy.name not in (CURRENT, *targets)
+    return OLD_LOG_PROB if frozen else a
+
+
+def _resting(a: Expression, targets: tuple[str, ...]) -> Expression:
+    if a == token_log_ratio:
+        return as_expression(0)
+    return OLD_LOG_PROB if a == CURRENT_LOG_PROB else _as_old(a, targets)
+
+
+def _agree(state: tuple[tuple[Any, Signs], ...], other: tuple[tuple[Any, Signs], ...]) -> bool:
+    """Whether what is known of two states may be so of one: not all of its conditions are asked in every branch."""
+    known = dict(other)
+    return all(known.get(d, signs) & signs for d, signs in state)
+
+
+def _distinct(kappas: list[dict[str, Any]]) -> Kappas:
+    found: list[dict[str, Any]] = []
+    for kappa in kappas:
+        known = any(k.keys() == kappa.keys() and all(vanishes(k[q] - v) for q, v in kappa.items()) for k in found)
+        found += [] if known else [kappa]
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- words
+
+
+def _sum(terms: list[tuple[Any, str]]) -> str:
+    return " + ".join(f"{_times(k)}{word}" for k, word in terms).replace(" + -", " - ")
+
+
+def _times(kappa: Any) -> str:
+    if kappa in (1, -1):
+        return "" if kappa == 1 else "-"
+    try:
+        written = from_sympy(kappa)
+    except SpecError:  # some results of sympy have no written form
+        return f"({kappa})·"
+    text = show(kappa)
+    return f"({text})·" if isinstance(written, Apply) and written.operator in ("+", "-", "where") else f"{text}·"

@@ -1,0 +1,272 @@
+"""States with two or three tokens in which a penalty's expected update is the gradient of no divergence.
+
+All logits of a state are free, so that an update is one number per token, `π·(c - Σ π·c)` where the current policy
+samples. It is a divergence's gradient where `c` is `log π - log q` but for a factor and a constant. Probabilities are
+such that logarithms rise by `log 2` from one token to the next: so must `c` by equal steps, and nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fibration.language.atoms import Component, Parameter
+from fibration.language.exact import transcendental
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
+from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.statistics import within
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, settings, shown
+from fibration.laws.batches.direct_operator import DirectOperator
+from fibration.laws.batches.first_update import attempt
+from fibration.laws.batches.search import concretes
+from fibration.laws.batches.tokens import Tokens
+from fibration.laws.values.duals import TooClose, differentiate, log_of, slopes_of
+
+Probabilities = tuple[Fraction, ...]
+MOST_TRIED = 61
+STEPS = (1, 12)  # powers of two from one token to the next
+NEAR = (Fraction(1, 10**6), Fraction(1, 10**9))
+SMALL, TINY = Fraction(1, 1000), Fraction(1, 10**30)
+log = transcendental("log")
+
+
+def _rising(step: int, tokens: int = 3) -> Probabilities:
+    """Probabilities, each `2**step` times the one before."""
+    total = sum(2 ** (step * k) for k in range(tokens))
+    return tuple(Fraction(2 ** (step * k), total) for k in range(tokens))
+
+
+def _even(tokens: int) -> Probabilities:
+    return (Fraction(1, tokens),) * tokens
+
+
+@dataclass(frozen=True)
+class State:
+    """A state, and the probabilities of its tokens under every policy; each is the one token of its row."""
+
+    h: Hierarchy
+    concrete: Concrete
+    formula: Expression
+    current: Probabilities
+    others: Mapping[str, Probabilities]  # those that are not the current one's
+
+    def of(self, policy: str) -> Probabilities:
+        return self.others.get(policy, self.current)
+
+    @functools.cached_property
+    def derivatives(self) -> list[Fraction] | None:
+        """`∂P/∂log π` of every token; None where one has none."""
+        try:
+            return attempt(lambda: [self._derivative(k) for k in range(len(self.current))])
+        except TooClose:
+            return None
+
+    def _derivative(self, k: int) -> Fraction:
+        ratio = log_of(self.current[k] / self.of(OLD)[k], {0: Fraction(1)})
+        log_probs = {p: [log_of(self.of(p)[k], {})] for p in (OLD, *self.h.policies) if p != CURRENT}
+        read = functools.partial(differentiate, strict=True)
+        here = Tokens(
+            self.concrete,
+            DirectOperator(self.h, self.concrete).tokens,
+            [ratio],
+            [Fraction(1)],
+            read,
+            log_probs,
+            flows=True,
+        )
+        return slopes_of(here.value(self.formula, 0)).get(0, Fraction(0))
+
+    def update(self, sampled: Probabilities, c: Sequence[Fraction]) -> list[Fraction]:
+        """What adds up at each logit, in expectation over these tokens."""
+        mean = sum((s * v for s, v in zip(sampled, c, strict=True)), Fraction(0))
+        return [s * v - p * mean for s, p, v in zip(sampled, self.current, c, strict=True)]
+
+    def away_from(self, q: str) -> list[Fraction]:
+        """`log π - log q`; with no `q` it is `log π`."""
+        other = self.of(q) if q else _even(1) * len(self.current)
+        return [log(p / o) for p, o in zip(self.current, other, strict=True)]
+
+
+def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_be_0: bool) -> Witness | None:
+    """A state in which a formula's update is the gradient of no divergence to one of these policies or to `old`, and of
+    no entropy, if each of these is ruled out in some state.
+
+    `may_be_0`: there may be states in which it has no gradient, since it looks at more than probabilities.
+    """
+    targets = [*passed, "", *([] if passed else [OLD])]
+    found: list[Witness] = []
+    for q in targets:
+        # beside the old policy there may be a gradient where there is none on policy
+        may_be = looks_beyond(formula) if q == OLD else may_be_0
+        ruled_out = next(_ruled_out(h, formula, q, may_be), None)
+        if ruled_out is None:
+            return None
+        found.append(ruled_out)
+    reads = {a for e in within(formula) for a in atoms(e)}
+    named = any(isinstance(a, LogProb) for a in reads)
+    return found[0] if passed or named else found[-1]
+
+
+def _ruled_out(h: Hierarchy, formula: Expression, q: str, may_be_0: bool) -> Iterator[Witness]:
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        if sum(concrete.size[leaf] for leaf in h.leaves) != 1:
+            continue
+        if q == OLD:
+            yield from _near_old(h, concrete, formula, may_be_0)
+            continue
+        two = State(h, concrete, formula, *((_even(2), {q: _sides()}) if q else (_sides(), {})))
+        c = two.derivatives
+        if not may_be_0 and c and not any(map(_above, two.update(two.current, c))):
+            yield _nothing_left(two, q)
+        for step in STEPS:
+            up = _rising(step)
+            for powers, own in ((up, _even(3)), (up[::-1], _even(3)), (up, up[::-1])):
+                state = State(h, concrete, formula, *((own, {q: powers}) if q else (powers, {})))
+                if (c := state.derivatives) is None:
+                    continue
+                first, last = c[1] - c[0], c[2] - c[1]
+                if _above(first - last):
+                    yield _bent(state, q, c)
+                elif q and own == _even(3) and _above(first) and (first > 0) is (powers[0] < powers[1]):
+                    yield _away(state, q, c)
+
+
+def leads_nowhere(
+    h: Hierarchy, formula: Expression, passed: Sequence[str], named: bool, is_flat: bool
+) -> Witness | None:
+    """A state in which a formula's derivative falls as the current policy rises above the one that it is compared with.
+
+    `named`: log-probs are read, and those of old not. `is_flat`: it is known to be the same at all tokens of a state.
+    """
+    if len(passed) > 1:
+        return None
+    q = passed[0] if passed else "" if named else OLD
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        if sum(concrete.size[leaf] for leaf in h.leaves) != 1:
+            continue
+        if q == OLD:
+            if (found := next(_near_old(h, concrete, formula, not is_flat, turned=True), None)) is not None:
+                return found
+            continue
+        for near in (_sides(), _sides()[::-1], (Fraction(1, 1000), Fraction(999, 1000))):
+            state = State(h, concrete, formula, *((_even(2), {q: near}) if q else (near, {})))
+            if (c := state.derivatives) is None:
+                continue
+            if q and (c[1] - c[0]) * (near[1] - near[0]) > TINY:
+                return _away(state, q, c)
+            if is_flat and not any(map(_above, state.update(state.current, c))):
+                return _nothing_left(state, q)
+    return None
+
+
+def _sides() -> Probabilities:
+    return Fraction(1, 4), Fraction(3, 4)
+
+
+def _above(v: Fraction) -> bool:
+    """Whether a number is not 0: logarithms have fifty digits."""
+    return abs(v) > TINY
+
+
+def _near_old(
+    h: Hierarchy, concrete: Concrete, formula: Expression, may_be_0: bool, turned: bool = False
+) -> Iterator[Witness]:
+    """Beside the old policy, where the divergence to it has a gradient, of tokens of either.
+
+    `turned`: only where that is turned round, or where there is none.
+    """
+    for powers in () if turned else (_sides(), *map(_rising, STEPS)):
+        state = State(h, concrete, formula, powers, {})
+        if state.derivatives and any(_above(v) for v in state.update(powers, state.derivatives)):
+            yield _on_policy(state)
+    none = TINY if turned else SMALL  # a cube is 0 to first order, and leads the right way
+    beside = [State(h, concrete, formula, _even(2), {OLD: (Fraction(1, 2) + e, Fraction(1, 2) - e)}) for e in NEAR]
+    for who in (CURRENT, OLD):
+        rates = []
+        for state in beside:
+            if (c := state.derivatives) is None:
+                return
+            goal = state.update(state.current, state.away_from(OLD))
+            rates.append(state.update(state.of(who), c)[0] / goal[0])
+        if all(r < -SMALL for r in rates) or (not may_be_0 and all(abs(r) <= none for r in rates)):
+            yield _beside(beside[0], who)
+
+
+# ---------------------------------------------------------------- words
+
+
+def _nothing_left(state: State, q: str) -> Witness:
+    goal = ", ".join(shown(v) for v in state.update(state.current, state.away_from(q)))
+    c = state.derivatives or []
+    text = (
+        f"{_told(state, q)}, ∂P/∂log π is {_listed(c)}, so that the expected update of the logits is 0, 0, where "
+        f"that of {_name(q)} is {goal}"
+    )
+    return _witness(state, text, q, c)
+
+
+def _bent(state: State, q: str, c: Sequence[Fraction]) -> Witness:
+    values = [rounded(v, TINY) for v in c]
+    steps = [rounded(b - a, TINY) for a, b in itertools.pairwise(c)]
+    over = f"log(π/{q})" if q else "log π"
+    text = (
+        f"{_told(state, q)}, ∂P/∂log π is {_listed(values)}, which goes from token to token by {_listed(steps)}, where "
+        f"{over} goes by equal steps: the expected update is none of {_name(q)}"
+    )
+    return _witness(state, text, q, c)
+
+
+def _away(state: State, q: str, c: Sequence[Fraction]) -> Witness:
+    got = _listed([rounded(v, TINY) for v in c])
+    text = f"{_told(state, q)}, ∂P/∂log π is {got}, which falls where log(π/{q}) rises: the update leads away from {q}"
+    return _witness(state, text, q, c)
+
+
+def _on_policy(state: State) -> Witness:
+    c = state.derivatives or []
+    text = f"{_told(state, '')}, ∂P/∂log π is {_listed(c)}: the expected update is not 0, as that of {_name(OLD)} is"
+    return _witness(state, text, OLD, c)
+
+
+def _beside(state: State, who: str) -> Witness:
+    c = state.derivatives or []
+    rate = state.update(state.of(who), c)[0] / state.update(state.current, state.away_from(OLD))[0]
+    text = (
+        f"{_told(state, OLD)}, ∂P/∂log π is {', '.join(map(shown, c))}: of tokens of {who}, the expected update is "
+        f"{shown(rate) if abs(rate) > SMALL else 0} times that of {_name(OLD)}"
+    )
+    return _witness(state, text, OLD, c)
+
+
+def _name(q: str) -> str:
+    return f"KL(current‖{q})" if q else "the entropy"
+
+
+def _told(state: State, q: str) -> str:
+    number = {2: "two", 3: "three"}[len(state.current)]
+    text = f"in a state with {number} tokens of probabilities {_listed(state.current)}"
+    return f"{text}, and {_listed(state.of(q))} under {q}" if q else text
+
+
+def _listed(values: Sequence[Fraction]) -> str:
+    return ", ".join(map(in_brief, values))
+
+
+def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
+    values: dict[str, Any] = {CURRENT: state.current, "derivatives": tuple(c), "target": q or "entropy"}
+    values |= {p: state.of(p) for p in (OLD, *state.h.policies) if p != CURRENT}
+    return Witness(text + settings(state.concrete), state.concrete, values)
+
+
+def looks_beyond(formula: Expression) -> bool:
+    """Whether a formula reads more of a state than probabilities."""
+    plain = (LogProb, Parameter, Component)
+    read = {a for e in within(formula) for a in atoms(e)}
+    return any(not isinstance(a, plain) and str(a) != "token_log_ratio" for a in read)

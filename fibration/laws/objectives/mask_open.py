@@ -1,0 +1,57 @@
+"""Open masks: where all policies coincide no token is dropped, nor as near to it as one likes.
+
+A mask that drops tokens there has another gradient than the objective from the first update on: some losses mean that,
+such as those that leave out what has the least entropy, and give this law up by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.language.objectives import Keep
+from fibration.language.operators import where
+from fibration.laws.batches.concrete import Witness
+from fibration.laws.batches.first_update import NO_VALUE
+from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.objectives import coinciding_search
+from fibration.laws.signs.coinciding import everywhere
+from fibration.laws.subject import Subject
+
+STATEMENT = "where all policies coincide, and near it, every condition holds: no token is dropped"
+REMEDY = (
+    "leave room on both sides of what is kept, such as ratio < C with Parameter('C', lower=1); or, if the loss means "
+    "to drop tokens on policy, gives_up={'mask_open': 'why'}"
+)
+
+
+def decide_mask_open(subject: Subject) -> Iterator[Decision]:
+    for keep in subject.hierarchy.objective.kept:
+        name = f"condition {keep.condition}"
+        if all(here.outcomes(keep.condition) == {True} for here in everywhere(subject.hierarchy)):
+            yield proved(name, f"{keep.condition} holds where all log-probs are near those of old")
+        else:
+            witness = token_dropped(subject, keep)
+            asked = (here.question(where(keep.condition, 1, 0), 1) for here in everywhere(subject.hierarchy))
+            said = next((f", which fails where {words}" for words in asked if words), "")
+            found = f"keep({keep.condition}){said}" + ("" if witness else ", which was not shown to hold there")
+            lacks = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
+            yield following(unproved(name, found, REMEDY, witness), next(lacks, None))
+
+
+def token_dropped(subject: Subject, keep: Keep) -> Witness | None:
+    """A small batch on which, or beside which, a condition does not hold."""
+    seen = coinciding_search.find_violation(subject.hierarchy, keep.condition, _holds, _holds)
+    if seen is None:
+        return None
+    near, k = seen
+    holds = near.value(keep.condition, k)
+    got = "is dropped" if holds is False else f"has {NO_VALUE}"
+    what = "the token" if len(near.base) == 1 else "the condition"
+    return coinciding_search.witness(near, k, what, got if what == "the token" else got.replace("is dropped", "fails"))
+
+
+def _holds(value: object) -> bool:
+    return value is True
+
+
+LAW = Law("mask_open", STATEMENT, decide_mask_open)

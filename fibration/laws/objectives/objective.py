@@ -1,0 +1,134 @@
+"""The objective's weights: `μ` must be a number at every token, whatever the batch.
+
+They are read at the leaves, in counts over a row and over the batch. Neither need be a stratum of the hierarchy, so the
+question is asked of its strata with these two below them. Further weights must have a value besides, and never be
+negative, on every token that is kept; conditions, and the formulas of statistics, must have values on all.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator
+from fractions import Fraction
+
+from fibration.errors import an
+from fibration.language.atoms import BATCH, Count, Stratum, Total, at
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
+from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, where
+from fibration.language.places import whole_batch
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Concrete, Witness, number, settings
+from fibration.laws.batches.search import concretes
+from fibration.laws.law import Decision, Law, proved, unproved
+from fibration.laws.objectives import objective_search
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.claim import Claim, divided, inside, known_at
+from fibration.laws.subject import Subject
+
+STATEMENT = (
+    "the objective's weight μ is defined at every token of every batch, its conditions too; further weights are, and "
+    "never negative, at every token that is kept; advantages and penalties have a value"
+)
+
+
+def decide_objective(subject: Subject) -> Iterator[Decision]:
+    h = subject.hierarchy
+    yield from _of_objective(subject, h.objective)
+    if h.advantages is not None:
+        yield _of_tokens(subject, "advantages", h.advantages, ANY, "advantage")
+    for name, penalty in h.penalties.items():
+        own, read = f"penalty '{name}'", penalty.formula
+        if penalty.objective is not None:
+            yield from _of_objective(subject, penalty.objective, f" of the {own}")
+            kept = [k.condition for k in penalty.objective.kept]
+            read = where(functools.reduce(operator.and_, kept), read, 0) if kept else read
+        yield _of_tokens(subject, own, read, ANY, "penalty", penalty.over)
+
+
+def _of_objective(subject: Subject, objective: Objective, whose: str = "") -> Iterator[Decision]:
+    yield _of_mu(subject, objective, whose)
+    conditions = [k.condition for k in objective.kept]
+    for condition in conditions:
+        yield _of_tokens(subject, f"condition {condition}{whose}", where(condition, 1, 0), ANY, "condition")
+    kept = functools.reduce(operator.and_, conditions) if conditions else None
+    for weight in objective.weighed:
+        read = weight if kept is None else where(kept, weight, 1)
+        yield _of_tokens(subject, f"weight {weight}{whose}", read, NOT_NEGATIVE, "weight")
+
+
+def _of_tokens(
+    subject: Subject, name: str, formula: Expression, signs: Signs, word: str, place: Stratum | None = None
+) -> Decision:
+    """Of a weight, or a condition as 1 or 0: that it has a value at every token, of one of these signs.
+
+    `place`: at every element of a stratum instead.
+    """
+    h = subject.hierarchy
+    _, _, written = name.partition(" ")
+    written = {"advantage": str(h.advantages), "penalty": str(formula)}.get(word, written)
+    read_at = h.leaves if place is None else (place,)
+    claims = [Claim(divided(at(formula, s)), known_at(h, s), signs) for s in read_at]
+    loose = next((claim for claim in (*claims, *inside(h, formula)) if not claim.is_shown), None)
+    if loose is None:
+        negative = "" if signs == ANY else ", and is nowhere negative"
+        of = "token" if place is None else place.name
+        return proved(name, f"{written} has a value at every {of}{' that is kept' * (word == 'weight')}{negative}")
+    witness = objective_search.without_its_sign(h, formula, signs, word, place)
+    found = written + (
+        "" if witness else ", which could not be shown to have a value" + " of at least 0" * (signs != ANY)
+    )
+    remedy = "divide by what is positive, take logarithms of what is, and maximum(w, 0) of what may be negative"
+    return unproved(name, found, loose.remedy(h) or remedy, witness)
+
+
+def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
+    h = subject.hierarchy
+    weight, shape = objective.spelled_out(h.leaves, h.rows), whole_batch(h)
+    # what is kept is a batch too, in which a branch may be empty that is not in the whole one
+    assume = () if any(k.normaliser == "kept" for k in objective.kept) else h.assume
+    defined = {leaf: Claim(weight, Assumptions(shape, assume, leaf)) for leaf in h.leaves}
+    loose = next((leaf for leaf, claim in defined.items() if not claim.is_shown), None)
+    if loose is None:
+        argument = f"μ = {weight} has a value: no division by 0, no logarithm or root outside its domain"
+        return proved(f"weight{whose}", argument)
+    witness = token_without_weight(h, shape, weight)
+    found = f"μ = {weight}" + ("" if witness else f", which could not be shown to have a value at every {loose}")
+    remedy = (
+        "divide by counts or by what is positive, and take logarithms and roots of what is positive; bound a "
+        "parameter, Parameter(..., lower=...), or declare an attribute positive"
+    )
+    return unproved(f"weight{whose}", found, defined[loose].remedy(h) or remedy, witness)
+
+
+def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
+    read = list(atoms(weight))
+    over = [a.over for a in read if isinstance(a, (Count, Total))]
+    place = next((s for s in shape.order if s in over), h.rows)
+    known: dict[tuple[Stratum, tuple[Fraction, ...]], bool] = {}
+    for concrete in concretes(h, [weight], shape):
+        for leaf in h.leaves:
+            for i in range(concrete.size[leaf]):
+                key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
+                if key not in known:
+                    known[key] = concrete.attempt(weight, leaf, i) is not None
+                if not known[key]:
+                    inside = _batch(concrete) if place.name == BATCH else ""
+                    inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
+                    text = f"{an(leaf)} has no weight in {inside}{settings(concrete)}"
+                    return Witness(text, concrete, {"stratum": leaf.name, "element": i})
+    return None
+
+
+def _batch(concrete: Concrete) -> str:
+    """A batch by its tokens, where they are not all of one kind: `a batch of 0 texts and 1 image`."""
+    leaves = concrete.shape.leaves
+    if len(leaves) == 1:
+        return ""
+    return f"a batch of {' and '.join(number(concrete.size[leaf], leaf) for leaf in leaves)}"
+
+
+LAW = Law("objective", STATEMENT, decide_objective, may_be_given_up=False)

@@ -1,0 +1,266 @@
+"""What of an advantage is its own reward, and what of it is anything else of its own sample.
+
+A formula is taken apart: so much of the reward of the token itself and of each later one, something of its own row
+beside, something of other rows and of the prefix. What is multiplied, divided or bent has to be of one kind: then the
+parts add up, and all but the reward is a baseline, or a reward of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import sympy
+
+from fibration.errors import SpecError
+from fibration.language.atoms import Count, Stratum, at, read_at, reward
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import NOT_NEGATIVE, POSITIVE
+from fibration.language.order import ONE, Ordered
+from fibration.language.places import whole_batch
+from fibration.language.statistics import Aggregate, within
+from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy, vanishes
+from fibration.language.traversal import atoms, desugar
+from fibration.laws.objectives.samples import AHEAD, EVERYWHERE, HERE, OTHERS, ROW, Place, Reads, Samples
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.claim import Claim
+
+NONE = sympy.Integer(0)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`now` and `later` times the rewards of the token and of every later one; `own`: and something of its own sample
+    from the token on; `rest`: and something of other rows, or of what came before."""
+
+    now: Any = NONE
+    later: Any = NONE
+    own: bool = False
+    rest: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        return not (self.has_reward or self.own or self.rest)
+
+    @property
+    def has_reward(self) -> bool:
+        return not (vanishes(self.now) and vanishes(self.later))
+
+    def plus(self, other: Parts) -> Parts:
+        own, rest = self.own or other.own, self.rest or other.rest
+        return Parts(self.now + other.now, self.later + other.later, own, rest)
+
+    def times(self, factor: Any) -> Parts:
+        return replace(self, now=self.now * factor, later=self.later * factor)
+
+
+def of_tokens(h: Hierarchy, formula: Expression) -> bool:
+    """Whether rewards are those of tokens: some sum over the tokens of a row, or over a part of these, is of them."""
+    sums = (
+        a
+        for e in within(formula)
+        for a in atoms(e)
+        if isinstance(a, Ordered) or (isinstance(a, Aggregate) and a.kind == "total" and _is_in_row(h, a.over))
+    )
+    return any(reward in set(atoms(a.formula)) for a in sums if a.of is None)
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """`A = κ·(R - b)`: `κ` is one number for all tokens of a row, at least 0, and above 0 where rows are compared.
+
+    `everywhere`: above 0 for a row alone too. `adds`: `R` has more of its own row than rewards.
+    """
+
+    kappa: Any
+    adds: bool
+    everywhere: bool
+
+
+def multiple(h: Hierarchy, formula: Expression) -> Multiple | None:
+    """The factor by which an advantage is a reward less a baseline; None if that is not shown to be so."""
+    parts = _Taken(h, of_tokens(h, formula)).parts(desugar(formula), HERE)
+    if parts is None or not vanishes(parts.now - parts.later) or _is_sampled(h, parts.now):
+        return None
+    try:
+        kappa = from_sympy(parts.now)
+    except SpecError:  # some results of sympy have no written form
+        return None
+    alone = Assumptions(whole_batch(h), h.assume, h.rows)
+    if Claim(kappa, alone, POSITIVE).is_shown:
+        return Multiple(sympy.factor(parts.now), parts.own, True)
+    if Claim(kappa, alone, NOT_NEGATIVE).is_shown and Claim(kappa, compared(h), POSITIVE).is_shown:
+        return Multiple(sympy.factor(parts.now), parts.own, False)
+    return None
+
+
+def rises_onward(h: Hierarchy, formula: Expression) -> bool:
+    """Whether an advantage is a sum with the reward of the token and later ones in it, which may be discounted."""
+    parts = _Taken(h, of_tokens(h, formula), discounted=True).parts(desugar(formula), HERE)
+    if parts is None or _is_sampled(h, parts.now) or _is_sampled(h, parts.later.subs(dict.fromkeys(LEFT_OF, 1))):
+        return False
+    known = compared(h).with_signs({left: NOT_NEGATIVE for left in parts.later.free_symbols if left in LEFT_OF})
+    return known.signs(parts.now) == POSITIVE and known.signs(parts.later) <= NOT_NEGATIVE
+
+
+def compared(h: Hierarchy) -> Assumptions:
+    """What is known of a row where everything that it lies over has several rows."""
+    shape = whole_batch(h)
+    several = {symbol(Count(h.rows, below)) - 1: POSITIVE for below in shape.coarser(h.rows)}
+    return Assumptions(shape, h.assume, h.rows).with_signs(several)
+
+
+def _is_in_row(h: Hierarchy, over: object) -> bool:
+    return over == h.rows or not Samples(h).is_coarse(over)
+
+
+def _is_sampled(h: Hierarchy, share: Any) -> bool:
+    """Whether a share of rewards changes with what was sampled, or from token to token of a row."""
+    read, samples = [ATOM_OF.get(s) for s in share.free_symbols], Samples(h)
+    places = (a.over if isinstance(a, Ordered) else read_at(a) for a in read if a is not None)
+    return any(place is not None and not samples.is_coarse(place) for place in places) or any(
+        a is None or samples.of_atom(a, HERE) for a in read
+    )
+
+
+def _is_multiple(e: Expression) -> bool:
+    """Whether a formula is so many times the reward, with nothing added."""
+    if not isinstance(e, Apply):
+        return e == reward or (isinstance(e, Number) and not e.value)
+    found = [_is_multiple(a) for a in e.arguments]
+    if e.operator in ("+", "-"):
+        return all(found)
+    return any(found[:1] if e.operator == "/" else found) if e.operator in ("*", "/", "neg") else False
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """How formulas are taken apart, where rewards are those of tokens or of rows.
+
+    At the token at hand, at each of several of its row (of which `now` is then the own reward's share), or at its row
+    and what this lies over.
+    """
+
+    h: Hierarchy
+    by_token: bool
+    discounted: bool = False  # later rewards may count for less, by what is left of them after some tokens
+
+    def parts(self, e: Expression, place: Place) -> Parts | None:
+        if isinstance(e, Apply):
+            return self._applied(e, place)
+        if isinstance(e, Number):
+            return Parts()
+        if e == reward:
+            return self._reward(place)
+        read = Samples(self.h, self.by_token).of_atom(e, place)
+        if (found := _plain(read)) is not None:
+            return found
+        if place.of is None and len(place.tokens) > 1:
+            return None
+        if isinstance(e, Ordered):
+            return self._after(e, place)
+        return self._gathered(e, place) if isinstance(e, Aggregate) else None
+
+    def _reward(self, place: Place) -> Parts | None:
+        one = sympy.Integer(1)
+        if self.by_token:
+            return Parts(one) if place.of is None else None
+        return Parts(one, one) if place == HERE or place.of == self.h.rows else None
+
+    def _applied(self, e: Apply, place: Place) -> Parts | None:
+        found = [self.parts(a, place) for a in e.arguments]
+        if any(f is None for f in found):
+            return None
+        known = [f for f in found if f is not None]
+        first, last = known[0], known[-1]
+        if e.operator in ("+", "-"):
+            return first.plus(last if e.operator == "+" else last.times(-1))
+        if e.operator == "neg":
+            return first.times(-1)
+        if e.operator == "*" and first.is_fixed:
+            return last.times(self._given(e.arguments[0], place))
+        if e.operator in ("*", "/") and last.is_fixed:
+            given = self._given(e.arguments[1], place)
+            return first.times(given if e.operator == "*" else 1 / given)
+        return self._chosen(*known) if e.operator == "where" else self._bent(known)
+
+    def _given(self, e: Expression, place: Place) -> Any:
+        return to_sympy(at(e, place.of or self.h.leaves[0]))
+
+    def _chosen(self, condition: Parts, one: Parts, other: Parts) -> Parts | None:
+        """A choice that keeps the share of the reward; what decides it is of the kind of what it chooses from."""
+        if condition.has_reward or not (vanishes(one.now - other.now) and vanishes(one.later - other.later)):
+            return None
+        both = one.plus(other).plus(condition)
+        if both.own and both.rest and not condition.is_fixed:
+            return None
+        return replace(both, now=one.now, later=one.later)
+
+    @staticmethod
+    def _bent(known: list[Parts]) -> Parts | None:
+        """Any function of what is of one kind, and no reward."""
+        own, rest = any(p.own for p in known), any(p.rest for p in known)
+        return None if any(p.has_reward for p in known) or (own and rest) else Parts(own=own, rest=rest)
+
+    def _after(self, o: Ordered, place: Place) -> Parts | None:
+        """Later rewards, all of the row, each as often as the others."""
+        is_sum = place == HERE and o.of is None and o.over == self.h.rows and (self.discounted or o.discount == ONE)
+        found = self._each(o.formula) if is_sum and not o.is_forward else None
+        left = _left(o.discount) if self.discounted else 1
+        return None if found is None else replace(found, now=NONE, later=found.now * left)
+
+    def _gathered(self, a: Aggregate, place: Place) -> Parts | None:
+        """A sum or a mean with the own reward in it, in which every element has a formula of its own sample."""
+        if Samples(self.h).is_coarse(a.of):
+            return self._of_rows(a)
+        is_sum = a.kind == "total" and a.of is None and Samples(self.h).is_coarse(a.over)
+        found = self._each(a.formula) if is_sum and self._is_apart(a.formula, self.h.rows) else None
+        return None if found is None else replace(found, later=found.now, rest=True)
+
+    def _each(self, formula: Expression) -> Parts | None:
+        """A formula at all those tokens of the row that a sum is of: a share of the reward of each."""
+        found = self.parts(desugar(formula), Place(ROW, None, self.h.rows))
+        if found is None or found.rest or not vanishes(found.later) or _is_sampled(self.h, found.now):
+            return None
+        return replace(found, own=found.own or not _is_multiple(desugar(formula)))
+
+    def _of_rows(self, a: Aggregate) -> Parts | None:
+        """Of elements each of which has its own formula, which reads no others."""
+        assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
+        if a.others or a.kind not in ("total", "mean") or not self._is_apart(a.formula, a.of):
+            return None
+        own = Place(ROW if a.of == self.h.rows else EVERYWHERE, a.of, a.of)
+        inside = self.parts(desugar(at(a.formula, a.of)), own)
+        if inside is None or _is_sampled(self.h, inside.now):
+            return None
+        share = 1 if a.kind == "total" else 1 / to_sympy(Count(a.of, a.over))
+        return replace(inside.times(share), rest=True)
+
+    def _is_apart(self, formula: Expression, of: Stratum) -> bool:
+        """Whether a formula at one element reads nothing of any other."""
+        read = Samples(self.h, self.by_token).of(formula, Place(OTHERS, of, of))
+        return not any(when != "others" for when, _ in read)
+
+
+LEFT_OF: dict[Any, Any] = {}  # the discount of every symbol that stands for its powers
+
+
+@cache
+def _left(discount: Expression) -> Any:
+    """What a discount leaves of a reward after any number of tokens: discounts fade at different rates."""
+    if discount == ONE:
+        return sympy.Integer(1)
+    made = sympy.Dummy(f"what {discount} leaves", real=True)
+    LEFT_OF[made] = discount
+    return made
+
+
+def _plain(read: Reads) -> Parts | None:
+    """What has no own reward in it, and is of one kind: of what is sampled from the token on, or of anything else."""
+    ahead = {what for when, what in read if when in AHEAD}
+    beside = any(when == "others" or what == "reward" for when, what in read if when not in AHEAD)
+    if "reward" in ahead or (ahead and beside):
+        return None
+    return Parts(own=bool(ahead), rest=bool(read) and not ahead)

@@ -1,0 +1,107 @@
+"""Positivity of ratio deviations over several levels, where gates are bounded: `1 + Σ h_v > 0` on every leaf.
+
+Two arguments. What the levels can take away at most adds up to less than 1. Or the deviations that a token and its
+means have are looked at together, branch by branch: every mean of ratios is above 0, so that a token clipped far below
+its trajectory cannot belong to a trajectory that lies low itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from typing import Any
+
+import sympy
+from sympy import oo
+
+from fibration.language.atoms import Density, Reading, Stratum, residual
+from fibration.language.expressions import Expression
+from fibration.language.operators import POSITIVE
+from fibration.language.sympy_bridge import symbol
+from fibration.language.traversal import substitute
+from fibration.laws.gates.coordinates import intensive, lines
+from fibration.laws.gates.pieces import Line
+from fibration.laws.gates.reach import domain
+from fibration.laws.off_policy.shrinking import facts_of, is_impossible
+from fibration.laws.on_policy.levels_together import usable
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.subject import Subject
+
+MOST_LEVELS = 3  # whose branches are looked at together
+MOST_LOWEST = 64  # sums of one lowest value per level
+
+
+def stay_above_minus_1(subject: Subject) -> str:
+    """Why the gates of all levels add up to more than -1 on every leaf; '' if that is not shown."""
+    h = subject.hierarchy
+    if h.orthogonalise is not None or not (usable(subject) and subject.proved("recovery")):
+        return ""
+    if h.fibrations and not (subject.proved("markov") and subject.proved("reflecting")):
+        return ""  # means of ratios are above 0 where weights are, and sum to 1
+    paths = {leaf: [s for s in h.order if s == leaf or s in h.coarser(leaf)] for leaf in h.leaves}
+    table = lines(h, subject)
+    lowest = {s: _lowest(subject, s, table[s, ""]) for s in h.order}
+    if all(_sum_above_minus_1(subject, leaf, [lowest[s] for s in path]) for leaf, path in paths.items()):
+        return "what the gates of all levels take away at most is less than 1: 𝒢(r) ≥ 1 - Σ bounds > 0"
+    if all(_branches_above_minus_1(subject, leaf, path) for leaf, path in paths.items()):
+        return "1 + Σ g(ρ) > 0 on every branch of the gates, since every mean of ratios is above 0"
+    return ""
+
+
+def _lowest(subject: Subject, stratum: Stratum, outcomes: list[Line] | None) -> list[Any]:
+    """What the infimum of a gate is one of, in intensive units; -oo where it is not known."""
+    ends = [line.range(*domain(subject.hierarchy, stratum, "deviation")) for line in outcomes or ()]
+    return list(dict.fromkeys(low for end in ends for low in (end[0] if end else [-oo]))) or [-oo]
+
+
+def _sum_above_minus_1(subject: Subject, leaf: Stratum, levels: list[list[Any]]) -> bool:
+    sums = [1 + sum(chosen) for chosen in itertools.islice(itertools.product(*levels), MOST_LOWEST + 1)]
+    if len(sums) > MOST_LOWEST or -oo in sums:
+        return False
+    return all(subject.at(leaf).signs(least) == POSITIVE for least in sums)
+
+
+def _branches_above_minus_1(subject: Subject, leaf: Stratum, path: list[Stratum]) -> bool:
+    h = subject.hierarchy
+    if len(path) > MOST_LEVELS:
+        return False
+    ratio = {s: Reading(f"the mean of r on {s}") for s in h.order}
+    assume = subject.at(leaf).with_signs({symbol(q): POSITIVE for q in ratio.values()})
+    densities: dict[Expression, Expression] = {
+        Density(s, channel): h.masses[s] * (q - 1) for s, q in ratio.items() for channel in (None, "")
+    }
+
+    def level(s: Stratum) -> Expression:
+        own = functools.reduce(operator.sub, (c * (ratio[u] - 1) for u, c in h.shape.moebius(s).items()), ratio[s] - 1)
+        return substitute(substitute(intensive(h, s, ""), densities), {residual: own})
+
+    try:
+        branches = cases(functools.reduce(operator.add, map(level, path)), assume)
+    except TooManyCases:
+        return False
+    means = [symbol(ratio[s]) for s in reversed(path)]
+    return all(_is_above_minus_1(case, assume, means) or is_impossible(case, assume) for case in branches)
+
+
+def _is_above_minus_1(case: Case, assume: Assumptions, means: list[Any]) -> bool:
+    """Whether `1 + D`, less some of what the branch's conditions say is not below 0, is above 0."""
+    whole = 1 + case.sympy()
+    facts = [_per_mean(fact, assume, means) for fact in facts_of(case) if fact.has(*means)]
+    slopes = [[sympy.diff(value, q) for q in means] for value in (whole, *facts)]
+    for n in range(MOST_LEVELS + 1):
+        for chosen in itertools.combinations(range(len(facts)), n):
+            left = (s - sum(slopes[1 + i][k] for i in chosen) for k, s in enumerate(slopes[0]))
+            if any(slope.is_negative for slope in left):
+                continue  # it falls without end where that mean grows
+            if assume.signs(whole - sum(facts[i] for i in chosen)) == POSITIVE:
+                return True
+    return False
+
+
+def _per_mean(fact: Any, assume: Assumptions, means: list[Any]) -> Any:
+    """A condition in units in which its finest mean counts once."""
+    factor = next(sympy.diff(fact, q) for q in means if fact.has(q))
+    signs = assume.signs(factor)
+    return sympy.expand(fact / factor) if signs == {1} else -sympy.expand(fact / factor) if signs == {-1} else fact

@@ -1,0 +1,147 @@
+"""Inward: outside its budget a level never pushes an element further out.
+
+A gate passes on what pulls its residual, times its slope. Where the pull is inward, towards residual 0, a slope below 0
+turns it round: so does a roll-back that looks at no advantage. Where the pull is outward, a gate has a budget where it
+stops to pass it, and a slope above 0 further out breaks it; a gate that stops what comes back and nothing that goes out
+has its bound on the wrong side.
+
+The pull is that of `Hierarchy.pull`, with the direction in which the recovery moves. It is proved by the gate's
+branches, two at a time (`off_policy/further_out.py`); where that fails, its pieces say where to look for a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sympy import oo
+
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.expressions import Expression
+from fibration.language.sympy_bridge import from_sympy
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Witness
+from fibration.laws.gates.coordinates import coordinate
+from fibration.laws.kernels.markov import without_a_value
+from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.off_policy.inward_search import Span, negative_ratio, pushed_further_out
+from fibration.laws.off_policy.pushes import LOST, OPENED, TURNED, Fault, Pushed
+from fibration.laws.on_policy.identity import gate_without_a_value
+from fibration.laws.subject import Subject
+
+STATEMENT = "outside its budget a level never pushes an element further out"
+ORDER = "pessimistic_clip_gate(low, high)"
+ANYWHERE = (TURNED, OPENED)  # what a batch shows by itself
+STAYS = "an outward pull that it stops stays stopped further out"
+MET = "where it stops or turns round an inward pull it stops an outward one too"
+KEPT = "it turns no inward pull round"
+REST = {TURNED: f"{STAYS}, and {MET}", OPENED: f"{KEPT}, and {MET}", LOST: f"{KEPT}, and {STAYS}"}  # but for a fault
+GIVE_UP = "or gives_up={'inward': 'why'}, if the loss means it"
+
+
+def decide_inward(subject: Subject) -> Iterator[Decision]:
+    if subject.hierarchy.objective.estimator == "score":
+        yield _of_score(subject)
+        return
+    for stratum in subject.hierarchy.order:
+        yield _of_gate(subject, stratum)
+
+
+def _of_score(subject: Subject) -> Decision:
+    """Each token's coefficient is `μ·𝒢·A`."""
+    if subject.proved("positivity"):
+        return proved("hierarchy", "𝒢(r) > 0, so that every coefficient μ·𝒢·A has the sign of its advantage")
+    remedy = f"bound 𝒢 below by 0; {GIVE_UP}"
+    witness = negative_ratio(subject.hierarchy)
+    found = "𝒢(r), which turns advantages round where it is below 0" if witness else "𝒢(r), whose sign was not found"
+    return following(unproved("hierarchy", found, remedy, witness), subject.first_failure("recovery", "positivity"))
+
+
+def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
+    h, gate = subject.hierarchy, subject.hierarchy.gates[stratum]
+    channels = [Pushed(subject, stratum, channel) for channel in h.decomposition.channels]
+    undecided = [pushed for pushed in channels if not pushed.is_kept()]
+    if not undecided:
+        return proved(
+            f"gate on {stratum}", f"{gate} turns no pull round that is inward, and opens to none that is outward"
+        )
+    for pushed in undecided:
+        found = pushed.faults()
+        witness = _seen(pushed, found, frozenset(ANYWHERE))
+        if found or witness:
+            return _refused(subject, stratum, found, witness)
+    return _refused(subject, stratum, [], None)
+
+
+def _seen(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
+    """A batch that shows one of the faults that pieces tell, or one of others where these say nothing."""
+    h, stratum, channel = pushed.subject.hierarchy, pushed.stratum, pushed.channel
+    known = coordinate(h, pushed.subject)
+    of = "deviation" if "deviation" in known else "log"
+    spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
+    spans = spans if all(_is_known(end) for span in spans for end in span) else []
+    witness = pushed_further_out(h, stratum, channel, {f.what for f in found}, spans, of) if found else None
+    if witness is None and (spans or not found):  # where no piece says where, and beyond where a bent one begins
+        moves = not known and pushed.reads_densities
+        if what := anywhere - ({OPENED} if moves else set()):
+            witness = pushed_further_out(h, stratum, channel, set(what), [], of)
+    return witness
+
+
+def _span(low: object, high: object) -> Span:
+    return tuple(None if end in (oo, -oo) else from_sympy(end) for end in (low, high))  # type: ignore[return-value]
+
+
+def _is_known(end: Expression | None) -> bool:
+    """Whether an end is a number on every batch, whatever its advantages."""
+    known = (Attribute, Component, Count, Parameter, Total)
+    return end is None or all(isinstance(a, known) for a in atoms(end))
+
+
+def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Witness | None) -> Decision:
+    gate = subject.hierarchy.gates[stratum]
+    what = {str(witness.values["what"])} if witness else {f.what for f in found}
+    fault, why, remedy = "", "whose slopes were not decided", "bound what decides them"
+    if TURNED in what:
+        fault, why = TURNED, "which turns round what would come back by itself"
+        remedy = f"let that pass: {gate.inward()}"
+    elif OPENED in what:
+        fault, why, remedy = OPENED, "which opens again beyond where it stops what goes out", "stop it for good"
+    elif what:
+        fault, why = LOST, "which stops what comes back, and nothing that goes out"
+        remedy = f"swap what bounds its two sides, as {ORDER} has them; inward() alone would leave no bound"
+    if "pull=" in str(gate) and {TURNED, LOST} & what:
+        remedy = "leave pull= out of inward(): it then is what the law asks of"
+    decision = unproved(f"gate on {stratum}", f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
+    decision = replace(decision, fault=fault)
+    lacking = without_a_value(subject, *subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
+    cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")
+    return decision if witness else following(decision, cause)
+
+
+def remainder(subject: Subject) -> Iterator[Decision]:
+    """What is left of the law where it is given up for a gate: that it fails in no other way."""
+    given_up = {v.subject: v.fault for v in subject.verdicts if v.law == LAW.name and v.fault}
+    for stratum in subject.hierarchy.order:
+        if fault := given_up.get(f"gate on {stratum}"):
+            yield _rest_of_gate(subject, stratum, fault)
+
+
+def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
+    h, name = subject.hierarchy, f"gate on {stratum}"
+    channels = [Pushed(subject, stratum, channel) for channel in h.decomposition.channels]
+    undecided = [pushed for pushed in channels if not pushed.is_kept(but=fault)]
+    if not undecided:
+        return proved(name, REST[fault])
+    others: list[Fault] = []
+    witness = None
+    for pushed in undecided:
+        others = pushed.faults(but=fault)
+        witness = _seen(pushed, others, frozenset(ANYWHERE) - {fault})
+        if others or witness:
+            break
+    rest = _refused(subject, stratum, others, witness)
+    return replace(rest, remedy=rest.remedy.removesuffix(f"; {GIVE_UP}"), required=REST[fault])
+
+
+LAW = Law("inward", STATEMENT, decide_inward, remainder=remainder)

@@ -1,0 +1,372 @@
+"""Gates that push a residual further out than their budget, on small batches in exact rationals.
+
+A level passes on what pulls its residual times the slope of its gate there. So it pushes further out where slope, pull
+and residual multiply to more than 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from fibration.language.assumptions import balanced
+from fibration.language.atoms import (
+    BATCH,
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Parameter,
+    Reading,
+    Stratum,
+    Total,
+    advantage,
+    gated,
+    in_channel,
+    pull,
+    residual,
+)
+from fibration.language.exact import NoValue, TooLarge
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
+from fibration.language.policies import LogProb
+from fibration.language.statistics import Aggregate
+from fibration.language.strata import Shape
+from fibration.language.traversal import atoms
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, rounding, settings
+from fibration.laws.batches.direct_operator import directions, formulas
+from fibration.laws.batches.search import concretes, leaves_one_alone, smallest
+from fibration.laws.values.duals import Dual, slopes_of, value_of
+from fibration.laws.values.enclosures import branching
+from fibration.laws.values.probes import between
+
+MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500
+SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # of what tokens drift
+MOST_DOUBLED = 8
+PLACES = (Fraction(1, 2), Fraction(1, 10))  # within an interval
+TURNED, LOST, OPENED = "turned", "lost", "opened"
+Span = tuple[Expression | None, Expression | None]  # of residuals in units of the leaf measure; None: without an end
+
+
+@dataclass(frozen=True)
+class Level:
+    """A gate at one element: the residual that it reads, its slope there, and what pulls the residual up."""
+
+    element: int
+    residual: Fraction
+    slope: Fraction
+    pull: Fraction
+
+    @property
+    def is_outward(self) -> bool:
+        return self.pull * self.residual > 0
+
+    @property
+    def is_inward(self) -> bool:
+        return self.pull * self.residual < 0
+
+
+def levels(point: Point, stratum: Stratum, channel: str) -> Iterator[Level]:
+    """The gate of a stratum at all of its elements that pull and drift."""
+    dense, h = point.dense, point.h
+    at_tokens, xs = point.at_tokens, point.moving
+    means = dense.densities_of(xs, point.advantages)
+    gate, base = in_channel(h.gate(stratum), channel), h.pulled_by(stratum)
+    if base == pull:
+        return
+    for element, m in enumerate(dense.mass[stratum]):
+        rho = None if m is None else m * value_of(dense.residual(means[channel], stratum, element))
+        if not rho:
+            continue
+        bound: dict[Expression, Any] = {
+            a: value_of(v) for a, v in dense.read_by(gate, stratum, element, means, at_tokens).items()
+        }
+        up = _way_up(point, means, channel, dense.fibres[stratum][element][0])
+        pulled = at_tokens.statistic(base, stratum, element) if isinstance(base, Aggregate) else bound[advantage]
+        found = dense.value(gate, stratum, element, {**bound, residual: Dual(rho, {0: Fraction(1)})})
+        slope = slopes_of(found).get(0, Fraction(0))
+        yield Level(element, rho, slope, up * value_of(pulled))
+
+
+def _way_up(point: Point, means: Mapping[str, Any], channel: str, token: int) -> Fraction:
+    """The slope of the recovery in the density of a channel, at a token whose levels all pass."""
+    dense = point.dense
+    leaf, i = dense.tokens[token]
+    m = dense.mass[leaf][i] or Fraction(0)
+    bound: dict[Expression, Any] = {gated(c): m * value_of(found[leaf][i] or Fraction(0)) for c, found in means.items()}
+    bound[gated(channel)] = Dual(bound[gated(channel)], {0: Fraction(1)})
+    bound[advantage] = point.advantages[token]
+    return slopes_of(dense.value(dense.recoveries[leaf], leaf, i, bound)).get(0, Fraction(0))
+
+
+# ---------------------------------------------------------------- the search
+
+
+def pushed_further_out(
+    h: Hierarchy, stratum: Stratum, channel: str, what: set[str], spans: Sequence[Span], of: str
+) -> Witness | None:
+    """A batch on which a level does what `what` says, with residuals in some spans; the smallest that is found.
+
+    `of` is what drifts by multiples of one number, so that residuals do too: "log" ratios, or ratios, a "deviation".
+    """
+    h, tried = _by_recursion(h), 0
+    gate = in_channel(h.gate(stratum), channel)
+    mixed = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(gate))
+    for concrete, way in _tried(h):
+        spread = _sizes(h, concrete, stratum, channel, way, spans, of)
+        others = _others_than_signs(gate, concrete, stratum) if advantage in set(atoms(gate)) else []
+        other: Witness | None = None
+        for advantages in (*_advantages(h, concrete, way, mixed), *((a,) * len(way) for a in others)):
+            found: list[tuple[Point, list[Level]]] = []
+            for t in spread:
+                tried += 1
+                if tried > MOST_POINTS:
+                    return other
+                point = _point(h, concrete, way, t, advantages, of)
+                if point is not None and (here := _levels(point, stratum, channel)):
+                    found.append((point, here))
+            # another element of that batch may have no value, and with it the coefficients
+            if witness := _attempt(partial(_seen, found, stratum, channel, what, of)):
+                if witness.values["what"] != OPENED:
+                    return witness
+                other = other or witness
+        if other is not None:
+            return other
+    return None
+
+
+def _levels(point: Point, stratum: Stratum, channel: str) -> list[Level]:
+    return _attempt(lambda: list(levels(point, stratum, channel))) or []
+
+
+def _advantages(h: Hierarchy, concrete: Concrete, way: Sequence[int], mixed: bool) -> Iterator[tuple[Fraction, ...]]:
+    """All 1 or all -1; `mixed`, also other ones in rows that drift up, so that sums of several weights disagree."""
+    for sign in (1, -1):
+        yield (Fraction(sign),) * len(way)
+    rows = [concrete.below(leaf, i, h.rows) for leaf in h.leaves for i in range(concrete.size[leaf])]
+    if mixed and len(set(zip(rows, way, strict=True))) == len(set(rows)) > 1:
+        for sign in (1, -1):
+            yield tuple(Fraction(-9 * sign, 10) if d > 0 else Fraction(sign) for d in way)
+
+
+def _others_than_signs(gate: Expression, concrete: Concrete, stratum: Stratum) -> list[Fraction]:
+    """Advantages between and beyond those other than 0 at which a gate takes another branch, and their negatives."""
+    measured = [a for a in set(atoms(gate)) if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
+    found: set[Fraction] = set()
+    for element in range(concrete.size[stratum]):
+        here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, element) for a in measured}
+        found |= {c for c in branching(gate, here) if c}
+    around = between(sorted({*found, Fraction(0)})) if found else []
+    either = {sign * a for a in around for sign in (1, -1)} - {Fraction(-1), Fraction(0), Fraction(1)}
+    return sorted(either, key=lambda a: (a.denominator, abs(a), -a))
+
+
+def _by_recursion(h: Hierarchy) -> Hierarchy:
+    """The same hierarchy on batches on which least squares give the residuals of the recursion: balanced ones."""
+    if h.orthogonalise is None:
+        return h
+    crossed = itertools.combinations(h.shape.crossed(), 2)
+    even = [balanced(a, b) for a, b in crossed if not h.shape.comparable(a, b)]
+    return h.replace(orthogonalise=None, assume=(*h.assume, *even))
+
+
+def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
+    """Batches, and which of their tokens drift which way: those of usual values first."""
+    shape = whole_batch(h)
+    usual = (c for n in range(1, MOST_TOKENS + 1) for c in itertools.islice(smallest(h, shape, n), MOST_SHAPES))
+    read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
+    for concrete in itertools.chain(usual, _others(h, read, shape)):
+        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        if n <= MOST_TOKENS and not leaves_one_alone(h, concrete):
+            yield from ((concrete, way) for way in directions(n))
+
+
+def _others(h: Hierarchy, read: list[Expression], shape: Shape) -> Iterator[Concrete]:
+    yield from concretes(h, read, shape, most=MOST_TRIED)  # begun when it is asked for: its values are searched for
+
+
+def _attempt(evaluate: Callable[[], Any]) -> Any:
+    try:
+        return evaluate()
+    except (NoValue, TooLarge):
+        return None
+
+
+def _point(
+    h: Hierarchy, concrete: Concrete, way: Sequence[int], t: Fraction, advantages: tuple[Fraction, ...], of: str
+) -> Point | None:
+    if of != "deviation":
+        return Point(h, concrete, tuple(t * d for d in way), advantages)
+    ratios = tuple(1 + t * d for d in way)
+    return Point(h, concrete, (Fraction(0),) * len(way), advantages, ratios) if min(ratios) > 0 else None
+
+
+def _sizes(
+    h: Hierarchy,
+    concrete: Concrete,
+    stratum: Stratum,
+    channel: str,
+    way: Sequence[int],
+    spans: Sequence[Span],
+    of: str,
+) -> list[Fraction]:
+    """How far tokens drift, so that residuals lie in the spans; some of all sizes where ends are no numbers by now."""
+    if not spans or any(map(_reads_tokens, (e for span in spans for e in span if e is not None))):
+        return list(SIZES)
+    one = Fraction(1, 2)
+    point = _point(h, concrete, way, one, (Fraction(1),) * len(way), of)
+    means = None if point is None else _attempt(lambda: point.dense.densities_of(point.moving, point.advantages))
+    if point is None or means is None:
+        return []
+    found: set[Fraction] = set()
+    for element, m in enumerate(point.dense.mass[stratum]):
+        unit = 0 if m is None else value_of(point.dense.residual(means[channel], stratum, element)) / one
+        if unit:
+            for low, high in spans:
+                ends = [None if e is None else concrete.attempt(e, stratum, element) for e in (low, high)]
+                found |= {rho / unit for rho in _within(*ends) if rho / unit > 0}
+    return sorted(found)
+
+
+def _reads_tokens(end: Expression) -> bool:
+    """Whether where a span ends is a matter of the advantages, log-probs or densities of a batch."""
+    return any(isinstance(a, (Reading, Density, LogProb, Aggregate, Ordered)) for a in atoms(end))
+
+
+def _within(low: Fraction | None, high: Fraction | None) -> list[Fraction]:
+    if low is not None and high is not None:
+        return [low + t * (high - low) for t in PLACES]
+    if low is None and high is None:
+        return []
+    end, step = (low, 1) if low is not None else (high, -1)
+    assert end is not None
+    return [end + step * t * (abs(end) or 1) for t in PLACES]
+
+
+# ---------------------------------------------------------------- what is seen
+
+
+def _seen(
+    found: Sequence[tuple[Point, list[Level]]], stratum: Stratum, channel: str, what: set[str], of: str
+) -> Witness | None:
+    for point, here in found if TURNED in what else ():
+        if level := next((v for v in here if v.is_inward and v.slope < 0), None):
+            why = "is pulled back, and its gate turns that round with the slope"
+            return _witness(point, stratum, channel, level, f"{why} {in_brief(level.slope)}", TURNED, of)
+    for (point, here), (before, there) in itertools.permutations(found, 2) if OPENED in what else ():
+        for level, stopped in itertools.product(here, there):
+            same = level.element == stopped.element and 0 < stopped.residual / level.residual < 1
+            if same and level.is_outward and stopped.is_outward and stopped.slope <= 0 < level.slope:
+                why = f"is pulled further out, which its gate stops at {in_brief(stopped.residual)} and lets pass here"
+                return _witness(point, stratum, channel, level, why, OPENED, of, before)
+    for point, level in ((p, v) for p, here in found for v in here) if LOST in what else ():
+        turned = _turned(point)
+        back = _same(level, _levels(turned, stratum, channel))
+        passes = level.is_outward and level.slope > 0 and back is not None and back.slope <= 0
+        if passes and all(v.slope > 0 for v in _further(point, stratum, channel, level)):
+            why = "is pulled further out, which its gate lets pass, though it stops what would come back from there"
+            return _witness(point, stratum, channel, level, why, LOST, of, turned)
+    return None
+
+
+def _same(level: Level, others: Iterable[Level]) -> Level | None:
+    return next((v for v in others if v.element == level.element), None)
+
+
+def _further(point: Point, stratum: Stratum, channel: str, level: Level) -> Iterator[Level]:
+    """The same element with all that drifts nearer by half, and further out by powers of 2."""
+    for t in (Fraction(1, 2), *(Fraction(2**k) for k in range(1, MOST_DOUBLED))):
+        ratios = None if point.ratios is None else tuple(1 + t * (r - 1) for r in point.ratios)
+        if ratios is None or min(ratios) > 0:
+            moved = Point(point.h, point.concrete, tuple(t * x for x in point.log_ratios), point.advantages, ratios)
+            if (there := _same(level, _levels(moved, stratum, channel))) is not None:
+                yield there
+
+
+def _turned(point: Point) -> Point:
+    """The same batch with advantages of the other sign."""
+    return Point(point.h, point.concrete, point.log_ratios, tuple(-a for a in point.advantages), point.ratios)
+
+
+def _witness(
+    point: Point,
+    stratum: Stratum,
+    channel: str,
+    level: Level,
+    why: str,
+    what: str,
+    of: str,
+    other: Point | None = None,
+) -> Witness:
+    h, concrete = point.h, point.concrete
+    exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
+    far = Fraction(1, 10**30)
+    coefficients = tuple(rounded(c, exact) for c in point.coefficients)
+    ungated = tuple(rounded(c, far) for c in point.ungated)
+    kind = "ratios" if of == "deviation" else "log ratios"
+    drift = point.ratios if of == "deviation" else point.log_ratios
+    assert drift is not None
+    many = len(drift) > 1
+    place = concrete.describe(h.rows) if concrete.size[h.rows] == 1 else concrete.describe(Stratum(BATCH))
+    who = "it" if stratum in h.leaves and not many else f"{stratum} {level.element + 1}"
+    side = f' on channel "{channel}"' if channel else ""
+    beside = f" instead of μ·A·r = {_listed(ungated)}"
+    if what != TURNED:  # it has the right sign, and should be nearer to 0
+        beside = f", of μ·A·r = {_listed(ungated)}"
+        if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
+            beside = ", all of μ·A·r"
+    text = (
+        f"in {place} with {_said(point.advantages)} and {kind if many else kind[:-1]} "
+        f"{_listed(drift)}, "
+        f"{who}{side} has the residual {in_brief(level.residual)} and {why}: the "
+        f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {_listed(coefficients)}{beside}"
+    )
+    values = {
+        "what": what, "stratum": stratum.name, "channel": channel, "element": level.element,
+        "advantages": point.advantages, kind.replace(" ", "_"): drift,
+        "residual": rounded(level.residual, exact), "slope": rounded(level.slope, exact),
+        "coefficients": coefficients, "ungated": ungated,
+    }  # fmt: skip
+    if other is not None:
+        values["beside"] = other.advantages if what == LOST else other.ratios or other.log_ratios
+    return Witness(text + settings(concrete), concrete, values)
+
+
+def _said(advantages: Sequence[Fraction]) -> str:
+    return f"advantage {advantages[0]}" if len(set(advantages)) == 1 else f"advantages {_listed(advantages)}"
+
+
+def _listed(values: Sequence[Fraction]) -> str:
+    return ", ".join(map(in_brief, values))
+
+
+def negative_ratio(h: Hierarchy) -> Witness | None:
+    """A batch of a score estimator on which a token whose advantage is against its drift has a gated ratio below 0."""
+    h = _by_recursion(h)
+    tried = ((c, way, t, sign) for c, way in _tried(h) for t in SIZES[::3] for sign in (1, -1))
+    for concrete, way, t, sign in itertools.islice(tried, MOST_POINTS):
+        point = Point(h, concrete, tuple(t * d for d in way), (Fraction(sign),) * len(way))
+        gated_ratios = _attempt(lambda point=point: point.gated) or ()  # type: ignore[misc]
+        for k, g in enumerate(gated_ratios):
+            if g < 0 and sign * way[k] < 0:
+                exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
+                coefficients = tuple(rounded(c, exact) for c in point.coefficients)
+                many, verb = ("s", "are") if len(way) > 1 else ("", "is")
+                text = (
+                    f"with advantage {sign} and log ratio{many} {_listed(point.log_ratios)}, token {k + 1} has the "
+                    f"gated ratio {in_brief(rounded(g, exact))}: the coefficient{many} ∂J/∂log π {verb} "
+                    f"{_listed(coefficients)}"
+                )
+                values = {
+                        "what": TURNED, "advantages": point.advantages, "log_ratios": point.log_ratios, "token": k,
+                        "gated": rounded(g, exact), "coefficients": coefficients,
+                    }  # fmt: skip
+                return Witness(text + settings(concrete), concrete, values)
+    return None

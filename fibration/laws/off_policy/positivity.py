@@ -1,0 +1,184 @@
+"""Positivity: what the operator's parts give together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+import sympy
+from sympy import oo
+
+from fibration.language.atoms import advantage, gated, in_channel, residual
+from fibration.language.expressions import Expression, as_expression
+from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
+from fibration.language.order import Ordered
+from fibration.language.policies import LogProb
+from fibration.language.report import Verdict
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import atoms, evaluate, substitute
+from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding
+from fibration.laws.batches.search import concretes
+from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
+from fibration.laws.gates.pieces import Piece, pieces
+from fibration.laws.gates.reach import domain
+from fibration.laws.kernels.markov import without_a_value
+from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.off_policy import positivity_search
+from fibration.laws.off_policy.deviations import stay_above_minus_1
+from fibration.laws.off_policy.shrinking import shrinks
+from fibration.laws.on_policy.identity import gate_without_a_value
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.claim import Claim, divided, inside
+from fibration.laws.signs.neighbourhood import RHO
+from fibration.laws.subject import Subject
+
+STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
+MOST_TRIED = 201
+RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
+
+
+def decide_positivity(subject: Subject) -> Iterator[Decision]:
+    h = subject.hierarchy
+    known = coordinate(h, subject)
+    recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
+    remedy = "bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios"
+    loose = next((found for found in _must_have_values(subject, known) if not found.claim.is_shown), None)
+    cause = subject.first_failure("recovery")
+    if loose is None:
+        if argument := why_positive(subject, known, recovery):
+            yield proved("hierarchy", argument)
+            return
+        found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
+    elif argument := why_positive_alone(subject):
+        yield proved("hierarchy", argument)
+        return
+    else:
+        found = f"{loose.words}, which may have no value: a division by 0, or a logarithm or root outside its domain"
+        remedy, cause = loose.claim.remedy(h) or remedy, loose.cause
+    witness = ratio_not_positive(h, known) if len(h.order) == 1 else None
+    if witness is None and subject.first_failure("markov", "reflecting", "coherent", "recovery") is None:
+        witness = positivity_search.ratio_not_positive(h)
+    yield following(unproved("hierarchy", found, remedy, witness), cause)
+
+
+def why_positive(subject: Subject, known: str, recovery: str) -> str:
+    """Why gated ratios are positive where everything has a value; '' if that is not shown."""
+    if is_logarithmic(subject.hierarchy):
+        return f"𝒢(r) = {recovery} > 0 for every real argument"
+    if _stays_above_minus_1(subject, known):
+        return "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
+    if shrinks(subject, known):
+        return "the gates add up to something between 0 and the token's own density: 𝒢(r) lies between 1 and r"
+    if known == "deviation" and (argument := stay_above_minus_1(subject)):
+        return argument
+    return why_positive_everywhere(subject) or why_positive_alone(subject)
+
+
+def why_positive_everywhere(subject: Subject) -> str:
+    """Why `R` is above 0 whatever the gates give; '' if that is not shown."""
+    h = subject.hierarchy
+    recoveries = {leaf: h.with_mass(h.decomposition.recovery, leaf) for leaf in h.leaves}
+    if all(Claim(recovery, subject.at(leaf), POSITIVE).is_shown for leaf, recovery in recoveries.items()):
+        return f"𝒢(r) = {h.decomposition.recovery} > 0 on every branch, for every real argument"
+    return ""
+
+
+def why_positive_alone(subject: Subject) -> str:
+    """Why `R(g(F(r)))` has a value above 0 on one stratum, though `R` alone may have none; '' if that is not shown."""
+    h = subject.hierarchy
+    if len(h.order) > 1:
+        return ""
+    [leaf] = h.order
+    densities = {c: h.with_mass(e, leaf) for c, e in h.decomposition.densities}
+    passed: dict[Expression, Expression] = {
+        gated(c): substitute(in_channel(h.gate(leaf), c), {residual: e}) for c, e in densities.items()
+    }
+    whole = h.with_mass(substitute(h.decomposition.recovery, passed), leaf)
+    return "R(g(F(r))) > 0 on every branch" if Claim(whole, subject.at(leaf), POSITIVE).is_shown else ""
+
+
+class _Part(NamedTuple):
+    """What must have a value for every argument, in words and as a claim, and what another law has said against it."""
+
+    words: str
+    claim: Claim
+    cause: Verdict | None
+
+
+def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
+    """The kernels, the gates, and the recovery."""
+    h = subject.hierarchy
+    for f in h.fibrations:
+        claim, cause = Claim(f.weight, subject.at(f.source)), without_a_value(subject, f)
+        yield _Part(f"the kernel {f.name} has the weight {f.weight}", claim, cause)
+    for stratum, _, gate in gates(h):
+        assume = subject.at(stratum)
+        if known == "split" and domain(h, stratum, known) == (0, oo):
+            assume = assume.with_signs({RHO: NOT_NEGATIVE})
+        if len(h.order) == 1 and known == "deviation":
+            assume = assume.with_signs({1 + RHO: POSITIVE})
+        said, cause = f"the gate on {stratum} is {h.gates[stratum]}", gate_without_a_value(subject, stratum)
+        yield _Part(said, Claim(divided(gate), assume), cause)
+        for claim in inside(h, gate):
+            yield _Part(f"the gate on {stratum} gathers a formula", claim, None)
+    for leaf in h.leaves:
+        recovery = h.with_mass(h.decomposition.recovery, leaf)
+        claim, cause = Claim(recovery, subject.at(leaf)), subject.first_failure("recovery")
+        yield _Part(f"R = {h.decomposition.recovery}", claim, cause)
+
+
+def _stays_above_minus_1(subject: Subject, known: str) -> bool:
+    """One stratum in deviation coordinates: every piece of the gate on `ρ > -1` stays above -1."""
+    h = subject.hierarchy
+    if len(h.order) > 1 or known != "deviation":
+        return False
+    found = pieces(intensive(h, h.leaves[0], ""), subject.assume.with_signs({1 + RHO: POSITIVE}))
+    return found is not None and all(_piece_stays_above_minus_1(p, line.assume) for line in found for p in line.pieces)
+
+
+def _piece_stays_above_minus_1(p: Piece, assume: Assumptions) -> bool:
+    if p.high != oo:  # r = 1 + ρ > 0 comes here only if the piece reaches above ρ = -1
+        if assume.signs(p.high + 1) <= {-1, 0}:
+            return True
+        assume = assume.with_signs({p.high + 1: POSITIVE})
+    # the infimum lies at an end, because a piece that is not monotone is not accepted
+    low_end = p.low if p.low != -oo and assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
+    slope = sympy.diff(p.value, RHO)
+    direction = p.direction(assume)
+    if direction == 0:
+        return bool(assume.signs(p.value + 1) == {1})
+    if direction == 1:
+        # at the open end r -> 0 a rising piece may tend to 0, since r > 0 is strict
+        signs = assume.signs(p.value.subs(RHO, low_end) + 1)
+        return bool(signs == {1} or (low_end == -1 and signs <= {0, 1} and assume.signs(slope) == {1}))
+    return bool(direction == -1 and p.high != oo and assume.signs(p.value.subs(RHO, p.high) + 1) == {1})
+
+
+def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
+    """A sampled ratio whose gated ratio is not positive, on one token."""
+    [leaf] = h.order
+    gate, scale = in_channel(h.gate(leaf), ""), h.with_mass(h.decomposition.scale, leaf)
+    recovery = h.with_mass(h.decomposition.recovery, leaf)
+    reads_tokens = any(isinstance(a, (LogProb, Aggregate, Ordered)) for a in atoms(gate))
+    if known not in ("log", "deviation") or reads_tokens:
+        return None
+    drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]
+    for concrete in concretes(h, [gate, recovery, scale], most=MOST_TRIED):
+        unit = concrete.attempt(scale, leaf, 0)
+        if unit is None:
+            continue
+        for a in (Fraction(1), Fraction(-1)):
+            for r, drift in zip(RATIOS, drifts, strict=True):
+                g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
+                value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
+                if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
+                    value = value and rounded(value, rounding(gate, recovery))
+                    got = "no value" if value is None else f"the gated ratio {in_full(value)}"
+                    text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
+                    return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
+    return None
+
+
+LAW = Law("positivity", STATEMENT, decide_positivity)

@@ -1,0 +1,105 @@
+"""Gated ratios that are not positive, or that have no value, on small hierarchies of any shape."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fibration.errors import an
+from fibration.language.atoms import Stratum, advantage
+from fibration.language.exact import NoValue
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Witness, in_full, rounded
+from fibration.laws.batches.direct_operator import DirectOperator, directions, formulas
+from fibration.laws.batches.search import concretes
+from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, enclosed
+
+MOST_TRIED = 401
+FEW, OFTEN = 6, 2  # batches of more tokens are tried with so many values of parameters and attributes
+SIZES = tuple(Fraction(n) for n in ("1/8", "1", "7", "30"))  # of log ratios
+BUDGETS = (2000, 500)  # tokens of all batches that are evaluated, for every round
+
+
+class Certain(DirectOperator):
+    """`𝒢` between bounds. Raises `Unsure` where they do not settle what is asked."""
+
+    @cached_property
+    def mass(self) -> Any:
+        def inside(a: Stratum, e: int) -> Enclosed:
+            return enclose(self.h.masses[a], lambda atom: self.concrete.atom(atom, a, e))  # type: ignore[no-any-return]
+
+        return {s: [inside(s, e) if ks else None for e, ks in enumerate(found)] for s, found in self.fibres.items()}
+
+    def read(self, expression: Expression, atom: Callable[[Expression], Any]) -> Any:
+        return enclose(expression, atom)
+
+
+def ratio_not_positive(h: Hierarchy) -> Witness | None:
+    """Log ratios, small or far apart, of which one is gated to 0 or less, or to nothing."""
+    if h.orthogonalise is not None:
+        return None
+    read = formulas(h)
+    signs = (Fraction(1), Fraction(-1)) if any(advantage in atoms(e) for e in read) else (Fraction(1),)
+    tried = list(_in_moderation(Certain(h, c) for c in concretes(h, read, most=MOST_TRIED)))
+    for log_ratios, left in zip((_extreme, _of_all_sizes), BUDGETS, strict=True):
+        for dense, a in itertools.product(tried, signs):
+            for xs in log_ratios(len(dense.tokens)):
+                left -= len(xs)
+                if left >= 0 and (found := _refused(dense, xs, a)):
+                    return _witness(dense, xs, a, *found)
+    return None
+
+
+def _in_moderation(found: Iterator[Certain]) -> Iterator[Certain]:
+    """All that are small, and a few for each larger shape."""
+    for _, alike in itertools.groupby(found, key=lambda dense: dense.concrete.maps):
+        yield from (dense for k, dense in enumerate(alike) if k < OFTEN or len(dense.tokens) <= FEW)
+
+
+def _extreme(n: int) -> Iterator[tuple[Fraction, ...]]:
+    """All tokens far on one side, then one of them far on the other."""
+    far, other = SIZES[-2:]
+    for sign in (1, -1):
+        yield (sign * far,) * n
+        if n > 1:
+            yield (sign * other, *(-sign * far,) * (n - 1))
+
+
+def _of_all_sizes(n: int) -> Iterator[tuple[Fraction, ...]]:
+    for direction in directions(n) if n <= FEW else ():
+        yield from (tuple(size * d for d in direction) for size in SIZES)
+
+
+def _refused(dense: Certain, xs: Sequence[Fraction], a: Fraction) -> tuple[int | None, Fraction | None] | None:
+    """Which token is certainly not gated to a positive ratio, and to what it is; no token where `𝒢` has no value."""
+    try:
+        found = dense.ratios(xs, [a] * len(xs))
+    except NoValue:
+        return None, None
+    except Unsure:
+        return None
+    for k, ratio in enumerate(found):
+        value = enclosed(ratio)  # type: ignore[arg-type]
+        if value.high <= 0:
+            return k, rounded(value.middle, value.high - value.low)
+    return None
+
+
+def _witness(
+    dense: DirectOperator, xs: tuple[Fraction, ...], a: Fraction, token: int | None, ratio: Fraction | None
+) -> Witness:
+    h, concrete = dense.h, dense.concrete
+    root = h.roots[0]
+    place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
+    extra = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
+    xs_shown = f"all log ratios {xs[0]}" if len(set(xs)) == 1 < len(xs) else f"log ratios {', '.join(map(str, xs[:8]))}"
+    more = ", …" if len(set(xs)) > 1 and len(xs) > 8 else ""
+    got = "no value" if ratio is None else f"the gated ratio {in_full(ratio)}"
+    who = f"token {token + 1} gets {got}" if token is not None and len(xs) > 1 else f"the token gets {got}"
+    text = f"{place}{extra}{concrete.chosen}, with {xs_shown}{more}: {who}"
+    return Witness(text, concrete, {"advantage": a, "log_ratios": xs, "token": token, "gated": ratio})

@@ -1,0 +1,219 @@
+"""Which way a gate passes on what pulls its residual: along the real line, for a pull either way.
+
+Where the pull is outward, away from residual 0, a slope above 0 lets it pass and one below 0 turns it round; where it
+is inward, so too. The law `inward` is about where which of these happens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+from sympy import oo
+
+from fibration.language.atoms import Density, Stratum, gated
+from fibration.language.cancel import cancel
+from fibration.language.expressions import Expression
+from fibration.language.operators import Signs, Stopped
+from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
+from fibration.language.traversal import atoms
+from fibration.laws.gates.coordinates import X, coordinate, intensive, normal_recovery
+from fibration.laws.gates.pieces import Line, Piece, pieces
+from fibration.laws.gates.reach import domain
+from fibration.laws.off_policy.further_out import LOST, OPENED, TURNED, Lines, is_of_advantages, keeps, lines_out
+from fibration.laws.signs import smooth_signs
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.neighbourhood import RHO, is_kinked
+from fibration.laws.subject import Subject
+
+WAYS = (1, -1)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where a gate breaks the law, for a pull of one sign: an inward one is turned round, or lost though no outward one
+    is ever stopped, or an outward one passes beyond where it was stopped."""
+
+    what: str
+    pull: int
+    spans: tuple[tuple[Any, Any], ...]  # of residuals, in units of the leaf measure
+
+
+def way_up(subject: Subject, channel: str) -> int | None:
+    """1 if ratios rise with the density on a channel, -1 if they fall; None if that is not known."""
+    h = subject.hierarchy
+    found: Signs = frozenset()
+    for leaf in h.leaves:
+        back = normal_recovery(h, leaf)
+        signs = _slope_signs(back, symbol(gated(channel)), subject.at(leaf), Case.slope)
+        flows = not to_sympy(back).has(Stopped)
+        if signs not in ({1}, {-1}) and flows and h.decomposition.channels == ("",) and subject.proved("recovery"):
+            own = cancel(h.with_mass(h.decomposition[channel], leaf) / h.masses[leaf])
+            # R∘F is the identity, so that both move the same way
+            signs = _slope_signs(own, X, subject.at(leaf), lambda case, x: sympy.diff(case.sympy(), x)) - {0}
+        found |= signs
+    return next(iter(found)) if found in ({1}, {-1}) else None
+
+
+def _slope_signs(formula: Expression, variable: Any, assume: Assumptions, slope: Callable[[Case, Any], Any]) -> Signs:
+    try:
+        branches = cases(formula, assume)
+    except TooManyCases:
+        return frozenset(WAYS)
+    found: Signs = frozenset()
+    for case in branches:
+        if is_kinked(case.sympy()):
+            return frozenset(WAYS)
+        found |= assume.with_signs(dict(case.signs)).signs(slope(case, variable))
+    return found
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A gate on one channel, with what is known of it for a pull of either sign."""
+
+    subject: Subject
+    stratum: Stratum
+    channel: str
+
+    @cached_property
+    def gate(self) -> Expression:
+        return intensive(self.subject.hierarchy, self.stratum, self.channel)
+
+    @cached_property
+    def reads_densities(self) -> bool:
+        return any(isinstance(a, Density) for a in atoms(self.gate))
+
+    @cached_property
+    def base(self) -> Any:
+        return symbol(self.subject.hierarchy.pulled_by(self.stratum))
+
+    @cached_property
+    def least(self) -> Any:
+        """The residual below which none is."""
+        return domain(self.subject.hierarchy, self.stratum, coordinate(self.subject.hierarchy, self.subject))[0]
+
+    @cached_property
+    def sides(self) -> list[int]:
+        return [side for side in WAYS if side == 1 or self.least != 0]
+
+    @cached_property
+    def held(self) -> dict[int, Assumptions] | None:
+        """What holds for a pull of either sign; None where a gate reads the pull and nobody knows where that leads."""
+        is_alone = self.least == -1 and len(self.subject.hierarchy.order) == 1
+        assume = self.subject.at(self.stratum).with_signs({1 + RHO: frozenset({1})} if is_alone else {})
+        base = self.base
+        if base not in map(symbol, atoms(self.gate)):
+            return dict.fromkeys(WAYS, assume)
+        if (up := way_up(self.subject, self.channel)) is None:
+            return None
+        return {p: assume.with_signs({base: frozenset({p * up})}) for p in WAYS}
+
+    def is_kept(self, but: str = "") -> bool:
+        """Whether the law is proved, on both sides of 0; or all of it but one fault."""
+        if self.held is None:
+            return False
+        own = None
+        if self.channel in self.subject.never_negative and self.reads_densities:
+            own = _own_density(self.subject, self.stratum, self.channel)
+        h, assume = self.subject.hierarchy, self.held[1]
+
+        def lines(side: int) -> Lines:
+            return lines_out(h, self.stratum, self.channel, self.gate, side, assume, own, self._end(side, own))
+
+        return all(keeps(self.gate, self.held, side, self.base, lines(side), but) for side in self.sides)
+
+    def _end(self, side: int, own: Any) -> Any:
+        """Where residuals end on a side; None where other numbers say where, or nobody does."""
+        known = coordinate(self.subject.hierarchy, self.subject)
+        if not known or (known, self.channel) == ("split deviation", "-"):
+            return None
+        if side == -1 and self.least == -1:
+            return sympy.Integer(-1) if len(self.subject.hierarchy.order) == 1 else None
+        reads_probability = symbol(OLD_LOG_PROB) in map(symbol, atoms(self.gate))
+        return None if (own is not None and side == -1) or (reads_probability and side == 1) else side * oo
+
+    def faults(self, but: str = "") -> list[Fault]:
+        """Where the law seems to be broken but for one fault, by the gate's pieces in the order of the residual."""
+        if self.held is None or self.reads_densities:
+            return []
+        lines = {p: cut for p, assume in self.held.items() if (cut := pieces(self.gate, assume)) is not None}
+        sides = self.sides if len(lines) == len(WAYS) else []
+        turned = {symbol(a) for a in atoms(self.gate) if is_of_advantages(a)} | {self.base}
+        stops = (-1, 0) if but == TURNED else (0,)
+        return [f for side in sides for f in _by_pieces(lines, side, turned, stops) if f.what != but]
+
+
+# ---------------------------------------------------------------- in the order of the residual
+
+
+def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any], stops: tuple[int, ...]) -> list[Fault]:
+    """On one side of 0; none where a piece both rises and falls. A pull is lost where a way is one of `stops`."""
+    inward, outward = [[_outwards(line, side) for line in lines[p]] for p in (-side, side)]
+    if any(d is None for line in (*inward, *outward) for _, d in line):
+        return []
+    found = [Fault(TURNED, -side, ((p.low, p.high),)) for line in inward for p, d in line if d == -1]
+    for stretches in outward:
+        end = next((k for k, (_, d) in enumerate(stretches) if d != 1), len(stretches))
+        opened = next(((p.low, p.high) for p, d in stretches[end:] if d == 1), None)
+        if opened is not None:
+            closed = stretches[end][0]
+            found.append(Fault(OPENED, side, ((closed.low, closed.high), opened)))
+    back, out = (zip(lines[w], ws, strict=True) for w, ws in ((-side, inward), (side, outward)))
+    for (line, ps), (other, qs) in itertools.product(back, out):
+        lost = next((p for p, d in ps if d in stops), None)
+        if lost is not None and qs and qs[-1][1] == 1 and _meet(line.assume, other.assume, turned):
+            found.append(Fault(LOST, -side, ((lost.low, lost.high),)))
+    return found
+
+
+def _outwards(line: Line, side: int) -> list[tuple[Piece, int | None]]:
+    """The stretches on one side of 0, from there on, with their directions; those that no residual reaches left out."""
+    zero = next(i for i, p in enumerate(line.pieces) if p.is_point and p.low == 0)
+    chosen = line.pieces[zero + 1 :] if side == 1 else line.pieces[:zero][::-1]
+    reached = [p for p in chosen if not p.is_point and not _is_beyond(p, line.assume)]
+    return [(p, d) for p in reached for d in _directions_of(p, line.assume, side)]
+
+
+def _directions_of(p: Piece, assume: Assumptions, side: int) -> list[int | None]:
+    """The directions of a piece, in order from 0 outwards; of a bent one, all those of its formula on that side."""
+    found = _direction(p, assume)
+    if found is not None or is_kinked(p.slope):
+        return [found]
+    slopes = smooth_signs.course(p.slope, RHO, side, assume)
+    return [None] if slopes is None else [s for s in slopes if s] or [0]
+
+
+def _direction(p: Piece, assume: Assumptions) -> int | None:
+    """As `Piece.passes`; of a bent piece with two ends, by its slopes there."""
+    found, slope = p.passes(assume), p.slope
+    if found is not None or is_kinked(slope) or oo in (p.high, -p.low):
+        return found
+    side = assume.with_signs({RHO: frozenset({1 if -1 not in assume.signs(p.low) else -1})})
+    if len(side.signs(sympy.diff(slope, RHO)) - {0}) > 1:
+        return None
+    ends = assume.signs(slope.subs(RHO, p.low)) | assume.signs(slope.subs(RHO, p.high))
+    return 1 if -1 not in ends else -1 if 1 not in ends else None
+
+
+def _is_beyond(p: Piece, assume: Assumptions) -> bool:
+    """Whether a piece lies below all deviations of ratios."""
+    return 1 + RHO in assume.extra and p.high != oo and assume.signs(1 + p.high) <= {-1, 0}
+
+
+def _meet(one: Assumptions, other: Assumptions, turned: set[Any]) -> bool:
+    """Whether what decides the branches of two gates can be so of one element, but for what turns with its pull."""
+    shared = (e for e in one.extra.keys() & other.extra.keys() if not e.free_symbols & turned)
+    return all(one.extra[e] & other.extra[e] for e in shared)
+
+
+def _own_density(subject: Subject, stratum: Stratum, channel: str) -> Any:
+    """The density of the element itself, in units of the leaf measure: the residual and what it was taken against."""
+    h = subject.hierarchy
+    base = h.shape.moebius(stratum).items()
+    return RHO + sum(c * symbol(Density(u, channel)) / to_sympy(h.masses[u]) for u, c in base)

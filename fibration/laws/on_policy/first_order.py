@@ -1,0 +1,121 @@
+"""First-order agreement (thm:fbg_first_order): near on-policy `𝒢(r) = r`, so that value and gradient are the true ones.
+
+Three arguments, the simplest that works: every gate is the identity near 0; every gate has value 0 and slope 1 there;
+the gates of all levels together add up to the leaf's density (`levels_together.py`). Where value and gradient do not
+both agree, a second verdict says for which advantages they do, if these are the ones that are constant on a stratum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.errors import an
+from fibration.language.hierarchy import gates
+from fibration.language.report import Verdict
+from fibration.laws.batches import direct_operator
+from fibration.laws.batches.concrete import Witness
+from fibration.laws.kernels.markov import without_a_value
+from fibration.laws.law import Decision, Law, following, proved, refuted, unproved
+from fibration.laws.on_policy import levels_together
+from fibration.laws.on_policy.at_ratio_one import can_add, has_slope_one, is_one, is_smooth, reads_order, recovers
+from fibration.laws.on_policy.first_order_subspace import constant_on, span, subspace
+from fibration.laws.on_policy.gradient import wrong_start
+from fibration.laws.subject import Subject
+
+STATEMENT = "near on-policy 𝒢(r) = r to first order, so that value and gradient are those of the true objective"
+
+
+def decide_first_order(subject: Subject) -> Iterator[Decision]:
+    if subject.hierarchy.objective.estimator == "score":
+        yield _no_value()
+        return
+    failure = _failure(subject)
+    argument = _gate_by_gate(subject) if failure is None else _together(subject, failure)
+    if argument:
+        yield wrong_start(subject) or proved("hierarchy", argument)
+        return
+    found = f"{failure.subject} fails '{failure.law}'" if failure else f"R = {subject.hierarchy.decomposition.recovery}"
+    remedy = failure.remedy if failure else "write a recovery that has one slope at 0"
+    yield following(unproved("hierarchy", found, remedy, _felt(subject, failure)), failure)
+    coarse = subspace(subject)
+    if coarse is not None:
+        what = (
+            f"{span(subject, coarse)} near 0, finer residuals sum to 0 over {an(coarse)}, and μ·R' has one value there"
+        )
+        yield proved(constant_on(coarse), what)
+
+
+def _no_value() -> Decision:
+    """`Σ μ·stop(𝒢)·A·log π` has a gradient that may agree, and no value that does."""
+    found = "the value of a score estimator is Σ μ·𝒢·A·log π, not J"
+    remedy = "a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}"
+    two = "one token with log π = -1 and advantage 1 has the value -μ·𝒢(1) on policy, and with log π = -2 another"
+    return refuted("hierarchy", found, remedy, Witness(two, None, {"log_prob": -1, "advantage": 1}))
+
+
+def _failure(subject: Subject) -> Verdict | None:
+    """The first of the laws that agreement rests on to fail; that of recovery counts beside `r = 1` alone."""
+    recovery = None if recovers(subject) else subject.first_failure("recovery")
+    # Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers
+    kernel = without_a_value(subject, *subject.hierarchy.fibrations)
+    return recovery or subject.first_failure("identity") or kernel
+
+
+# ---------------------------------------------------------------- proofs
+
+
+def _gate_by_gate(subject: Subject) -> str:
+    exact = all(subject.germ(g, s).passes for s, _, g in gates(subject.hierarchy))
+    if not exact and not is_smooth(subject):
+        return ""
+    near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
+    return f"every gate {near}, Σ_k K ρ_k telescopes to σ, and {_back(subject)}"
+
+
+def _back(subject: Subject) -> str:
+    return "R∘F = id" if subject.proved("recovery") else "R∘F agrees with id to first order at r = 1"
+
+
+def _together(subject: Subject, failure: Verdict) -> str:
+    """The gates of all levels add up, though one of them alone is not the identity; '' if that is not shown."""
+    if failure.law != "identity" or not can_add(subject):
+        return ""
+    kind = levels_together.agrees(subject)
+    if kind == "exact" or (kind and is_smooth(subject)):
+        return f"{levels_together.argument(subject, kind)}, and {_back(subject)}"
+    if is_one(subject) and has_slope_one(subject, still=True):
+        return "𝒢(1) = 1 and 𝒢'(1) = 1: what the gates add at r = 1 cancels in R"
+    return ""
+
+
+# ---------------------------------------------------------------- refutations
+
+
+def _felt(subject: Subject, failure: Verdict | None) -> Witness | None:
+    """A witness against the operator, for a gate that is at fault: gates may make up for one another."""
+    own = failure.counterexample if failure else None
+    if reads_order(subject.hierarchy):
+        return direct_operator.off_policy(subject.hierarchy)
+    if failure and (failure.law != "identity" or not isinstance(own, Witness)):
+        return None
+    if not (recovers(subject) and (subject.proved("reflecting") or not subject.hierarchy.fibrations)):
+        return None
+    if isinstance(own, Witness) and subject.hierarchy.shape.is_chain and _is_felt(subject, own):
+        return own
+    return direct_operator.off_policy(subject.hierarchy) if levels_together.usable(subject) else None
+
+
+def _is_felt(subject: Subject, own: Witness) -> bool:
+    """Whether what was found on one gate of a chain is felt by the operator.
+
+    A slope is: move that gate's residuals alone, and every other gate passes or adds nothing. A value is, unless
+    another gate or the other channel takes it away again.
+    """
+    h, values = subject.hierarchy, own.values
+    wrong = {s.name for s, _, g in gates(h) if not subject.germ(g, s).value_ok}
+    if values["part"] == "slope":
+        return not wrong
+    return wrong <= {values["stratum"]} and not values["densities"] and h.decomposition.channels == ("",)
+
+
+LAW = Law("first_order", STATEMENT, decide_first_order)

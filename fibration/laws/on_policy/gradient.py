@@ -1,0 +1,112 @@
+"""The gradient on policy, where every first update starts: whatever else a loss gives up, it is that of `J`.
+
+Of a ratio estimator it follows from first-order agreement, or from slopes alone. Agreement for advantages that are
+constant on a stratum is enough if that stratum lies over the rows, or is that of the rows: an outcome reward is one
+number per row. On a coarser one it says nothing: an advantage that is constant on a prompt group is 0, once the mean
+over the group is taken off.
+
+A scale that `R` does not undo changes what every bound of a gate means, so `R(F(r)) = r` is asked here to first order.
+The law of recovery asks it of all ratios. A loss may give that up, to cut large ratios, say, and not this with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.errors import an
+from fibration.language.atoms import Stratum, reward
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import home, whole_batch
+from fibration.language.traversal import atoms, desugar
+from fibration.laws.batches.first_update import start_not_recovered, wrong_coefficients
+from fibration.laws.gates.coordinates import composed
+from fibration.laws.kernels.markov import without_a_value
+from fibration.laws.law import Decision, Law, following, proved, undecided, unproved
+from fibration.laws.objectives.own_reward import of_tokens
+from fibration.laws.on_policy.at_ratio_one import has_slope_one, is_one, is_smooth, reads_order, starts
+from fibration.laws.on_policy.first_order_subspace import constant_on
+from fibration.laws.subject import Subject
+
+STATEMENT = "on policy the gradient is that of the true objective: at r = 1 and towards it, ∂J/∂log π_i = μ_i·A_i"
+START = "R(F(r)) = r to first order at r = 1, where every first update starts: value 1, slope 1"
+
+
+def decide_gradient(subject: Subject) -> Iterator[Decision]:
+    if subject.proved("first_order"):
+        yield proved("hierarchy", "by first_order, 𝒢(r) = r to first order, so that ∂J/∂log π_i = μ_i·A_i")
+    elif start := wrong_start(subject, held=True):
+        said = (v for v in subject.verdicts if v.law == "first_order" and v.subject == "decomposition")
+        yield following(start, subject.first_failure("recovery") or next(said, None))
+    else:
+        yield _of_score(subject) or _of_slopes(subject) or _refused(subject)
+
+
+def wrong_start(subject: Subject, held: bool = False) -> Decision | None:
+    """How `R∘F` is not the identity to first order at `r = 1`; None if it is.
+
+    `held`: whatever values it has of what comes before a token, and stops.
+    """
+    h = subject.hierarchy
+    off = next((s for s in starts(subject) if not (s.flows_alone if held else s.is_true)), None)
+    if off is None:
+        return None
+    wholes = {leaf: composed(h, leaf) for leaf in h.leaves}
+    witness = next((w for leaf, whole in wholes.items() if (w := start_not_recovered(h, leaf, whole))), None)
+    if witness is None and reads_order(h):
+        witness = wrong_coefficients(h)
+    found = f"R(F(r)) = {wholes[off.leaf]}"
+    owner = "let one channel own x = 0: where(token_log_ratio >= 0, ...)"
+    remedy = "divide by the scale in R that F multiplies by" if off.side else owner
+    return unproved("decomposition", found, remedy, witness, START)
+
+
+def _of_score(subject: Subject) -> Decision | None:
+    if subject.hierarchy.objective.estimator == "score" and is_one(subject):
+        return proved("hierarchy", "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J")
+    return None
+
+
+def _of_slopes(subject: Subject) -> Decision | None:
+    h = subject.hierarchy
+    if h.objective.estimator == "score":
+        return None
+    if reads_order(h) and subject.proved("identity") and is_smooth(subject):
+        return proved("hierarchy", "𝒢'(1) = 1: what comes before a token has a value in F and is stopped")
+    if has_slope_one(subject):
+        return proved("hierarchy", "𝒢'(1) = 1: only the value at r = 1 is not the true one")
+    over = (s for s in h.order if h.rows in (s, *h.coarser(s)))
+    coarse = next((s for s in over if subject.proved("first_order", constant_on(s))), None)
+    if coarse is None:
+        return None
+    if not _is_one_number(h, coarse):
+        found = f"A = {h.advantages}, which differs within {an(coarse)}: value and gradient agree for others alone"
+        remedy = f"write advantages that are one number per {coarse}; or gives_up={{'gradient': 'why'}}"
+        return undecided("hierarchy", found, remedy)
+    what = f"by first_order, value and gradient agree for these, and an outcome reward is one number per {h.rows}"
+    return proved(constant_on(coarse), what)
+
+
+def _is_one_number(h: Hierarchy, coarse: Stratum) -> bool:
+    """Whether the advantages that a hierarchy declares, if it does, are one number for each element of a stratum."""
+    if h.advantages is None:
+        return True
+    formula = desugar(h.advantages)
+    places = {s.name for s in (coarse, h.rows, *whole_batch(h).coarser(coarse))}
+    read = (a for a in atoms(formula) if a != reward)
+    return not of_tokens(h, formula) and all(home(h, a) in places for a in read)
+
+
+def _refused(subject: Subject) -> Decision:
+    witness = wrong_coefficients(subject.hierarchy)
+    score = subject.hierarchy.objective.estimator == "score"
+    part = "value 𝒢(1)" if score else "slope 𝒢'(1)"
+    found = f"a {part} that is not 1" if witness else f"a {part} that was not found"
+    remedy = "scale the gates so that on policy nothing is gated" if score else "let small residuals pass, with slope 1"
+    remedy += "; or gives_up={'gradient': 'why'}, if the loss means it"
+    # what no loss may give up comes first: with it mended, what is given up may be as harmless as it is meant to be
+    lacking = without_a_value(subject, *subject.hierarchy.fibrations)
+    cause = lacking or subject.first_failure("reflecting", "coherent", "identity")
+    return following(unproved("hierarchy", found, remedy, witness), cause)
+
+
+LAW = Law("gradient", STATEMENT, decide_gradient)

@@ -1,0 +1,272 @@
+"""Identity at the reference: every gate lets small residuals pass (thm:fbg_first_order).
+
+At the on-policy point every residual and every density is 0 in log-ratio and deviation coordinates. A gate is examined
+at 0 and in the germ on both sides of it: which branches can hold there, for any value of its parameters, counts and
+advantage, and whether each has value 0 and slope 1. A branch that *is* the residual passes a whole neighbourhood.
+
+A gate that reads coarser densities must have value 0 at residual 0 *whatever* they are: a level without drift of its
+own adds nothing. (A residual taken against the gated base fails here.) Its slope is asked near density 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fibration.errors import an
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Count,
+    Density,
+    Parameter,
+    Stratum,
+    Total,
+    advantage,
+    in_channel,
+    residual,
+)
+from fibration.language.exact import NoValue
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.policies import LogProb
+from fibration.language.report import Verdict
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounding, shown
+from fibration.laws.batches.direct_operator import STEPS, has_residual
+from fibration.laws.batches.first_update import CLOSE, attempt
+from fibration.laws.batches.search import concretes
+from fibration.laws.batches.tokens import read_on_policy
+from fibration.laws.law import Decision, Law, proved, undecided, unproved
+from fibration.laws.on_policy.at_ratio_one import reference_is_zero
+from fibration.laws.signs.claim import Claim
+from fibration.laws.signs.neighbourhood import Germ, open_question
+from fibration.laws.subject import Subject
+from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of, stops
+from fibration.laws.values.enclosures import Unsure, branching
+from fibration.laws.values.germs import Series
+from fibration.laws.values.germs import beside as just_beside
+from fibration.laws.values.probes import between
+
+STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
+REMEDY = "let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}"
+BOUNDS = (
+    "bound what decides it, Parameter(..., lower=..., upper=...); or, if the loss means it, gives_up={'first_order': "
+    "'why'}, which covers 'identity'"
+)
+NO_VALUE = "has no value"  # how a witness ends where a gate cannot be evaluated
+MOST_TRIED = 401
+# densities, and as multiples of the residual, to ask value and slope at
+DEEP = (*STEPS, Fraction(1, 10**40), Fraction(1, 10**80), Fraction(1, 10**160))
+FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
+
+
+def decide_identity(subject: Subject) -> Iterator[Decision]:
+    h = subject.hierarchy
+    if not reference_is_zero(subject):
+        remedy = "use log-ratio or deviation coordinates"
+        yield undecided("reference", "densities that are not 0 on policy", remedy, "F(1) = 0")
+        return
+    for stratum in h.order:
+        for channel in h.decomposition.channels:
+            gate = in_channel(h.gate(stratum), channel)
+            germ = subject.germ(gate, stratum)
+            if not (germ.value_ok and germ.slope_ok):
+                yield _not_identity(subject, stratum, channel, germ)
+                break
+        else:
+            why = "the identity near 0" if germ.passes else "value 0 and slope 1 at 0, from both sides"
+            yield proved(f"gate on {stratum}", f"{h.gates[stratum]} is {why}")
+
+
+def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) -> Decision:
+    h, assume = subject.hierarchy, subject.at(stratum)
+    gate = in_channel(h.gate(stratum), channel)
+    differs = any(in_channel(h.gate(stratum), c) != gate for c in h.decomposition.channels)
+    witness = gate_off_identity(h, stratum, gate, channel if differs else "")
+    question = "" if witness else open_question(gate, assume)
+    part = "slope" if germ.value_ok else "value"
+    why = f"whose {part} at 0 is not the identity's" if witness else "whose branches near 0 were not decided"
+    why += f": it is not known whether {question}" if question else ""
+    # a count that may be 0 matters only where a value lacks, or may
+    lacks = not witness or str(witness).endswith(NO_VALUE)
+    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or (BOUNDS if question else REMEDY)
+    return unproved(f"gate on {stratum}", f"{h.gates[stratum]}, {why}", remedy, witness)
+
+
+def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
+    """The verdict on the gate of a stratum, if it was refused for a residual near 0 at which it has no value."""
+    mine = (v for v in subject.verdicts if v.law == LAW.name and v.subject == f"gate on {stratum}")
+    return next((v for v in mine if str(v.counterexample).endswith(NO_VALUE)), None)
+
+
+def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel: str = "") -> Witness | None:
+    """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals.
+
+    Quotients are taken where residuals other than 0 occur: an only child has none, and the root of a sign channel none
+    below 0. `channel` is named, where it is given.
+    """
+    reads = set(atoms(gate))
+    split, root = h.decomposition.channels != ("",), stratum in h.roots
+    signs = (1,) if split else (1, -1)  # densities of a sign channel are not negative
+    based = any(isinstance(a, Density) for a in reads)
+    far, near = ([Fraction(0), *(s * p for p in ps for s in signs if based)] for ps in (FAR, NEAR))
+    sides = (1,) if split and root else (1, -1)
+    bases = (Fraction(-1), Fraction(0)) if any(isinstance(a, LogProb) for a in reads) else (Fraction(-1),)
+    measured = [a for a in reads if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
+    seen = set()
+    for concrete in concretes(h, [gate], most=MOST_TRIED):
+        for element in range(min(concrete.size[stratum], 2)):
+            still = not has_residual(h, concrete, stratum, element)
+            here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, element) for a in measured}
+            if (point := (still, *here.values())) in seen:
+                continue
+            seen.add(point)
+            given = _advantages(gate, here) if advantage in reads else [Fraction(1)]
+            for a, base in itertools.product(given, bases):
+                at = _Gate(gate, concrete, stratum, element, a, base)
+                off = next(((p, "value", text) for p in far if (text := at.value_off(p))), None)
+                if not (off or still or base == 0):  # beside a probability of 1 there are those below it alone
+                    off = next(((p, "slope", text) for p in near if (text := at.slope_off(p, sides))), None)
+                if not off:
+                    continue
+                p, part, text = off
+                where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on {an(stratum)}"
+                extra = f' on channel "{channel}"' if channel else ""
+                extra += f" with advantage {a}" if advantage in reads else ""
+                extra += f" and log-probs of {base}" if len(bases) > 1 else ""
+                if p:
+                    extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")
+                values = concrete.chosen
+                if text.endswith(NO_VALUE):  # a count that is 0 is what it may have divided by
+                    counts = (c for c in atoms(gate) if isinstance(c, Count))
+                    values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
+                found = {"stratum": stratum.name, "element": element, "advantage": a, "gate": gate}
+                found |= {"densities": p, "part": part}
+                return Witness(f"{where}{extra}{values}: {text}", concrete, found)
+    return None
+
+
+def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[Fraction]:
+    """Advantages of every sign, and those around which another branch holds at the reference."""
+    return list(dict.fromkeys([*map(Fraction, (1, -1, 0)), *between(sorted(branching(gate, here)))]))
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """A gate at one element, for one advantage, as a function of its residual and of the densities that it reads."""
+
+    gate: Expression
+    concrete: Concrete
+    stratum: Stratum
+    element: int
+    advantage: Fraction
+    base: Fraction  # all log-probs
+
+    @cached_property
+    def beside_it(self) -> dict[Expression, Fraction]:
+        """Log-probs and statistics, where all policies coincide."""
+        return read_on_policy(self.gate, self.concrete, self.stratum, self.element, self.advantage, self.base)
+
+    def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
+        bound: dict[Expression, Fraction] = {**self.beside_it}
+        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {advantage: self.advantage, residual: rho}
+        return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
+
+    def value_off(self, density: Fraction) -> str:
+        """How the value at residual 0 is not 0; '' if it is."""
+        at_zero = self.value(Fraction(0), density)
+        if at_zero is None:
+            return f"g(0) {NO_VALUE}"
+        return f"g(0) = {in_brief(at_zero)}, not 0" if abs(at_zero) > rounding(self.gate) else ""
+
+    def slope_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
+        """How `g(ρ) - ρ` is not small beside the residual and the densities, however small these are; '' if it is.
+
+        `density` is in units of the residual.
+        """
+        if text := self.stopped_off(density, sides):
+            return text
+        for sign in sides:
+            line = self.line(density, sign)
+            if line == (0, 1) or (line is None and not self.stays_off(density, sign)):
+                continue
+            for step in (sign * s for s in DEEP):
+                value = self.value(step, abs(step) * density)
+                if value is None:
+                    return f"g({shown(step)}) {NO_VALUE}"
+                if line is None or _is_seen(value, step, *line):
+                    return f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
+        return ""
+
+    def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
+        """How the slope is not 1 at 0, or stays away from 1 beside it, in a gate that stops something; else ''."""
+        if not stops(self.gate):
+            return ""
+        for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
+            found = [self.slope(step, abs(step) * density) for step in steps]
+            if all(s is not None and abs(s - 1) > CLOSE for s in found):
+                assert found[0] is not None
+                return f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
+        return ""
+
+    def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
+        """The derivative towards the residual, in which what is stopped has no part."""
+        bound: dict[Expression, Real] = {**self.beside_it}
+        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
+
+        def atom(a: Expression) -> Real:
+            return bound[a] if a in bound else self.concrete.atom(a, self.stratum, self.element)
+
+        found = attempt(lambda: differentiate(self.gate, atom))
+        return None if found is None else slopes_of(found).get(0, Fraction(0))
+
+    def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
+        """Value and slope where 0 is left to one side: 0 and 1 if they may be, None if they are not found so."""
+        moving: dict[Expression, Series] = {
+            a: Series.of(Fraction(0), density) for a in atoms(self.gate) if isinstance(a, Density)
+        }
+        moving |= {residual: Series.of(Fraction(0), Fraction(sign)), advantage: Series.of(self.advantage)}
+
+        moving |= {a: Series.of(value) for a, value in self.beside_it.items() if not a.is_condition}
+
+        def atom(a: Expression) -> Any:
+            if a in moving or a in self.beside_it:
+                return moving[a] if a in moving else self.beside_it[a]
+            return Series.of(self.concrete.atom(a, self.stratum, self.element))
+
+        try:
+            found = just_beside(self.gate, atom)
+            value, slope = found.term(0), found.term(1) * Fraction(sign)
+        except (Unsure, NoValue):
+            return None
+        if 0 in value.signs and slope.low <= 1 <= slope.high:
+            return Fraction(0), Fraction(1)
+        return value.middle, slope.middle
+
+    def stays_off(self, density: Fraction, sign: int) -> bool:
+        """Whether there is no value, or a quotient that is not 1, at every step, and none that tends to 1."""
+        values = [self.value(sign * step, step * density) for step in STEPS]
+        off = [None if v is None else abs(v / (sign * step) - 1) for v, step in zip(values, STEPS, strict=True)]
+        if any(d is not None and d <= (1 + abs(density)) / 10**6 for d in off):
+            return False
+        return None in off or off[-1] > off[0] * Fraction(99, 100)  # type: ignore[operator]
+
+
+def _is_seen(value: Fraction, step: Fraction, start: Fraction, slope: Fraction) -> bool:
+    """Whether a value lies nearer to the line on which a gate leaves 0 than to the residual."""
+    expected = start + slope * step
+    return abs(value - expected) <= abs(expected - step) / 2
+
+
+def _slope(value: Fraction) -> str:
+    return f"1 + {shown(value - 1)}" if in_brief(value) == "1" != value else in_brief(value)
+
+
+LAW = Law("identity", STATEMENT, decide_identity)

@@ -1,0 +1,519 @@
+"""What can be said about the sign of an expression.
+
+An expression is seen as powers of factors (`polynomials.py`), and its sign is the product of theirs. A polynomial has
+the sign that all its terms share. Where they do not share one, atoms are written through their bounds, one at a time,
+until they do. sympy never sees a `where`, a `min` or a `sign`; cases are split before (`branches.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import sympy
+
+from fibration.language.assumptions import Assumption, Populated
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.expressions import Expression
+from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS, POSITIVE, ZERO, Signs
+from fibration.language.order import Ordered
+from fibration.language.policies import LogProb
+from fibration.language.polynomials import (
+    Exponent,
+    Factor,
+    Monomial,
+    Polynomial,
+    Quotient,
+    TooLarge,
+    as_quotient,
+    excesses,
+    shifted,
+    slack,
+    variable,
+)  # fmt: skip
+from fibration.language.statistics import Aggregate
+from fibration.language.strata import Shape
+from fibration.language.sympy_bridge import (
+    ATOM_OF,
+    OPERATOR_OF,
+    atom_expression,
+    atom_number,
+    from_quotient,
+    quotient,
+    symbol,
+    to_sympy,
+)  # fmt: skip
+from fibration.laws.signs import polynomial_signs, ranges
+from fibration.laws.signs.gathered import HAVE_A_VALUE_OF_NONE, formulas, number_of
+from fibration.laws.signs.one_variable import Stretch
+from fibration.laws.signs.polynomial_signs import is_whole
+from fibration.laws.signs.populations import Pair, Populations
+from fibration.laws.signs.ranges import Range
+
+MOST_STEPS = 2000  # atoms written through their bounds, for one sign
+NEGATIVE: Signs = frozenset({-1})
+NOT_POSITIVE: Signs = frozenset({-1, 0})
+
+
+class Assumptions:
+    """Strict bounds of parameters, positivity of counts and attributes, and the order of counts in a hierarchy.
+
+    `at` is the stratum at whose elements expressions are read, if that is known: over what lies below an image token
+    there is an image token.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        assume: Iterable[Assumption] = (),
+        at: Stratum | None = None,
+        extra: dict[Any, Signs] | None = None,
+    ) -> None:
+        self.populations = Populations(shape, (a for a in assume if isinstance(a, Populated)))
+        self.at = at
+        self.extra = extra or {}
+        self._family: dict[Any, Assumptions] = {}
+        self._elsewhere: dict[Stratum, Assumptions] = {}
+        self.anywhere = self  # without the signs of expressions
+        self._start()
+
+    def _start(self, wider: Assumptions | None = None) -> None:
+        """`wider` assumptions, if they are known, are those that some signs have been added to."""
+        self.branches: dict[Expression, Any] = {}  # of the expressions split under these assumptions (`branches.py`)
+        self._counted = [(pair, signs) for s, signs in self.extra.items() if (pair := _pair(s))]
+        self._some_absent = any(signs == ZERO for _, signs in self._counted)
+        self._wider = wider
+        self._forget()
+        self._facts: dict[Factor, Signs] = dict(wider._facts) if wider else {}
+        self._products: list[tuple[Quotient, Signs]] = list(wider._products) if wider else []
+        self._learn(wider.extra if wider else {})
+
+    def _forget(self) -> None:
+        self._known: dict[Any, Signs] = {}
+        self._factors: dict[Polynomial, Signs] = {}
+        self._ranges: dict[int, Range] = {}
+        self._decided: dict[Polynomial, Signs] = {}
+
+    def with_signs(self, extra: dict[Any, Signs]) -> Assumptions:
+        """These assumptions, and the signs of some expressions besides."""
+        if not extra:
+            return self
+        merged = {**self.extra, **extra}
+        key = frozenset(merged.items())
+        if key not in self._family:
+            made = object.__new__(Assumptions)
+            made.populations, made.at, made.extra = self.populations, self.at, merged
+            made._family, made._elsewhere, made.anywhere = self._family, self._elsewhere, self.anywhere
+            made._start(self if all(extra.get(s, signs) <= signs for s, signs in self.extra.items()) else None)
+            self._family[key] = made
+        return self._family[key]
+
+    def elsewhere(self, stratum: Stratum) -> Assumptions:
+        """What is known at any element of another stratum: nothing of what is known here alone."""
+        if stratum not in self._elsewhere:
+            self._elsewhere[stratum] = Assumptions(self.populations.shape, self.populations.populated, stratum)
+        return self._elsewhere[stratum]
+
+    # ------------------------------------------------------------ what is there
+
+    def present(self, of: Any, over: Any) -> bool:
+        """Whether at least one `of` element lies over the `over` element."""
+        if self.populations.always(of, over, self.at):
+            return True
+        if any(signs == {1} and self.populations.implies(p, (of, over)) for p, signs in self._counted):
+            return True
+        return self._some_absent and self.populations.together([of], over, self._without(over))
+
+    def may_be_of_none(self, atom: Aggregate) -> bool:
+        """Whether no element may lie there that a statistic is of; there is always a token."""
+        number = number_of(atom)
+        return number is not None and not self.present(number.of, number.over)
+
+    def _without(self, over: Any) -> list[Any]:
+        """The strata of which nothing lies over the `over` element."""
+        implies = self.populations.implies
+        return [of for (of, below), signs in self._counted if signs == {0} and implies((of, over), (of, below))]
+
+    def absent(self, of: Any, over: Any) -> bool:
+        """Whether no `of` element lies over the `over` element."""
+        return any(signs == {0} and self.populations.implies((of, over), p) for p, signs in self._counted)
+
+    def _one_present(self, p: Polynomial) -> Iterator[list[Pair]]:
+        """What lies over one element: at least one of these is there, though none of them is known to be."""
+        pairs = {pair for a in p.atoms if (pair := _pair(atom_expression(a))) and not self.present(*pair)}
+        for over in sorted({over for _, over in pairs}, key=str):
+            of = sorted((o for o, v in pairs if v == over), key=str)
+            if self.populations.together(of, over, self._without(over)):
+                yield [(o, over) for o in of]
+
+    # ------------------------------------------------------------ what is known besides
+
+    def _learn(self, known: dict[Any, Signs]) -> None:
+        """What the signs of some expressions say of the factors of these."""
+        added = [(value, signs) for value, signs in self.extra.items() if known.get(value) != signs]
+        for value, signs in sorted(added, key=lambda item: len(item[0].args)):
+            try:
+                q = quotient(value)
+            except (TooLarge, ValueError):
+                continue
+            self._products.append((q, signs))
+            sign, rest = self._split(q)
+            # of a denominator nothing: it may be 0, and then the expression has no value
+            if len(rest.factors) == 1 and (power := next(iter(rest.factors.values()))) > 0:
+                [f] = rest.factors
+                signs = _turned(signs, sign)
+                if not power % 2:
+                    signs = ZERO if signs == ZERO else ANY if 0 in signs else NOT_ZERO
+                self._facts[f] = self._facts.get(f, ANY) & signs or signs
+                self._forget()  # it was worked out without this
+
+    def _split(self, q: Quotient) -> tuple[int, Quotient]:
+        """The sign of those factors that have one, and the others."""
+        sign, rest = 1 if q.number > 0 else -1, {}
+        for f, p in q.factors.items():
+            own = _raised(self._factor(f), p)
+            if own == NEGATIVE:
+                sign = -sign
+            elif own != POSITIVE:
+                rest[f] = p
+        return sign, Quotient(Fraction(1), rest)
+
+    def decisive(self, value: Any) -> tuple[int, Any]:
+        """What is left of a value without factors of known sign, and 1 or -1: its sign so many times is the value's."""
+        try:
+            q = quotient(value)
+        except (TooLarge, ValueError):
+            return 1, value
+        sign, rest = self._split(q) if q else (1, q)
+        return sign, from_quotient(rest)
+
+    def _beside(self, q: Quotient) -> Signs:
+        """The signs of what is a multiple of a known expression, or beside one."""
+        found = ANY
+        for known, signs in self._products:
+            if known.factors == q.factors:
+                found &= _turned(signs, q.number / known.number)
+            elif known.atoms == q.atoms:
+                try:
+                    difference = q - known
+                except TooLarge:
+                    continue
+                if not difference.factors:
+                    found &= _added([signs, _turned(POSITIVE, difference.number)])
+        return found
+
+    def _range(self, atom: int) -> Range:
+        if atom not in self._ranges:
+            wider, e = self._wider, atom_expression(atom)
+            of_count = isinstance(ATOM_OF.get(e), Count)  # may be narrower by what is known of polynomials in it
+            same = wider is not None and e.is_Symbol and not of_count and wider._counted == self._counted
+            found = wider._range(atom) if wider is not None and same else self._plain_range(e)
+            self._ranges[atom] = ranges.narrowed(found, self._by_facts(variable(atom), self._facts.get(atom, ANY)))
+        return self._ranges[atom]
+
+    def _plain_range(self, e: Any) -> Range:
+        """What an atom says of itself, and the shape of the hierarchy of it."""
+        atom = ATOM_OF.get(e)
+        if isinstance(atom, (Count, Total)):
+            of_positive = isinstance(atom, Count) or atom.attribute.positive
+            if self.absent(atom.of, atom.over):
+                return Range(ZERO)
+            if isinstance(atom, Count):
+                numbers = self._numbers(atom_number(e))
+                return ranges.of_count(numbers[0][0], numbers[-1][1])
+            signs = (POSITIVE if self.present(atom.of, atom.over) else NOT_NEGATIVE) if of_positive else ANY
+            return ranges.of_total(atom.attribute, signs, atom_number(symbol(Count(atom.of, atom.over))))
+        if isinstance(atom, (Attribute, Parameter, Component)):
+            return ranges.of_declared(atom)
+        if isinstance(atom, LogProb):
+            return Range(NOT_POSITIVE)
+        if isinstance(atom, Aggregate):
+            return Range(self._of_statistic(atom))
+        if isinstance(atom, Ordered):  # a sum, and 0 where nothing comes before
+            return Range(self._of_formula(atom) | ZERO)
+        if e.is_Symbol:
+            return Range()
+        if e.is_number:
+            return ranges.of_number(e)
+        if isinstance(e, sympy.Piecewise):
+            return Range(_union(self.signs(branch) for branch, _ in e.args))
+        if isinstance(e, (sympy.Min, sympy.Max)):
+            chosen = min if isinstance(e, sympy.Min) else max
+            return Range(frozenset(chosen(of) for of in itertools.product(*map(self.signs, e.args))))
+        argument = e.args[0]
+        if e.is_Pow:
+            base = self.signs(argument)
+            return Range(base if base <= NOT_NEGATIVE else ANY)
+        if isinstance(e, sympy.exp):
+            return ranges.of_exponential(self.signs(argument))
+        row = OPERATORS.get(OPERATOR_OF.get(e.func, ""))
+        if row is None:
+            return Range()
+        signs = row.signs(self.signs, argument)
+        return Range(signs) if row.bound is None else ranges.of_bounded(row.bound, signs)
+
+    def _of_statistic(self, atom: Aggregate) -> Signs:
+        """A statistic lies between the values of its formula; a total of nothing is 0, and a condition fails."""
+        of_none = atom.kind in HAVE_A_VALUE_OF_NONE and self.may_be_of_none(atom)
+        if of_none and self.absent(atom.of, atom.over):
+            return ZERO
+        if atom.is_condition or atom.kind == "deviation":
+            return NOT_NEGATIVE
+        found = self._of_formula(atom)
+        return found | ZERO if of_none or found >= NOT_ZERO else found
+
+    def _of_formula(self, atom: Aggregate | Ordered) -> Signs:
+        """The signs that a formula takes at the elements at which it is read."""
+        read = formulas(atom, self.populations.shape)
+        return _union(self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read)
+
+    # ------------------------------------------------------------ signs
+
+    def signs(self, value: Any) -> Signs:
+        """The signs that an expression can take; never too few, sometimes too many."""
+        value = sympy.sympify(value)
+        if value not in self._known:
+            self._known[value] = self._signs(value)
+        return self._known[value]
+
+    def _signs(self, value: Any) -> Signs:
+        if zeros := {s: sympy.Integer(0) for s in value.free_symbols if self._is_0(s)}:
+            value = value.xreplace(zeros)
+        try:
+            q = quotient(value)
+        except ValueError:
+            return ANY
+        except TooLarge:
+            return self._by_parts(value)
+        if q.factors and all(atom_expression(a).is_number for a in q.atoms):
+            sign = sympy.sign(value) if value.is_real else None  # sympy may know that it is 0
+            return frozenset({int(sign)}) if sign is not None and sign.is_Integer else ANY
+        found = self._of(q, self._factor)
+        if len(found) > 1 and (together := self._together(q)) != ANY:
+            found = found & together or together
+        if len(found) > 1 and (beside := self._beside(q)) != ANY:
+            found = found & beside or beside
+        return found
+
+    def _together(self, q: Quotient) -> Signs:
+        """The signs of a product in which factors of the same atoms, whose signs are not known, are multiplied out."""
+        try:
+            rest, products = polynomial_signs.multiplied_out(q, self._factor)
+        except TooLarge:
+            return ANY
+        return (
+            functools.reduce(_multiplied, map(self._factor, products), self._of(rest, self._factor))
+            if products
+            else ANY
+        )
+
+    def _is_0(self, s: Any) -> bool:
+        pair = _pair(s)
+        return self.absent(*pair) if pair else self.extra.get(s) == ZERO
+
+    def _by_parts(self, value: Any) -> Signs:
+        """A product or a sum that is too large to be written as one quotient."""
+        if value.is_Mul:
+            return functools.reduce(_multiplied, (self.signs(a) for a in value.args))
+        if value.is_Add:
+            return _added([self.signs(a) for a in value.args])
+        return ANY
+
+    def _of(self, q: Quotient, factor: Callable[[Factor], Signs]) -> Signs:
+        """The signs of a product of powers."""
+        found = _turned(POSITIVE, q.number)
+        for f, p in q.factors.items():
+            found = _multiplied(found, _raised(factor(f), p))
+        return found
+
+    def _factor(self, f: Factor) -> Signs:
+        """The signs of an atom or a polynomial, whichever branches are not empty."""
+        if isinstance(f, int):
+            found = self._range(f).signs
+            return found if len(found) == 1 else self._beyond_facts(variable(f), found)
+        if self._wider and len(found := self._wider._factors.get(f, ANY)) == 1:
+            return found
+        if f not in self._factors:
+            self._steps = 0
+            found = self._polynomial(f)
+            if len(found) > 1 and (choice := next(self._one_present(f), None)):
+                # not all branches of a tree are empty: what holds whichever one is not
+                filled = (self.with_signs({symbol(Count(*pair)): POSITIVE}) for pair in choice)
+                found &= _union(assume._factor(f) for assume in filled)
+            if len(found) > 1 and (more := self._sharper(f)) != ANY:
+                found = found & more or more
+            self._factors[f] = found
+        return self._factors[f]
+
+    def _sharper(self, p: Polynomial) -> Signs:
+        known = polynomial_signs.Known(self._range, lambda part: self._of(as_quotient(part), self._factor), self.signs)
+        try:
+            return known.sharper(p)
+        except TooLarge:
+            return ANY
+
+    def _polynomial(self, f: Factor) -> Signs:
+        """The signs of an atom or a polynomial, with what is known of it besides."""
+        if isinstance(f, int):
+            return self._range(f).signs
+        if self._wider and len(found := self._wider._decided.get(f, ANY)) == 1:
+            return found
+        if f not in self._decided:
+            try:
+                found = self._terms(f) or self._at_counts(f) or self._shifted(f)
+            except TooLarge:
+                return ANY
+            found = self._by_facts(f, found)
+            self._decided[f] = self._beyond_facts(f, found) if len(found) > 1 else found
+        return self._decided[f]
+
+    def _by_facts(self, p: Polynomial, found: Signs) -> Signs:
+        """These signs of a polynomial, or fewer where it lies beside one of known sign."""
+        for known, signs in self._facts.items():
+            if isinstance(known, Polynomial) and (ends := slack(p, known)):
+                more = _added([_turned(signs, ends[0]), _turned(POSITIVE, ends[1])])
+                found = found & more or more
+        return found
+
+    def _beyond_facts(self, p: Polynomial, found: Signs) -> Signs:
+        """These signs of a polynomial, or fewer where it is a multiple of one of known sign plus terms of one sign."""
+        for known, signs in self._facts.items():
+            if isinstance(known, Polynomial) and signs != ANY:
+                for k, rest in excesses(p, known):
+                    more = _added([_turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
+                    found = found & more or more
+        return found
+
+    def _plainly(self, monomial: Monomial, number: int) -> Signs:
+        """The signs of a term of symbols and exponentials; of other atoms facts may have to be known first."""
+        found = _turned(POSITIVE, number)
+        for a, p in monomial:
+            if not isinstance(e := atom_expression(a), sympy.exp):
+                found = _multiplied(found, _raised(self._range(a).signs, p) if e.is_Symbol else ANY)
+        return found
+
+    def _terms(self, p: Polynomial) -> Signs | None:
+        """The sign that all terms share; None if they do not."""
+        parts = [_turned(self._monomial(m), c) for m, c in p.terms.items()]
+        if _union(parts) >= NOT_ZERO:
+            return None
+        found = _added(parts)
+        return found - ZERO if len(found) > 1 and self._not_all_0(p) else found
+
+    def _monomial(self, monomial: Monomial) -> Signs:
+        found = POSITIVE
+        for a, p in monomial:
+            signs = self._range(a).signs
+            if signs != POSITIVE:
+                found = _multiplied(found, _raised(signs, p))
+        return found
+
+    def _not_all_0(self, p: Polynomial) -> bool:
+        """Whether some term is not 0, whichever branches are empty."""
+
+        def stays(monomial: Monomial, there: Pair) -> bool:
+            pairs = ((a, _pair(atom_expression(a))) for a, _ in monomial)
+            implies = self.populations.implies
+            return all(0 not in self._range(a).signs or (pair and implies(there, pair)) for a, pair in pairs)
+
+        return any(all(any(stays(m, there) for m in p.terms) for there in choice) for choice in self._one_present(p))
+
+    def _at_counts(self, p: Polynomial) -> Signs | None:
+        """The signs of a polynomial in one count; None for any other."""
+        atom = next(iter(p.atoms))
+        if len(p.atoms) > 1 or not isinstance(ATOM_OF.get(atom_expression(atom)), Count):
+            return None
+        return polynomial_signs.at_counts(p, atom, self._numbers(atom))
+
+    def _numbers(self, count: int) -> list[Stretch]:
+        """The whole numbers that a count may be."""
+        present = self.present(*_pair(atom_expression(count)))  # type: ignore[misc]
+        return polynomial_signs.numbers_of(count, int(present), self._facts)
+
+    def _shifted(self, p: Polynomial) -> Signs:
+        """The signs of a polynomial in which one atom is written through its bounds."""
+        bounds = self._next_bounds(p)
+        if bounds is None:
+            return ANY
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise TooLarge
+        atom, within = bounds
+        parts: list[Signs] = []
+        written = shifted(p, atom, within.lower, within.upper)
+        for coefficient in written:
+            parts.append(self._of(as_quotient(coefficient), self._polynomial))
+            if _union(parts) >= NOT_ZERO:
+                whole = within.upper is None and isinstance(ATOM_OF.get(atom_expression(atom)), Count)
+                return polynomial_signs.of_one(written, whole, within.open, within.closed)
+        ends = ([] if within.open else [parts[0]]) + ([parts[-1]] if within.closed else [])
+        return _added(parts) | (ZERO if any(0 in end for end in ends) else frozenset())
+
+    def _next_bounds(self, p: Polynomial) -> tuple[int, Range] | None:
+        """The next atom to be written through its bounds, and these; larger counts before what they are larger than."""
+        for a in p.atoms:  # before the count that bounds it
+            if isinstance(ATOM_OF.get(atom_expression(a)), Total) and (own := self._range(a)).is_bounded:
+                return a, own
+        counts = sorted((a for a in p.atoms if isinstance(ATOM_OF.get(atom_expression(a)), Count)), key=self._rank)
+        for i, a in reversed(list(enumerate(counts))):
+            own = self._range(a)
+            below = [b for b in counts[:i] if self._at_most(b, a) and self._range(b).is_bounded >= own.is_bounded]
+            if below:
+                return a, Range(lower=(variable(below[-1]), 1))
+            if own.is_bounded:
+                return a, own
+        bounded = [(a, r) for a in p.atoms if (r := self._range(a)).is_bounded and is_whole(p, a)]
+        # bounds may have an irrational number in them, which then has bounds of its own
+        if not bounded:
+            return None
+        return min(bounded, key=lambda found: (atom_expression(found[0]).is_number, found[0]))
+
+    def _rank(self, atom: int) -> tuple[int, int]:
+        of, over = _pair(atom_expression(atom))  # type: ignore[misc]
+        depth = self.populations.depth
+        return -depth.get(over, 0), depth.get(of, 0)
+
+    def _at_most(self, small: int, large: int) -> bool:
+        a, b = _pair(atom_expression(small)), _pair(atom_expression(large))
+        return a is not None and b is not None and self.populations.at_most(a, b)
+
+
+def _pair(s: Any) -> Pair | None:
+    """Of a count or the total of a positive attribute: what lies over what, so that it is not 0."""
+    atom = ATOM_OF.get(s)
+    if isinstance(atom, Count) or (isinstance(atom, Total) and atom.attribute.positive):
+        return atom.of, atom.over  # type: ignore[return-value]
+    return None
+
+
+# ---------------------------------------------------------------- arithmetic of signs
+
+
+def _union(parts: Iterable[Signs]) -> Signs:
+    return frozenset().union(*parts)
+
+
+def _turned(signs: Signs, by: Fraction | int) -> Signs:
+    """The signs of a multiple."""
+    return signs if by > 0 else frozenset(-s for s in signs) if by < 0 else ZERO
+
+
+def _multiplied(a: Signs, b: Signs) -> Signs:
+    return frozenset(s * t for s in a for t in b)
+
+
+def _raised(signs: Signs, power: Exponent) -> Signs:
+    if power < 0 and 0 in signs:
+        return ANY
+    return signs if power % 2 else frozenset(s * s for s in signs)
+
+
+def _added(parts: Sequence[Signs]) -> Signs:
+    """The signs of a sum; it is not 0 where its terms share a sign and one of them is not."""
+    possible = _union(parts)
+    if possible >= NOT_ZERO:
+        return ANY
+    return possible - ZERO if any(0 not in s for s in parts) else possible | ZERO

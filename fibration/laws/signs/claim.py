@@ -1,0 +1,103 @@
+"""What several laws ask of a formula: that it has a value everywhere, perhaps of a certain sign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+
+from fibration.language.atoms import Count, Stratum, Total, at
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import ANY, ZERO, Signs, where
+from fibration.language.order import Ordered
+from fibration.language.places import whole_batch
+from fibration.language.statistics import Aggregate, within
+from fibration.language.sympy_bridge import CURRENT_LOG_PROB, from_sympy, to_sympy, vanishes
+from fibration.language.traversal import atoms, transform
+from fibration.laws.signs import smooth_signs
+from fibration.laws.signs.assumptions import NOT_POSITIVE, Assumptions
+from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.gathered import HAVE_A_VALUE_OF_NONE, number_of
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Wherever `assume` holds, a formula has a value, and one of these signs."""
+
+    formula: Expression
+    assume: Assumptions
+    signs: Signs = ANY
+
+    @property
+    def is_shown(self) -> bool:
+        try:
+            branches = cases(self.formula, self.assume)
+        except TooManyCases:
+            return False
+        return all(case.defined(self.assume) and self._has_sign(case) for case in branches)
+
+    def _has_sign(self, case: Case) -> bool:
+        if self.signs in (ANY, ZERO):  # that a formula is 0 is for algebra, which knows more of it than its sign
+            return self.signs == ANY or vanishes(case.sympy())
+        return smooth_signs.signs(case.sympy(), self.assume.with_signs(dict(case.signs))) <= self.signs
+
+    def empty_branches(self) -> list[Count | Total]:
+        """The counts and totals over a branch that may be empty, where they keep a formula from having a value."""
+        try:
+            branches = cases(self.formula, self.assume)
+        except TooManyCases:
+            return []
+        found: dict[Count | Total, None] = {}
+        for case in branches:
+            inside = self.assume.with_signs(dict(case.signs))
+            for e in (e for e, allowed in case.needs if not inside.signs(e) <= allowed):
+                for atom in map(from_sympy, sorted(e.free_symbols, key=str)):
+                    if isinstance(atom, (Count, Total)) and not inside.present(atom.of, atom.over):
+                        found[atom] = None
+        return list(found)
+
+    def remedy(self, h: Hierarchy) -> str:
+        """Which count may be 0, and what to assume or to divide by; '' where no empty branch is at fault."""
+        empty = self.empty_branches()
+        if not empty:
+            return ""
+        verb = "is" if len(empty) == 1 else "are"
+        pairs = dict.fromkeys((a.of, a.over) for a in empty if isinstance(a.of, Stratum))
+        # only strata of the hierarchy can be assumed to be populated
+        known = [f"populated({of}, over={over})" for of, over in pairs if over in h.strata and of in h.strata]
+        offers = [f"assume=[{', '.join(known)}]"] if len(known) == len(pairs) else []
+        offers.append("use a sum of counts that cannot all be 0")
+        return f"{' and '.join(map(str, empty))} {verb} 0 where that branch is empty: {', or '.join(offers)}"
+
+
+def divided(formula: Expression) -> Expression:
+    """With every statistic of elements divided by their number, and times it: of none there is no mean."""
+
+    def by_number(atom: Expression) -> Expression:
+        number = required_number(atom)
+        return atom if number is None else atom / number * number
+
+    return transform(formula, by_number)
+
+
+def known_at(h: Hierarchy, stratum: Stratum) -> Assumptions:
+    """What is known at the elements of a stratum: the log-prob of the current policy is not above 0 either."""
+    plain, current = Assumptions(whole_batch(h), h.assume, stratum), to_sympy(CURRENT_LOG_PROB)
+    return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
+
+
+def inside(h: Hierarchy, formula: Expression) -> Iterator[Claim]:
+    """That the formulas of all that a formula gathers, however deep, have values where they are read."""
+    found = dict.fromkeys(a for e in within(formula) for a in atoms(e) if isinstance(a, (Aggregate, Ordered)))
+    for a in found:
+        number = where(a.formula, 1, 0) if a.formula.is_condition else a.formula
+        for place in (a.of,) if isinstance(a.of, Stratum) else h.leaves:
+            yield Claim(divided(at(number, place)), known_at(h, place))
+
+
+def required_number(atom: Expression) -> Count | None:
+    """How many elements a statistic is of that has no value of none."""
+    number = number_of(atom)
+    return None if number is None or atom.kind in HAVE_A_VALUE_OF_NONE else number  # type: ignore[attr-defined]

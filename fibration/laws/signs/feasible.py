@@ -1,0 +1,142 @@
+"""Whether conditions can hold together: linear inequalities between monomials, by elimination (Fourier and Motzkin).
+
+Monomials count as variables of their own, with what is known of their signs. So what is said to be impossible is; what
+is said to be possible may not be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import sympy
+
+from fibration.language.atoms import Component, Count, Parameter
+from fibration.language.operators import POSITIVE, Signs
+from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES
+from fibration.laws.signs.assumptions import Assumptions
+
+MOST = 150  # inequalities, between two eliminations
+FAR = sympy.Integer(2) ** 10**4  # numbers further out, or nearer 0, are not written out as rationals
+ROUNDED = sympy.Rational(1, 10**20)  # more than numbers are rounded by, of their size
+Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
+
+
+def normal(difference: Any, signs: Signs, assume: Assumptions) -> tuple[Any, Signs]:
+    """The same condition without denominators and factors whose sign is known; on an exponent, not its exponential."""
+    top, bottom = sympy.fraction(sympy.together(difference.xreplace(NO_VALUES)))
+    if top == 0:
+        return sympy.Integer(0), signs
+    number, factors = sympy.factor_list(top) if top.is_polynomial() and not top.is_Add else (1, [(top, 1)])
+    value, turned = sympy.Integer(1), 1 if number > 0 else -1
+    for factor, power in (*factors, (bottom, -1)):
+        known = assume.signs(factor)
+        if len(known) == 1 and 0 not in known:
+            turned *= next(iter(known)) if power % 2 else 1
+        else:
+            value *= factor**power
+    value = sympy.expand(sympy.powsimp(value), power_exp=False)
+    logarithm = _without_exponential(value, assume)
+    if logarithm is not None:
+        value, direction = logarithm
+        turned *= direction
+    if value.could_extract_minus_sign():
+        value, turned = -value, -turned
+    return value, signs if turned > 0 else frozenset(-s for s in signs)
+
+
+def _without_exponential(value: Any, assume: Assumptions) -> tuple[Any, int] | None:
+    """`a·exp(u) - b` has the sign of `a·(u - log(b/a))`, where `b/a` is positive; so has `a·exp(u) - b·exp(v)`."""
+    found = value.atoms(sympy.exp)
+    if len(found) == 2:
+        value = min((_over(value, e) for e in found), key=lambda v: (len(v.atoms(sympy.exp)), str(v)))
+        found = value.atoms(sympy.exp)
+    if len(found) != 1:
+        return None
+    (e,) = found
+    a = value.coeff(e)
+    b = sympy.expand(a * e - value, power_exp=False)
+    if a == 0 or b.has(e) or a.has(e):
+        return None
+    sign = assume.signs(a)
+    if len(sign) != 1 or 0 in sign or assume.signs(sympy.cancel(b / a)) != POSITIVE:
+        return None
+    return sympy.expand(e.args[0] - sympy.log(sympy.cancel(b / a))), next(iter(sign))
+
+
+def _over(value: Any, positive: Any) -> Any:
+    return sympy.expand(sympy.powsimp(sympy.expand(value / positive, power_exp=False)), power_exp=False)
+
+
+def feasible(conditions: Mapping[Any, Signs], assume: Assumptions) -> bool:
+    """False if no values have these signs."""
+    rows: list[Row] = []
+    for d, signs in conditions.items():
+        if not signs:
+            return False
+        terms = dict(sympy.expand(d).as_coefficients_dict())
+        constant = terms.pop(sympy.Integer(1), sympy.Integer(0))
+        rows += _rows(terms, constant, signs)
+    variables = list(dict.fromkeys(v for terms, _, _ in rows for v in terms))
+    for v in variables:
+        rows += _known(v, assume)
+    return not _contradict(rows)
+
+
+def _rows(terms: dict[Any, Any], constant: Any, signs: Signs) -> Iterator[Row]:
+    if -1 not in signs:
+        yield terms, constant, 0 not in signs
+    if 1 not in signs:
+        yield {v: -c for v, c in terms.items()}, -constant, 0 not in signs
+
+
+def _known(variable: Any, assume: Assumptions) -> Iterator[Row]:
+    one = sympy.Integer(1)
+    yield from _rows({variable: one}, sympy.Integer(0), assume.signs(variable))
+    if variable.is_number and 1 / FAR < abs(number := sympy.N(variable, 30)) < FAR:  # such as log(2)
+        value = sympy.Rational(str(number))
+        off = ROUNDED * max(1, abs(value))
+        yield {variable: one}, -value + off, False
+        yield {variable: -one}, value + off, False
+    atom = ATOM_OF.get(variable)
+    if isinstance(atom, (Parameter, Component)):
+        p = atom.parameter if isinstance(atom, Component) else atom
+        for bound, sign in ((p.lower, 1), (p.upper, -1)):
+            if bound is not None and not math.isinf(bound):
+                yield {variable: sign * one}, -sign * sympy.Rational(str(bound)), True
+    if isinstance(atom, Count) and assume.signs(variable) == POSITIVE:
+        yield {variable: one}, -one, False
+
+
+def _contradict(rows: Iterable[Row]) -> bool:
+    """Whether the inequalities have no solution in real variables."""
+    left = list(rows)
+    while True:
+        if any(not terms and (c < 0 or (strict and c == 0)) for terms, c, strict in left):
+            return True
+        left = [row for row in left if row[0]]
+        if not left or len(left) > MOST:
+            return False
+        variables = {v for terms, _, _ in left for v in terms}
+        chosen = min(variables, key=lambda v: (_pairs(v, left), _name(v)))
+        ups, downs = ([r for r in left if r[0].get(chosen, 0) * s > 0] for s in (1, -1))
+        left = [r for r in left if chosen not in r[0]] + [_joined(u, d, chosen) for u in ups for d in downs]
+
+
+@lru_cache(maxsize=4096)
+def _name(variable: Any) -> str:
+    return str(variable)
+
+
+def _pairs(variable: Any, rows: list[Row]) -> int:
+    ups, downs = (sum(1 for r in rows if r[0].get(variable, 0) * s > 0) for s in (1, -1))
+    return ups * downs - ups - downs
+
+
+def _joined(up: Row, down: Row, variable: Any) -> Row:
+    (a, p, s), (b, q, t) = up, down
+    f, g = 1 / a[variable], -1 / b[variable]
+    terms = {v: f * a.get(v, 0) + g * b.get(v, 0) for v in {**a, **b} if v != variable}
+    return {v: c for v, c in terms.items() if c != 0}, f * p + g * q, s or t

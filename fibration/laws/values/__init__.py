@@ -1,0 +1,4 @@
+"""Exact values of formulas: with derivatives, between bounds, and just beside a point. Nothing here uses sympy.
+
+Proofs and searches both read these modules. They import neither.
+"""

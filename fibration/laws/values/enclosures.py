@@ -1,0 +1,179 @@
+"""Values between bounds: what a formula with exponentials, logarithms or roots is for certain.
+
+Fifty digits settle nothing where digits cancel: `1 - tanh(x)` is 0 to fifty digits at `x = 100`, and to divide by it is
+no counterexample. Here every rounded value carries how far it may be off.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fibration.language.atoms import advantage
+from fibration.language.exact import NoValue, TooLarge, bounded
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.operators import OPERATORS, Composed, Needs, Signs, Sugar, Valued
+from fibration.language.traversal import atoms
+from fibration.laws.values.duals import ARGUMENTS, expanded
+from fibration.laws.values.probes import crossings, turning
+
+OFF = Fraction(1, 10**45)  # of fifty digits, more than are lost in rounding an argument and a value
+LARGE = 10_000  # exponentials of more have too many digits
+SIGNS = {
+    mays: frozenset(s for s, may in zip((-1, 0, 1), mays, strict=True) if may)
+    for mays in itertools.product((False, True), repeat=3)
+}
+GROWS = frozenset({"exp", "expm1", "sigmoid", "softplus"})
+
+
+class Unsure(Exception):
+    """What was asked is not decided by what is known of the values."""
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """A number that lies between two others."""
+
+    low: Fraction
+    high: Fraction
+
+    def __add__(self, other: Enclosed | Fraction) -> Enclosed:
+        o = enclosed(other)
+        low = self.low + o.low
+        return Enclosed(low, low if self.is_exact and o.is_exact else self.high + o.high)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Enclosed:
+        return enclosed(-self.low) if self.is_exact else Enclosed(-self.high, -self.low)
+
+    def __sub__(self, other: Enclosed | Fraction) -> Enclosed:
+        return self + -enclosed(other)
+
+    def __mul__(self, other: Enclosed | Fraction) -> Enclosed:
+        o = enclosed(other)
+        if self.is_exact and o.is_exact:
+            return enclosed(self.low * o.low)
+        corners = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
+        return Enclosed(min(corners), max(corners))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Enclosed | Fraction) -> Enclosed:
+        d = enclosed(divisor)
+        if 0 in d.signs:
+            raise NoValue("a division by 0") if d.low == d.high else Unsure
+        return self * (enclosed(1 / d.low) if d.is_exact else Enclosed(1 / d.high, 1 / d.low))
+
+    @property
+    def is_exact(self) -> bool:
+        return self.low is self.high
+
+    @property
+    def middle(self) -> Fraction:
+        return (self.low + self.high) / 2
+
+    @property
+    def signs(self) -> Signs:
+        low, high = self.low.numerator, self.high.numerator  # comparing fractions takes several times as long
+        return SIGNS[low < 0, low <= 0 <= high, high > 0]
+
+    def is_below(self, other: Enclosed) -> bool:
+        """Whether it is less, for certain or certainly not."""
+        if self.high < other.low or self.low >= other.high:
+            return self.high < other.low
+        raise Unsure
+
+
+def enclosed(value: Enclosed | Fraction) -> Enclosed:
+    return value if isinstance(value, Enclosed) else Enclosed(value, value)
+
+
+def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Any:
+    """As `traversal.evaluate`, between bounds. Raises `NoValue` if it certainly has none; else `Unsure`, `TooLarge`."""
+    if isinstance(expression, Number):
+        return enclosed(expression.value)
+    if not isinstance(expression, Apply):
+        found = values(expression)
+        return found if expression.is_condition else enclosed(found)
+    if expression.operator == "where":
+        condition, value, otherwise = expression.arguments
+        return enclose(value if enclose(condition, values) else otherwise, values)
+    arguments = [enclose(a, values) for a in expression.arguments]
+    row = OPERATORS[expression.operator]
+    given = dict(zip(ARGUMENTS, arguments, strict=False))
+    if isinstance(row, Sugar):
+        return enclose(expanded(expression.operator), given.__getitem__)
+    for needed, allowed in domain(expression.operator):
+        signs = enclose(needed, given.__getitem__).signs
+        if not signs & allowed:
+            raise NoValue(expression.operator)
+        if not signs <= allowed:
+            raise Unsure
+    if row.rounded:
+        return _rounded(expression.operator, row, *arguments)
+    if isinstance(row, Composed) and isinstance(expression.arguments[1], Number) and not row.is_condition:
+        return enclose(row.lowered(ARGUMENTS[0], expression.arguments[1]), given.__getitem__)
+    found = EXACTLY[expression.operator](*arguments)
+    if isinstance(found, Enclosed):
+        bounded(found.low), bounded(found.high)
+    return found
+
+
+def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Fraction | None:
+    """A number of the sign of an expression, 0 if that may be its value; None where it has none or may have none."""
+    try:
+        found = enclose(expression, values)
+    except (NoValue, TooLarge, Unsure):
+        return None
+    return Fraction(0) if 0 in found.signs else found.low if found.low > 0 else found.high  # type: ignore[no-any-return]
+
+
+EXACTLY: dict[str, Callable[..., Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "stop": lambda a: a,
+    "<": lambda a, b: a.is_below(b),
+    "<=": lambda a, b: not b.is_below(a),
+    ">": lambda a, b: b.is_below(a),
+    ">=": lambda a, b: not a.is_below(b),
+    "and": lambda a, b: a and b,
+    "or": lambda a, b: a or b,
+    "not": lambda a: not a,
+}
+
+
+def _rounded(name: str, row: Valued, x: Enclosed) -> Enclosed:
+    """Every operator that rounds increases."""
+    if name in GROWS and max(abs(x.low), abs(x.high)) > LARGE:
+        raise Unsure
+    try:
+        if x.low == x.high and name == "sqrt" and (root := row.exact(x.low)) ** 2 == x.low:
+            return enclosed(root)
+        low, high = row.exact(x.low - abs(x.low) * OFF), row.exact(x.high + abs(x.high) * OFF)
+    except (NoValue, TooLarge):  # at the rim of its domain, or with more digits than can be computed with
+        raise Unsure from None
+    return Enclosed(low - abs(low) * OFF, high + abs(high) * OFF)
+
+
+@functools.cache
+def domain(operator: str) -> Needs:
+    row = OPERATORS[operator]
+    assert isinstance(row, Valued)
+    return row.domain(*ARGUMENTS[: row.arity])
+
+
+def branching(gate: Expression, here: Mapping[Expression, Fraction]) -> set[Fraction]:
+    """The advantages at which a gate goes over to another branch, with what is `here`, and 0 for all else."""
+
+    def at(e: Expression) -> Callable[[Fraction], Fraction | None]:
+        return lambda a: of_its_sign(e, lambda atom: a if atom == advantage else here.get(atom, Fraction(0)))
+
+    return {c for e in turning([gate]) if advantage in atoms(e) for c in crossings(at(e))}

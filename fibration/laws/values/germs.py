@@ -1,0 +1,145 @@
+"""A formula just beside a point: its first terms in a step that is as small as one likes, between bounds.
+
+Quotients at a few steps cannot tell a slope of `1 + 1e-9` from one that tends to 1, nor see a dead zone narrower than
+they are. Here each comparison is decided by the first term that is not 0, as it is for all small enough steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fibration.language.exact import NoValue
+from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.operators import OPERATORS, Composed, Sugar
+from fibration.laws.values.duals import ARGUMENTS, RESULT, expanded
+from fibration.laws.values.enclosures import EXACTLY, Enclosed, Unsure, domain, enclose, enclosed
+
+ORDER = 4  # terms that are kept
+NOTHING = enclosed(Fraction(0))
+
+
+@dataclass(frozen=True)
+class Series:
+    """Terms by the power of the step; those beyond are 0, or with a `rest` not known."""
+
+    terms: tuple[Enclosed, ...]
+    rest: bool = False
+
+    @classmethod
+    def of(cls, *terms: Enclosed | Fraction, rest: bool = False) -> Series:
+        return cls(tuple(enclosed(t) for t in terms[:ORDER]), rest or len(terms) > ORDER)
+
+    def term(self, k: int) -> Enclosed:
+        if k < len(self.terms):
+            return self.terms[k]
+        if self.rest:
+            raise Unsure
+        return NOTHING
+
+    @property
+    def known(self) -> int | None:
+        """How many terms are known; None for all of them."""
+        return len(self.terms) if self.rest else None
+
+    def _with(self, other: Series, term: Callable[[int], Enclosed], most: int) -> Series:
+        known = [k for k in (self.known, other.known) if k is not None]
+        return Series.of(*(term(k) for k in range(min([most, *known]))), rest=bool(known))
+
+    def __add__(self, other: Series) -> Series:
+        return self._with(other, lambda k: self.term(k) + other.term(k), max(len(self.terms), len(other.terms)))
+
+    def __neg__(self) -> Series:
+        return Series(tuple(-t for t in self.terms), self.rest)
+
+    def __sub__(self, other: Series) -> Series:
+        return self + -other
+
+    def __mul__(self, other: Series) -> Series:
+        def term(k: int) -> Enclosed:
+            return sum((self.term(i) * other.term(k - i) for i in range(k + 1)), NOTHING)
+
+        return self._with(other, term, len(self.terms) + len(other.terms))
+
+    def __truediv__(self, divisor: Series) -> Series:
+        low = divisor.order
+        if low is None:
+            raise NoValue("a division by 0")
+        if any(self.term(k) != NOTHING for k in range(low)):
+            raise Unsure  # without bound
+        lead, found = divisor.term(low), list[Enclosed]()
+        for k in range(ORDER):
+            try:
+                taken = sum((found[i] * divisor.term(low + k - i) for i in range(k)), NOTHING)
+                found.append((self.term(low + k) - taken) / lead)
+            except Unsure:
+                break
+        exactly = self.known is None and divisor.known is None and len(divisor.terms) == low + 1
+        return Series(tuple(found), rest=not exactly or len(self.terms) > ORDER)
+
+    @property
+    def order(self) -> int | None:
+        """The power of the first term that is not 0; None where all are."""
+        for k in itertools.count():
+            if self.known is None and k >= len(self.terms):
+                return None
+            if self.term(k) != NOTHING:
+                return k
+        return None
+
+    @property
+    def signs(self) -> frozenset[int]:
+        """The sign for all small enough steps."""
+        found = NOTHING.signs if self.order is None else self.term(self.order).signs
+        if len(found) > 1:
+            raise Unsure
+        return found
+
+    def is_below(self, other: Series) -> bool:
+        return (self - other).signs == {-1}
+
+
+def beside(expression: Expression, values: Callable[[Expression], Series]) -> Any:
+    """As `traversal.evaluate`, for all small enough steps. Raises `NoValue` where it has none at these, or `Unsure`."""
+    if isinstance(expression, Number):
+        return Series.of(expression.value)
+    if not isinstance(expression, Apply):
+        return values(expression)
+    if expression.operator == "where":
+        condition, value, otherwise = expression.arguments
+        return beside(value if beside(condition, values) else otherwise, values)
+    arguments = [beside(a, values) for a in expression.arguments]
+    row = OPERATORS[expression.operator]
+    given = dict(zip(ARGUMENTS, arguments, strict=False))
+    if isinstance(row, Sugar):
+        return beside(expanded(expression.operator), given.__getitem__)
+    for needed, allowed in domain(expression.operator):
+        if not beside(needed, given.__getitem__).signs & allowed:
+            raise NoValue(expression.operator)
+    if row.rounded:
+        return _smooth(expression.operator, *arguments)
+    if isinstance(row, Composed) and isinstance(expression.arguments[1], Number) and not row.is_condition:
+        return beside(row.lowered(ARGUMENTS[0], expression.arguments[1]), given.__getitem__)
+    return EXACTLY[expression.operator](*arguments)
+
+
+def _smooth(operator: str, x: Series) -> Series:
+    """To first order. What has a value near a point and no slope there is not followed."""
+    at: dict[Expression, Enclosed] = {ARGUMENTS[0]: x.term(0)}
+    try:
+        at[RESULT] = enclose(Apply(operator, (ARGUMENTS[0],)), at.__getitem__)
+        slope = enclose(_slope(operator), at.__getitem__)
+    except NoValue:
+        raise Unsure from None
+    constant = x.known is None and len(x.terms) <= 1
+    return Series.of(at[RESULT]) if constant else Series.of(at[RESULT], slope * x.term(1), rest=True)
+
+
+@functools.cache
+def _slope(operator: str) -> Expression:
+    row: Any = OPERATORS[operator]
+    return as_expression(row.slopes(ARGUMENTS[0], RESULT)[0])
