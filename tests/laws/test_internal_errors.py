@@ -49,7 +49,7 @@ from fibration.language.expressions import as_expression
 from fibration.laws import LAWS, kept
 from fibration.laws import verify as module
 from fibration.laws.budget import Stopped
-from fibration.laws.equivalent.decide import decide as comparing
+from fibration.laws.equivalent import decide as comparing
 from fibration.laws.facts.certified import NAMES
 from fibration.laws.law import FILE_AN_ISSUE, proved
 from fibration.laws.subject import Subject

@@ -52,6 +52,7 @@ def test_the_wheel_holds_the_linked_folders_once_and_nothing_else(wheel):
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
+@pytest.mark.thorough
 def test_the_unpacked_wheel_works_without_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (

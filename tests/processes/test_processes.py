@@ -72,6 +72,7 @@ def test_the_examples_print_what_one_process_does(found, ranks):
     assert all(other == {**first, "ddp": "", "fsdp2": ""} for other in others)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_page_of_micro_batches_has_the_gradient_of_one_process(found, ranks):
     for rank, one in enumerate(found(ranks)):

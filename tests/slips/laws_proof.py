@@ -70,7 +70,7 @@ SLIPS = (
     slip(
         "a case that may be undefined is defined",
         "laws*markov laws*reflecting laws*recovery laws*identity laws/test_random",
-        "return all(courses.signs(e, inside) <= allowed for e, allowed in (self.needs if needs is None else needs))",
+        "return all(smooth_signs.signs(e, inside) <= allowed for e, allowed in (self.needs if needs is None else needs))",
         "return all(inside.signs(e) & allowed for e, allowed in (self.needs if needs is None else needs))",
     ),
     slip(

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from arms import ARMS, NAMES, ladder
 from candidates import CANDIDATES, LOSSES

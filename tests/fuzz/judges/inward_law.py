@@ -281,8 +281,11 @@ def _contradiction(inward: Slopes, outward: Slopes, f: Followed, out: Followed, 
             return f"at residual {float(rho)} an inward pull is turned round by {s}"
     rays = outward
     if f.densities:
-        unit = outward[len(outward) // 2][0] if outward else Fraction(1)
-        found = ((t * unit, out.slope(t * unit, side * up, float(t))) for t in SIZES)
+        found = (
+            (t * rho, out.slope(t * rho, side * up, float(t)))
+            for rho, _ in outward[len(outward) // 2 :][:1]
+            for t in SIZES
+        )
         rays = [(rho, s) for rho, s in found if s is not None]
     stop_at = next((rho for rho, s in rays if s <= 0 and f.is_told(rho)), None)
     if stop_at is not None:
@@ -332,6 +335,8 @@ def _is_reached(
         ):
             return False
     if len(channels) > 1 and f.densities:
+        if not all(f.densities.values()):  # densities of finer elements add up to it, and none of them is below 0
+            return False
         own = float(rho)
         for u, c in h.shape.moebius(stratum).items():
             e = world.below(stratum.name, element, u.name)
