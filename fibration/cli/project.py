@@ -1,4 +1,4 @@
-"""`fibration init`: the beginning of a project, with a loss whose laws hold, a test of it, and CI."""
+"""`fibration init`: writes a new project, with a loss whose laws hold, a test of it, and CI."""
 
 from __future__ import annotations
 
@@ -87,12 +87,14 @@ on: [push, pull_request]
 jobs:
   laws:
     runs-on: ubuntu-latest
+    env:
+      FIBRATION: ${{ vars.FIBRATION }}  # what pip installs: git+URL@COMMIT of its repository, or the URL of a wheel
     steps:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with:
           python-version: "3.12"
-      - run: pip install fibration pytest
+      - run: pip install "$FIBRATION" pytest
       - run: fibration verify specs/ --format github
       - run: fibration verify specs/ --format markdown >> "$GITHUB_STEP_SUMMARY"
         if: always()
@@ -110,9 +112,10 @@ CONFIGURED = {"pytest.ini": "", "pyproject.toml": "tool.pytest", "tox.ini": "[py
 
 
 def init(folder: Path) -> str:
-    """Write the files of a new project, all or none; what to say of it.
+    """Write the files of a new project. Returns the text to print.
 
-    Raises BackendError where one of them is there already, or nothing can be written.
+    Raises BackendError if one of the files exists, and FibrationError if the folder is not writable; both before the
+    first file is written.
     """
     configured = next((n for n, words in CONFIGURED.items() if _holds(folder / n, words)), None)
     files = {name: texts for name, texts in FILES.items() if name != PYTEST or not configured}
@@ -141,6 +144,7 @@ NEXT = (
     "fibration verify specs/             which laws hold, on batches of every size",
     "python -m pytest                    the same as tests, and yours",
     "fibration run specs/my_loss.py      what it does to recorded rollouts, with pictures in out/",
+    "in CI, set the variable FIBRATION   to what pip installs: git+URL@COMMIT of its repository, or the URL of a wheel",
 )
 
 

@@ -87,7 +87,7 @@ def test_its_configuration_names_its_specs() -> None:
 def test_the_workflow_is_that_of_the_page_and_runs_the_tests_too() -> None:
     (page,) = re.findall(r"```yaml\n(name: laws\non:.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
     more = "      - run: python -m pytest\n"
-    assert page.replace("install fibration", "install fibration pytest") + more == WORKFLOW
+    assert page.replace('install "$FIBRATION"', 'install "$FIBRATION" pytest') + more == WORKFLOW
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "pytest.ini"])
