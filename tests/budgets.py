@@ -1,4 +1,4 @@
-"""Seconds of testing per folder, printed at the end of every run, beside the seconds that the folder may take.
+"""Seconds of testing per folder and the folder's budget, printed at the end of every run.
 
 `make test` has two processes and four minutes: 420 seconds in all. The seconds are those of a quiet machine.
 """

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out already; read when numpy and torch are imported
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; numpy and torch read these when imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-if {"COLUMNS", "FORCE_COLOR"} & os.environ.keys():  # some shells and runners set them: tested is what a pipe gets
+if {"COLUMNS", "FORCE_COLOR"} & os.environ.keys():  # some shells and runners set them; tests expect output to a pipe
     os.environ.pop("COLUMNS", None)
     os.environ.pop("FORCE_COLOR", None)
 
@@ -22,7 +22,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-if not torch.cuda.is_available():  # read when triton is first imported
+if not torch.cuda.is_available():  # triton reads it when imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,7 +33,7 @@ from thorough import ALL, left_out
 
 CHOSEN_CC = os.environ.get("CC")
 
-gc.set_threshold(20_000, 20, 20)  # a test makes little garbage, and much that stays for the next
+gc.set_threshold(20_000, 20, 20)  # a test makes little garbage, and many objects that the next tests use
 
 if not ALL:
     quick_fractions.quicken()
@@ -50,13 +50,13 @@ settings.load_profile("deterministic")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # the process that gets the reports of all workers
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the main process, which receives the reports of all workers
         config.pluginmanager.register(Seconds())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.keyword or any("::" in name for name in config.args):
-        return  # somebody asked for these
+        return  # tests that the command line names always run
     if out := left_out(items):
         config.hook.pytest_deselected(items=out)
         left = set(map(id, out))
@@ -64,16 +64,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays, and need not be looked through for garbage again and again."""
+    """Freeze imported objects, so that garbage collection does not visit them again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_c() -> Iterator[None]:
-    """C is built as it stands, which takes a quarter of the time; where it matters, `shipped_c` optimises it.
+    """Build C with -O0, in a quarter of the time. Tests that need optimised C use `shipped_c`.
 
-    By a compiler of one word, at a place that stays: Triton takes `CC` for a path, where it builds its launchers.
+    `CC` is one path to a script that stays in place, because Triton treats `CC` as a path when it builds launchers.
     """
     from fibration.backends.c.build import compiler
     from fibration.cache import entry
@@ -83,7 +83,7 @@ def quick_c() -> Iterator[None]:
         (workshop / "cc").write_text(script)
 
     with pytest.MonkeyPatch.context() as patch:
-        with suppress(BackendError):  # of who has no compiler
+        with suppress(BackendError):  # no compiler on this machine
             if not ALL:
                 script = f'#!/bin/sh\nexec {shlex.join(compiler())} "$@" -O0\n'
                 place = entry(f"cc-{hashlib.sha256(script.encode()).hexdigest()[:32]}", make) / "cc"
@@ -94,7 +94,7 @@ def quick_c() -> Iterator[None]:
 
 @pytest.fixture
 def shipped_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C is optimised as users get it."""
+    """Build C optimised, as for users."""
     if CHOSEN_CC is None:
         monkeypatch.delenv("CC", raising=False)
     else:
@@ -103,7 +103,7 @@ def shipped_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _drawn_alike() -> Iterator[None]:
-    """What is drawn does not depend on the modules that a process has met: hypothesis would read all for constants."""
+    """Hypothesis draws the same examples in every process: it must not read constants from imported modules."""
     with pytest.MonkeyPatch.context() as patch:
         name = "_get_local_constants"  # not in every release
         patch.setattr(providers, name, lambda: providers._local_constants, raising=False)
@@ -112,9 +112,9 @@ def _drawn_alike() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _decided_in_this_run() -> Iterator[None]:
-    """What the laws say is what they say now: no verdict is read from the disk, where an earlier run left it.
+    """Verdicts are decided in this run, not read from the disk where an earlier run stored them.
 
-    What it has said stays in memory: many tests ask of the same hierarchies.
+    Verdicts stay in memory, because many tests verify the same hierarchies.
     """
     from fibration.laws import verify
 

@@ -1,4 +1,4 @@
-"""Processes of their own under torchrun, one for each rank."""
+"""Starts torchrun, with one process per rank."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-# A thread of Gloo may free what it sent in the last backward when the interpreter has ended already. That holds what Python
-# made, so the thread asks for a lock that is no more, and the process aborts with these words, after everything was done
-# (docs/ranks.md). It comes from PyTorch, on machines that let such a thread wait: a start that ends so is made once more.
+# A Gloo thread may free a buffer of the last backward after the interpreter has ended. The buffer holds Python objects, so
+# the thread needs a lock that no longer exists, and the process aborts with this message after all work is done
+# (docs/ranks.md). The cause lies in PyTorch, on machines where this thread can be delayed. Such a run is repeated once.
 AT_EXIT = "terminate called without an active exception"
 
 

@@ -1,10 +1,9 @@
-"""Does the suite notice slips? One line of the library, or of a study, is changed at a time; the tests that should see
-it are run.
+"""Mutation tests: each slip changes one line of the library, or of a study, and the tests that should fail are run.
 
     python tests/mutations.py [--only NAME] [--tree PATH] [--full] [--limit SECONDS] [--list]
 
-Prints a Markdown table: the first test that fails, or SURVIVED. The tree is copied first and never touched. A slip whose
-text is not found exactly once is an error of the list (`slips/`); at the end, the tests that failed have to pass without.
+Prints a Markdown table: the first test that fails, or SURVIVED. It works on a copy of the tree. A slip whose text does
+not occur exactly once is an error in the list (`slips/`). At the end, the failed tests must pass on the unchanged tree.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from slips import SLIPS, Slip
 
 HERE = Path(__file__).resolve().parent.parent
 LIBRARY = ("fibration", "backends", "specs", "docs/studies")
-NO_END, CRASH = "no end within", "a crash by"  # besides names of tests
+NO_END, CRASH = "no end within", "a crash by"  # beginnings of a failure that is no name of a test
 CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL, -signal.SIGABRT)
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
 
 
 class NotApplicable(Exception):
-    """The list does not fit the tree."""
+    """A slip of the list does not fit the tree."""
 
 
 class Copy:
-    """A tree of its own, with folders of its own for what it builds, and for what pytest notes."""
+    """A copy of the tree, with its own folders for built code and for pytest's cache."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
         self.root, self.built, self.noted = (folder / word for word in ("tree", "built", "noted"))
@@ -47,7 +46,7 @@ class Copy:
         self.tests = sorted(p.relative_to(self.root).as_posix() for p in (self.root / "tests").rglob("test_*.py"))
 
     def place(self, slip: Slip) -> tuple[Path, str]:
-        """The one file that the slip is in, and what it becomes."""
+        """The one file that contains the slip's text, and the file's changed text."""
         found = [
             (path, text.replace(old, new))
             for old, new in slip.texts
@@ -62,7 +61,7 @@ class Copy:
         return path, text
 
     def likely(self, slip: Slip) -> list[str]:
-        """The files that should notice, in the order of the patterns."""
+        """The test files that should fail, in the order of the patterns."""
         found: dict[str, None] = {}
         for pattern in slip.likely:
             found |= {t: None for t in self.tests if fnmatch.fnmatch(t.removeprefix("tests/"), f"*{pattern}*")}
@@ -71,7 +70,7 @@ class Copy:
         return list(found)
 
     def failures(self, tests: Iterable[str], limit: float, *options: str) -> list[str]:
-        """What fails, by name."""
+        """Run tests. Returns the names of the failures."""
         shutil.rmtree(self.noted, ignore_errors=True)
         command = [sys.executable, "-m", "pytest", *options, "-q", "-n", "0", "--no-header", "--tb=no", "-rN"]
         command += ["-o", f"cache_dir={self.noted}", *tests]
@@ -90,11 +89,11 @@ class Copy:
         return failed
 
     def killer(self, slip: Slip, full: bool, limit: float) -> str:
-        """The first test that notices, '' if none does."""
+        """The first test that fails with the slip, or '' if all pass."""
         path, text = self.place(slip)
         tests = self.likely(slip)
         path.write_text(text)
-        if path.name in ("build.py", "cache.py"):  # what others have built is no test of them, nor theirs of any use
+        if path.name in ("build.py", "cache.py"):  # these files need a build of their own, which no other slip may use
             shutil.rmtree(self.built, ignore_errors=True)
         try:
             failed = self.failures(tests, limit, "-x")

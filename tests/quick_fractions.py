@@ -1,6 +1,6 @@
-"""Fractions that do not ask what their arguments are in general: most are fractions or whole numbers, and are computed at once.
+"""Faster `Fraction` arithmetic for tests: a short path for fractions and whole numbers, which most arguments are.
 
-What comes out is the same, number by number. Everything else goes where it always does.
+Results are the same, number by number. All other arguments take Python's own path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 
 
 def made(n: int, d: int) -> Fraction:
-    """Of numbers without a common factor, the second above 0."""
+    """The fraction n/d, for numbers without a common factor and d above 0."""
     result: Any = allocate(Fraction)
     result._numerator, result._denominator = n, d
     return result
@@ -97,7 +97,7 @@ equal = Fraction.__eq__
 
 
 def quicken() -> None:
-    """From now on, in this process."""
+    """Replace the operations of `Fraction` in this process."""
     changed: dict[str, Any] = {"__new__": staticmethod(new), "__eq__": same}
     changed["__neg__"] = lambda a: made(-a._numerator, a._denominator)
     changed["__abs__"] = lambda a: made(abs(a._numerator), a._denominator)

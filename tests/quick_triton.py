@@ -1,8 +1,11 @@
-"""Triton's interpreter without what it does again and again: what it computes is the same.
+"""Makes Triton's interpreter faster without changing its results.
 
-At every launch, and at every call of a helper inside it, it looks the whole language through for what it replaces there;
-it finds the lines of a function by Python's tokenizer, twice; makes a table of all dtypes to look one up; and wraps the
-numbers of a shape one by one for every tensor.
+The interpreter repeats work, which this module caches or shortens:
+
+- At every launch and every call of a helper, it searches the whole language for builtins to replace.
+- It finds the lines of a function with Python's tokenizer, twice.
+- It builds a table of all dtypes to look one up.
+- It wraps the numbers of a shape one by one for every tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import pytest
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
-    """Where there is one, in a release that works in this way."""
+    """Patch the interpreter, if Triton is installed in a release with these internals."""
     try:
         from triton.runtime import interpreter
     except ImportError:
@@ -36,7 +39,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
         is_whole = any(tl.core.is_builtin(language.load) for language in languages(fn))
         return replaced(fn) if is_whole else made._LangPatchScope()
 
-    @functools.cache  # of what is asked for while nothing is replaced
+    @functools.cache  # the members before any replacement
     def builtins(package: Any) -> list[tuple[str, Any]]:
         return [(name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
 
@@ -53,12 +56,12 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     def rewrite(self: Any) -> Callable:
         code = self.fn.__code__
         lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
-        if not lines or not lines[0].startswith(("@", "def ")):  # inside of another
+        if not lines or not lines[0].startswith(("@", "def ")):  # a nested function
             return rewritten(self)
         first = next(i for i, line in enumerate(lines) if line.startswith("def "))
         end = next((i for i, line in enumerate(lines) if i > first and line[0] not in " )#\n"), None)
         self.filename = code.co_filename
-        above = "\n" * (code.co_firstlineno + first - 1)  # so that lines have their numbers
+        above = "\n" * (code.co_firstlineno + first - 1)  # keeps line numbers
         tree = self.ast_transformer.visit(ast.parse(above + "".join(lines[first:end])))
         return self._compile_and_exec(ast.fix_missing_locations(tree))
 

@@ -1,7 +1,7 @@
-"""What trainers make of the losses of their tokens, written down from what their sources do; and a step off policy.
+"""The reductions of trainers, from token losses to one loss, written after their sources; and an off-policy step.
 
-Each takes the micro-batches of every rank, and returns the loss whose gradient the optimizer gets: what DDP averages over
-ranks, and what engines divide by the number of micro-batches, is in it.
+A reduction takes the micro-batches of every rank and returns the loss whose gradient the optimizer gets. It includes
+DDP's mean over ranks and the engine's division by the number of micro-batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fibration.runtime.operator import Operator
 
 B, T = 24, 10
 ROWS = torch.arange(B)
-PARTS = (5, 1, 2, 3, 1, 4, 2, 6)  # rows of micro-batches, which ranks take in turn; empty ones make up for what lacks
+PARTS = (5, 1, 2, 3, 1, 4, 2, 6)  # rows of micro-batches, dealt to ranks in turn; empty micro-batches fill up
 LABELS: dict[str, list[Any]] = {
     "prompt_group": [f"p{i // 4}" for i in range(B)],
     "domain": ["math" if i < 8 else "code" if i < 16 else "maps" for i in range(B)],
@@ -31,7 +31,7 @@ LABELS: dict[str, list[Any]] = {
 class Batch:
     """Rows of one step, or of a micro-batch: padded `[B, T]`, float64."""
 
-    rows: Tensor  # which of the step's
+    rows: Tensor  # numbers of the step's rows
     mask: Tensor
     old: Tensor
     new: Tensor
@@ -48,7 +48,7 @@ class Batch:
 
 @functools.cache
 def step() -> Batch:
-    """Ragged rows, three of them without a token: one alone in its micro-batch; NaN where the mask is False."""
+    """Ragged rows, NaN under the mask. Three rows have no token; one of the three is alone in its micro-batch."""
     make = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -69,7 +69,7 @@ def operator() -> Operator:
 
 @functools.cache
 def budgets() -> dict[str, Any]:
-    """With which elements of every level pass, are rolled back and zeroed on both channels."""
+    """Budgets for which elements of every level pass, are rolled back and are zeroed on both channels."""
     s = step()
     index = operator().index(mask=s.mask, **s.labels)
     chosen = training.narrow(operator(), index, s.new - s.old)
@@ -79,7 +79,7 @@ def budgets() -> dict[str, Any]:
 
 @functools.cache
 def wanted(weights: bool = False) -> Tensor:
-    """Minus the gradient of `op.loss` on the whole step; with weights, as part of the advantages."""
+    """Minus the gradient of `op.loss` on the whole step. `weights` are multiplied into the advantages."""
     s = step()
     advantages = s.advantages[:, None] * s.weights if weights else s.advantages
     new = s.new.clone().requires_grad_()
@@ -89,7 +89,7 @@ def wanted(weights: bool = False) -> Tensor:
 
 
 def parted(ranks: int) -> list[list[Tensor]]:
-    """Which rows are in which micro-batch of which rank; as many on each."""
+    """The rows of every micro-batch, per rank. All ranks have the same number of micro-batches."""
     micro_batches = list(ROWS.split(list(PARTS)))
     found = [micro_batches[rank::ranks] for rank in range(ranks)]
     return [mine + [ROWS[:0]] * (len(found[0]) - len(mine)) for mine in found]
@@ -100,7 +100,7 @@ def parted(ranks: int) -> list[list[Tensor]]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A micro-batch that a trainer sees: `loss` of its tokens, without a graph to what is under the mask."""
+    """A micro-batch as a trainer has it: `loss` per token, with no gradient to tokens under the mask."""
 
     loss: Tensor
     mask: Tensor
@@ -116,7 +116,7 @@ class Piece:
 
 
 def clipped(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """`-min(r A, clip(r) A)`, for each token."""
+    """`-min(r A, clip(r) A)` of each token."""
     ratio = (new - old).where(mask, 0).exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
 
@@ -129,7 +129,7 @@ def gradient(
     weights: Tensor | None = None,
     old: Tensor | None = None,
 ) -> Tensor:
-    """Minus that of a trainer's loss, in which old log-probs are the new ones, or those that are given: `[B, T]`."""
+    """Minus the gradient of a trainer's loss: `[B, T]`. Old log-probs default to the detached new ones."""
     new = s.new.clone().requires_grad_()
     loss = clipped(new, new.detach() if old is None else old, advantages, s.mask)
     loss = loss * (1 if weights is None else weights.where(s.mask, 0))
@@ -143,7 +143,7 @@ Reduction = Callable[[Pieces], Tensor]
 
 
 def over(pieces: Pieces, loss: Callable[[Piece], Tensor | float]) -> Tensor:
-    """The mean over ranks of what their micro-batches add up to."""
+    """The mean over ranks of the sum over a rank's micro-batches."""
     return sum((sum(map(loss, mine)) for mine in pieces), torch.zeros((), dtype=torch.float64)) / len(pieces)
 
 
@@ -157,39 +157,39 @@ def skyrl(pieces: Pieces) -> Tensor:
 
 
 def openrlhf(pieces: Pieces) -> Tensor:
-    """By the tokens of all micro-batches and ranks, which are divided by the number of micro-batches, as the loss is."""
+    """Divides by the tokens of all micro-batches and ranks. Tokens and loss are divided by the number of micro-batches."""
     k = len(pieces[0])
     count = total(pieces, lambda p: p.tokens) / k
     return over(pieces, lambda p: p.sums.sum() / count * len(pieces) / k)
 
 
 def openrlhf_rows(pieces: Pieces) -> Tensor:
-    """The same by rows that have a token."""
+    """As `openrlhf`, but divides by rows that have a token."""
     k = len(pieces[0])
     count = total(pieces, lambda p: p.mask.any(1).sum()) / k
     return over(pieces, lambda p: (p.sums / (p.mask.sum(1) + 1e-8)).sum() / count * len(pieces) / k)
 
 
 def slime(pieces: Pieces) -> Tensor:
-    """By tokens of a rollout, at least 1, and by rollouts; times micro-batches and ranks, which Megatron divides by."""
+    """Divides by the tokens of a rollout, at least 1, and by rollouts. Megatron cancels the factors `k` and ranks."""
     k, rollouts = len(pieces[0]), B // 2
     length = rollout_lengths()
     return over(pieces, lambda p: (p.sums / length[p.rows].clamp(min=1)).sum() * k / rollouts * len(pieces) / k)
 
 
 def rollout_lengths() -> Tensor:
-    """Two samples of one rollout are divided by the tokens of both."""
+    """The tokens of each row's rollout, which has two rows."""
     return step().mask.sum(1).reshape(-1, 2).sum(1).repeat_interleave(2)
 
 
 def slime_tokens(pieces: Pieces) -> Tensor:
-    """A sum over everything, by all tokens, of which a sample has at least 1."""
+    """Divides the sum over everything by all tokens, with at least 1 per sample."""
     count = total(pieces, lambda p: p.mask.sum(1).clamp(min=1).sum())
     return over(pieces, lambda p: p.sums.sum()) * len(pieces) / count
 
 
 def areal(pieces: Pieces) -> Tensor:
-    """A mean of each micro-batch, weighted by its share of tokens; one without any is left out."""
+    """The mean of each micro-batch, weighted by its share of tokens. Micro-batches without tokens are left out."""
     count = total(pieces, lambda p: p.tokens)
     return over(
         pieces, lambda p: p.sums.sum() / p.tokens * (p.tokens / count * len(pieces)) if p.tokens else torch.tensor(0.0)
@@ -197,28 +197,28 @@ def areal(pieces: Pieces) -> Tensor:
 
 
 def nemo(pieces: Pieces) -> Tensor:
-    """By all tokens and a little, times ranks."""
+    """Divides by all tokens plus 1e-8, times ranks."""
     count = total(pieces, lambda p: p.tokens) + 1e-8
     return over(pieces, lambda p: p.sums.sum() / count * len(pieces))
 
 
 def nemo_rows(pieces: Pieces) -> Tensor:
-    """Rows by their tokens and a little, and by all samples and a little, times ranks."""
+    """Divides rows by their tokens plus 1e-8, and by all samples plus 1e-8, times ranks."""
     count = total(pieces, lambda p: len(p.rows)) + 1e-8
     return over(pieces, lambda p: (p.sums / (p.mask.sum(1) + 1e-8)).sum() / count * len(pieces))
 
 
 def constant(pieces: Pieces) -> Tensor:
-    """By a length that is the same for all rows, and by all rows, times ranks."""
+    """Divides by one constant length and by all rows, times ranks."""
     return over(pieces, lambda p: p.sums.sum() / (B * 512) * len(pieces))
 
 
 def per_micro_batch(pieces: Pieces) -> Tensor:
-    """By the tokens of each micro-batch, and by how many there are; nobody makes up for ranks."""
+    """Divides by the tokens of each micro-batch and by the number of micro-batches, without a factor for ranks."""
     return over(pieces, lambda p: p.sums.sum() / max(p.tokens, 1) / len(pieces[0]))
 
 
 def rows_per_micro_batch(pieces: Pieces) -> Tensor:
-    """Rows by their tokens, at least 1, and by the rows of each micro-batch, and by how many micro-batches there are."""
+    """Divides rows by their tokens, at least 1, then by the rows and by the number of micro-batches."""
     k = len(pieces[0])
     return over(pieces, lambda p: (p.sums / p.mask.sum(1).clamp(min=1)).sum() / max(len(p.rows), 1) / k)

@@ -1,4 +1,4 @@
-"""A batch spread over ranks: which pieces of which rows each has, and what all of them together give for its tokens."""
+"""A batch spread over ranks: the pieces of rows on each rank, and the combined results of all ranks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from torch import Tensor
 from fibration.runtime.metrics import Metric
 from fibration.runtime.operator import Operator
 
-Pieces = Sequence[tuple[int, int, int]]  # (row, first token, end) of the tokens that a rank has, in its order
+Pieces = Sequence[tuple[int, int, int]]  # (row, first token, end) per piece on a rank, in the rank's order
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of a batch."""
+    """The share of a batch on one rank."""
 
     batch: Batch
     places: np.ndarray  # of its tokens among the batch's
-    rows: tuple[int, ...]  # of the batch, one per row of its own: the keys under which pieces meet
+    rows: tuple[int, ...]  # the batch's row of each of its rows: the keys that join pieces of one row
 
 
 def part(batch: Batch, pieces: Pieces) -> Part:
@@ -52,13 +52,13 @@ def part(batch: Batch, pieces: Pieces) -> Part:
 
 
 def unclear(pieces: Pieces) -> bool:
-    """Whether nothing tells what is per row from what is per token: as many of each, and not one over the other."""
+    """Whether per-row and per-token inputs look alike: as many tokens as rows, with an empty row among them."""
     sizes = [b - a for _, a, b in pieces]
     return sum(sizes) == len(sizes) and 0 in sizes
 
 
 def whole_rows(batch: Batch, *ends: int) -> list[Pieces]:
-    """The rows in order, rank after rank: the first rank's until `ends[0]`, and so on."""
+    """Whole rows in order: the first rank has the rows before `ends[0]`, and so on."""
     cuts = [0, *ends, len(batch.lengths)]
     return [[(r, 0, batch.lengths[r]) for r in range(a, b)] for a, b in itertools.pairwise(cuts)]
 
@@ -74,7 +74,7 @@ def in_order(draw: st.DrawFn, batch: Batch, ranks: int) -> list[Pieces]:
 
 @st.composite
 def scattered(draw: st.DrawFn, batch: Batch, ranks: int, cut: bool) -> list[Pieces]:
-    """Rows on any ranks in any order, cut anywhere (down to single tokens) if they may be; some ranks may have none."""
+    """Rows on any ranks in any order, with `cut` also cut anywhere, down to single tokens. Some ranks may have none."""
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
     for r, n in enumerate(batch.lengths):
         ends = draw(st.sets(st.integers(1, n - 1), max_size=3)) if cut and n > 1 else ()
@@ -89,7 +89,7 @@ def scattered(draw: st.DrawFn, batch: Batch, ranks: int, cut: bool) -> list[Piec
 
 @dataclass(frozen=True)
 class Together:
-    """What all ranks give, over the tokens of the batch they share; what is the whole batch's, once."""
+    """The results of all ranks: per token of the batch, and once for results of the whole batch."""
 
     values: np.ndarray
     objective: float
@@ -100,7 +100,7 @@ class Together:
     cut: bool = False  # whether ranks have pieces of one row
 
     def bits(self) -> dict[str, Any]:
-        """Everything, to be compared in bits."""
+        """All results, for bitwise comparison."""
         return {
             "values": self.values.tobytes(),
             "objective": self.objective,
@@ -116,7 +116,7 @@ def numbers(metrics: dict[str, Metric]) -> dict[str, tuple[float, ...]]:
 
 
 def row_wise(batch: Batch) -> list[float] | None:
-    """One advantage per row, where rows have one."""
+    """One advantage per row, or None if some row has several."""
     rows = np.split(batch.advantages, np.cumsum(batch.lengths)[:-1])
     return [row[0] if len(row) else 0.5 for row in rows] if all(len(set(row)) < 2 for row in rows) else None
 
@@ -129,9 +129,9 @@ def evaluate(
     dtype: torch.dtype = torch.float64,
     gates: bool = True,
 ) -> dict[str, Any]:
-    """Calls of the operator on one rank's part, or on a whole batch: numpy vectors over its tokens.
+    """Call the operator on one rank's part, or on a whole batch. Returns numpy vectors over its tokens.
 
-    Without `gates`, the training step alone. `by_row` are advantages per row, where each has one.
+    Without `gates`, only the training step runs. `by_row` has advantages per row, or is None.
     """
     now = layout.tensor(batch.x, dtype)
     a = layout.tensor(batch.advantages, dtype) if by_row is None else torch.tensor(by_row, dtype=dtype)
@@ -159,7 +159,7 @@ def evaluate(
 
 
 def alone(op: Operator, batch: Batch, kind: str = "packed", *options: Any, **more: Any) -> Together:
-    """One process, without a group."""
+    """The results of one process, without a group."""
     return Together(**evaluate(op, LAYOUTS[kind](op, batch), batch, row_wise(batch), *options, **more))
 
 
@@ -172,7 +172,7 @@ def spread(
     *options: Any,
     **more: Any,
 ) -> Together:
-    """All ranks, each with its pieces; what they say of the whole batch is the same everywhere, in bits."""
+    """The results of all ranks, each with its pieces. Results of the whole batch must agree bitwise on all ranks."""
     parts = [part(batch, p) for p in pieces]
     leaves = [s.name for s in op.hierarchy.leaves]
     by_row = row_wise(batch)
@@ -208,7 +208,7 @@ def spread(
 
 
 def per_row(op: Operator, mine: Part) -> dict[str, Any]:
-    """Attributes; those of rows, which have no names, in the order of this rank's."""
+    """The attributes of a rank's part. Rows have no names, so their attributes become lists in the rank's order."""
     rows = [a.name for a in op.hierarchy.attributes.values() if a.on == op.hierarchy.rows]
     given = mine.batch.attributes
     lists = {
@@ -218,7 +218,7 @@ def per_row(op: Operator, mine: Part) -> dict[str, Any]:
 
 
 def token_of(op: Operator, batch: Batch, mine: Part, leaf: str) -> np.ndarray:
-    """Where the tokens of one leaf on a rank are in the batch."""
+    """The places in the batch of a rank's tokens of one leaf."""
     if len(op.hierarchy.leaves) == 1:
         return mine.places
     given = mine.batch.token_labels[leaf]
@@ -229,7 +229,7 @@ LAYOUTS: dict[str, Callable[..., Layout]] = {"packed": packed, "padded": padded}
 
 
 def close(found: Together, expected: Together, numbered: bool = True, dtype: torch.dtype = torch.float64) -> None:
-    """Equal to rounding; levels of coarser strata only where elements are numbered alike."""
+    """Assert equality to rounding. Without `numbered`, levels are compared sorted, whatever the elements' numbers."""
 
     def near(a: object, b: object, what: object, size: float) -> None:
         a, b = np.asarray(a, float), np.asarray(b, float)

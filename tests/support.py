@@ -1,4 +1,4 @@
-"""Shared helpers: batches and their layouts, operators without a verdict, random hierarchies, and what errors say."""
+"""Shared helpers: batches and their layouts, operators without a verdict, random hierarchies, checks of errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
 SPECS = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "fiberpo", "fiberpo_domain")
-# Shipped losses of every kind of program. Others differ in formulas, and are held against their sources in `tests/specs`.
+# Shipped losses of every kind of program. Others differ in formulas; `tests/specs` compares them with their sources.
 OF_EVERY_KIND = (
     "apc_obj",
     "cispo",
@@ -108,12 +108,12 @@ def _compiled(hierarchy: Hierarchy, backend: str, _cc: str | None) -> Operator:
 
 @functools.cache
 def programs(hierarchy: Hierarchy) -> Mapping[str, Program]:
-    """What every backend makes source of."""
+    """The programs from which every backend emits source."""
     return compiling.programs(hierarchy)
 
 
 def operator(hierarchy: Hierarchy, backend: str = "torch") -> Operator:
-    """Compile without asking the verifier: numbers are tested here, also those of hierarchies that break a law."""
+    """Compile without verification, because tests of numbers also use hierarchies that break a law."""
     return _operator(hierarchy, backend, os.environ.get("CC"))
 
 
@@ -140,7 +140,7 @@ def triton_artifact(name: str) -> Artifact:
 
 @functools.cache
 def raw_programs(hierarchy: Hierarchy) -> dict[str, Program]:
-    """The programs as lowering and the adjoint made them."""
+    """The programs as lowering and the adjoint build them."""
     return compiling.build(hierarchy)
 
 
@@ -151,8 +151,8 @@ def raw_programs(hierarchy: Hierarchy) -> dict[str, Program]:
 class Batch:
     """Rows of tokens, one after another. `labels` are per row, `token_labels` per token.
 
-    `weights` is the attribute called weight; `attributes` are others, per token or by label; `policies` log-probs of
-    further policies; `positions`, where they are given, are per token.
+    `weights` is the attribute `weight`; `attributes` are others, per token or by label; `policies` are log-probs of
+    further policies; `positions` are per token, or None.
     """
 
     lengths: tuple[int, ...]
@@ -178,7 +178,7 @@ class Batch:
         return replace(self, x=np.asarray(x, np.float64))
 
     def permuted(self, order: list[int]) -> tuple[Batch, np.ndarray]:
-        """The same rows in another order, and where each token of the new batch was before."""
+        """The same rows in another order, and the old place of each token."""
         places = np.concatenate([np.flatnonzero(self.row == r) for r in order]).astype(int)
         moved = replace(
             self,
@@ -219,7 +219,7 @@ def _attributes_for(op: Operator, batch: Batch, slots: np.ndarray, shape: tuple[
     given = {**batch.attributes, **({} if batch.weights is None else {"weight": batch.weights})}
     chosen = {k: given[k] for k in op.hierarchy.attributes if k in given}
     for name, value in chosen.items():
-        if isinstance(value, np.ndarray):  # per token: NaN where no token is
+        if isinstance(value, np.ndarray):  # per token: NaN at masked positions
             chosen[name] = np.full(int(np.prod(shape)), NAN)
             chosen[name][slots] = value
             chosen[name] = chosen[name].reshape(shape)
@@ -383,7 +383,7 @@ def _unambiguous(lengths: list[int]) -> bool:
 
 @st.composite
 def batches(draw: st.DrawFn, hierarchy: Hierarchy | None = None, scale: float = 1.0, empty_rows: bool = True) -> Batch:
-    """Up to five short rows with nested labels; log ratios are multiples of 1/64, so that many are exactly 0."""
+    """Up to five short rows with nested labels. Log ratios are multiples of 1/64, so some are exactly 0."""
     lengths = draw(st.lists(st.integers(0 if empty_rows else 1, 4), min_size=1, max_size=5).filter(_unambiguous))
     n = sum(lengths)
     number = st.integers(-48, 48).map(lambda k: scale * k / 64)
@@ -416,7 +416,7 @@ def cases(draw: st.DrawFn, identity: bool = False, pool: int = POOL, scale: floa
 def spread_batch(
     lengths: tuple[int, ...] = (3, 1, 4, 2, 5, 2), seed: int = 0, scale: float = 0.3, per_row: bool = False
 ) -> Batch:
-    """A batch of two domains and three prompt groups, with values away from anything special."""
+    """A batch of two domains and three prompt groups, with values that are not special."""
     generator = np.random.default_rng(seed)
     n, rows = sum(lengths), len(lengths)
     groups = ["a", "b", "a", "c", "b", "c", "a", "b"][:rows]
@@ -452,7 +452,7 @@ def example_words(text: str) -> list[str]:
 
 
 def check(caught, kind, *, what=(), required=None, found=None, remedy=None):
-    """The error's four parts, each as far as it has something to say; and the message shows all of them."""
+    """Assert that an error has the given words in each of its four parts, and that its message shows them."""
     error = caught if isinstance(caught, Exception) else caught.value
     assert type(error) is kind
     parts = message(error)

@@ -74,14 +74,16 @@ def test_links_by_the_name_of_a_file_take_its_title(extension):
 
 def test_every_loss_has_a_page_and_what_it_says_to_write_runs(extension):
     gallery = extension("gallery")
-    page = (ROOT / "docs" / "losses.md").read_text()
-    found = gallery.losses(page)
+    found = gallery.losses(gallery.pages())
     assert list(found) == [n for folder in dict.fromkeys(f.family for f in found.values()) for n in shipped()
                            if shipped_file(n).parent.name == folder]  # fmt: skip
     assert all(loss.summary and loss.formula and loss.said for loss in found.values())
-    site = gallery.on_site(page, found)
-    assert "[gspo](gallery/gspo.myst)" in site and "gallery/gspo\n" in site and "](#gspo)" not in site
-    assert "What their files say" not in site and "Which laws they give up" in site
+    site = gallery.on_site(gallery.pages()["sequences"], "sequences", found)
+    assert "[gspo](../gallery/gspo.myst)" in site and "/gallery/gspo\n" in site and "](#gspo)" not in site
+    assert "What their files say" not in site and "/gallery/ppo\n" not in site
+    front = gallery.on_site((ROOT / "docs" / "losses.md").read_text(), "", found)
+    assert "[gspo](gallery/gspo.myst)" in front
+    assert "Which laws they give up" in front
     for name in ("fiberpo_modal", "ppo_gae"):
         h = fibration.load(name)
         gallery.run(h, fibration.compile(h, "torch"))

@@ -1,4 +1,4 @@
-"""A page for every shipped loss, and its picture: what `docs/losses.md` says of it, its formula, verdicts and use.
+"""A page for every shipped loss, and its picture: what `docs/losses/` says of it, its formula, verdicts and use.
 
 The pages are made anew by every build, as `docs/gallery/NAME.myst`, which git ignores. What a page tells users
 to write is run.
@@ -29,12 +29,13 @@ from fibration.trainers.labels import refuse_finer, wanted
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER = DOCS / "gallery"
 ARXIV = re.compile(r"(?<![\w./])(\d{4}\.\d{5})(?![\w.]*\d)")
-TEXTS = re.compile(r"^## What their files say\n(.*?)(?=^## )", re.MULTILINE | re.DOTALL)
+TEXTS = re.compile(r"^## What their files say\n(.*)", re.MULTILINE | re.DOTALL)
+PAGES = DOCS / "losses"
 B, T = 4, 3  # the batch on which a page's code is run
 
 
 class Loss(NamedTuple):
-    """What `docs/losses.md` says of a loss: its row, as Markdown, and the words of its file."""
+    """What `docs/losses/` says of a loss: its row, as Markdown, and the words of its file."""
 
     name: str
     family: str
@@ -47,11 +48,11 @@ class Loss(NamedTuple):
     said: str
 
 
-def losses(page: str) -> dict[str, Loss]:
-    families = re.split(r"^## (\w+)$", page, flags=re.MULTILINE)
-    said = dict(re.findall(r"^### (\w+)\n(.*?)(?=^\[specs/)", page, re.MULTILINE | re.DOTALL))
+def losses(families: Mapping[str, str]) -> dict[str, Loss]:
+    """Every loss, by its name; `families` has the text of each family's page."""
     found = {}
-    for family, text in zip(families[1::2], families[2::2], strict=True):
+    for family, text in families.items():
+        said = dict(re.findall(r"^### (\w+)\n(.*?)(?=^\[specs/)", text, re.MULTILINE | re.DOTALL))
         for line in re.findall(r"^\| \[\w+\]\(#.*\|$", text, re.MULTILINE):
             link, *cells = (c.strip() for c in re.split(r"(?<!\\)\|", line.strip("|")))
             name = link[1 : link.index("]")]
@@ -59,11 +60,19 @@ def losses(page: str) -> dict[str, Loss]:
     return found
 
 
-def on_site(page: str, found: Mapping[str, Loss]) -> str:
-    """The page of losses where every loss has a page of its own."""
-    page = TEXTS.sub("", page)
-    page = re.sub(r"\[(\w+)\]\(#\1\)", lambda m: f"[{m[1]}](gallery/{m[1]}.myst)" if m[1] in found else m[0], page)
-    return f"{page}\n```{{toctree}}\n:hidden:\n\n" + "\n".join(f"gallery/{name}" for name in found) + "\n```\n"
+def pages() -> dict[str, str]:
+    """The pages of families, in the order of the table of `docs/losses.md`."""
+    order = re.findall(r"^\| \[\w+\]\(losses/(\w+)\.md\)", (DOCS / "losses.md").read_text(), re.MULTILINE)
+    return {family: (PAGES / f"{family}.md").read_text() for family in order}
+
+
+def on_site(text: str, family: str, found: Mapping[str, Loss]) -> str:
+    """The page of a family, or of all of them (`family` is ""), where every loss has a page of its own."""
+    if not family:
+        return re.sub(r"\(losses/\w+\.md#(\w+)\)", r"(gallery/\1.myst)", text)
+    text = re.sub(r"\[(\w+)\]\(#\1\)", r"[\1](../gallery/\1.myst)", TEXTS.sub("", text))
+    listed = "\n".join(f"/gallery/{loss.name}" for loss in found.values() if loss.family == family)
+    return f"{text}\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
 
 
 def use(h: Hierarchy) -> str:
@@ -270,11 +279,11 @@ def write(found: Mapping[str, Loss]) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    found = losses((DOCS / "losses.md").read_text())
+    found = losses(pages())
 
     def read(app: Any, docname: str, source: list[str]) -> None:
-        if docname == "losses":
-            source[0] = on_site(source[0], found)
+        if docname == "losses" or docname.startswith("losses/"):
+            source[0] = on_site(source[0], docname.partition("/")[2], found)
 
     app.connect("builder-inited", lambda app: write(found))
     app.connect("source-read", read)

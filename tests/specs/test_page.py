@@ -1,6 +1,6 @@
-"""`docs/losses.md`: a row for every shipped loss and what its file says, written by this test and held by it.
+"""`docs/losses/`: a page per family, with a row for every loss and the text of its file. This test writes and checks them.
 
-FIBRATION_UPDATE_GOLDEN=1 writes it anew, with what losses and their sources agree to on the machine that it runs on.
+FIBRATION_UPDATE_GOLDEN=1 writes them anew, with the agreement of losses and their sources on the machine that it runs on.
 """
 
 import ast
@@ -18,6 +18,7 @@ from fibration.language.loading import shipped, shipped_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
+PAGES = ROOT / "docs" / "losses"
 FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order", "fiberpo")
 TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
 FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
@@ -42,31 +43,42 @@ def agreements() -> dict[str, float]:
     return {n: max(agreement(n, b) for b in ("torch", "c")) for n in SOURCES}
 
 
-def page(measured: dict[str, float]) -> str:
-    """The page, of the specs' own words and verdicts."""
+def pages(measured: dict[str, float]) -> dict[str, str]:
+    """The page of every family, by its folder, and under "" the table of families: the specs' own words and verdicts."""
     by_folder = defaultdict(list)
     for name in shipped():
         by_folder[shipped_file(name).parent.name].append(name)
     assert set(by_folder) == set(FOLDERS)
-    lines, notes = [], []
+    made = {folder: family(folder, by_folder[folder], measured) for folder in FOLDERS}
+    rows = ["", "| family | what it has | losses |", "|---|---|---|"]
     for folder in FOLDERS:
-        title = (ROOT / "specs" / folder / "__init__.py").read_text().strip().strip('"')
-        lines += ["", f"## {folder}", "", title, ""]
-        lines += [
-            "| loss | what it is | formula | trainers | words | gives up | differs by |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for name in by_folder[folder]:
-            summary = text_of(name).splitlines()[0]
-            given_up = "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
-            apart = f"{measured[name]:.1e}" if name in measured else ""
-            formula = f"`{' '.join(FORMULA.search(text_of(name)).group(1).split())}`"
-            cells = (f"[{name}](#{name})", summary, formula, trainers(name), words(name), given_up, apart)
-            lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
-        for name in by_folder[folder]:
-            notes += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]
-            notes += [f"[specs/{folder}/{name}.py](../specs/{folder}/{name}.py)"]
-    return "\n".join([*lines, "", "## What their files say", *notes, ""])
+        links = ", ".join(f"[{name}](losses/{folder}.md#{name})" for name in by_folder[folder])
+        rows.append(f"| [{folder}](losses/{folder}.md) | {title(folder)} | {links} |")
+    return {**made, "": "\n".join([*rows, ""])}
+
+
+def title(folder: str) -> str:
+    return (ROOT / "specs" / folder / "__init__.py").read_text().strip().strip('"')
+
+
+def family(folder: str, names: list[str], measured: dict[str, float]) -> str:
+    lines = [f"# {folder}", "", title(folder), "", "[How to read this table](../losses.md).", ""]
+    lines += [
+        "| loss | what it is | formula | trainers | words | gives up | differs by |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        summary = text_of(name).splitlines()[0]
+        given_up = "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
+        apart = f"{measured[name]:.1e}" if name in measured else ""
+        formula = f"`{' '.join(FORMULA.search(text_of(name)).group(1).split())}`"
+        cells = (f"[{name}](#{name})", summary, formula, trainers(name), words(name), given_up, apart)
+        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    lines += ["", "## What their files say"]
+    for name in names:
+        lines += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]
+        lines += [f"[specs/{folder}/{name}.py](../../specs/{folder}/{name}.py)"]
+    return "\n".join([*lines, ""])
 
 
 def trainers(name: str) -> str:
@@ -80,16 +92,22 @@ def parts(text: str) -> tuple[str, str, str]:
     return before + start, found, end + after
 
 
-def test_the_page_is_what_specs_say():
+def test_the_pages_are_what_specs_say():
     before, found, after = parts(PAGE.read_text())
     if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
-        found = page(agreements())
+        made = pages(agreements())
+        found = made.pop("")
         PAGE.write_text(f"{before}{found}{after}")
-    assert MEASURED.sub("", page(dict.fromkeys(SOURCES, 0.0))) == MEASURED.sub("", found), (
-        "docs/losses.md is out of date: read the difference, then renew it with FIBRATION_UPDATE_GOLDEN=1"
-    )
-    assert len(MEASURED.findall(found)) == len(SOURCES)
-    assert max(float(d) for d in MEASURED.findall(found)) < 1e-13
+        for folder, text in made.items():
+            (PAGES / f"{folder}.md").write_text(text)
+    written = {"": found, **{f.stem: f.read_text() for f in PAGES.glob("*.md")}}
+    expected = pages(dict.fromkeys(SOURCES, 0.0))
+    assert {k: MEASURED.sub("", v) for k, v in expected.items()} == {
+        k: MEASURED.sub("", v) for k, v in written.items()
+    }, "docs/losses is out of date: read the difference, then renew it with FIBRATION_UPDATE_GOLDEN=1"
+    measured = [d for text in written.values() for d in MEASURED.findall(text)]
+    assert len(measured) == len(SOURCES)
+    assert max(map(float, measured)) < 1e-13
 
 
 @pytest.mark.skipif(not ALL, reason="what `test_published.py` asks of fewer batches")

@@ -167,7 +167,8 @@ def misfit(
     matrix = np.stack([*columns, np.ones(len(c))], axis=1)
     kappa, *_ = np.linalg.lstsq(matrix, c, rcond=None)
     left = np.abs(matrix @ kappa - c).max()
-    room = max(size, 1e-12) * (1e-3 if kind == "near" else 1e-6)
+    # near it, 1e-5 away, 1e-9 is of second order
+    room = max(1e-3 * size, 1e-9) if kind == "near" else 1e-6 * max(size, 1e-12)
     if left > room:
         return f"no combination, by {left} of {size}"
     negative = [q for q, v in zip(targets, kappa, strict=False) if v < -room]
